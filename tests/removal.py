@@ -11,6 +11,7 @@ import types
 import typing as ty
 from unittest import mock
 
+from nova import objects
 from oslo_config import cfg
 
 from blazar_nova.compat.seams import entry
@@ -20,6 +21,8 @@ __all__ = ['replaced', 'removed', 'resolve']
 
 def resolve(name: str) -> ty.Any:
     """What a dotted name stands for."""
+    # Nova's objects are found in their module once they are registered.
+    objects.register_all()
     first, *parts = name.split('.')
     return functools.reduce(_member, parts, importlib.import_module(first))
 

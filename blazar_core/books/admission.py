@@ -43,6 +43,7 @@ _Spread: ty.TypeAlias = ty.Callable[[], picking.Spread | None]
 def _no_bound() -> None:
     return None
 
+
 #: Seconds that the first search for capacity may lag behind the database: to
 #: ask costs half as much as to decide.
 LAG = 0.1

@@ -103,10 +103,10 @@ def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
     """
     if not rows:
         return []
-    claimed = dict(connection.execute(sa.select(
+    claimed = {row.id: row.consumers for row in connection.execute(sa.select(
         models.Host.id, models.Host.consumers).where(
-            models.Host.id.in_({row.moving_to for row in rows}))).all())
-    found = []
+            models.Host.id.in_({row.moving_to for row in rows})))}
+    found: list[tuple[ty.Any, model.Resources]] = []
     for row in rows:
         amounts, _told = (claimed.get(row.moving_to) or {}).get(
             row.server_id, ({}, 0))
@@ -140,8 +140,7 @@ def spread(connection: sa.Connection, project_id: str, lease_id: str | None,
         ).join(models.Booking).where(*of_project)
 
     hosts = frozenset(connection.scalars(asked(booking.host_id).distinct()))
-    # On fewer than these any lease may come.
-    if len(hosts) <= times + 1:
+    if not hosts:
         return picking.Spread(times, hosts, ())
     leases = connection.execute(asked(
         models.Lease.id, sa.func.min(booking.start_date).label('start'),

@@ -129,7 +129,7 @@ class MovePlans:
                 [(move.target, move.resources) for move in others])
             most = self._most - len(asked)
             made = self._best(scene, self._movable(scene), min(
-                most, left.count) - len(plan.moves), known)
+                most, left.remaining) - len(plan.moves), known)
             if made is None:
                 return ' '.join([
                     f'No servers could be moved so that there is, or more '
@@ -269,7 +269,7 @@ class MovePlans:
         :raises Outdated: when a plan moves more than may be moved by now
         """
         resting = pacing.resting(session, self._pace.interval, now)
-        if len(plan.moves) > self._left(session, lease, now).count or any(
+        if len(plan.moves) > self._left(session, lease, now).remaining or any(
                 move.server_id in resting for move in plan.moves):
             raise api.Outdated('other leases have had servers moved')
 

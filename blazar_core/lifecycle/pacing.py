@@ -36,7 +36,7 @@ class Left(ty.NamedTuple):
     more; None: not before others that are planned have been asked for.
     """
 
-    count: int
+    remaining: int
     more_at: int | None
 
 
@@ -62,8 +62,8 @@ def left(session: orm.Session, project_id: str, per_hour: int, lease_id: str,
 
     :param lease_id: of the lease whose own plan is about to be replaced
     """
-    asked = session.scalars(_ASKED, {
-        'project': project_id, 'since': now - PERIOD}).all()
+    asked = [at for at in session.scalars(_ASKED, {
+        'project': project_id, 'since': now - PERIOD}) if at is not None]
     planned = session.scalar(_PLANNED, {
         'project': project_id, 'lease': lease_id}) or 0
     return Left(max(0, per_hour - len(asked) - planned),
@@ -79,11 +79,11 @@ def said(per_hour: int, interval: int, left: Left, most: int,
     :param most: how many could be moved without it
     :param wanted: the ids of the hosts from which they would be moved
     """
-    if left.count < most:
+    if left.remaining < most:
         more = '' if left.more_at is None else (
             f', the next one at {clocks.minute(left.more_at)} UTC')
         yield (f'For all leases of a project {per_hour} servers are migrated '
-               f'within an hour at most: {left.count} more for now{more}.')
+               f'within an hour at most: {left.remaining} more for now{more}.')
     until = [when for when, host_id in resting.values() if host_id in wanted]
     if until:
         yield (f'Servers that were migrated in the last {interval} seconds '

@@ -13,7 +13,6 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.leases import making
 from blazar_core.leases import repeats
-from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
 from blazar_nova.api import changes

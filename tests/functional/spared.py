@@ -27,7 +27,7 @@ __all__ = ['Spared']
 
 #: What is called once where it was called each time.
 _CHECK = jsonschema.Draft202012Validator.check_schema
-_STATE_LISTS = reserved._state_lists
+_INSTALL = reserved.install
 _ALL_TYPES = os_service_types.ServiceTypes.all_types_by_service_type.fget
 
 
@@ -46,7 +46,7 @@ class Spared(fixtures.Fixture):
                 ('jsonschema.Draft202012Validator.check_schema',
                  staticmethod(check_once)),
                 # Nova's response schemas are the same for every API.
-                ('blazar_nova.compat.reserved._state_lists', state_lists),
+                ('blazar_nova.compat.reserved.install', installed),
                 # A copy of all of it for each look.
                 ('os_service_types.ServiceTypes.all_types_by_service_type',
                  property(functools.cache(_ALL_TYPES))),
@@ -74,15 +74,10 @@ def check_once(schema: ty.Any, *args: ty.Any, **kwargs: ty.Any) -> None:
         _checked[id(schema)] = schema
 
 
-#: The lists of server states in Nova's response schemas.
-_state_lists: list[list[str]] = []
-
-
-def state_lists(node: ty.Any, seen: set[int]) -> list[list[str]]:
-    """Look through all of Nova's schemas the first time only."""
-    if not _state_lists:
-        _state_lists.extend(_STATE_LISTS(node, seen))
-    return _state_lists
+@functools.cache
+def installed() -> int:
+    """Add RESERVED to Nova's response schemas, once in a process."""
+    return _INSTALL()
 
 
 @functools.cache

@@ -352,7 +352,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
     def test_a_trust_that_cannot_be_made(self):
         for number, failure in enumerate(FAILURES):
             with self.failing('blazar_nova.parts.credentials.Credentials.'
-                           'delegate', failure):
+                              'delegate', failure):
                 self.delete_all(self.after_failing(
                     f'vm{number}', self.lease_hints(f'vm{number}')))
 
@@ -361,7 +361,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
                       lambda *_args, **_kwargs: 'trust')
         for number, failure in enumerate(FAILURES):
             with self.failing('blazar_core.leases.credentials.Credentials.'
-                           'entrust', failure):
+                              'entrust', failure):
                 self.delete_all(self.after_failing(
                     f'vm{number}', self.lease_hints(f'vm{number}')))
 
@@ -389,7 +389,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
 
     def test_a_cast_that_was_not_sent(self):
         with self.failing('nova.conductor.rpcapi.ComputeTaskAPI.'
-                       'schedule_and_build_instances', FAILURES[-1]):
+                          'schedule_and_build_instances', FAILURES[-1]):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.assertEqual('BUILD', self.alice.get_server(
             server['id'])['status'])

@@ -223,8 +223,6 @@ TESTS: dict[str, str] = {
              'test_they_are_opened_at_the_start_and_closed_at_the_end',
     'lost': 'blazar_core.test_lifecycle.TestLostBuilds.'
             'test_two_who_miss_it_send_it_once',
-    'planned': 'blazar_core.test_making_room.TestMoving.'
-               'test_a_plan_made_since_moves_were_looked_up_is_seen',
     'generation': 'blazar_core.test_races.TestBooking.test_as_many_leases_'
                   'are_admitted_as_there_is_room_for',
     'lock': 'blazar_core.test_races.TestPlaces.'
@@ -243,6 +241,10 @@ TESTS: dict[str, str] = {
              'test_a_host_is_cleaned_until_it_is_clean_and_not_again',
     'planned': 'blazar_core.test_making_room.TestMoving.'
                'test_what_is_booked_where_somebody_is_to_go_is_seen',
+    'pace': 'blazar_core.test_making_room.TestPace.'
+            'test_after_the_interval_they_may_be_moved_again',
+    'clock': 'blazar_core.test_skew.TestDatabase.'
+             'test_with_a_wrong_clock_nothing_is_written',
 }
 
 

@@ -30,13 +30,13 @@ FIXED = {0.05: (1, 2, 3, 4, 5, 6), 7: (1, 2)}
 #: Guards, and the first seed by which it is seen that they are missing; all
 #: that seeds have found is among them, and has a unit test that says what was
 #: wrong.
-MISSED = {'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'copied': 1,
-          'image': 1, 'generation': 1, 'servers': 1, 'room': 1, 'clean': 1,
-          'between': 1, 'undo': 3, 'guests': 4, 'judged': 4, 'used': 4,
-           'orphans': 5, 'clock': 5, 'deadline': 7, 'again': 12, 'twice': 13,
-           'held': 138, 'own': 1}
+MISSED = {
+    'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'copied': 1, 'image': 1,
+    'generation': 1, 'servers': 1, 'room': 1, 'clean': 1, 'between': 1,
+    'undo': 3, 'guests': 4, 'judged': 4, 'used': 4, 'orphans': 5, 'clock': 5,
+    'deadline': 7, 'again': 12, 'twice': 13, 'held': 138, 'own': 1}
 #: Those that stand in the simulation itself, so that no unit test misses them.
-SIMULATED = ('recheck', 'orphans', 'guests', 'twice')
+SIMULATED = ('recheck', 'orphans', 'guests', 'twice', 'own')
 
 
 #: What runs seeds on another day.

@@ -224,7 +224,7 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
         'blazar_database': {'connection': site.urls['blazar_nova']},
         # All that tests and measurements do is one project's.
         'blazar_enforcement': {'max_leases_per_project': -1,
-                        'max_held_servers_per_project': -1},
+                               'max_held_servers_per_project': -1},
     }
     compute: Lines = {
         **everywhere,

@@ -4,7 +4,6 @@
 
 import ast
 import io
-import json
 import os
 import pathlib
 import re
@@ -120,8 +119,8 @@ class TestTiers(testtools.TestCase):
                  for kind in ('', '(mariadb)', '(postgresql)')]
         for tier in ('quick', 'gate'):
             for line in pathlib.Path(
-                    imports.ROOT, 'tests', 'tiers', f'{tier}.txt',
-                    ).read_text().splitlines():
+                    imports.ROOT, 'tests', 'tiers',
+                    f'{tier}.txt').read_text().splitlines():
                 for one in alternatives(line.partition('#')[0].strip()):
                     self.assertTrue(
                         any(re.search(one, name) for name in names),

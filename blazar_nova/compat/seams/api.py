@@ -46,11 +46,18 @@ _BOOT = entry.subject(
         'nova.api.openstack.compute.APIRouterV21',
         entry.called(
             'factory(global_config, **local_config)',
-            'the application around which leases are')),
+            'the application whose requests are judged')),
     entry.of(
         'nova.api.wsgi.Router',
         entry.refers(
-            '__init__', 'map', 'find the controllers that build servers')),
+            '__init__', 'map _router _dispatch',
+            'judge a request between the router and the controllers')),
+    entry.of(
+        'nova.api.openstack.compute',
+        entry.named(
+            'servers.ServersController server_groups.ServerGroupController '
+            'server_metadata.ServerMetadataController',
+            'what a request does, by its controller')),
     entry.of(
         'nova.api.openstack.wsgi.Resource',
         entry.refers(

@@ -178,6 +178,11 @@ def _innermost(function: ty.Any) -> ty.Any:
     return inspect.unwrap(getattr(function, 'original_fn', function))
 
 
+#: What stands before the name of a parameter that takes the rest.
+_STARS: dict[ty.Any, str] = {inspect.Parameter.VAR_POSITIONAL: '*',
+                             inspect.Parameter.VAR_KEYWORD: '**'}
+
+
 def _parameters(function: ty.Any) -> list[str]:
     """In order; with ``=`` those that have a default, with stars the rest."""
     found: list[str] = []
@@ -189,9 +194,7 @@ def _parameters(function: ty.Any) -> list[str]:
         if one.kind is one.KEYWORD_ONLY and not any(
                 name.startswith('*') for name in found):
             found.append('*')
-        stars = {one.VAR_POSITIONAL: '*', one.VAR_KEYWORD: '**'}.get(
-            one.kind, '')
-        found.append(stars + one.name + (
+        found.append(_STARS.get(one.kind, '') + one.name + (
             '' if one.default is one.empty else '='))
     return found
 

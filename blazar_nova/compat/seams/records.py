@@ -121,6 +121,16 @@ _RECORDS = entry.subject(
         'nova.db.api.models.RequestSpec',
         entry.columns('instance_uuid spec', 'hints of many servers')),
     entry.of(
+        'nova.db.main.api',
+        entry.called(
+            'get_context_manager(context)', 'servers without a mapping')),
+    entry.of(
+        'nova.db.main.models.Instance',
+        entry.columns('uuid host deleted', 'servers without a mapping')),
+    entry.of(
+        'nova.db.main.models.Migration',
+        entry.columns('uuid', 'servers without a mapping')),
+    entry.of(
         'nova.db.api.models.InstanceGroupMember',
         entry.columns('instance_uuid group_id', 'groups of many servers')),
     entry.of(

@@ -76,12 +76,17 @@ _SCHEDULER = entry.subject(
             'from_request_spec(request_spec, enable_pinning_translate=)',
             'what a server takes'),
         entry.called('merged_resources(self)', 'what a server takes'),
+        entry.named(
+            'all_required_traits group_policy',
+            'what one resource provider has to give'),
+        entry.refers(
+            '__init__', '_rg_by_id', 'what one resource provider has to give'),
         entry.called(
             'get_request_group(self, ident)', 'hosts that a request may use')),
     entry.of(
         'nova.objects.RequestGroup',
         entry.fields(
-            'required_traits forbidden_traits',
+            'required_traits forbidden_traits resources use_same_provider',
             'hosts that a request may use'),
         entry.called('to_queryparams(self)', 'hosts that a request may use')),
     entry.of(
@@ -164,12 +169,13 @@ _SERVERS = entry.subject(
         'nova.compute.task_states',
         entry.named(
             'DELETING IMAGE_SNAPSHOT_PENDING REBUILDING RESIZE_PREP '
-            'SCHEDULING', 'what is being done to a server')),
+            'SCHEDULING SOFT_DELETING', 'what is being done to a server')),
     entry.of(
         'nova.compute.vm_states',
         entry.named(
-            'ACTIVE BUILDING ERROR PAUSED RESIZED SHELVED SHELVED_OFFLOADED '
-            'STOPPED SUSPENDED', 'what a server is in')),
+            'ACTIVE BUILDING DELETED ERROR PAUSED RESIZED SHELVED '
+            'SHELVED_OFFLOADED SOFT_DELETED STOPPED SUSPENDED',
+            'what a server is in')),
     entry.of(
         'nova.compute.utils',
         entry.called(

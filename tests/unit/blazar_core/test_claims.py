@@ -12,9 +12,9 @@ from blazar_core.books import admission
 from blazar_core.books import claims
 from blazar_core.books import follower
 from blazar_core.books import inventory
-from blazar_core.books import pending
 from blazar_core.books import judge
 from blazar_core.books import ledger
+from blazar_core.books import pending
 from blazar_core import cloud as clouds
 from blazar_core.common import model
 from blazar_core.db import models

@@ -16,6 +16,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.leases import usage
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import racer
@@ -149,6 +150,19 @@ class TestChosen(SpreadTestCase):
         self.assertRaises(errors.LimitExceeded, self.choose, left[5],
                           start=2000)
 
+    def test_occurrences_count_with_the_leases_that_there_are(self):
+        self.ask(100, count=3, affinity=model.Affinity.DIFFERENT)
+        with self.database.reader() as session:
+            bound = usage.spread(session.connection(), 'project', None, 2)
+        left = [self.host_id(name) for name in self.names
+                if self.host_id(name) not in self.on()]
+        allowed = []
+        for number, host_id in enumerate(left[:6]):
+            window = model.Window(NOW + 1000 * number, NOW + 1000 * number + 9)
+            allowed.append(bound.allows([[host_id]], window))
+            bound = bound.with_lease([[host_id]], window)
+        self.assertEqual([True] * 5 + [False], allowed)
+
     def test_where_its_hosts_are_full_it_gets_others(self):
         """Others have them."""
         self.choose(*self.names[:4])
@@ -183,9 +197,11 @@ class TestSeries(SpreadTestCase):
         windows = tuple(model.Window(NOW + 100 * number, NOW + 100 * number +
                                      50) for number in range(1, HOSTS))
         asked = requests.Recurrence('rule', 'UTC', 'delete', False, windows)
-        series = [making.NewLease('project', 'user', one, (
-            making.NewReservation(model.Demand({'VCPU': 1}, 1), params={},
-                                  spec={}),), recurrence_id='all')
+        wanted = making.NewReservation(
+            model.Demand({'VCPU': 1}, 1), params={}, spec={})
+        series = [
+            making.NewLease('project', 'user', one, (wanted,),
+                            recurrence_id='all')
             for one in self.request(100, 150, recurrence=asked).occurrences]
         self.made.recurring.create(
             'all', asked, series, [None] * len(series), [])

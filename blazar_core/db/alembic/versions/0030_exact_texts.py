@@ -24,7 +24,7 @@ def upgrade() -> None:
     tables = sorted({*inspector.get_table_names()} - {'alembic_version'})
     # A column of a foreign key cannot be changed alone.
     keys = [(table, key) for table in tables
-            for key in inspector.get_foreign_keys(table)]
+            for key in inspector.get_foreign_keys(table) if key['name']]
     for table, key in keys:
         op.drop_constraint(key['name'], table, type_='foreignkey')
     for table in tables:

@@ -74,9 +74,13 @@ def check_once(schema: ty.Any, *args: ty.Any, **kwargs: ty.Any) -> None:
         _checked[id(schema)] = schema
 
 
-@functools.cache
 def installed() -> int:
     """Add RESERVED to Nova's response schemas, once in a process."""
+    return _installed(id(reserved.schemas))
+
+
+@functools.cache
+def _installed(_schemas: int) -> int:
     return _INSTALL()
 
 

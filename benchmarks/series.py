@@ -7,7 +7,8 @@ hosts and 30,000 bookings, on MariaDB and on PostgreSQL. It is made, renamed,
 and moved to another hour. Another process makes leases of one server and
 deletes them meanwhile; wait_ms is how much longer the slowest of them takes
 than the slowest in as long a time without the series, of three rounds the
-best, on the slower database. seconds is what the request takes itself, without Nova.
+best, on the slower database. seconds is what the request takes itself, without
+Nova.
 """
 
 import contextlib

@@ -17,13 +17,13 @@ from nova.conf import CONF
 from oslo_config import cfg
 from oslo_messaging import opts as messaging_opts
 import testscenarios
-from tests import samples
-from tests.unit import base
 
 from blazar_core.common import opts
 from blazar_core.db import vault
 from blazar_nova.compat import pool
 from blazar_nova.parts import credentials
+from tests import samples
+from tests.unit import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
 

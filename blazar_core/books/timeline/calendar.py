@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from blazar_core.books.timeline import rows
 from blazar_core.books.timeline import search
-from blazar_core.books.timeline import units
 from blazar_core.books.timeline.steps import Ints
 from blazar_core.books.timeline.steps import NEVER
+from blazar_core.books.timeline import units
 from blazar_core.common import model
 
 __all__ = ['Block', 'Calendar', 'end_of']

@@ -280,8 +280,9 @@ class Leases(Tour):
         title('What the operator wrote')
         look('These lines, and those below in api-paste.ini, are all that it '
              'takes; Nova itself is as it was installed. Added to nova.conf:')
-        say(textwrap.indent('\n'.join(map(
-            written, self.cloud.operator_conf.splitlines())), '    '))
+        say(textwrap.indent('\n'.join(
+            written(line) for line in self.cloud.operator_conf.splitlines()
+            if not line.startswith('#')).strip(), '    '))
         look('Changed in api-paste.ini:')
         for line in self.cloud.paste_changes():
             say(textwrap.indent(written(line), '    '))

@@ -23,7 +23,7 @@ MOST = 12
 
 
 @unittest.skipUnless(version.version_string().startswith(OLD_RELEASE),
-                     'runs on the older release: ./tools/test nova33')
+                     'runs on the older release: ./tools/test nova33-stack')
 @unittest.skipUnless(os.path.exists(NEW), 'there is no .venv')
 class UpgradeTest(base.IntegrationTestCase):
     """On a small stack of its own, in the order of doc/source/admin."""

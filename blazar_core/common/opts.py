@@ -62,8 +62,9 @@ OPTS: list[cfg.Opt] = [
         help='Flavors, by id or name, whose servers are left alone by it.'),
     cfg.ListOpt(
         'default_reservation_exempt_images', default=[],
-        help='Images, by id or, if they are public, by name, whose servers '
-             'are left alone by it. The image of a server is the one of '
+        help='Images, by id or by name, whose servers are left alone by it. '
+             'A name is only that of a public image, as any user may give it '
+             'to an image of their own. The image of a server is the one of '
              'which Nova makes its root disk; a server on an existing volume '
              'has none.'),
     cfg.IntOpt(

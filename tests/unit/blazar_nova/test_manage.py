@@ -118,7 +118,7 @@ class ManageTest(base.TestCase):
         old, self.keys = self.keys, [vault.new_key()]
         code, text = self.manage('key', 'rotate')
         self.assertEqual(1, code)
-        self.assertIn('Put the key back that it was sealed with.', text)
+        self.assertIn('adds the key with which it was encrypted', text)
         with database.reader() as session:
             sealed = session.get_one(models.HeldBuild, lease['id']).sealed
         self.assertEqual('the call', vault.Vault(old).open(sealed))

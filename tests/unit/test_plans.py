@@ -105,6 +105,8 @@ EVERYTHING = (
      'Who has nothing of the books in memory reads all that is booked.'),
     ('books/enrolment.py', 'allocations', 'bookings',
      'An operator asks for all that is booked on enrolled hosts.'),
+    ('leases/binding.py', 'Binding.rebind', 'held_builds',
+     'It asks by primary key; MariaDB scans a table of one page instead.'),
     ('leases/credentials.py', 'reseal', 'credentials held_builds',
      'All are sealed with another key.'),
     ('leases/views.py', 'listed', 'leases', 'An operator lists all.'),

@@ -9,6 +9,7 @@ the search was late: then it is done again, with other hosts first.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import typing as ty
 
@@ -30,14 +31,87 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Admission', 'CROWDED', 'LAG']
+__all__ = ['Admission', 'CROWDED', 'LAG', 'Pick', 'ProjectHosts']
 
 LOG = logging.getLogger(__name__)
 
 R = ty.TypeVar('R')
 
-#: Says on how many hosts a project may be; None: on all.
-_Spread: ty.TypeAlias = ty.Callable[[], picking.Spread | None]
+#: What was picked for a lease, and over which window it gets that.
+Pick: ty.TypeAlias = tuple[
+    ty.Sequence[ty.Sequence[int | None]], model.Window]
+
+
+class ProjectHosts:
+    """The hosts of a project, for one search or one look under its lock.
+
+    They are read when a pick has one that may be new to the project.
+
+    :param read: given the ids of hosts, returns what bounds a project that
+        would get them; None: it has reservations on all of them. It takes a
+        ``connection`` if there is a transaction.
+    """
+
+    def __init__(self, read: ty.Callable[..., picking.Spread | None],
+                 ) -> None:
+        self._read = read
+        self._own: set[int] = set()
+        self._spread: picking.Spread | None = None
+        self._added: list[tuple[picking.Picked, model.Window]] = []
+
+    def has_all(self, picked: picking.Picked) -> bool:
+        """Return whether the project has reservations on all hosts picked.
+        """
+        wanted = set(itertools.chain(*picked))
+        if self._spread is None and not wanted <= self._own:
+            self._spread = self._read(wanted)
+            if self._spread is None:
+                self._own |= wanted
+            else:
+                for one in self._added:
+                    self._spread = self._spread.with_lease(*one)
+                self._own |= self._spread.hosts
+        return wanted <= self._own
+
+    def exceeded(self, picked: picking.Picked, window: model.Window,
+                 ) -> picking.Spread | None:
+        """Return the bound that a pick exceeds; None: it keeps to it."""
+        if self.has_all(picked) or self._spread is None or (
+                self._spread.allows(picked, window)):
+            return None
+        return self._spread
+
+    def add(self, picked: picking.Picked, window: model.Window) -> None:
+        """Count a lease that the project gets as well."""
+        self._own.update(*picked)
+        self._added.append((picked, window))
+        if self._spread is not None:
+            self._spread = self._spread.with_lease(picked, window)
+
+    def confirm(self, connection: sa.Connection, picks: ty.Iterable[Pick],
+                ) -> None:
+        """Make sure that what was picked among these hosts keeps to the bound
+        as it is now; under the lock of the project.
+
+        A pick may exceed it as long as the project has no other hosts: those
+        that it had then have no capacity for it.
+
+        :raises Outdated: when another search may find hosts that keep to it
+        """
+        now = ProjectHosts(functools.partial(
+            self._read, connection=connection))
+        for some, window in picks:
+            picked = [[one for one in hosts if one is not None]
+                      for hosts in some]
+            bound = now.exceeded(picked, window)
+            if bound is not None and (self._spread is None or
+                                      not bound.hosts <= self._spread.hosts):
+                raise api.Outdated('its project has other hosts meanwhile')
+            now.add(picked, window)
+
+
+#: The hosts of a project, as they are; None: it may be on all.
+_Spread: ty.TypeAlias = ty.Callable[[], ProjectHosts | None]
 
 
 def _no_bound() -> None:
@@ -82,8 +156,7 @@ class Admission:
         :param write: decides in a transaction, by
             :func:`blazar_core.books.ledger.decide`, about the hosts it is
             given, one for each server of each demand
-        :param spread: on how many hosts the project may be, asked before each
-            attempt
+        :param spread: the hosts of the project, asked before each attempt
         :returns: what ``write`` returned, when it is committed
         :raises Refused: when there is no capacity; says why and when
         :raises BooksBusy: when too many others book at the same moment
@@ -115,7 +188,8 @@ class Admission:
                     demands, window, last=crowded, lag=lag, spread=bound,
                     own=own, gather=gather))
                 own.update(*picked[-1])
-                bound = bound and bound.with_lease(picked[-1], window)
+                if bound is not None:
+                    bound.add(picked[-1], window)
             with self.deciding(), self._database.begin() as connection:
                 return write(connection, picked)
 
@@ -154,7 +228,7 @@ class Admission:
                  instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
                  kept: ty.Sequence[picking.Kept] = (),
                  coming: ty.Sequence[ty.Any] = (),
-                 spread: picking.Spread | None = None,
+                 spread: ProjectHosts | None = None,
                  own: ty.Collection[int] = (), gather: bool = True,
                  ) -> picking.Picked:
         """The id of a host for each server of demands; books nothing.
@@ -169,7 +243,7 @@ class Admission:
             start is looked for
         :param coming: bookings that are decided together with this, and not
             in the books yet
-        :param spread: on how many hosts the project may be; None: on all
+        :param spread: the hosts of the project; None: it may be on all
         :param own: ids of hosts that count as reserved already
         :param gather: see :meth:`.picking.Picking.together`
         :raises Refused: when they do not all fit
@@ -182,22 +256,24 @@ class Admission:
                 demands[number].count for number in numbers))
             for numbers in alike]
         asked = merged
-        if spread is not None:
-            own = spread.hosts.union(own)
         with self._picking.asked_for(
                 merged, lag, instead_of, coming) as (timeline, merged):
             found = self._picking.together(
                 timeline, merged, window, last, kept, own, gather)
-            if spread is not None and not isinstance(
-                    found, picking.Short) and not spread.allows(found, window):
-                found = self._picking.gathered(
-                    timeline, asked, merged, window, kept, spread) or found
-        if not isinstance(found, picking.Short):
-            return _dealt(found, alike, demands)
-        if lag:
+        # What lags may not know of the hosts that the project got last.
+        if lag and (isinstance(found, picking.Short) or (
+                spread is not None and not spread.has_all(found))):
             return self.pick_all(
                 demands, window, last, instead_of, kept=kept, coming=coming,
                 spread=spread, own=own, gather=gather)
+        if not isinstance(found, picking.Short):
+            bound = spread and spread.exceeded(found, window)
+            if bound:
+                with self._picking.asked_for(
+                        asked, 0, instead_of, coming) as (timeline, merged):
+                    found = self._picking.gathered(
+                        timeline, asked, merged, window, kept, bound) or found
+            return _dealt(found, alike, demands)
         refusal = self._refusal([demand.fewest() for demand in merged],
                                 window, found, instead_of, kept)
         self._explain(refusal, window)
@@ -240,7 +316,7 @@ class Admission:
         return min(picking.most_of(demand, rooms), demand.count)
 
     def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
-              spread: picking.Spread | None = None,
+              spread: ProjectHosts | None = None,
               ) -> refusals.Refusal | None:
         """What :meth:`pick_all` would say: None when there is capacity."""
         try:

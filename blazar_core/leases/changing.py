@@ -115,7 +115,7 @@ class Changing:
                 [*plan.demands.values()], plan.window,
                 instead_of=plan.instead_of, kept=plan.kept,
                 spread=None if change.granted is None
-                else change.granted.spread)
+                else change.granted.spread())
         except errors.Refused as exc:
             if not longer:
                 raise
@@ -159,9 +159,10 @@ class Changing:
             if change.granted is not None:
                 change.granted.lock(session.connection())
             lease = api.locked(session, lease_id)
-            if change.granted is not None:
-                change.granted.confirm(session.connection())
             window = new_window(lease, change, self._clock.now())
+            if change.granted is not None:
+                change.granted.confirm(session.connection(), [
+                    ([*picked.values()], lease.booked(window))])
             within.check(session, lease, window)
             if change.reservations.keys() - {
                     one.id for one in lease.reservations}:

@@ -13,12 +13,14 @@ leases is counted only before. The room on the hosts is not decided here.
 """
 
 import dataclasses
+import functools
 import json
 import typing as ty
 
 from oslo_config import cfg
 import sqlalchemy as sa
 
+from blazar_core.books import admission
 from blazar_core.books import ledger
 from blazar_core.books import picking
 from blazar_core.common import clock as clocks
@@ -114,18 +116,26 @@ _Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, quotas.Headroom]]
 class Granted:
     """A lease that is within the limits, by what the books had to say.
 
-    Both steps belong to the transaction that makes it or changes it.
+    ``lock`` and ``confirm`` belong to the transaction that writes it.
 
-    :ivar spread: on how many hosts the project may be; None: on all
+    :param again: counts again what the project has
+    :param bound: as :func:`.usage.bound`, of this project; None: no bound
     """
 
     def __init__(self, project_id: str, seen: int,
-                 again: ty.Callable[[sa.Connection], picking.Spread | None],
-                 spread: picking.Spread | None = None) -> None:
+                 again: ty.Callable[[sa.Connection], None],
+                 bound: ty.Callable[..., picking.Spread | None] | None = None,
+                 ) -> None:
         self._project_id = project_id
         self._seen = seen
         self._again = again
-        self.spread = spread
+        self._bound = bound
+        self._hosts: admission.ProjectHosts | None = None
+
+    def spread(self) -> admission.ProjectHosts | None:
+        """Return the hosts of the project for a search; None: no bound."""
+        self._hosts = self._bound and admission.ProjectHosts(self._bound)
+        return self._hosts
 
     def lock(self, connection: sa.Connection) -> None:
         """Keep all others from deciding about leases of the project.
@@ -135,19 +145,20 @@ class Granted:
         """
         lock(connection, self._project_id)
 
-    def confirm(self, connection: sa.Connection) -> None:
+    def confirm(self, connection: sa.Connection,
+                picks: ty.Iterable[admission.Pick] = ()) -> None:
         """Look again if others have decided meanwhile; after the lock, and
         before anything is written.
 
+        :param picks: what the search found
         :raises LimitExceeded: when they have taken what this one needs
         :raises Conflict: when they have changed the lease itself
-        :raises Outdated: when it is on other hosts, which matters for those
-            of this lease
+        :raises Outdated: when the project may not have these hosts now
         """
         if _generation(connection, self._project_id) != self._seen + 1:
-            spread, self.spread = self.spread, self._again(connection)
-            if spread != self.spread:
-                raise api.Outdated('its project has other hosts meanwhile')
+            self._again(connection)
+            if self._hosts is not None:
+                self._hosts.confirm(connection, picks)
 
 
 class Limits:
@@ -216,14 +227,12 @@ class Limits:
             connection = session.connection()
             seen = _generation(connection, asked.project_id)
             found = self._in_use(connection, asked)
-            spread = usage.spread(
-                connection, asked.project_id, asked.lease_id, times)
         self._compare_all(series, found, limits)
         rooms = self._rooms(asked, found)
         for one in series:
             self._compare_rooms(one, found, rooms)
 
-        def again(connection: sa.Connection) -> picking.Spread | None:
+        def again(connection: sa.Connection) -> None:
             now_found = self._in_use(connection, asked)
             if now_found.lease != found.lease:
                 # What was asked about was another change.
@@ -233,10 +242,11 @@ class Limits:
             self._compare_all(series, now_found, limits)
             for one in series:
                 self._compare_rooms(one, now_found, rooms)
-            return usage.spread(
-                connection, asked.project_id, asked.lease_id, times)
 
-        return Granted(asked.project_id, seen, again, spread)
+        return Granted(
+            asked.project_id, seen, again, None if times < 0 else
+            functools.partial(usage.bound, self._database, asked.project_id,
+                              asked.lease_id, times))
 
     def confirm(self, connection: sa.Connection, asked: Asked) -> None:
         """Make sure of the operator's limits alone, in a transaction that has

@@ -184,7 +184,8 @@ class Making:
         granted = planned[0].new.granted
         if granted is not None:
             granted.lock(connection)
-            granted.confirm(connection)
+            granted.confirm(connection, [
+                (one.picked, one.new.booked) for one in planned])
         for rows, new, _picked in planned:
             if new.key is not None:
                 repeats.keep(connection, rows.lease['created_at'], new.key,

@@ -10,7 +10,7 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.books import ledger
-from blazar_core.books import picking
+from blazar_core.books import admission
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
@@ -88,9 +88,11 @@ class NewLease:
             return booked
         return model.Window(booked.start, booked.end + request.patience)
 
-    def spread(self) -> picking.Spread | None:
-        """Return on how many hosts its project may be; None: on all."""
-        return None if self.granted is None else self.granted.spread
+    def spread(self) -> admission.ProjectHosts | None:
+        """Return the hosts of its project for a search; None: it may be on
+        all.
+        """
+        return None if self.granted is None else self.granted.spread()
 
     @property
     def demands(self) -> list[model.Demand]:

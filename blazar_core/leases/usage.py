@@ -12,11 +12,12 @@ import sqlalchemy as sa
 from blazar_core.books import picking
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import quotas
 
-__all__ = ['Amounts', 'Books', 'Use', 'books_of', 'growing', 'peaks',
-           'spread']
+__all__ = ['Amounts', 'Books', 'Use', 'books_of', 'bound', 'growing',
+           'peaks', 'spread']
 
 #: What each booking of a reservation takes, and how that of a whole host
 #: begins, which counts as one, however much it has.
@@ -118,16 +119,16 @@ def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
 
 
 def spread(connection: sa.Connection, project_id: str, lease_id: str | None,
-           times: int) -> picking.Spread | None:
+           times: int, wanted: ty.Collection[int] | None = None,
+           ) -> picking.Spread | None:
     """Return on how many hosts a project may have reservations, and on which
     it has.
 
     :param lease_id: that of a lease that gets others than it has; None: none
-    :param times: see :class:`.picking.Spread`; negative: on all
-    :returns: None: on all
+    :param times: see :class:`.picking.Spread`
+    :param wanted: the ids of hosts that it would get; None: any
+    :returns: None: it has reservations on all of these already
     """
-    if times < 0:
-        return None
     booking = models.Booking.__table__.c
     of_project = (
         models.Lease.project_id == project_id, booking.host_id.is_not(None),
@@ -139,6 +140,15 @@ def spread(connection: sa.Connection, project_id: str, lease_id: str | None,
             models.Reservation, models.Reservation.lease_id == models.Lease.id,
         ).join(models.Booking).where(*of_project)
 
+    if wanted is not None:
+        host = models.Host.__table__.c
+        # One booking on each tells it, however many there are.
+        own = connection.scalars(sa.select(host.id).where(
+            host.id.in_(wanted), asked(booking.id).where(
+                booking.host_id == host.id).correlate(
+                    models.Host.__table__).exists())).all()
+        if set(own).issuperset(wanted):
+            return None
     hosts = frozenset(connection.scalars(asked(booking.host_id).distinct()))
     if not hosts:
         return picking.Spread(times, hosts, ())
@@ -149,6 +159,17 @@ def spread(connection: sa.Connection, project_id: str, lease_id: str | None,
     ).group_by(models.Lease.id).order_by(models.Lease.id))
     return picking.Spread(times, hosts, tuple(
         (model.Window(row.start, row.end), row.hosts) for row in leases))
+
+
+def bound(database: api.Database, project_id: str, lease_id: str | None,
+          times: int, wanted: ty.Collection[int],
+          connection: sa.Connection | None = None) -> picking.Spread | None:
+    """As :func:`spread`, in a transaction of its own unless there is one."""
+    if connection is not None:
+        return spread(connection, project_id, lease_id, times, wanted)
+    with database.reader() as session:
+        return spread(
+            session.connection(), project_id, lease_id, times, wanted)
 
 
 def peaks(uses: ty.Iterable[Use], new: Use) -> dict[str, int]:

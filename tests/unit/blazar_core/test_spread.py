@@ -58,7 +58,14 @@ class SpreadTestCase(base.LeaseTestCase):
     def ask(self, start, project_id='project', name=None, length=50,
             process=None, **demand):
         """Ask for a lease of one server; with a name of a host, on that."""
-        made, allowed = process or (self.made, self.limits)
+        made, _allowed = process or (self.made, self.limits)
+        return made.making.create(self.allowed(
+            start, project_id, name, length, process, **demand), None)
+
+    def allowed(self, start, project_id='project', name=None, length=50,
+                process=None, **demand):
+        """What the limits let through."""
+        _made, allowed = process or (self.made, self.limits)
         wanted = None if name is None else properties.parse(
             ['==', '$hypervisor_hostname', name])
         demand = model.Demand(**{
@@ -70,8 +77,7 @@ class SpreadTestCase(base.LeaseTestCase):
         granted = allowed.check(limits.Asked(
             project_id, 'user', new.span, demand.count,
             model.total([demand]), held=False))
-        return made.making.create(
-            dataclasses.replace(new, granted=granted), None)
+        return dataclasses.replace(new, granted=granted)
 
     def host_id(self, name):
         found, = self.scalars(models.Host.id, models.Host.name == name)
@@ -186,6 +192,83 @@ class TestChosen(SpreadTestCase):
             self.choose(*self.names[:6], start=10000 * len(values))
             self.books.conf.clear_override(
                 'max_host_spread', 'blazar_enforcement')
+
+
+class TestAtOnce(SpreadTestCase):
+    """Requests of one project at the same moment."""
+
+    def choose(self, *names):
+        for number, name in enumerate(names):
+            self.ask(100 + 100 * number, name=name)
+
+    def test_they_keep_to_the_bound_together(self):
+        self.choose(*self.names[:3])
+        search, others = self.made.making._admission, [self.names[3]]
+        pick_all = search.pick_all
+
+        def late(*args, **kwargs):
+            picked = pick_all(*args, **kwargs)
+            while others:
+                self.ask(2000, name=others.pop(), process=self.process())
+            return picked
+
+        search.pick_all = late
+        self.assertRaises(
+            errors.LimitExceeded, self.ask, 1000, name=self.names[4])
+        others.append(self.names[3])
+        self.ask(1000, name=self.names[0])
+        self.assertEqual(4, len(self.on()))
+
+    def test_where_their_hosts_are_full_they_get_others(self):
+        self.choose(*self.names[:4])
+        for name in self.names[:4]:
+            self.ask(1000, 'other' + name, name, resources={'VCPU': 4})
+        news = [self.allowed(1000, resources={'VCPU': 1}) for _one in range(4)]
+        for new in news:
+            self.made.making.create(new, None)
+        self.assertEqual(5, len(self.on()))
+
+    def test_only_a_host_that_is_new_takes_a_count_of_all(self):
+        counted = []
+        sa.event.listen(
+            self.limits._database.engine, 'before_cursor_execute',
+            lambda _connection, _cursor, statement, *_more: counted.append(
+                statement) if 'count(DISTINCT' in statement else None)
+        self.choose(self.names[0], self.names[0])
+        self.assertEqual([], counted)
+        self.choose(self.names[1])
+        self.assertEqual(1, len(counted))
+        self.choose(self.names[1])
+        self.assertEqual(1, len(counted))
+
+
+class TestManyAtOnce(SpreadTestCase):
+    """Many requests of one project, on databases that many write to."""
+
+    scenarios = databases.RACES
+
+    def test_none_is_refused(self):
+        self.books.conf.set_override(
+            'max_reserved_vcpus_per_project', -1, 'blazar_enforcement')
+        self.ask(50, count=6, affinity=model.Affinity.DIFFERENT)
+        failed, processes = [], [self.process() for _number in range(4)]
+
+        def work(process):
+            try:
+                for _number in range(3):
+                    self.ask(50, process=process)
+            except Exception as exc:
+                failed.append(exc)
+
+        threads = [threading.Thread(target=work, args=(
+            processes[number % 4],)) for number in range(30)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        self.assertEqual([], failed)
+        self.assertEqual(96, sum(1 for _one in self.scalars(
+            models.Booking.id)))
 
 
 class TestSeries(SpreadTestCase):

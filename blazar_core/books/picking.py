@@ -247,17 +247,18 @@ class Picking:
         own = frozenset(hosts[one].uuid for one in spread.hosts
                         if one in hosts)
 
-        def within(demands: ty.Sequence[model.Demand], **free: ty.Any,
-                   ) -> Picked | Short:
+        def within(demands: ty.Iterable[model.Demand]) -> Picked | Short:
             return self.together(timeline, [dataclasses.replace(
-                one, hosts=own if one.hosts is None else own & one.hosts,
-                **free) for one in demands], window, (), kept)
+                one, hosts=own if one.hosts is None else own & one.hosts)
+                for one in demands], window, (), kept)
 
         found = within(named)
         if not isinstance(found, Short):
             return found
-        if isinstance(within(asked, properties=None, avoid=frozenset()),
-                      Short):
+        if isinstance(within(dataclasses.replace(
+                one, properties=None, avoid=frozenset(),
+                hosts=one.hosts if one.ungrouped is None else one.ungrouped)
+                for one in asked), Short):
             return None
         raise errors.LimitExceeded(_too_wide(spread, len(own)))
 

@@ -154,7 +154,8 @@ class Demand:
     under :attr:`Affinity.DIFFERENT`; ``properties`` is what a host must be
     like (:mod:`blazar_core.common.properties`). ``members`` is how many
     servers of their group stand on a host already, by host id, for the soft
-    affinities. ``among`` says which hosts they are taken from (None: any of
+    affinities. ``ungrouped`` are the hosts that they may use but for their
+    group (None: ``hosts``). ``among`` says which hosts they are taken from (None: any of
     ``hosts``, whomever they serve). What they had is free again
     ``cleaning_time`` seconds after nobody is there any more. ``groups`` are
     the request groups that make up ``resources``, and if ``isolated`` the
@@ -175,6 +176,7 @@ class Demand:
     cleaning_time: int = 0
     groups: tuple[Group, ...] = ()
     isolated: bool = False
+    ungrouped: frozenset[str] | None = None
 
     def kind(self) -> ty.Hashable:
         """The same for demands that differ in nothing but their count."""

@@ -29,7 +29,8 @@ def in_group(demand: model.Demand, context: ty.Any, spec: ty.Any,
         hosts = demand.hosts
         if taken:
             hosts = taken if hosts is None else hosts & taken
-        return dataclasses.replace(demand, affinity=affinity, hosts=hosts)
+        return dataclasses.replace(
+            demand, affinity=affinity, hosts=hosts, ungrouped=demand.hosts)
     if affinity is model.Affinity.DIFFERENT:
         return dataclasses.replace(
             demand, affinity=affinity, per_host=group.per_host,

@@ -146,6 +146,19 @@ class TestChosen(SpreadTestCase):
         self.choose(*self.names[:4], start=2000)
         self.ask(100, 'other', self.names[4])
 
+    def test_by_affinity_with_servers_that_run_there(self):
+        every = frozenset(map(self.uuid_of, self.names))
+
+        def join(number):
+            self.ask(100 * (number + 1), affinity=model.Affinity.SAME,
+                     hosts=frozenset([self.uuid_of(self.names[number])]),
+                     ungrouped=every)
+
+        for number in range(4):
+            join(number)
+        self.assertRaises(errors.LimitExceeded, join, 4)
+        self.assertEqual(4, len(self.on()))
+
     def test_more_at_the_same_time_are_more_over_all_times(self):
         self.ask(100, count=3, affinity=model.Affinity.DIFFERENT)
         before = len(self.on())

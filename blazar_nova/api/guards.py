@@ -289,7 +289,9 @@ def _resized(environ: Environ) -> str | None:
     """The id of the flavor that an action wants a server to have."""
     resize = body_of(environ).get('resize')
     flavor = resize.get('flavorRef') if isinstance(resize, dict) else None
-    return str(flavor) if flavor is not None else None
+    # Nova knows no flavor with such an id, and refuses it.
+    return None if flavor is None or _UNSTORABLE.search(str(flavor)) else (
+        str(flavor))
 
 
 def _forced_onto(environ: Environ) -> str | None:

@@ -150,14 +150,18 @@ def multiplied(body: ty.Mapping[str, ty.Any], times: int, limit: int,
 
 
 def _count(value: object) -> int | None:
-    """Read a count of servers as Nova does, which takes "01" and "1\\n".
+    """Read a count of servers as Nova does, which takes 2.0, "01" and "1\\n".
 
     :returns: None for what Nova refuses
     """
-    if isinstance(value, bool) or not re.fullmatch(
-            '0*[1-9][0-9]{0,99}\n?', str(value)):
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    # Of an int beyond these bounds not even the digits can be written.
+    if isinstance(value, bool) or isinstance(value, int) and not (
+            0 < value < 10 ** 100):
         return None
-    return int(str(value))
+    match = re.fullmatch('0*([1-9][0-9]{0,99})\n?', str(value))
+    return match and int(match[1])
 
 
 def _read(values: _Object) -> _Object:

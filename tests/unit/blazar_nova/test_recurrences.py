@@ -100,3 +100,16 @@ class TestMultiplied(base.BaseTestCase):
             self.assertIn(part, str(self.assertRaises(
                 errors.InvalidLeaseParams, recurrences.multiplied,
                 {'server': server}, 1, 1000)))
+
+    def test_counts_are_read_as_nova_reads_them(self):
+        for count in (2, 2.0, '2', '02', '0' * 5000 + '2', '2\n'):
+            found = recurrences.multiplied({'server': {
+                'min_count': count, 'max_count': count}}, 3, 1000)
+            self.assertEqual({'min_count': 6, 'max_count': 6},
+                             found['server'])
+
+    def test_what_nova_refuses_is_left_to_it(self):
+        for count in (2.5, float('inf'), float('nan'), 10 ** 5000, 1e300, '2.0',
+                      '9' * 5000, '0' * 5000, 0, -1, True):
+            body = {'server': {'min_count': count, 'max_count': count}}
+            self.assertEqual(body, recurrences.multiplied(body, 3, 1000))

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read in a request before Nova carries it out."""
+
+import json
+
+import webob
+
+from blazar_nova.api import guards
+from tests.unit import base
+
+
+class TestResized(base.TestCase):
+
+    def resized(self, flavor):
+        return guards._resized(webob.Request.blank(
+            '/', method='POST', body=json.dumps(
+                {'resize': {'flavorRef': flavor}}).encode()).environ)
+
+    def test_the_flavor_of_a_resize(self):
+        self.assertEqual('7', self.resized('7'))
+        self.assertEqual('7', self.resized(7))
+
+    def test_what_no_database_takes_is_left_to_nova(self):
+        for flavor in ('\ud800', 'a\udfff', 'a\0', None):
+            self.assertIsNone(self.resized(flavor))

@@ -78,7 +78,8 @@ class Lease(Stateful, Base):
     occurrence of ``recurrence_id``
     (:class:`blazar_core.db.notes.Recurrence`); None: of nothing. ``warnings``
     are what its builds lacked at ``preflight_at``, when that was looked at
-    last (:mod:`blazar_core.lifecycle.preflight`).
+    last (:mod:`blazar_core.lifecycle.preflight`). Its end began at
+    ``ending_at``, which nothing else writes.
     """
 
     __tablename__ = 'leases'
@@ -106,6 +107,7 @@ class Lease(Stateful, Base):
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     deleted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    ending_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     generation: orm.Mapped[int] = orm.mapped_column(
         sa.BigInteger, default=0, server_default='0')
     grace_period: orm.Mapped[int] = orm.mapped_column(
@@ -130,6 +132,11 @@ class Lease(Stateful, Base):
         back_populates='lease', order_by='Reservation.id')
     events: orm.Mapped[list['Event']] = orm.relationship(
         back_populates='lease', order_by='Event.time, Event.id')
+
+    def enter(self, status: str, now: int) -> None:
+        if status == states.Lease.TERMINATING != self.status:
+            self.ending_at = now
+        super().enter(status, now)
 
     @property
     def bookings(self) -> 'list[Booking]':

@@ -183,14 +183,15 @@ class Recurring:
             return [views.describe(found[one]) for one in ids]
 
     def rename(self, recurrence_id: str, name: str) -> None:
-        """Rename the occurrences that are not over, in one statement."""
+        """Rename the occurrences whose end has not begun, in one statement.
+        """
         leases = models.Lease.__table__
 
         def write() -> None:
             with self._database.begin() as connection:
                 connection.execute(sa.update(leases).where(
                     leases.c.recurrence_id == recurrence_id,
-                    leases.c.status.not_in(states.LEASE.final()),
+                    leases.c.status.not_in(states.ENDING),
                     leases.c.deleted_at.is_(None),
                 ).values(name=name, updated_at=self._clock.now(),
                          generation=leases.c.generation + 1))

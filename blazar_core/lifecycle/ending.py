@@ -262,14 +262,16 @@ class Ending:
         """Whether it has taken too long to do something else than to delete
         the servers of a lease; the lease says so.
 
-        Since somebody has begun with it: nobody may have been there before.
+        Counted from when its end began: no process may have run before. No
+        change of the lease puts that off.
         """
         limit = self._limit or (
             IN_VAIN if self._is_in_vain(session, lease) else 0)
         if not limit or its[-1].for_guests or (
                 lease.status != states.Lease.TERMINATING) or (
                 its == [self._policies[ends.DELETE]]) or now < limit + (
-                max(lease.end_date + lease.grace_period, lease.updated_at)):
+                max(lease.end_date + lease.grace_period,
+                    lease.ending_at or 0)):
             return False
         why = (f'Its servers are deleted: {lease.on_end} was not done within '
                f'{limit} s.')

@@ -172,10 +172,7 @@ class Orphans:
                 return _NOTHING
             reason = facts.disowned(lease.status_reason, missing)
             if reason != lease.status_reason:
-                lease.status_reason = reason
-                if lease.status not in states.ENDING:
-                    # Else since when its end is tried is counted from that.
-                    lease.updated_at = now
+                lease.status_reason, lease.updated_at = reason, now
             if row is None:
                 row = notes.Orphan(lease_id=seen.id, missing=missing,
                                    seen_at=now, claimed_until=0)
@@ -241,8 +238,7 @@ def _forget(session: orm.Session, lease: models.Lease,
     if row is not None:
         session.delete(row)
         lease.status_reason = facts.disowned(lease.status_reason, None)
-        if lease.status not in states.ENDING:
-            lease.updated_at = now
+        lease.updated_at = now
         LOG.info('Lease %s: its owner is there (again)', lease.id)
 
 

@@ -217,13 +217,14 @@ class Unfinished:
         """A lease whose end has begun, or should have, comes to an end."""
         row, latest = lease.row, self._clock.now() - STUCK
         end = lease.events.get(states.EventType.END)
+        since = row.ending_at or row.updated_at
         if row.status == states.Lease.TERMINATING and (
-                row.updated_at + row.grace_period + row.cleaning_time
+                since + row.grace_period + row.cleaning_time
                 < latest) and not row.status_reason.endswith(facts.LEFT):
             cleaning = row.status_reason.endswith(facts.CLEANING)
             yield Difference(
                 ('ending', row.id),
-                f'{lease.title} is TERMINATING since {when(row.updated_at)}: '
+                f'{lease.title} is TERMINATING since {when(since)}: '
                 + ('its hosts are not clean yet.' if cleaning else
                    f'{lease.servers} of its servers are not gone.'),
                 'see what blazar-listener has logged of cleaning_command'

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import changing
 from blazar_core.leases import views
@@ -480,6 +481,17 @@ class TestLimit(StepsTestCase):
         self.run_at(5599)
         self.assertEqual([], self.cloud.deleted)
         self.run_at(6300)
+        self.assertEqual([server], self.cloud.deleted)
+
+    def test_no_change_of_the_lease_puts_the_limit_off(self):
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        for time in (100, 690):
+            self.run_at(time)
+            with self.database.writer() as session:
+                api.locked(session, lease['id']).updated_at = self.clock.now()
+        self.assertEqual([], self.cloud.deleted)
+        self.run_at(1250)
         self.assertEqual([server], self.cloud.deleted)
 
     def test_what_is_deleted_anyway_is_never_late(self):

@@ -149,6 +149,20 @@ class TestStatements(RecurringTestCase):
         self.assertEqual([number + 1 for number in before[1:]],
                          self.generations(lease)[1:])
 
+    def test_one_whose_end_has_begun_is_left_as_it_is(self):
+        lease = self.make(100, 200)
+        ending, after = (one['id'] for one in lease['occurrences'])
+        with self.database.writer() as session:
+            session.get(models.Lease, ending).enter('TERMINATING', NOW + 150)
+        self.clock.advance(160)
+        self.leases.recurring.rename(lease['id'], 'tea')
+        with self.database.reader() as session:
+            one = session.get(models.Lease, ending)
+            self.assertEqual(
+                (NOW + 150, NOW + 150), (one.updated_at, one.ending_at))
+            self.assertNotEqual('tea', one.name)
+            self.assertEqual('tea', session.get(models.Lease, after).name)
+
     def names(self):
         with self.database.reader() as session:
             return session.execute(sa.select(

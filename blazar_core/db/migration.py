@@ -26,9 +26,13 @@ def _config() -> alembic_config.Config:
 
 
 def upgrade(database: api.Database, revision: str = 'head') -> None:
-    """Bring the schema to a revision. Safe to run twice."""
+    """Bring the schema to a revision. Safe to run twice.
+
+    Where a database does not roll back changes of tables, each revision that
+    is complete is recorded before the next one begins.
+    """
     config = _config()
-    with database.engine.begin() as connection:
+    with database.engine.connect() as connection:
         config.attributes['connection'] = connection
         command.upgrade(config, revision)
     if database.engine.dialect.name == 'sqlite':

@@ -2,6 +2,7 @@
 
 """Servers, as Nova has them: looked at and built."""
 
+import contextlib
 import typing as ty
 
 from nova import baserpc
@@ -202,46 +203,51 @@ def _ping(topic: str) -> None:
             f'nova-{topic} does not answer: {exc}') from exc
 
 
-class _TooLate(Exception):
-    """The permit to send a build has expired."""
+class _NotSent(Exception):
+    """The gate is closed, or the permit to send a build has expired."""
 
 
-class _InTime:
-    """A transport that sends nothing when it is too late.
+class _Gated:
+    """A transport that asks the gate right before it sends.
 
-    What is sent is made into a message first, which takes its time.
+    The message is complete by then: for a large boot that takes longer than
+    a permit is valid, and must not count.
+
+    :param ask: raises when nothing is to be sent
     """
 
-    def __init__(self, transport: ty.Any, deadline: clouds.Deadline) -> None:
+    def __init__(self, transport: ty.Any, ask: ty.Callable[[], None]) -> None:
         self._transport = transport
-        self._deadline = deadline
+        self._ask = ask
 
     def __getattr__(self, name: str) -> ty.Any:
         return getattr(self._transport, name)
 
     def _send(self, *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-        if self._deadline.passed():
-            raise _TooLate
+        self._ask()
         return self._transport._send(*args, **kwargs)
 
 
 def _cast(build: calls.BuildCall, gate: clouds.Gate) -> None:
     """Send a call, if the gate opens and it is not too late then."""
+
+    def ask() -> None:
+        deadline = gate(build.server_ids)
+        if deadline is None:
+            raise _NotSent
+        if deadline.passed():
+            LOG.error('Servers %s: this process stood still between the right '
+                      'to send their build and the sending. It is not sent, '
+                      'and will be as one that got lost.',
+                      ', '.join(build.server_ids))
+            raise _NotSent
+
     task_api = conductor.ComputeTaskAPI()
     # Else it would wait for a message bus that is away, for as long as that
     # takes, and send when another one has sent long since. Once more is for
     # a connection that is as old as a bus that was restarted.
     client = task_api.conductor_compute_rpcapi.client
     client.retry = 1
-    deadline = gate(build.server_ids)
-    if deadline is None:
-        return
-    client.transport = _InTime(client.transport, deadline)
-    try:
-        if deadline.passed():
-            raise _TooLate
+    client.transport = _Gated(client.transport, ask)
+    with contextlib.suppress(_NotSent):
         build.send(task_api)
-    except _TooLate:
-        LOG.error('Servers %s: this process stood still between the right to '
-                  'send their build and the sending. It is not sent, and '
-                  'will be as one that got lost.', ', '.join(build.server_ids))

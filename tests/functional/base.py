@@ -4,19 +4,22 @@
 
 import collections
 import contextlib
+import functools
 import os
 import sqlite3
 import threading
 import time
 import typing as ty
+from unittest import mock
 
 from nova.conf import CONF
 from nova.tests.functional.api import client as nova_client
 import oslo_messaging
+from oslo_messaging import transport
 
 from tests.functional import nova_box
 
-__all__ = ['FunctionalTestCase', 'Recorder']
+__all__ = ['FunctionalTestCase', 'Recorder', 'at_the_bus']
 
 T = ty.TypeVar('T')
 
@@ -228,6 +231,26 @@ class FunctionalTestCase(nova_box.NovaBox):
         self.addCleanup(listener.wait)
         self.addCleanup(listener.stop)
         return listener
+
+
+@contextlib.contextmanager
+def at_the_bus(act: ty.Callable[[ty.Callable[[], ty.Any]], ty.Any],
+               ) -> ty.Iterator[None]:
+    """Have something take the place of the sending of each build.
+
+    :param act: called with what sends the message, which is complete
+    """
+    real = transport.Transport._send
+
+    def send(bus: ty.Any, target: ty.Any, context: ty.Any,
+             message: ty.Any, **kwargs: ty.Any) -> ty.Any:
+        pass_on = functools.partial(
+            real, bus, target, context, message, **kwargs)
+        return act(pass_on) if message['method'] == (
+            'schedule_and_build_instances') else pass_on()
+
+    with mock.patch.object(transport.Transport, '_send', send):
+        yield
 
 
 def has_networks(microversion: str | None) -> bool:

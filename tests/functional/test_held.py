@@ -13,11 +13,12 @@ from unittest import mock
 import fixtures
 from keystoneauth1 import exceptions
 from nova.api.openstack import api_version_request
-from nova.conductor import rpcapi
+from nova.objects import base as nova_base
 from nova.tests.fixtures import cinder
 from oslo_db import exception as db_exception
 import oslo_messaging
 
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.leases import making
 from blazar_core.lifecycle import sending
@@ -310,20 +311,16 @@ class NowTest(leased.LeasedTestCase):
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
 
     def test_it_is_never_reserved(self):
-        # Nobody takes the build from the conductor, so it stays as it was.
-        self.stub_out('nova.conductor.rpcapi.ComputeTaskAPI.'
-                      'schedule_and_build_instances',
-                      lambda *args, **kwargs: None)
-        server = self.boot('vm1', hints=self.lease_hints('vm1'))
+        # No conductor gets the build, so it stays as it was.
+        with base.at_the_bus(lambda send: None):
+            server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.assertEqual('BUILD', self.alice.get_server(
             server['id'])['status'])
         self.assertEqual('STARTING', self.lease('vm1')['status'])
 
     def test_it_could_be_sent_again_by_a_listener(self):
-        self.stub_out('nova.conductor.rpcapi.ComputeTaskAPI.'
-                      'schedule_and_build_instances',
-                      lambda *args, **kwargs: None)
-        self.boot('vm1', hints=self.lease_hints('vm1'))
+        with base.at_the_bus(lambda send: None):
+            self.boot('vm1', hints=self.lease_hints('vm1'))
         self.assertEqual(1, self.book_rows()['held_builds'])
 
 
@@ -375,21 +372,17 @@ class BehindTheCastTest(leased.LeasedTestCase):
 
     def test_a_cast_whose_fate_is_not_known(self):
         """It was sent, and the API was not told so."""
-        cast = rpcapi.ComputeTaskAPI.schedule_and_build_instances
-
         for number, failure in enumerate(FAILURES):
-            def send(*args, failure=failure, **kwargs):
-                cast(*args, **kwargs)
+            def fail(send, failure=failure):
+                send()
                 raise failure
 
-            with mock.patch.object(rpcapi.ComputeTaskAPI,
-                                   'schedule_and_build_instances', send):
+            with base.at_the_bus(fail):
                 self.delete_all(self.after_failing(
                     f'vm{number}', self.lease_hints(f'vm{number}')))
 
     def test_a_cast_that_was_not_sent(self):
-        with self.failing('nova.conductor.rpcapi.ComputeTaskAPI.'
-                          'schedule_and_build_instances', FAILURES[-1]):
+        with base.at_the_bus(mock.Mock(side_effect=FAILURES[-1])):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.assertEqual('BUILD', self.alice.get_server(
             server['id'])['status'])
@@ -403,10 +396,37 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
 
-    def test_one_that_stood_still_over_the_message(self):
+    def test_the_making_of_the_message_does_not_count(self):
+        """That of a large boot takes longer than a permit is valid."""
+        took, make = [0], nova_base.NovaObjectSerializer.serialize_entity
+        elapsed = clocks.SystemClock.elapsed
+
+        def slowly(serializer, context, entity):
+            took[0] += 10 * sending.SEND_SECONDS
+            return make(serializer, context, entity)
+
+        with mock.patch.object(
+                nova_base.NovaObjectSerializer, 'serialize_entity', slowly), (
+                mock.patch.object(
+                    clocks.SystemClock, 'elapsed',
+                    lambda clock: elapsed(clock) + took[0])):
+            self.after_failing('vm1', self.lease_hints('vm1'))
+        self.assertGreater(took[0], sending.SEND_SECONDS)
+
+    def test_a_message_that_cannot_be_made(self):
+        """No permit is used up: a listener sends it soon."""
+        with self.failing('oslo_messaging.rpc.client._BaseCallContext.'
+                          '_make_message', ValueError('no JSON')):
+            server = self.boot('vm1', hints=self.lease_hints('vm1'))
+        self.assertEqual('PENDING', self.lease('vm1')['status'])
+        self.clock.advance(sending.HEAD_START + 5)
+        self.run_due()
+        self.wait_for_status(server['id'], 'ACTIVE')
+
+    def test_one_that_stood_still_before_the_sending(self):
         """Its permit has expired when the message could be sent."""
         with mock.patch('blazar_core.cloud.Deadline.passed',
-                        side_effect=[False, True]):
+                        return_value=True):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
         # This one is built behind it.
         other = self.boot_active('plain')['id']

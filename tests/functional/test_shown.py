@@ -7,7 +7,7 @@ from unittest import mock
 
 from blazar_core.common import errors
 from blazar_core.leases import servers as leased_servers
-from blazar_nova.compat import calls
+from blazar_core.lifecycle import sending
 from blazar_nova.compat import quota
 from tests.functional import leased
 
@@ -249,7 +249,7 @@ class GivenTest(ShownTestCase):
     def test_what_comes_while_it_is_started(self):
         """It is in the build, or it is refused."""
         server_id = self.hold()['id']
-        admitted, send = quota.admitted, calls.BuildCall.send
+        admitted, pass_ = quota.admitted, sending.Sending._pass
         answers = []
 
         def before(*args):
@@ -263,10 +263,10 @@ class GivenTest(ShownTestCase):
             answers.append(self.set_metadata(server_id, {'after': '1'}))
             answers.append(self.act(server_id, {'lock': None}))
             answers.append(self.act(server_id, {'unlock': None}))
-            return send(*args)
+            return pass_(*args)
 
         with mock.patch.object(quota, 'admitted', before), (
-                mock.patch.object(calls.BuildCall, 'send', after)):
+                mock.patch.object(sending.Sending, '_pass', after)):
             self.start()
         got = self.wait_for_status(server_id, 'ACTIVE')
         self.assertEqual(({'before': '1'}, 'new', False), (

@@ -4,10 +4,13 @@
 them.
 """
 
+from unittest import mock
+
 import fixtures
 from nova.compute import build_results
 from nova import objects
 
+from tests.functional import base
 from tests.functional import leased
 
 
@@ -17,15 +20,24 @@ class StrandedTest(leased.LeasedTestCase):
         super().setUp()
         self.life = self.listener.parts.lifecycle
 
-    def start_and_die_at(self, step, loudly=True):
+    def start_and_lose(self):
+        """A start whose message no conductor gets."""
+        server = self.hold()
+        lost = mock.Mock()
+        self.clock.advance(3600)
+        with base.at_the_bus(lost):
+            self.run_due()
+        lost.assert_called_once()
+        return server['id']
+
+    def start_and_die_at(self, step):
         """A start that comes so far, and no further."""
         server = self.hold()
         reached = []
 
         def die(*_args, **_kwargs):
             reached.append(step)
-            if loudly:
-                raise RuntimeError('The conductor died here')
+            raise RuntimeError('The conductor died here')
 
         self.clock.advance(3600)
         with fixtures.MonkeyPatch(step, die):
@@ -150,9 +162,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual({}, self.allocations(server_id))
 
     def test_a_build_that_left_no_trace_is_sent_again(self):
-        server_id = self.start_and_die_at(
-            'nova.conductor.rpcapi.ComputeTaskAPI.'
-            'schedule_and_build_instances', loudly=False)
+        server_id = self.start_and_lose()
         self.look_after(0, 1859)
         self.assertEqual({}, self.guests())
         self.look_after(1)
@@ -160,9 +170,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual([server_id], list(self.guests()))
 
     def test_while_no_conductor_answers_nothing_is_lost(self):
-        server_id = self.start_and_die_at(
-            'nova.conductor.rpcapi.ComputeTaskAPI.'
-            'schedule_and_build_instances', loudly=False)
+        server_id = self.start_and_lose()
         self.look_after(0)
         self.stub_out('blazar_nova.compat.servers._PING_TIMEOUT', 1)
         self.conductor.rpcserver.stop()

@@ -27,6 +27,7 @@ from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import reserved
 from blazar_nova.listener import hosts
 
+from tests.functional import base
 from tests.functional import leased
 from tests.functional import test_api
 
@@ -436,8 +437,7 @@ class ServersTest(VerifyTestCase):
     def test_one_that_no_conductor_has_taken_up(self):
         server_id = self.hold('lost')['id']
         self.clock.advance(HOUR)
-        with mock.patch('nova.conductor.api.ComputeTaskAPI.'
-                        'schedule_and_build_instances'):
+        with base.at_the_bus(lambda send: None):
             self.run_due()
         self.assertEqual('STARTING', self.lease('lost')['status'])
         self.assert_nothing()

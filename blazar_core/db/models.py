@@ -209,8 +209,9 @@ class Event(Stateful, Base):
     ``due`` is when it wants attention next: its time, or later when it was
     put off: ``waits`` is how often, since something has happened to it.
     ``attempts`` is how often it failed. A worker owns it while ``claimed_by``
-    is its name and ``claimed_until`` is to come. ``action`` is what is done
-    beside telling of it; None: nothing.
+    is its name and ``claimed_until`` is to come; what a boot has started
+    itself keeps a mark of that there. ``action`` is what is done beside
+    telling of it; None: nothing.
     """
 
     __tablename__ = 'events'

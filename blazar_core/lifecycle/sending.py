@@ -3,9 +3,11 @@
 """The one gate through which builds are sent."""
 
 import functools
+import threading
 import typing as ty
 
 from oslo_log import log as logging
+from oslo_utils import uuidutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
@@ -160,7 +162,7 @@ class Sending:
         if facts.is_building(lease):
             raise _Closed
         waiting = facts.waiting(lease)
-        self._mark_sent(connection, dict.fromkeys(server_ids), now)
+        _mark_sent(connection, dict.fromkeys(server_ids), now)
         begins = lease.status == states.Lease.PENDING
         lease.enter(states.Lease.STARTING, now)
         lease.status_reason, lease.updated_at = facts.failures(lease), now
@@ -186,8 +188,9 @@ class Sending:
         def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
             nonlocal taken
             try:
-                deadline = self._database.retried(
-                    self._take_own, lease_id, server_ids)
+                deadline = _surely(self._clock, functools.partial(
+                    self._database.retried, self._take_own, lease_id,
+                    server_ids, uuidutils.generate_uuid()))
             except _Closed:
                 LOG.warning('Lease %s was changed while it was made: a '
                             'listener sends its build', lease_id)
@@ -199,30 +202,36 @@ class Sending:
         steps.reached(steps.Step.BOOT_RESERVED, lease_id)
         try:
             cast(gate)
-        except Exception:
+        except Exception as exc:
             LOG.exception('Lease %s: %s', lease_id, (
                 'it is not known whether its build was sent; a listener looks '
-                'for it' if taken else
-                'its build was not sent; a listener sends it'))
+                'for it' if taken or isinstance(exc, errors.OutcomeUnknown)
+                else 'its build was not sent; a listener sends it'))
         steps.reached(steps.Step.BOOT_SENT, lease_id)
         if taken:
             _show_started(lease)
 
     def _take_own(self, lease_id: str, server_ids: ty.Collection[str],
-                  ) -> clouds.Deadline:
+                  mark: str, before: clouds.Deadline) -> clouds.Deadline:
         """The same right as :meth:`_take` gives, with nothing read before.
 
+        :param mark: written into the event that starts the lease: it shows
+            that the transaction that wrote it is committed
+        :param before: what is valid when it is
         :raises _Closed: when it is not as it was made: a listener has taken
             it, or it was changed
         """
         with self._database.begin() as connection:
             now = self._clock.now()
+            mine = {'lease': lease_id, 'mark': mark}
             if not connection.execute(
                     _OWN, {'lease': lease_id, 'now': now}).rowcount:
+                if connection.scalar(_TAKEN, mine):
+                    return before
                 raise _Closed
             deadline = clouds.Deadline(self._clock, SEND_SECONDS)
-            self._mark_sent(connection, dict.fromkeys(server_ids), now)
-            connection.execute(_STARTED, {'lease': lease_id, 'now': now})
+            _mark_sent(connection, dict.fromkeys(server_ids), now)
+            connection.execute(_STARTED, {**mine, 'now': now})
             return deadline
 
     def send_again(self, lease_id: str, sealed: Sealed,
@@ -256,25 +265,8 @@ class Sending:
             deadline = clouds.Deadline(self._clock, SEND_SECONDS)
             if lease.status not in states.BEGUN:
                 raise _Closed
-            self._mark_sent(session.connection(), sent, self._clock.now())
+            _mark_sent(session.connection(), sent, self._clock.now())
             return deadline
-
-    def _mark_sent(self, connection: sa.Connection,
-                   servers: ty.Mapping[str, int | None], now: int) -> None:
-        """Write down that the builds of servers are sent.
-
-        :param servers: with when they were sent before
-        :raises _Closed: when another process has sent one of them, or it is
-            gone
-        """
-        for before in set(servers.values()):
-            alike = [one for one, at in servers.items() if at == before]
-            taken = connection.execute(
-                _FIRST if before is None else _AGAIN,
-                {'servers': alike, 'now': now} | (
-                    {} if before is None else {'before': before}))
-            if taken.rowcount != len(alike):
-                raise _Closed
 
     def _pass(self, lease_id: str, deadline: clouds.Deadline,
               ) -> clouds.Deadline:
@@ -318,6 +310,50 @@ class Sending:
             described = views.describe(lease)
         LOG.warning('Lease %s could not start: %s', lease_id, reason)
         self._notify('lease.update', described)
+
+
+def _surely(clock: clocks.Clock,
+            take: ty.Callable[[clouds.Deadline], clouds.Deadline],
+            ) -> clouds.Deadline:
+    """Take a permit, also when the answer to the commit is lost.
+
+    What was written is looked for until the permit would expire.
+
+    :param take: gets what is valid when it has taken the permit before
+    :raises OutcomeUnknown: when it is not known by then
+    """
+    deadline = clouds.Deadline(clock, SEND_SECONDS)
+    unknown: errors.OutcomeUnknown | None = None
+    while True:
+        again = clock.now() + 1
+        try:
+            return take(deadline)
+        except (errors.BooksUnavailable, errors.BooksBusy) as exc:
+            if isinstance(exc, errors.OutcomeUnknown):
+                unknown = unknown or exc
+            if unknown is None:
+                raise
+            if deadline.passed():
+                raise unknown from exc
+        clock.wait(threading.Event(), again)
+
+
+def _mark_sent(connection: sa.Connection, servers: ty.Mapping[str, int | None],
+               now: int) -> None:
+    """Write down that the builds of servers are sent.
+
+    :param servers: with when they were sent before
+    :raises _Closed: when another process has sent one of them, or it is
+        gone
+    """
+    for before in set(servers.values()):
+        alike = [one for one, at in servers.items() if at == before]
+        taken = connection.execute(
+            _FIRST if before is None else _AGAIN,
+            {'servers': alike, 'now': now} | (
+                {} if before is None else {'before': before}))
+        if taken.rowcount != len(alike):
+            raise _Closed
 
 
 def _show_started(lease: facts.Lease) -> None:
@@ -366,7 +402,10 @@ _STARTED = sa.update(_EVENTS).where(
     _EVENTS.c.event_type == states.EventType.START,
     _EVENTS.c.status == states.Event.UNDONE).values(
         status=states.Event.DONE, due=_EVENTS.c.time,
-        updated_at=sa.bindparam('now'))
+        claimed_by=sa.bindparam('mark'), updated_at=sa.bindparam('now'))
+_TAKEN = sa.select(_EVENTS.c.id).where(
+    _EVENTS.c.lease_id == sa.bindparam('lease'),
+    _EVENTS.c.claimed_by == sa.bindparam('mark'))
 _SEALED = sa.select(
     models.HeldBuild.lease_id, models.HeldBuild.sealed,
     models.Credential.sealed.label('credential'),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import contextlib
 import logging
 import threading
 from unittest import mock
@@ -1358,6 +1359,10 @@ class TestLostBuilds(LifecycleTestCase):
                          (self.cloud.abandoned, self.cloud.sent))
 
 
+class _RolledBack(Exception):
+    """Ends a transaction whose commit has not reached the database."""
+
+
 class TestFromNowOn(LifecycleTestCase):
     """A lease from now on, whose request sends its build itself."""
 
@@ -1437,6 +1442,64 @@ class TestFromNowOn(LifecycleTestCase):
 
         self.send(stand_still)
         self.assert_sent_once()
+
+    def lose_answers(self, count, committed=True):
+        """Have the answers to commits be lost, a second after each other."""
+        begin, lost = self.database.begin, []
+
+        @contextlib.contextmanager
+        def losing():
+            with contextlib.suppress(_RolledBack), begin() as connection:
+                yield connection
+                if not committed and len(lost) < count:
+                    raise _RolledBack
+            if len(lost) < count:
+                lost.append(self.clock.advance(1))
+                raise errors.OutcomeUnknown
+
+        return mock.patch.object(self.database, 'begin', losing)
+
+    def test_one_whose_commit_was_not_answered_is_sent_by_its_request(self):
+        with self.lose_answers(3):
+            self.send()
+        self.assertEqual(1, len(self.cast))
+        self.assertEqual(self.made, views.get(
+            self.database, self.made['id']))
+        self.assert_sent_once()
+
+    def test_one_whose_commit_was_lost_is_sent_by_its_request(self):
+        with self.lose_answers(3, committed=False):
+            self.send()
+        self.assertEqual(1, len(self.cast))
+        self.assert_sent_once()
+
+    def test_a_listener_that_was_faster_than_an_answer(self):
+        """It has sent what the request could not write."""
+        begin = self.database.begin
+
+        @contextlib.contextmanager
+        def lost():
+            with contextlib.suppress(_RolledBack), begin() as connection:
+                yield connection
+                raise _RolledBack
+            self.database.begin = begin
+            self.listen()
+            raise errors.OutcomeUnknown
+
+        self.database.begin = lost
+        self.send()
+        self.assertEqual([], self.cast)
+        self.assert_sent_once()
+
+    def test_when_no_commit_is_answered_the_log_says_that_it_is_not_known(
+            self):
+        log = self.useFixture(fixtures.FakeLogger())
+        with self.lose_answers(100):
+            self.send()
+        self.assertEqual([], self.cast)
+        self.assertIn('it is not known whether its build was sent',
+                      log.output)
+        self.assertNotIn('its build was not sent', log.output)
 
     def test_whatever_fails_behind_the_cast_undoes_nothing(self):
         self.lifecycle.ending.delete(self.made['id'])

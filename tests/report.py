@@ -81,7 +81,7 @@ class Report:
         """Show what was written beside the results: why a module cannot be
         imported, for example.
         """
-        self._line(data.decode(errors='replace'), end='')
+        self._line(bytes(data).decode(errors='replace'), end='')
 
     def close(self) -> None:
         """Write the counts, for tools/test."""

@@ -62,11 +62,10 @@ class Stateful:
 class Lease(Stateful, Base):
     """A promise to a project over one window.
 
-    ``deleted_at`` is when its deletion was asked for: it is on its way out,
-    and no API shows it any more when it is over. ``generation`` is what locks
-    it (:func:`blazar_core.db.api.locked`). For ``grace_period`` seconds after
-    its end its servers are left alone; ``cleaning_time`` seconds after they
-    have gone what it had is free again.
+    ``deleted_at`` is when its deletion was asked for: no API shows it when it
+    is over. ``generation`` locks it (:func:`blazar_core.db.api.locked`). Its
+    servers run for ``grace_period`` seconds after its end; its capacity is
+    free ``cleaning_time`` seconds after they are deleted.
 
     ``lease_type`` is that of the request (None: made by a release that did
     not know any). One that is WAITING is tried every ``retry_interval``

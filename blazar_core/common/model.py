@@ -155,8 +155,8 @@ class Demand:
     like (:mod:`blazar_core.common.properties`). ``members`` is how many
     servers of their group stand on a host already, by host id, for the soft
     affinities. ``ungrouped`` are the hosts that they may use but for their
-    group (None: ``hosts``). ``among`` says which hosts they are taken from (None: any of
-    ``hosts``, whomever they serve). What they had is free again
+    group (None: ``hosts``). ``among`` says which hosts they are taken from
+    (None: any of ``hosts``, whomever they serve). What they had is free again
     ``cleaning_time`` seconds after nobody is there any more. ``groups`` are
     the request groups that make up ``resources``, and if ``isolated`` the
     single ones among them use different providers; without groups the

@@ -109,7 +109,7 @@ class TestMultiplied(base.BaseTestCase):
                              found['server'])
 
     def test_what_nova_refuses_is_left_to_it(self):
-        for count in (2.5, float('inf'), float('nan'), 10 ** 5000, 1e300, '2.0',
-                      '9' * 5000, '0' * 5000, 0, -1, True):
+        for count in (2.5, float('inf'), float('nan'), 10 ** 5000, 1e300,
+                      '2.0', '9' * 5000, '0' * 5000, 0, -1, True):
             body = {'server': {'min_count': count, 'max_count': count}}
             self.assertEqual(body, recurrences.multiplied(body, 3, 1000))

@@ -392,7 +392,9 @@ def _set_up_sessions(patient: bool, engine: sa.Engine) -> None:
     settings = {
         'mysql': [
             'SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ',
-            f'SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}'],
+            # MySQL takes the latter for a comment: it knows no such setting.
+            f'SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} '
+            f'/*M!100300 , idle_transaction_timeout = {ANSWER_SECONDS} */'],
         'postgresql': [
             'SET SESSION CHARACTERISTICS AS TRANSACTION '
             'ISOLATION LEVEL REPEATABLE READ',

@@ -3,6 +3,9 @@
 import contextlib
 import itertools
 import os
+import signal
+import subprocess
+import sys
 from unittest import mock
 
 from alembic import autogenerate
@@ -18,6 +21,7 @@ from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
 from tests import databases
+from tests import imports
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -335,6 +339,51 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
 
         self.assertEqual('found', self.database.retried(work))
         self.assertEqual(2, len(runs))
+
+
+class TestFrozenProcess(base.DatabaseTestCase):
+    """A process stands still in a transaction."""
+
+    scenarios = databases.SERVERS
+
+    #: Locks a row, says so, and writes no more until it is told to.
+    WORK = """
+import sys
+import sqlalchemy as sa
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from tests import databases
+api.ANSWER_SECONDS = 1
+try:
+    with api.Database(databases.configuration(sys.argv[1])).begin() as one:
+        one.execute(sa.update(models.Host).values(generation=7))
+        print('locked', flush=True)
+        sys.stdin.readline()
+except errors.BooksUnavailable as exc:
+    print(type(exc).__name__, flush=True)
+"""
+
+    def test_others_get_its_rows_and_it_writes_nothing(self):
+        self.host('one', VCPU=1)
+        process = subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', self.WORK, self.books.url],
+            cwd=imports.ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.assertEqual('locked\n', process.stdout.readline())
+        process.send_signal(signal.SIGSTOP)
+
+        def work():
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Host).values(
+                    generation=models.Host.generation + 10))
+
+        self.database.retried(work)
+        process.send_signal(signal.SIGCONT)
+        self.assertEqual('OutcomeUnknown\n', process.communicate('go\n')[0])
+        self.assertEqual(11, self.generation('one'))
 
 
 class TestRoundTrips(base.DatabaseTestCase):

@@ -101,9 +101,11 @@ class Moving:
         for move in moves:
             if move.status != states.Move.PLANNED or under_way >= AT_ONCE:
                 continue
+            # It counts from before the commit: a process may stand still
+            # right behind that.
+            deadline = clouds.Deadline(self._clock, _SEND)
             if not self.write(lease_id, {move.server_id: states.Move.ASKED}):
                 return
-            deadline = clouds.Deadline(self._clock, _SEND)
             steps.reached(steps.Step.ROOM_TAKEN, lease_id)
             try:
                 why = self._why_stays(move.server_id) or self._cloud.move(

@@ -183,15 +183,17 @@ class Relocating:
 
     def _ask(self, stay: _Stay) -> None:
         """Have a server leave, if nobody else does and it can."""
+        # They count from before the commit: a process may stand still right
+        # behind that.
+        deadline, work = (clouds.Deadline(self._clock, seconds)
+                          for seconds in (_SEND, _WORK))
         taken = self._clock.now() + destinations.AGAIN
         if not self._write(stay, taken, stay.tries):
             return
         stay, tries = stay._replace(due=taken), stay.tries + 1
-        deadline = clouds.Deadline(self._clock, _SEND)
         steps.reached(steps.Step.RELOCATE_TAKEN, stay.lease_id)
         if stay.server_id is None:
-            self._ask_lodgers(stay, tries, clouds.Deadline(
-                self._clock, _WORK))
+            self._ask_lodgers(stay, tries, work)
             return
         why = self._why_stays(stay, stay.server_id)
         if why is None or why == BUSY and not stay.tries:

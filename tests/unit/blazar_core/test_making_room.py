@@ -13,6 +13,7 @@ from blazar_core.books import inventory
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import changing
 from blazar_core.leases import joining
@@ -830,6 +831,29 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         with mock.patch.object(self.lifecycle.making_room._plans, '_most', 1):
             self.go_on(), self.go_on()
         self.assertEqual([], self.moves())
+
+
+class TestStandingStill(FourHosts):
+    """A worker stands still after it has written that it asks for a move."""
+
+    def test_it_asks_for_nothing(self):
+        lease = self.wanted()
+        other, write, stopped = self.new_engine('other'), (
+            moving.Moving.write), []
+
+        def stop(mover, lease_id, news, refused=False):
+            done = write(mover, lease_id, news, refused)
+            if not stopped and states.Move.ASKED in news.values():
+                stopped.extend(news)
+                self.clock.advance(120)
+                other.run_due()
+            return done
+
+        with mock.patch.object(moving.Moving, 'write', stop):
+            self.engine.run_due()
+        server_id, = stopped
+        self.assertEqual('failed', self.moves(lease)[server_id])
+        self.assertNotIn(server_id, [one for one, _host in self.cloud.moves])
 
 
 class TestDeath(FourHosts):

@@ -284,6 +284,21 @@ class TestEvacuating(RelocatingTestCase):
             self.look()
         self.assertEqual([], self.cloud.evacuations)
 
+    def test_who_stood_still_over_the_commit_does_not_ask(self):
+        self.runs()
+        self.fail()
+        retried, pauses = self.database.retried, [60]
+
+        def commit(work, *args):
+            done = retried(work, *args)
+            if pauses and work.__name__ == '_written':
+                self.clock.advance(pauses.pop())
+            return done
+
+        with mock.patch.object(self.database, 'retried', commit):
+            self.look()
+        self.assertEqual(([], []), (pauses, self.cloud.evacuations))
+
     def test_who_dies_before_he_asks_is_followed_by_another_one(self):
         _lease, server_id = self.runs()
         self.fail()

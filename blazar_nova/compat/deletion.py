@@ -217,11 +217,18 @@ def _after(last: ty.Any, count: int, instance: ty.Any) -> Step:
         instance.vm_state not in (vm_states.ERROR, vm_states.DELETED))
     pause = 0 if is_back or failed and count == 1 else min(
         _ASK_AGAIN * 2 ** min(count - 1, 10), _LONGEST)
-    return Step(max(0, pause - _age(last.updated_at or last.start_time)),
-                by_somebody != failed, failed)
+    return Step(_left(last, pause), by_somebody != failed, failed)
 
 
-def _age(when: ty.Any) -> float:
-    """Seconds since a date."""
-    return float(timeutils.delta_seconds(
-        when.replace(tzinfo=None), timeutils.utcnow()))
+def _left(last: ty.Any, pause: float) -> float:
+    """Seconds until a pause after an attempt is over.
+
+    An attempt is changed by any service of Nova, whose clock may be ahead.
+    It is started by a process of ours: by the clock that is asked here.
+    """
+    now = timeutils.utcnow()
+    ages = [timeutils.delta_seconds(when.replace(tzinfo=None), now)
+            for when in (last.updated_at, last.start_time) if when is not None]
+    left = pause - next((age for age in ages if age >= 0), ages[-1])
+    # A clock that was ahead has said the latter: it has happened.
+    return 0 if left <= 0 or left > 2 * pause else min(left, pause)

@@ -15,13 +15,15 @@ class TestNextStep(base.TestCase):
     """What follows upon deletions that were asked for."""
 
     def step(self, *asked, cell='cell', state=('error', None),
-             request_id='req-blazar-1'):
+             request_id='req-blazar-1', started=0):
         """The next one.
 
         :param asked: deletions, the last one first: whether it failed, who
             asked, and how many seconds ago
         :param state: that of the server, and its task
         :param request_id: that of all deletions
+        :param started: how many seconds ago they were asked for, where they
+            were changed since
         """
         now = timeutils.utcnow()
 
@@ -30,7 +32,8 @@ class TestNextStep(base.TestCase):
 
         actions = [types.SimpleNamespace(
             action='delete', message='Error' if failed else None, user_id=user,
-            request_id=request_id, updated_at=before(seconds))
+            request_id=request_id, updated_at=before(seconds),
+            start_time=before(started))
             for failed, user, seconds in asked]
         actions.append(types.SimpleNamespace(action='create'))
         with mock.patch('nova.objects.InstanceActionList.'
@@ -54,6 +57,19 @@ class TestNextStep(base.TestCase):
             self.assert_waits(20, self.step((False, 'user', 40), state=state))
             self.assertEqual((0, True, False), self.step(
                 (False, 'user', 61), state=state))
+
+    def test_a_clock_of_nova_that_is_ahead_delays_nothing(self):
+        """What this process has written itself says when it was asked."""
+        for started, seconds in ((0, 60), (40, 20), (61, 0)):
+            step = self.step((False, 'user', -3600), started=started,
+                             state=('active', 'deleting'))
+            self.assertTrue(seconds - 5 <= step.seconds <= seconds, step)
+
+    def test_a_date_that_is_ahead_is_waited_for_once_at_most(self):
+        for ahead, seconds in ((1, 60), (30, 60), (3600, 0)):
+            step = self.step((False, 'user', -ahead), started=-ahead,
+                             state=('active', 'deleting'))
+            self.assertTrue(seconds - 5 <= step.seconds <= seconds, step)
 
     def test_the_deletions_of_users_do_not_count(self):
         for state in (('active', None), ('soft-delete', None),

@@ -211,17 +211,9 @@ class Admission:
             lease, functools.partial(self._parts.cloud.cast, call))
         if lacks_trust:
             trusts.entrust(self._parts, call.context, lease)
-        self._publish('lease.create', lease)
+        self._parts.publish('lease.create', lease)
         if lease['status'] != states.Lease.PENDING:
-            self._publish('lease.event.start_lease', lease)
-
-    def _publish(self, event_type: str, lease: _Lease) -> None:
-        """Notify of a lease; what fails is logged."""
-        try:
-            self._parts.notify(event_type, lease)
-        except Exception:
-            LOG.exception('Lease %s: %s could not be published',
-                          lease['id'], event_type)
+            self._parts.publish('lease.event.start_lease', lease)
 
     def _hold(self, new: making.NewLease, call: calls.BuildCall,
               ) -> tuple[_Lease, ty.Callable[[], None]]:
@@ -248,7 +240,8 @@ class Admission:
                 dataclasses.replace(
                     new, credential=self._vault.seal(trust))), sealed)
         steps.reached(steps.Step.CREATE_BOOKED, servers)
-        return lease, functools.partial(self._publish, 'lease.create', lease)
+        return lease, functools.partial(
+            self._parts.publish, 'lease.create', lease)
 
     def _demand(self, call: calls.BuildCall) -> model.Demand:
         with demands.refused(

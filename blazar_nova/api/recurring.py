@@ -13,7 +13,6 @@ import datetime
 import itertools
 import typing as ty
 
-from oslo_log import log as logging
 from oslo_utils import uuidutils
 
 from blazar_core.common import clock as clocks
@@ -35,8 +34,6 @@ from blazar_nova.parts import wiring
 from blazar_nova.resources import boots
 
 __all__ = ['Recurring']
-
-LOG = logging.getLogger(__name__)
 
 _Lease: ty.TypeAlias = dict[str, ty.Any]
 
@@ -187,11 +184,7 @@ class Recurring:
         for new, lease in zip(leases, made, strict=True):
             if new.credential is None:
                 trusts.entrust(self._parts, context, lease)
-            try:
-                self._parts.notify('lease.create', lease)
-            except Exception:
-                LOG.exception('Lease %s: lease.create could not be published',
-                              lease['id'])
+            self._parts.publish('lease.create', lease)
 
     def _entrusted(self, context: ty.Any, new: making.NewLease, on_end: str,
                    undone: contextlib.ExitStack, as_owner: bool,

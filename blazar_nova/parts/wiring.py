@@ -85,6 +85,16 @@ class Parts:
     maintenance: maintenance.Maintenance
     preflight: preflight.Preflight
 
+    def publish(self, event_type: str, lease: dict[str, ty.Any]) -> None:
+        """Publish an event of a lease that is reserved, so that an error
+        cannot undo it: it is logged.
+        """
+        try:
+            self.notify(event_type, lease)
+        except Exception:
+            LOG.exception('Lease %s: %s could not be published',
+                          lease['id'], event_type)
+
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     """Build the parts.

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import typing as ty
 
-
 from blazar_core.books import enrolment
 from blazar_core.common import errors
 from blazar_core.common import states

@@ -6,7 +6,6 @@ import dataclasses
 import sys
 import threading
 
-
 from blazar_core.books import admission
 from blazar_core.common import errors
 from blazar_core.db import models

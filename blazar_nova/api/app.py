@@ -11,7 +11,7 @@ Nova's router, stands the middleware that reads the hints, and behind that what
 holds the builds.
 """
 
-from blazar_nova.compat import guard  # noqa: F401  (the first of all)
+from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
 
 import typing as ty
 

@@ -5,7 +5,7 @@ What an operator writes for it in Nova's api-paste.ini is in
 etc/nova-leases/api-paste.ini.
 """
 
-from blazar_nova.compat import guard  # noqa: F401  (the first of all)
+from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
 
 import re
 import typing as ty

@@ -5,7 +5,7 @@
 Nova decides between them and eventlet while it is being imported. A process
 of ours imports this module first; inside Nova's own processes the decision
 has been made already, and it is left to them: they import
-:mod:`~blazar_nova.compat.guard` first.
+:mod:`~blazar_nova.compat.require_seams` first.
 
 :raises ConfigurationError: at its import, with a sentence for each thing that
     Nova lacks
@@ -22,4 +22,4 @@ from nova import monkey_patch  # noqa: E402
 
 monkey_patch.patch(backend='threading')
 
-from blazar_nova.compat import guard  # noqa: E402, F401
+from blazar_nova.compat import require_seams  # noqa: E402, F401

@@ -9,7 +9,7 @@ decides, in the database. So a server without a lease is judged by what was
 read within the last second, unless that leaves it few hosts.
 """
 
-from blazar_nova.compat import guard  # noqa: F401  (the first of all)
+from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
 
 import typing as ty
 

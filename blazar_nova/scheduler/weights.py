@@ -2,7 +2,7 @@
 
 """The weigher that sends a leased server to the host of its booking."""
 
-from blazar_nova.compat import guard  # noqa: F401  (the first of all)
+from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
 
 import typing as ty
 

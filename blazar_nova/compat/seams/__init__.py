@@ -7,5 +7,6 @@
     check.py    compares the table with the Nova that is installed
 
 A process compares all of it before it imports anything else that touches Nova
-(:mod:`blazar_nova.compat.guard`); the contributor documentation prints it.
+(:mod:`blazar_nova.compat.require_seams`); the contributor documentation prints
+it.
 """

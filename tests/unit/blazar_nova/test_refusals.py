@@ -157,4 +157,4 @@ class TestFirst(base.TestCase):
                      'scheduler/weights.py'):
             first = next(name for name in code.imports(f'blazar_nova/{path}')
                          if name.startswith('blazar_nova.'))
-            self.assertEqual('blazar_nova.compat.guard', first, path)
+            self.assertEqual('blazar_nova.compat.require_seams', first, path)

@@ -4,14 +4,14 @@
 
 from oslo_config import cfg
 
-__all__ = ['ENFORCEMENT_GROUP', 'ENFORCEMENT_OPTS']
+__all__ = ['GROUP', 'OPTS']
 
-ENFORCEMENT_GROUP = cfg.OptGroup(
+GROUP = cfg.OptGroup(
     'blazar_enforcement', title='What a project may have',
     help='Limits of leases, and a service that is asked about each of them. '
          '-1 is no limit. Leases count for Nova\'s quota besides.')
 
-ENFORCEMENT_OPTS: list[cfg.Opt] = [
+OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'max_lease_duration', default=365 * 86400, min=-1,
         help='Seconds that a lease may last from its start to its end, with '

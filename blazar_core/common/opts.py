@@ -11,8 +11,7 @@ from oslo_db import options as db_options
 
 from blazar_core.common import enforcement
 
-__all__ = ['DATABASE_GROUP', 'ENFORCEMENT_GROUP', 'GROUP', 'list_opts',
-           'register_opts']
+__all__ = ['DATABASE_GROUP', 'GROUP', 'list_opts', 'register_opts']
 
 GROUP = cfg.OptGroup(
     'blazar', title='Leases',
@@ -365,22 +364,19 @@ _UNUSED = frozenset({
 DATABASE_OPTS: list[cfg.Opt] = [
     opt for opt in db_options.database_opts if opt.name not in _UNUSED]
 
-ENFORCEMENT_GROUP = enforcement.ENFORCEMENT_GROUP
-ENFORCEMENT_OPTS = enforcement.ENFORCEMENT_OPTS
-
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Make the options known to a configuration. Safe to call twice."""
     # oslo.config keeps what is set in the group itself: each gets its own.
     conf.register_group(copy.deepcopy(GROUP))
     conf.register_opts(OPTS, group=GROUP)
-    conf.register_group(copy.deepcopy(ENFORCEMENT_GROUP))
-    conf.register_opts(ENFORCEMENT_OPTS, group=ENFORCEMENT_GROUP)
+    conf.register_group(copy.deepcopy(enforcement.GROUP))
+    conf.register_opts(enforcement.OPTS, group=enforcement.GROUP)
     conf.register_group(copy.deepcopy(DATABASE_GROUP))
     conf.register_opts(DATABASE_OPTS, group=DATABASE_GROUP)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
     """For oslo-config-generator and the documentation."""
-    return [(GROUP, OPTS), (ENFORCEMENT_GROUP, ENFORCEMENT_OPTS),
+    return [(GROUP, OPTS), (enforcement.GROUP, enforcement.OPTS),
             (DATABASE_GROUP, DATABASE_OPTS)]

@@ -110,7 +110,7 @@ class Joining:
                 for row, one in zip(
                     rows.reservations, new.reservations, strict=True)
                 for server_id in one.server_ids], force=True)
-            rows.insert(connection)
+            lease_rows.insert(connection, [rows])
             ledger.add(connection, edits)
             return rows.describe(edits)
 

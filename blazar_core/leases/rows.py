@@ -121,10 +121,6 @@ class Rows:
                 'lease_id': self.lease['id'], 'sealed': new.credential,
                 'created_at': self.lease['created_at']}]
 
-    def insert(self, connection: sa.Connection) -> None:
-        """Write them."""
-        insert(connection, [self])
-
     def describe(self, edits: ty.Sequence[ledger.Edit]) -> dict[str, ty.Any]:
         """What :func:`blazar_core.leases.views.describe` will say of them.
 
@@ -167,6 +163,7 @@ class Planned(ty.NamedTuple):
 
 
 def insert(connection: sa.Connection, leases: ty.Sequence[Rows]) -> None:
+    """Write the rows of new leases, without their bookings."""
     for table, rows in (
             (models.Lease, [one.lease for one in leases]),
             (models.Reservation, [
@@ -180,8 +177,11 @@ def insert(connection: sa.Connection, leases: ty.Sequence[Rows]) -> None:
 
 
 def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
-            now: int, started: bool, types: resources.Types) -> Rows:
-    """The rows that a new lease is written as."""
+            now: int, start_done: bool, types: resources.Types) -> Rows:
+    """Return the rows of a new lease.
+
+    :param start_done: whether its start needs no worker
+    """
     request = new.request
     lease_id = uuidutils.generate_uuid()
     # They are read in the order of their ids: that in which they were asked
@@ -214,7 +214,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
     } for reservation_id, one, host_ids in zip(
         ids, new.reservations, picked, strict=True)], [
         events.row(lease_id, event_type, time, now, action=action,
-                   done=started and event_type == states.EventType.START)
+                   done=start_done and event_type == states.EventType.START)
         for event_type, time, action in _events(new, types)])
 
 

@@ -123,7 +123,7 @@ def _no_bound() -> None:
 LAG = 0.1
 #: How often an admission goes on to prefer hosts that have reservations
 #: although others are deciding about them.
-PATIENT = 4
+GATHER_TRIES = 4
 #: Seconds for which a host where a race was lost is taken only if need be.
 CROWDED = 1
 
@@ -180,7 +180,7 @@ class Admission:
 
         def attempt() -> R:
             crowded, lag = self.crowded(), next(lags, 0)
-            gather, bound = next(losses) < PATIENT, spread()
+            gather, bound = next(losses) < GATHER_TRIES, spread()
             own: set[int] = set()
             picked = []
             for demands, window in wanted:

@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 Undo: ty.TypeAlias = ty.Callable[[], None]
 
 
-class Growth(ty.Protocol):
+class GrowthCheck(ty.Protocol):
     """Judges leased servers that are to take more than is booked for them."""
 
     def lock(self, connection: sa.Connection, project_id: str) -> None:
@@ -66,7 +66,7 @@ class Claims:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  index: follower.Index, alone: bool = True,
-                 growth: Growth | None = None) -> None:
+                 growth: GrowthCheck | None = None) -> None:
         self._growth = growth
         self._database = database
         self._clock = clock

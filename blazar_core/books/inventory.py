@@ -184,8 +184,8 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
           leased: bool = False) -> Claimed | None:
     """Let a server count on a host before the cloud tells of it.
 
-    It counts for ``CLAIM_SECONDS``; the host is looked at again when it
-    has not been heard of by then. What the server has there already counts
+    It counts for ``pending.CLAIM_SECONDS``; the host is looked at again when
+    it has not been heard of by then. What the server has there already counts
     on: one that is resized in its place takes both for a while.
 
     The rule was asked in memory, and no booking is read here: the guard
@@ -213,7 +213,7 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
         return None
     before = row.consumers.get(server_id)
     amounts = collections.Counter(takes)
-    if before is not None and not pending.is_recent(before[1], now):
+    if before is not None and not pending.is_pending(before[1], now):
         amounts.update(before[0])
     elif before is not None:
         # Let in again: what it had before the first time is still there.
@@ -307,7 +307,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
     # on its way.
     consumers = _consumers(allocations) | {
         consumer: entry for consumer, entry in (row.consumers or {}).items()
-        if pending.is_recent(entry[1], now - 1) and not (
+        if pending.is_pending(entry[1], now - 1) and not (
             entry[0] and consumer in allocations)}
     # Only of those that are there: many more may have a booking for later.
     leased = {booking.server_id: booking for booking in session.scalars(
@@ -330,7 +330,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
     values = {**values, 'usage': usage_of(consumers)}
-    if row.recheck_at is not None and not pending.is_recent(
+    if row.recheck_at is not None and not pending.is_pending(
             row.recheck_at, now):
         _looked(session, row, pending.next_look(consumers, now))
     values = {name: value for name, value in values.items()

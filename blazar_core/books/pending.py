@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from blazar_core.common import model
 from blazar_core.db import models
 
-__all__ = ['CLAIM_SECONDS', 'awaited', 'is_due', 'is_recent', 'next_look']
+__all__ = ['CLAIM_SECONDS', 'awaited', 'is_due', 'is_pending', 'next_look']
 
 _HOSTS = models.Host.__table__
 
@@ -25,17 +25,19 @@ def awaited(consumers: ty.Mapping[str, models.Consumer] | None, now: int,
             ) -> dict[str, model.Resources]:
     """What is claimed on a host, and the cloud need not have yet."""
     return {one: amounts for one, (amounts, until) in (
-        consumers or {}).items() if amounts and is_recent(until, now)}
+        consumers or {}).items() if amounts and is_pending(until, now)}
 
 
-def is_recent(instant: int, now: int) -> bool:
-    """Whether something ends or was told after now, by a clock that is right.
+def is_pending(instant: int, now: int) -> bool:
+    """Return whether an instant is still to come.
+
+    One that is too far in the future was written by a clock that was ahead.
     """
     return now < instant <= now + _FURTHEST
 
 
 def is_due(now: int) -> sa.ColumnElement[bool]:
-    """Whether the cloud is to be asked again what runs on a host."""
+    """SQL: whether it is time to ask the cloud again what runs on a host."""
     return sa.or_(_HOSTS.c.recheck_at <= now,
                   _HOSTS.c.recheck_at > now + _FURTHEST)
 

@@ -191,14 +191,14 @@ class TestCreate(base.LeaseTestCase):
 
         def decide(_connection, picked):
             found.append(picked[0][0][0])
-            if len(found) <= admission.PATIENT:
+            if len(found) <= admission.GATHER_TRIES:
                 raise api.LostRace(found[-1])
 
         self.lease(50, 100)
         self.admission.admit_all([([
             model.Demand({'VCPU': 1}, 1)], model.Window(
                 NOW + 50, NOW + 100))], decide)
-        self.assertEqual(['one'] * admission.PATIENT + ['two'], [
+        self.assertEqual(['one'] * admission.GATHER_TRIES + ['two'], [
             self.scalars(models.Host.name, models.Host.id == one)[0]
             for one in found])
 

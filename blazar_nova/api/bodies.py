@@ -108,13 +108,10 @@ def check_total(amounts: ty.Iterable[int], most: int, before: int = 0,
     each = sum(amounts)
     if each <= before or each * times + others <= most:
         return
-    series = '' if times == 1 else f', {each * times} in {times} occurrences'
+    together = '' if times == 1 else f'{each * times} in {times} occurrences'
     if others:
-        series = f', {each + others} with those of the other occurrences'
-    raise errors.InvalidLeaseParams(
-        f'The amounts of the reservations of one lease add up to {each}'
-        f'{series}. Write amounts of at most {most} in all, or make several '
-        f'leases.')
+        together = f'{each + others} with those of the other occurrences'
+    raise recurrences.too_much(each, together, most)
 
 
 def create(body: object, now: int, defaults: lease_params.Defaults,

@@ -18,7 +18,7 @@ from blazar_core.common import recurrence as recurrences
 from blazar_core.leases import requests
 from blazar_core.lifecycle import ends
 
-__all__ = ['EXAMPLE', 'localized', 'multiplied', 'recurrence_of']
+__all__ = ['EXAMPLE', 'localized', 'multiplied', 'recurrence_of', 'too_much']
 
 _KEYS = {
     'rule': '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"',
@@ -141,12 +141,23 @@ def multiplied(body: ty.Mapping[str, ty.Any], times: int, limit: int,
             'A lease that recurs has the same number of servers each time. '
             'Write the same min_count and max_count.')
     if each * times > limit:
-        raise errors.InvalidLeaseParams(
-            f'{times} occurrences with {each} servers each are '
-            f'{each * times} servers. Write a rule with fewer, or fewer '
-            f'servers: {limit} are the most.')
+        raise too_much(each, '' if times == 1 else (
+            f'{each * times} in {times} occurrences'), limit)
     return {**body, 'server': {
         **server, 'min_count': each * times, 'max_count': each * times}}
+
+
+def too_much(each: int, together: str, most: int,
+             ) -> errors.InvalidLeaseParams:
+    """Return the refusal of a lease that is for too many servers or hosts.
+
+    :param together: how many it has in all occurrences; empty: it has one
+    """
+    also = f', and to {together}' if together else ''
+    return errors.InvalidLeaseParams(
+        f'The amounts of the reservations of one lease add up to {each}'
+        f'{also}. Write amounts of at most {most} in all, or make several '
+        f'leases.')
 
 
 def _count(value: object) -> int | None:

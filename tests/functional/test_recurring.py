@@ -230,7 +230,7 @@ class TestBoots(RecurringTestCase):
             400, self.boot, 'vm', hints=self.lease_hints(
                 'vm', HOUR, recurrence=self.recurrence()), min_count=1,
             max_count=2))
-        self.assertIn('are the most', self.refused(
+        self.assertIn('at most', self.refused(
             400, self.boot, 'vm', hints=self.lease_hints(
                 'vm', HOUR, recurrence=self.recurrence(100)), count=11))
         self.assertEqual({}, self.names())
@@ -510,8 +510,9 @@ class TestAmounts(RecurringTestCase):
     def test_in_requests_for_leases_and_in_quotes(self):
         for query in ({}, {'dry_run': 'true'}):
             error = self.ask_for(3, 400, **query)
-            self.assertIn('add up to 3, 9 in 3 occurrences. Write amounts of '
-                          'at most 6 in all', error['error_message'])
+            self.assertIn(
+                'add up to 3, and to 9 in 3 occurrences. Write amounts of at '
+                'most 6 in all', error['error_message'])
         self.assertEqual([], self.listed())
         self.ask_for(2, 201)
 
@@ -529,5 +530,5 @@ class TestAmounts(RecurringTestCase):
             message = self.refused(
                 400, self.boot, 'vm', min_count=3, hints=self.lease_hints(
                     'vm', HOUR, recurrence=self.recurrence(**how)))
-            self.assertIn('6', message)
+            self.assertIn('add up to 3, and to 9 in 3 occurrences', message)
         self.assertEqual({}, self.names())

@@ -219,10 +219,10 @@ class TestCreate(base.RefusalTestCase):
         # One that was larger may shrink.
         bodies.check_total([900], 1000, before=1000, others=99_000)
         for more, part in (
-                ({'times': 101}, 'add up to 10, 1010 in 101 occurrences. '
-                 'Write amounts of at most 1000 in all'),
-                ({'others': 991}, 'add up to 10, 1001 with those of the '
-                 'other occurrences. Write')):
+                ({'times': 101}, 'add up to 10, and to 1010 in 101 '
+                 'occurrences. Write amounts of at most 1000 in all'),
+                ({'others': 991}, 'add up to 10, and to 1001 with those of '
+                 'the other occurrences. Write')):
             self.assert_refused(
                 part, lambda: bodies.check_total([10], 1000, **more))
 

@@ -95,8 +95,8 @@ class TestMultiplied(base.BaseTestCase):
     def test_what_cannot_be(self):
         for server, part in (
                 ({'max_count': 2}, 'same min_count and max_count'),
-                ({'min_count': 1001}, '1000 are the most'),
-                ({'min_count': '100000000'}, '1000 are the most')):
+                ({'min_count': 1001}, 'at most 1000'),
+                ({'min_count': '100000000'}, 'at most 1000')):
             self.assertIn(part, str(self.assertRaises(
                 errors.InvalidLeaseParams, recurrences.multiplied,
                 {'server': server}, 1, 1000)))

@@ -256,8 +256,9 @@ class Host(Base):
     may be reserved of it then, and ``extra`` what its operator says of it
     beside ``properties``. ``held_by`` is the reservation that has all of it
     now: what runs there runs within that, and is no usage. ``emptied_at`` is
-    since when no ended lease is there, ``cleaning_until`` until when it is
-    cleaned, ``cleaned_at`` when it was ready, ``overdue_at`` since when late.
+    when the last server of a lease that has ended left it, ``cleaning_until``
+    until when it is cleaned, ``cleaned_at`` when it was ready for the next
+    lease, ``overdue_at`` since when ``held_by`` has it beyond its end.
     """
 
     __tablename__ = 'hosts'
@@ -356,7 +357,8 @@ class Move(Stateful, Base):
     """A server that moves, or has moved, so that there is room for a lease.
 
     ``source`` and ``target`` are ids of hosts, ``resources`` what it takes. It
-    is asked for at ``asked_at``, and for a lease of ``project_id`` but once.
+    is asked for at ``asked_at``, at most once for each lease; ``project_id``
+    is the project of that lease, for the pace of its moves.
     """
 
     __tablename__ = 'moves'
@@ -381,10 +383,12 @@ class Change(Base):
     """One booking that came (sign 1) or went (sign -1) on a host.
 
     Written in the transaction that moved the host's generation to
-    ``generation``, which has ``parts`` rows (None: of a release before).
+    ``generation``. No generation is left out, and each has ``parts`` rows
+    (None: written by a release that did not count them).
     A row without dates says that the host itself is another than it was: with
     resources, that these are its usage now, and that nothing else is new.
-    Rows are kept for a while, for :mod:`blazar_core.books.follower`.
+    Rows are kept for a while, for the processes that have the timeline in
+    memory (:mod:`blazar_core.books.follower`).
     """
 
     __tablename__ = 'changes'

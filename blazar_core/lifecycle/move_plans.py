@@ -265,8 +265,9 @@ class MovePlans:
 
     def _check_pace(self, session: orm.Session, lease: models.Lease,
                     plan: _Plan, now: int) -> None:
-        """
-        :raises Outdated: when a plan moves more than may be moved by now
+        """Make sure that a plan is still within the pace of its project.
+
+        :raises Outdated: when it moves more servers than may be moved by now
         """
         resting = pacing.resting(session, self._pace.interval, now)
         if len(plan.moves) > self._left(session, lease, now).remaining or any(

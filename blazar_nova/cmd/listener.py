@@ -34,7 +34,9 @@ def main() -> int:
 
 
 def _listener() -> 'daemon.Listener':
-    """:raises ConfigurationError: when Nova or its configuration is not as it
+    """Return the daemon, when all that it needs of Nova is loaded.
+
+    :raises ConfigurationError: when Nova or its configuration is not as it
         has to be
     """
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)

@@ -309,6 +309,8 @@ class Timeline(calendar.Calendar):
                            self._piece, limits.most)
 
     def _free(self, rc: str, beside: Beside | None) -> Ints:
+        """Return what is free of a class on each host if nothing is booked.
+        """
         free = self._classes[rc].free[:len(self)]
         return free if beside is None or rc not in beside.amounts else (
             free - beside.amounts[rc])

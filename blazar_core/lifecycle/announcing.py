@@ -169,8 +169,9 @@ class Announcing:
 
 
 def _free(now: int) -> sa.ColumnElement[bool]:
-    """Nobody is about to tell of a server, and it need not wait; what is
-    later than any pause a clock has said that was ahead.
+    """SQL: no process is about to notify of a server, and it need not wait.
+
+    What is later than any pause was written by a clock that was ahead.
     """
     return sa.or_(_WOULD_END.c.claimed_until <= now,
                   _WOULD_END.c.claimed_until > now + 2 * _LATER)

@@ -176,7 +176,7 @@ class Moving:
                 if status == states.Move.ASKED:
                     row.asked_at = now
                 elif refused:
-                    # That disturbed nobody, and counts for no pace.
+                    # No server was disturbed: it counts for no pace.
                     row.asked_at = None
             said = lease.status_reason
             lease.status_reason = progress(rows.values())

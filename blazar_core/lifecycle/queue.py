@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 #: How many due events are read at a time.
 _BATCH = 50
 
-#: Seconds between two looks for what was put off by a clock that was wrong.
+#: Seconds between two looks for what a wrong clock has deferred.
 _STRAY_SECONDS = 10
 
 #: What moves leases; all else only tells of them.
@@ -70,7 +70,7 @@ _FURTHEST = facts.LONGEST_PAUSE + sa.case(
     (models.Event.event_type == states.EventType.RETRY,
      sa.func.coalesce(models.Lease.retry_interval, 0)), else_=0) + (
          facts.LONGEST_PAUSE)
-#: What was to happen by now, or at once, and was put off beyond that. The
+#: What was to happen by now, or at once, and was deferred beyond that. The
 #: date itself stays, and that of an offer, which waits without one. By the
 #: index of the first condition, whatever a database knows of dates.
 _DUE = models.Event.due + 0
@@ -153,7 +153,7 @@ class Queue:
         self._clock = clock
         self._name = name
         self._seconds = seconds
-        #: When to look for what a wrong clock has put off.
+        #: When to look for what a wrong clock has deferred.
         self._look_for_strays = float('-inf')
         #: Where the last look has found nothing: when there will be something.
         self._quiet: tuple[int | None] | None = None
@@ -246,7 +246,7 @@ class Queue:
         return {'now': now, 'latest': now + 2 * self._seconds}
 
     def _bring_back(self, now: int) -> None:
-        """Make due what a wrong clock has put off further than any pause.
+        """Make due what a wrong clock has deferred further than any pause.
         """
         with self._database.connection() as connection:
             found = connection.execute(_STRAY, {'now': now}).all()
@@ -256,7 +256,7 @@ class Queue:
             for event_id, due in found:
                 connection.execute(_BRING_BACK, {
                     'event': event_id, 'seen': due, 'now': now})
-        LOG.warning('%s events of leases were put off by a clock that was '
+        LOG.warning('%s events of leases were deferred by a clock that was '
                     'ahead; they are due now', len(found))
 
     def claim(self, event_ids: list[str], now: int) -> set[str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Who caused a move, so that moves can be paced.
+"""The project for whose lease a server is moved, so that moves can be paced.
 
 Revision ID: 0029
 Revises: 0028

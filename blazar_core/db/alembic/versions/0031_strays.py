@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Find events that a wrong clock has put off.
+"""Find events that a wrong clock has deferred.
 
 Revision ID: 0031
 Revises: 0030

@@ -265,8 +265,7 @@ class Timeline(calendar.Calendar):
         if step <= 0:
             raise ValueError(f'The step must be positive: {step}')
         which = self._which(hosts)
-        edges = np.append(np.arange(window.start, window.end, step),
-                          window.end)
+        edges = np.array([*range(window.start, window.end, step), window.end])
         first = self._rows.at(which, window.start)
         last = self._rows.at(which, calendar.end_of(window) - 1)
         places, heads = steps.spans(first, last)
@@ -309,8 +308,7 @@ class Timeline(calendar.Calendar):
                            self._piece, limits.most)
 
     def _free(self, rc: str, beside: Beside | None) -> Ints:
-        """Return what is free of a class on each host if nothing is booked.
-        """
+        """What is free of a class on each host, if nothing is booked."""
         free = self._classes[rc].free[:len(self)]
         return free if beside is None or rc not in beside.amounts else (
             free - beside.amounts[rc])

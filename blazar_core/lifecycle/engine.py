@@ -23,6 +23,7 @@ import typing as ty
 from oslo_config import cfg
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -258,7 +259,7 @@ class Engine:
             self.wake()
 
     def _settled(self, claim: queues.Claim, outcome: facts.Outcome) -> None:
-        _explain(self._database, claim, outcome)
+        _explain(self._database, claim, outcome, self._queue.holds)
         if outcome is None:
             self._queue.done(claim)
             return
@@ -299,7 +300,7 @@ class Engine:
             return
         pause = min(300, 2 ** min(attempts, 10))
         _explain(self._database, claim, facts.Later(
-            pause, _reason(exc), shown=True))
+            pause, _reason(exc), shown=True), self._queue.holds)
         self._queue.write(claim, status=states.Event.UNDONE, attempts=attempts,
                           due=self._clock.now() + pause)
 
@@ -322,9 +323,13 @@ def _reason(exc: Exception) -> str:
 
 
 def _explain(database: api.Database, claim: queues.Claim,
-             outcome: facts.Outcome) -> None:
+             outcome: facts.Outcome, holds: ty.Callable[
+                 [queues.Claim, orm.Session], bool] = lambda *_: True) -> None:
     """Write down in a lease why an event of it is deferred, or that it is
     not, or no longer for the reason that the lease gives.
+
+    :param holds: whether the event is still this worker's, which may have
+        been given up for dead
     """
     why = outcome.why if (
         isinstance(outcome, facts.Later) and outcome.shown) else ''
@@ -342,7 +347,7 @@ def _explain(database: api.Database, claim: queues.Claim,
                 return
         with database.writer() as session:
             lease = api.locked(session, claim.lease_id)
-            if not is_said(lease):
+            if not is_said(lease) and holds(claim, session):
                 lease.status_reason = facts.deferred(
                     lease.status_reason, claim.event_type, why)
 

@@ -582,6 +582,18 @@ class TestFailures(EngineTestCase):
             self.done(), self.row(event_id).status))
         self.assertEqual([], self.actions.given_up)
 
+    def test_who_was_given_up_for_dead_says_nothing(self):
+        for outcome in errors.VaultError('No key.'), ValueError():
+            event_id = self.event('a')
+            stale = self.engine('stale')
+            claim, = stale._claim_due(1)
+            self.clock.advance(60)
+            self.engine('alive').run_due()
+            self.actions.answers['a'] = [outcome]
+            stale._carry_out(claim)
+            self.assertEqual(('DONE', ''), (
+                self.row(event_id).status, self.reason()))
+
     def reason(self, lease_id='a'):
         row, = self.scalars(models.Lease, models.Lease.id == lease_id)
         return row.status_reason

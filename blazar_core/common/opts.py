@@ -300,7 +300,9 @@ OPTS: list[cfg.Opt] = [
         'claim_seconds', default=60, min=5,
         help='A blazar-listener that took an event and died is replaced by '
              'another one after this many seconds; so is the one that '
-             'compares the books with Nova.'),
+             'compares the books with Nova. It must be the same for every '
+             'blazar-listener: one takes what another one has claimed for '
+             'more than twice as long.'),
     cfg.IntOpt(
         'start_patience', default=300, min=0,
         help='Seconds that the start of a lease waits for servers of an '

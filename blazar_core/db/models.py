@@ -62,7 +62,7 @@ class Stateful:
 class Lease(Stateful, Base):
     """A promise to a project over one window.
 
-    ``deleted_at`` is when its deletion was asked for: no API shows it when it
+    ``deleted_at`` is when its deletion was asked for: the API hides it when it
     is over. ``generation`` locks it (:func:`blazar_core.db.api.locked`). Its
     servers run for ``grace_period`` seconds after its end; its capacity is
     free ``cleaning_time`` seconds after they are deleted.
@@ -77,8 +77,7 @@ class Lease(Stateful, Base):
     occurrence of ``recurrence_id``
     (:class:`blazar_core.db.notes.Recurrence`); None: of nothing. ``warnings``
     are what its builds lacked at ``preflight_at``, when that was looked at
-    last (:mod:`blazar_core.lifecycle.preflight`). Its end began at
-    ``ending_at``, which nothing else writes.
+    last (:mod:`blazar_core.lifecycle.preflight`). ``ending_at``: of its end.
     """
 
     __tablename__ = 'leases'
@@ -256,9 +255,9 @@ class Host(Base):
     may be reserved of it then, and ``extra`` what its operator says of it
     beside ``properties``. ``held_by`` is the reservation that has all of it
     now: what runs there runs within that, and is no usage. ``emptied_at`` is
-    when the last server of a lease that has ended left it, ``cleaning_until``
-    until when it is cleaned, ``cleaned_at`` when it was ready for the next
-    lease, ``overdue_at`` since when ``held_by`` has it beyond its end.
+    when the last server of an ended lease left it, ``cleaning_until`` until
+    when it is cleaned, ``cleaned_at`` when that was done, ``overdue_at`` since
+    when ``held_by`` has it beyond its end.
     """
 
     __tablename__ = 'hosts'
@@ -357,8 +356,7 @@ class Move(Stateful, Base):
     """A server that moves, or has moved, so that there is room for a lease.
 
     ``source`` and ``target`` are ids of hosts, ``resources`` what it takes. It
-    is asked for at ``asked_at``, at most once for each lease; ``project_id``
-    is the project of that lease, for the pace of its moves.
+    is asked for at ``asked_at``, once for a lease, which ``project_id`` has.
     """
 
     __tablename__ = 'moves'
@@ -383,12 +381,10 @@ class Change(Base):
     """One booking that came (sign 1) or went (sign -1) on a host.
 
     Written in the transaction that moved the host's generation to
-    ``generation``. No generation is left out, and each has ``parts`` rows
-    (None: written by a release that did not count them).
+    ``generation``; each has ``parts`` rows (None: not counted yet then).
     A row without dates says that the host itself is another than it was: with
     resources, that these are its usage now, and that nothing else is new.
-    Rows are kept for a while, for the processes that have the timeline in
-    memory (:mod:`blazar_core.books.follower`).
+    Rows are kept for a while, for :mod:`blazar_core.books.follower`.
     """
 
     __tablename__ = 'changes'

@@ -43,7 +43,7 @@ import numpy  # noqa: F401
 
 from blazar_core.books import follower
 # It compares Nova before Nova's fixtures replace parts of it.
-from blazar_nova.compat import guard  # noqa: F401
+from blazar_nova.compat import require_seams  # noqa: F401
 from blazar_nova.parts import wiring
 
 from tests.functional import databases

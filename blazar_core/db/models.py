@@ -217,7 +217,7 @@ class Event(Stateful, Base):
     __table_args__ = (
         sa.Index('events_lease_idx', 'lease_id'),
         sa.Index('events_due_idx', 'status', 'due'),
-        sa.Index('events_time_idx', 'status', 'time'),
+        sa.Index('events_time_idx', 'status', 'time', 'due'),
         sa.Index('events_type_idx', 'status', 'event_type', 'due'),
     )
 
@@ -373,7 +373,7 @@ class Move(Stateful, Base):
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     asked_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, index=True)
     project_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
 
 

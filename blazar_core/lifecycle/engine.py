@@ -237,7 +237,7 @@ class Engine:
             settle = functools.partial(self._settled, claim, None)
         except (errors.BooksUnavailable, errors.VaultError) as exc:
             # That is no attempt that failed.
-            settle = functools.partial(self._settled, claim, _later(exc))
+            settle = functools.partial(self._settled, claim, _away(claim, exc))
         except Exception as exc:
             LOG.exception('Lease %s: %s failed', claim.lease_id,
                           claim.event_type)
@@ -305,11 +305,12 @@ class Engine:
                           due=self._clock.now() + pause)
 
 
-def _later(exc: Exception) -> facts.Later:
+def _away(claim: queues.Claim, exc: Exception) -> facts.Later:
     """When an event is tried again that the process could not carry out."""
     if isinstance(exc, errors.VaultError):
         # Another process may have the key.
-        LOG.error('An event is deferred: %s', exc)
+        LOG.error('Lease %s: %s is deferred: %s', claim.lease_id,
+                  claim.event_type, exc)
         return facts.Later(
             facts.AWAY, str(exc), facts.LONGEST_WAIT, shown=True)
     return facts.Later(_AFTER_FAILURE, str(exc))

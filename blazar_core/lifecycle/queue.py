@@ -76,9 +76,11 @@ _FURTHEST = facts.LONGEST_PAUSE + sa.case(
 _DUE = models.Event.due + 0
 _FAR = sa.and_(
     models.Event.status == states.Event.UNDONE,
+    # Of what is only overdue, however much, neither row nor lease is read.
+    _DUE > _NOW + 2 * facts.LONGEST_PAUSE,
     _DUE > _NOW + _FURTHEST, _DUE < model.FOREVER)
 _STRAY = sa.union_all(*(
-    sa.select(models.Event.id, models.Event.due)
+    sa.select(models.Event.id, models.Event.due, models.Event.lease_id)
     .join(models.Event.lease).where(at, _FAR).order_by(None) for at in (
         models.Event.time <= _NOW,
         sa.and_(models.Event.time + 0 > _NOW, models.Event.event_type.in_(
@@ -254,11 +256,12 @@ class Queue:
         if not found:
             return
         with self._database.begin() as connection:
-            for event_id, due in found:
+            for event_id, due, _lease_id in found:
                 connection.execute(_BRING_BACK, {
                     'event': event_id, 'seen': due, 'now': now})
-        LOG.warning('%s events of leases were deferred by a clock that was '
-                    'ahead; they are due now', len(found))
+        for lease_id in sorted({row.lease_id for row in found}):
+            LOG.warning('Lease %s: an event was deferred by a clock that was '
+                        'ahead; it is due now', lease_id)
 
     def claim(self, event_ids: list[str], now: int) -> set[str]:
         """Take events; says which of them are this worker's now."""

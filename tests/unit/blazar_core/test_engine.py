@@ -5,6 +5,7 @@ import contextlib
 import threading
 from unittest import mock
 
+import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
@@ -304,7 +305,11 @@ class TestStrays(EngineTestCase):
         self.event('a', HOUR, ':changed')
         self.event('b', HOUR, 'make_room')
         self.event('c', HOUR, 'start_lease')
+        log = self.useFixture(fixtures.FakeLogger())
         self.assertEqual(['a', 'b'], sorted(self.done_within(1)))
+        for lease_id in ('a', 'b'):
+            self.assertIn(f'Lease {lease_id}: an event was put off by a clock '
+                          f'that was ahead', log.output)
 
     def test_what_is_put_off_for_as_long_as_it_may_be_stays(self):
         late = self.clock.now() + 2 * facts.LONGEST_PAUSE
@@ -623,7 +628,9 @@ class TestFailures(EngineTestCase):
         with self.database.writer() as session:
             session.get(models.Lease, 'a').status_reason = 'One has failed.'
         self.actions.answers['a'] = [errors.VaultError('No key.')]
+        log = self.useFixture(fixtures.FakeLogger())
         self.engine().run_due()
+        self.assertIn('Lease a: mine is deferred: No key.', log.output)
         self.assertEqual('One has failed. An event is tried again: mine: '
                          'No key.', self.reason())
         # An event that is carried out says nothing of another one.

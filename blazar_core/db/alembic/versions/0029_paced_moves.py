@@ -16,3 +16,4 @@ down_revision = '0028'
 def upgrade() -> None:
     op.add_column('moves', sa.Column('project_id', sa.String(255)))
     op.create_index('moves_project_idx', 'moves', ['project_id', 'asked_at'])
+    op.create_index('ix_moves_updated_at', 'moves', ['updated_at'])

@@ -13,4 +13,4 @@ down_revision = '0030'
 
 
 def upgrade() -> None:
-    op.create_index('events_time_idx', 'events', ['status', 'time'])
+    op.create_index('events_time_idx', 'events', ['status', 'time', 'due'])

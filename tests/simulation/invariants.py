@@ -3,6 +3,7 @@
 """What must always hold, and what must hold when all is at rest."""
 
 import collections
+import contextlib
 import functools
 import json
 import types
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 
 from blazar_core.books import admission
 from blazar_core import cloud as ports
+from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models

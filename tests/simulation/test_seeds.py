@@ -34,7 +34,7 @@ MISSED = {
     'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'copied': 1, 'image': 1,
     'generation': 1, 'servers': 1, 'room': 1, 'clean': 1, 'between': 1,
     'undo': 3, 'guests': 4, 'judged': 4, 'used': 4, 'orphans': 5, 'clock': 5,
-    'deadline': 7, 'again': 12, 'twice': 13, 'held': 138, 'own': 1}
+    'deadline': 7, 'again': 12, 'twice': 13, 'held': 138, 'own': 6}
 #: Those that stand in the simulation itself, so that no unit test misses them.
 SIMULATED = ('recheck', 'orphans', 'guests', 'twice', 'own')
 

@@ -178,14 +178,14 @@ class Guards:
             f'Boot a new one.'))
 
     def _beyond_limits(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to a resize by which the leases of a project would have
-        more than its limits allow. nova-scheduler judges it again when it
-        chooses a host.
+        """The answer to a resize, or to a resize that is reverted, by which
+        the leases of a project would have more than its limits allow.
+        nova-scheduler judges the former again when it chooses a host.
 
         Nova answers for those who must not know of the server.
         """
-        wanted = _resized(environ)
-        if wanted is None:
+        wanted, reverts = _resized(environ), 'revertResize' in body_of(environ)
+        if wanted is None and not reverts:
             return None
         context, parts = environ['nova.context'], self._parts
         try:
@@ -194,8 +194,9 @@ class Guards:
                     context.project_id == found[0].project_id)):
                 return None
             lease, booked = found
-            asked = growth.asked_of(
-                lease, booked, demand.resized(server_id, wanted) or {})
+            takes = demand.reverted(server_id) if wanted is None else (
+                demand.resized(server_id, wanted))
+            asked = growth.asked_of(lease, booked, takes or {})
             if asked is not None:
                 words = parts.answers.lease(views.get(
                     parts.database, lease.id))

@@ -166,6 +166,28 @@ def resized(server_id: str, flavor_id: str) -> model.Resources | None:
         return None
 
 
+def reverted(server_id: str) -> model.Resources | None:
+    """Return what a server would take if its resize was reverted.
+
+    :returns: None: it is in no resize, as far as Nova knows
+    """
+    context = nova_context.get_admin_context()
+    try:
+        spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
+        mapping = objects.InstanceMapping.get_by_instance_uuid(
+            context, server_id)
+        with nova_context.target_cell(
+                context, mapping.cell_mapping) as in_cell:
+            before = objects.Instance.get_by_uuid(
+                in_cell, server_id, ['flavor']).old_flavor
+    except exception.NotFound:
+        return None
+    if before is None:
+        return None
+    spec.flavor = before
+    return resources_of(spec)
+
+
 def policy_of(spec: ty.Any) -> str | None:
     """The policy of the server group of a request; None without one."""
     group = spec.instance_group

@@ -316,6 +316,30 @@ class TestLimits(JoiningTestCase):
         # As it is, not as it was made.
         self.put(lease, code=403, add_servers=[self.server])
 
+    def test_a_resize_is_reverted_within_them(self):
+        """What a smaller server leaves to another lease is not taken back."""
+        self.flags(allow_resize_to_same_host=True)
+        first, other = (self.boot_active(name, flavor='3')['id']
+                        for name in ('first', 'other'))
+        self.listener.mirror.compare_all()
+        self.adopt(first)
+        self.admin.post_flavor({'flavor': {
+            'id': 'half', 'name': 'half', 'vcpus': 1, 'ram': 4096,
+            'disk': 40}})
+        self.resize(first, 'half')
+        self.wait_for_status(first, 'VERIFY_RESIZE')
+        self.listener.mirror.compare_all()
+        self.fill_books()
+        lease = self.adopt(other)
+        revert = {'revertResize': None}
+        self.assertIn('max_reserved_vcpus_per_project', self.refused(
+            403, self.alice.post_server_action, first, revert))
+        self.assertEqual('VERIFY_RESIZE',
+                         self.alice.get_server(first)['status'])
+        self.put(lease, remove_servers=[other])
+        self.alice.post_server_action(first, revert)
+        self.wait_for_status(first, 'ACTIVE')
+
     def test_the_scheduler_judges_a_resize_too(self):
         self.flags(allow_resize_to_same_host=True)
         server = self.boot_active('small', flavor='1')['id']

@@ -9,8 +9,8 @@ import typing as ty
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core.books import ledger
 from blazar_core.books import admission
+from blazar_core.books import ledger
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models

@@ -184,13 +184,14 @@ class Sending:
         :param cast: sends the build in time, if the gate opens
         """
         lease_id, taken = lease['id'], False
+        mark = uuidutils.generate_uuid()
 
         def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
             nonlocal taken
             try:
-                deadline = _surely(self._clock, functools.partial(
-                    self._database.retried, self._take_own, lease_id,
-                    server_ids, uuidutils.generate_uuid()))
+                deadline = _surely(
+                    self._clock, lambda before: self._database.retried(
+                        self._take_own, lease_id, server_ids, mark, before))
             except _Closed:
                 LOG.warning('Lease %s was changed while it was made: a '
                             'listener sends its build', lease_id)

@@ -308,8 +308,8 @@ class TestStrays(EngineTestCase):
         log = self.useFixture(fixtures.FakeLogger())
         self.assertEqual(['a', 'b'], sorted(self.done_within(1)))
         for lease_id in ('a', 'b'):
-            self.assertIn(f'Lease {lease_id}: an event was put off by a clock '
-                          f'that was ahead', log.output)
+            self.assertIn(f'Lease {lease_id}: an event was deferred by a '
+                          f'clock that was ahead', log.output)
 
     def test_what_is_put_off_for_as_long_as_it_may_be_stays(self):
         late = self.clock.now() + 2 * facts.LONGEST_PAUSE

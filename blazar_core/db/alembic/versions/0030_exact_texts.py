@@ -41,7 +41,8 @@ def upgrade() -> None:
     # A column of a foreign key cannot be changed alone.
     for table in tables:
         for key in inspector.get_foreign_keys(table):
-            op.drop_constraint(key['name'], table, type_='foreignkey')
+            if key['name'] is not None:
+                op.drop_constraint(key['name'], table, type_='foreignkey')
     for table in tables:
         op.execute(f'ALTER TABLE `{table}` CONVERT TO CHARACTER SET utf8mb4 '
                    f'COLLATE {exact}')

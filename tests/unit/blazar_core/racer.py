@@ -196,7 +196,7 @@ GUARDS = {
             lambda *_what: True),
     'seen': ('blazar_core.leases.binding._decided', decided_unguarded),
     'confirm': ('blazar_core.leases.limits.Granted.confirm',
-                lambda self, connection: None),
+                lambda self, connection, picks=(): None),
 }
 
 Answer: ty.TypeAlias = dict[str, ty.Any]

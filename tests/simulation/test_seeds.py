@@ -99,7 +99,7 @@ class TestFixed(SeedsTestCase):
         self.all_goes_well(*FIXED[7], '--days', 7)
 
     def test_a_seed_tells_one_story(self) -> None:
-        told = 20, '--days', 0.01, '--story', '--still'
+        told = 21, '--days', 0.01, '--story', '--still'
         first = simulate(*told)
         self.assertEqual(first, simulate(*told, PYTHONHASHSEED='7'))
         # As whatever is hashed like that is again.

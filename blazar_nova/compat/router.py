@@ -10,6 +10,7 @@ the route that Nova has found, and no path, method or query is read twice.
 import enum
 import re
 import typing as ty
+import unicodedata
 
 from nova.api.openstack import compute
 from nova.api.openstack.compute import server_groups
@@ -27,6 +28,8 @@ Environ: ty.TypeAlias = dict[str, ty.Any]
 #: How Nova writes the ids of servers and server groups; it reads them in
 #: upper case, too, where its database does.
 _UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.I)
+#: What a collation may pass over: accents, blanks, what is not shown.
+_NOT_OF_IDS = re.compile(r'[^0-9a-f-]')
 
 
 def build(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
@@ -80,12 +83,15 @@ class Action(ty.NamedTuple):
 
     @property
     def exists(self) -> bool:
-        """Whether its subject is an id at all.
+        """Whether its subject is an id, if it could be one at all.
 
         A database may take another string for the same id, such as one with
-        accents: it is not asked.
+        accents: it is not asked. What is like no id is left to Nova.
         """
-        return self.subject is None or bool(_UUID.fullmatch(self.subject))
+        return self.subject is None or bool(
+            _UUID.fullmatch(self.subject)) or not _UUID.fullmatch(
+                _NOT_OF_IDS.sub('', unicodedata.normalize(
+                    'NFKD', self.subject).casefold()))
 
 
 #: What the actions of the servers' own controllers are.

@@ -156,8 +156,8 @@ class Demand:
     servers of their group stand on a host already, by host id, for the soft
     affinities. ``ungrouped`` are the hosts that they may use but for their
     group (None: ``hosts``). ``among`` says which hosts they are taken from
-    (None: any of ``hosts``, whomever they serve). What they had is free again
-    ``cleaning_time`` seconds after nobody is there any more. ``groups`` are
+    (None: any of ``hosts``, whomever they serve). Their capacity is free
+    ``cleaning_time`` seconds after the last of them is gone. ``groups`` are
     the request groups that make up ``resources``, and if ``isolated`` the
     single ones among them use different providers; without groups the
     capacity of a host decides alone.

@@ -299,8 +299,8 @@ OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'claim_seconds', default=60, min=5,
         help='A blazar-listener that took an event and died is replaced by '
-             'another one after this many seconds; so is the one that '
-             'compares the books with Nova. It must be the same for every '
+             'another one after this many seconds; so is the one that runs '
+             'the periodic sync. It must be the same for every '
              'blazar-listener: one takes what another one has claimed for '
              'more than twice as long.'),
     cfg.IntOpt(

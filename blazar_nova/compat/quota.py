@@ -103,10 +103,11 @@ class NovaQuota:
 
 
 def _on_hosts(context: ty.Any, server_ids: list[str]) -> set[str]:
-    """Those of which placement has something: one that is shelved keeps its
-    room in the books and has none there. One that is soft-deleted has its
-    allocation until Nova reclaims it. Of cells that do not answer nobody
-    knows: those count twice.
+    """Return the servers that have allocations in placement.
+
+    A shelved server has a booking and no allocation; a soft-deleted one keeps
+    its allocation until Nova reclaims it. Servers of cells that do not answer
+    count twice.
     """
     if not server_ids:
         return set()

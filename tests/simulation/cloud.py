@@ -105,7 +105,7 @@ class Server:
     :ivar abandoned: whether a conductor that goes on with it finds that it
         has failed
     :ivar soft_deleted: whether its user has deleted it, and may restore it
-    :ivar deletions: when it was deleted, whoever has asked for that
+    :ivar deletions: when its deletion was requested, by any user
     """
 
     id: str

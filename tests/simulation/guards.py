@@ -95,7 +95,7 @@ def _take_along(session: orm.Session, now: int,
 
 
 def _is_early(self: simulated.Port, server: simulated.Server) -> bool:
-    """Whether a deletion waits, whoever has asked for those before it."""
+    """Whether a deletion waits for earlier ones of any user."""
     count = len(server.deletions)
     return bool(count) and self._baton.now < server.deletions[-1] + min(
         60 * 2 ** min(count - 1, 10), 600)

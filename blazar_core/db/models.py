@@ -416,7 +416,7 @@ class HeldBuild(Base):
         sa.ForeignKey('leases.id'), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(_Long)
     only_if_lost: orm.Mapped[bool] = orm.mapped_column(
-        default=False, server_default=sa.false())
+        default=False, server_default='0')
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 

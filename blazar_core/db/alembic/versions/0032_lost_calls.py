@@ -16,4 +16,4 @@ down_revision = '0031'
 def upgrade() -> None:
     op.add_column('held_builds', sa.Column(
         'only_if_lost', sa.Boolean, nullable=False,
-        server_default=sa.false()))
+        server_default='0'))

@@ -4,6 +4,7 @@
 """
 
 import ast
+import functools
 import os
 import typing as ty
 
@@ -28,6 +29,7 @@ def lines(path: str) -> int:
         return sum(1 for _line in file)
 
 
+@functools.cache
 def parsed(path: str) -> ast.Module:
     with open(os.path.join(ROOT, path)) as file:
         return ast.parse(file.read(), path)

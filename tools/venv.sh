@@ -164,7 +164,8 @@ run_pip() {
     cd "$ROOT" || return
     # The constraints hold for what builds a package as well.
     PIP_CONSTRAINT=$ROOT/$CONSTRAINTS PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        "$VENV/bin/python" -m pip install -c "$CONSTRAINTS" "$@"
+        "$VENV/bin/python" -m pip install --no-compile \
+        -c "$CONSTRAINTS" "$@"
 }
 
 install_packages() {

@@ -8,6 +8,7 @@ import re
 import time
 import typing as ty
 
+from cliff import columns
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 from osc_lib import exceptions
@@ -204,13 +205,28 @@ def recurrence(parsed_args: argparse.Namespace) -> Json:
 
 # Output
 
+class Texts(columns.FormattableColumn):
+    """A list of anything, in its order: one of them on each line."""
+
+    def human_readable(self) -> str:
+        return '\n'.join(
+            one if isinstance(one, str) else json.dumps(one)
+            for one in self._value)
+
+
+def column(value: ty.Any) -> ty.Any:
+    """A value of an answer as a column that every formatter can print."""
+    if isinstance(value, dict):
+        return format_columns.DictColumn(value)
+    if not isinstance(value, list):
+        return value
+    return format_columns.ListDictColumn(value) if value and all(
+        isinstance(one, dict) for one in value) else Texts(value)
+
+
 def shown(body: Json) -> Shown:
-    """The columns of an object: lists and objects in it readable, too."""
-    kinds: dict[type, ty.Any] = {list: format_columns.ListDictColumn,
-                                 dict: format_columns.DictColumn}
-    return tuple(body), tuple(
-        kinds[type(value)](value) if type(value) in kinds else value
-        for value in body.values())
+    """The columns of an object of the API."""
+    return tuple(body), tuple(map(column, body.values()))
 
 
 class LeaseCommand(command.ShowOne):
@@ -377,36 +393,6 @@ class Acknowledge(command.ShowOne):
         return shown(client.ask(
             'PUT', f'/leases/{lease_id}',
             json={'resources_changed': False})['lease'])
-
-
-class Share(command.ShowOne):
-    """Say which other projects may use the whole hosts of a lease."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = super().get_parser(prog_name)
-        add_lease(parser, 'The lease')
-        which = parser.add_mutually_exclusive_group(required=True)
-        which.add_argument(
-            '--project', metavar='<project-id>', action='append',
-            dest='projects',
-            help='ID of a project (repeat for several); all others may not')
-        which.add_argument(
-            '--nobody', action='store_const', const=[], dest='projects',
-            help='No other project may')
-        return parser
-
-    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        client = client_of(self.app)
-        path = f'/leases/{client.find(parsed_args.lease)}'
-        hosts = [one['id'] for one in
-                 client.ask('GET', path)['lease']['reservations']
-                 if one['resource_type'] == 'physical:host']
-        if not hosts:
-            raise exceptions.CommandError(
-                f'Lease {parsed_args.lease} has no whole hosts to share.')
-        return shown(client.ask('PUT', path, json={'reservations': [
-            {'id': one, 'projects': parsed_args.projects}
-            for one in hosts]})['lease'])
 
 
 class Wait(LeaseCommand):

@@ -7,7 +7,6 @@ import argparse
 import datetime
 import typing as ty
 
-from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from blazar_nova.osc import commands
@@ -43,10 +42,10 @@ class List(command.Lister):
             lease['id'], lease['name'], lease['status'],
             progress.when(lease['start_date']),
             progress.when(lease['end_date']), left(lease, now),
-            format_columns.ListColumn([
+            commands.column([
                 server for reservation in lease['reservations']
-                for server in reservation['servers']]),
-            format_columns.ListColumn(lease.get('warnings') or []))
+                for server in reservation.get('servers') or []]),
+            commands.column(lease.get('warnings') or []))
             for lease in commands.client_of(self.app).leases(
                 **commands.given(parsed_args, 'name', 'status', 'ended'))]
 

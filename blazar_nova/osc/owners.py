@@ -1,41 +1,122 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
-"""The command by which admins hand leases over."""
+"""Commands about whose a lease is, and which other projects may use it."""
 
 import argparse
+import re
+import typing as ty
 
 from osc_lib.command import command
 from osc_lib import exceptions
 
 from blazar_nova.osc import commands
 
-__all__ = ['HandOver']
+__all__ = ['HandOver', 'Share']
+
+
+def id_of(app: ty.Any, kind: str, name: str) -> str:
+    """The ID of a project or user, by name or ID.
+
+    Most users may not look others up in keystone. What is like an ID is then
+    left to the service to check.
+
+    :param kind: 'project' or 'user'
+    :raises CommandError: when there is none, or keystone does not say
+    """
+    identity = app.client_manager.sdk_connection.identity
+    try:
+        found = getattr(identity, f'find_{kind}')(name)
+    except Exception as exc:
+        if re.fullmatch('[0-9a-f]{32}', name.replace('-', '')):
+            return name
+        raise exceptions.CommandError(
+            f'Keystone does not say which {kind} is called {name}: {exc}. '
+            f'Write the ID of the {kind}.') from exc
+    if found is None:
+        raise exceptions.CommandError(f'There is no {kind} {name}.')
+    return ty.cast(str, found.id)
 
 
 class HandOver(command.ShowOne):
     """Give a lease to another project or user (admin only).
 
-    For another project, none of its servers may be there.
+    For another project, none of its servers may exist.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         commands.add_lease(parser, 'The lease')
-        parser.add_argument('--project', metavar='<project-id>',
-                            help='ID of the project that gets it')
-        parser.add_argument('--user', metavar='<user-id>',
-                            help='ID of the user that gets it')
+        parser.add_argument('--project', metavar='<project>',
+                            help='Project that gets it (name or ID)')
+        parser.add_argument('--user', metavar='<user>',
+                            help='User that gets it (name or ID)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
-        asked = {f'{key}_id': value for key, value in (
-            ('project', parsed_args.project), ('user', parsed_args.user))
-            if value is not None}
+        asked = {f'{kind}_id': id_of(self.app, kind, name)
+                 for kind, name in (('project', parsed_args.project),
+                                    ('user', parsed_args.user))
+                 if name is not None}
         if not asked:
             raise exceptions.CommandError(
-                'Say to whom: --project, --user, or both.')
+                'Name the new owner: --project, --user, or both.')
         client = commands.client_of(self.app)
         return commands.shown(client.ask(
             'PUT', f'/leases/{client.find(parsed_args.lease)}', json=asked,
         )['lease'])
+
+
+class Share(command.ShowOne):
+    """Set which other projects may use the whole hosts of a lease."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        commands.add_lease(parser, 'The lease')
+        parser.add_argument(
+            '--project', metavar='<project>', action='append', default=[],
+            help='Project that may use them from now on, besides those that '
+                 'may already (name or ID; repeat for several)')
+        parser.add_argument(
+            '--remove-project', metavar='<project>', action='append',
+            default=[],
+            help='Project that may no longer use them (name or ID; repeat '
+                 'for several)')
+        parser.add_argument(
+            '--no-project', action='store_true',
+            help='Remove all other projects; with --project, all but those')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
+        if not (parsed_args.project or parsed_args.remove_project
+                or parsed_args.no_project):
+            raise exceptions.CommandError(
+                'Name the projects: --project, --remove-project or '
+                '--no-project.')
+        client = commands.client_of(self.app)
+        path = f'/leases/{client.find(parsed_args.lease)}'
+        hosts = [one for one in
+                 client.ask('GET', path)['lease']['reservations']
+                 if one['resource_type'] == 'physical:host']
+        if not hosts:
+            raise exceptions.CommandError(
+                f'Lease {parsed_args.lease} has no whole hosts to share.')
+        more, less = ([id_of(self.app, 'project', one) for one in names]
+                      for names in (parsed_args.project,
+                                    parsed_args.remove_project))
+        return commands.shown(client.ask('PUT', path, json={'reservations': [{
+            'id': one['id'], 'projects': self._projects(
+                one['id'], [] if parsed_args.no_project else
+                one.get('projects') or [], more, less)}
+            for one in hosts]})['lease'])
+
+    @staticmethod
+    def _projects(reservation_id: str, before: list[str], more: list[str],
+                  less: list[str]) -> list[str]:
+        """Those that may use a reservation then, without repetition."""
+        for one in less:
+            if one not in before:
+                raise exceptions.CommandError(
+                    f'Reservation {reservation_id} is not shared with '
+                    f'project {one}.')
+        return [*dict.fromkeys(one for one in [*before, *more]
+                               if one not in less)]

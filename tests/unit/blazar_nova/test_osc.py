@@ -98,7 +98,8 @@ class FakeCloud(fixtures.Fixture):
         if request.path == '/v3/auth/tokens':
             token = keystone.V3Token()
             token.set_project_scope()
-            paths = {'reservation': 'reservation/v1', 'compute': 'v2.1'}
+            paths = {'reservation': 'reservation/v1', 'compute': 'v2.1',
+                     'identity': 'v3'}
             for service in self.services:
                 token.add_service(service).add_standard_endpoints(
                     public=f'{self.url}/{paths[service]}')
@@ -670,58 +671,149 @@ class AcceptTest(OscTestCase):
             self.error)
 
 
-class ShareTest(OscTestCase):
+class OwnersTestCase(OscTestCase):
+    """A keystone that knows one project and one user."""
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.services.append('identity')
+        self.cloud.answers |= {
+            'GET /v3': [(200, {'version': {
+                'id': 'v3.14', 'status': 'stable', 'links': []}})],
+            f'GET /v3/projects/{OTHER}': [(200, {'project': {
+                'id': OTHER, 'name': 'lab'}})],
+            'GET /v3/projects/lab': [(404, {})],
+            'GET /v3/projects/nolab': [(404, {})],
+            'GET /v3/users/bob': [(404, {})],
+            'GET /v3/users': [(200, {'users': [{'id': ID, 'name': 'bob'}]})]}
+        self.projects([{'id': OTHER, 'name': 'lab'}])
+
+    def projects(self, found, status=200):
+        self.cloud.answers['GET /v3/projects'] = [
+            (status, {'projects': found})]
+
+    def changed(self):
+        """What the lease API was asked to change."""
+        return [one.body for one in self.cloud.requests
+                if one.method == 'PUT']
+
+
+class ShareTest(OwnersTestCase):
 
     def setUp(self):
         super().setUp()
         lease = a_lease(reservations=[
-            {'id': OTHER, 'resource_type': 'physical:host'},
+            {'id': OTHER, 'resource_type': 'physical:host',
+             'projects': ['one', OTHER]},
             {'id': ID, 'resource_type': 'virtual:instance'}])
         for method in ('GET', 'PUT'):
             self.cloud.sees(f'{method} /leases/{ID}', (200, {'lease': lease}))
 
-    def test_with_some_and_with_nobody(self):
-        for words, projects in (
-                (['--project', 'one', '--project', 'two'], ['one', 'two']),
-                (['--nobody'], [])):
-            self.reservation('share', ID, *words)
-            self.assertEqual(
-                ('PUT', f'/reservation/v1/leases/{ID}', {'reservations': [
-                    {'id': OTHER, 'projects': projects}]}), (
-                        self.cloud.requests[-1].method,
-                        self.cloud.requests[-1].path,
-                        self.cloud.requests[-1].body))
+    def share(self, *words):
+        del self.cloud.requests[:]
+        self.reservation('share', ID, *words)
+        return self.changed()
 
-    def test_who_is_meant_has_to_be_said(self):
-        self.fails('share', ID, code=2)
+    def test_projects_are_added_removed_and_set(self):
+        other = 'f' * 32
+        self.projects([], 403)
+        self.cloud.answers[f'GET /v3/projects/{other}'] = [(403, {})]
+        for words, projects in (
+                (['--project', other], ['one', OTHER, other]),
+                (['--project', OTHER], ['one', OTHER]),
+                (['--remove-project', OTHER], ['one']),
+                (['--remove-project', OTHER, '--project', other],
+                 ['one', other]),
+                (['--no-project', '--project', OTHER], [OTHER]),
+                (['--no-project'], [])):
+            self.assertEqual([{'reservations': [
+                {'id': OTHER, 'projects': projects}]}], self.share(*words))
+
+    def test_a_name_is_resolved(self):
+        self.assertEqual([{'reservations': [
+            {'id': OTHER, 'projects': [OTHER]}]}],
+            self.share('--no-project', '--project', 'lab'))
+
+    def test_a_project_that_does_not_exist(self):
+        self.projects([])
+        self.assertIn('There is no project nolab.', self.fails(
+            'share', ID, '--project', 'nolab'))
+        self.projects([], 403)
+        self.assertIn('Write the ID of the project.', self.fails(
+            'share', ID, '--project', 'nolab'))
+        self.assertEqual([], self.changed())
+
+    def test_a_project_that_it_is_not_shared_with(self):
+        self.cloud.answers[f'GET /v3/projects/{ID}'] = [(200, {'project': {
+            'id': ID, 'name': 'other'}})]
+        self.assertIn(f'is not shared with project {ID}', self.fails(
+            'share', ID, '--remove-project', ID))
+        self.assertEqual([], self.changed())
+
+    def test_a_project_has_to_be_named(self):
+        self.assertIn('Name the projects', self.fails('share', ID))
         self.assertEqual([], self.cloud.requests)
 
     def test_one_without_hosts(self):
         self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': a_lease(
             reservations=[{'id': OTHER, 'resource_type': 'x'}])}))
         self.assertIn('has no whole hosts', self.fails(
-            'share', ID, '--nobody'))
+            'share', ID, '--no-project'))
 
 
-class HandOverTest(OscTestCase):
+class HandOverTest(OwnersTestCase):
 
     def test_to_a_project_or_a_user_or_both(self):
+        self.cloud.sees(f'PUT /leases/{ID}', (200, {'lease': a_lease()}))
         for words, body in (
-                (['--project', 'one'], {'project_id': 'one'}),
-                (['--user', 'two'], {'user_id': 'two'}),
-                (['--project', 'one', '--user', 'two'],
-                 {'project_id': 'one', 'user_id': 'two'})):
-            self.cloud.sees(f'PUT /leases/{ID}', (200, {'lease': a_lease()}))
+                (['--project', 'lab'], {'project_id': OTHER}),
+                (['--user', 'bob'], {'user_id': ID}),
+                (['--project', OTHER, '--user', 'bob'],
+                 {'project_id': OTHER, 'user_id': ID})):
             self.reservation('hand', 'over', ID, *words)
-            self.assertEqual(
-                ('PUT', f'/reservation/v1/leases/{ID}', body), (
-                    self.cloud.requests[-1].method,
-                    self.cloud.requests[-1].path,
-                    self.cloud.requests[-1].body))
+            self.assertEqual(body, self.changed()[-1])
+
+    def test_a_user_that_does_not_exist(self):
+        self.cloud.answers['GET /v3/users'] = [(200, {'users': []})]
+        self.assertIn('There is no user bob.', self.fails(
+            'hand', 'over', ID, '--user', 'bob'))
+        self.assertEqual([], self.changed())
 
     def test_to_whom_has_to_be_said(self):
-        self.assertIn('Say to whom', self.fails('hand', 'over', ID))
+        self.assertIn('Name the new owner', self.fails('hand', 'over', ID))
         self.assertEqual([], self.cloud.requests)
+
+
+class OutputTest(OscTestCase):
+    """Whatever the API answers, now or later, every formatter prints it."""
+
+    VALUES = ([], ['b', 'a'], [1, None, 2.5, True], [{}, {'a': 1}],
+              ['a', {'b': [1]}, [2]], {}, {'a': {'b': None, 'c': [1]}},
+              {'a': [{'b': 1}]}, None, 1.5, '', 'text')
+
+    def test_any_value_of_a_lease(self):
+        lease = a_lease(**{
+            f'key{number}': value for number, value in enumerate(self.VALUES)},
+            warnings=['Two servers have no image.', 'a'])
+        self.cloud.sees(f'PUT /leases/{ID}', (200, {'lease': lease}))
+        for kind in ('table', 'json', 'yaml', 'value', 'shell'):
+            code, out, error = self.openstack(
+                'reservation', 'acknowledge', ID, '-f', kind)
+            self.assertEqual(0, code, f'{kind}: {error}')
+            self.assertIn('Two servers have no image.', out)
+        self.assertEqual(lease, self.reservation('acknowledge', ID))
+
+    def test_any_value_of_a_list(self):
+        self.cloud.sees('GET /leases', (200, {'leases': [a_lease(
+            warnings=['b', {'a': 1}], reservations=[
+                {'servers': ['z', 'y']}, {}, {'servers': None}])]}))
+        for kind in ('table', 'yaml', 'value', 'csv'):
+            code, _out, error = self.openstack(
+                'reservation', 'list', '-f', kind)
+            self.assertEqual(0, code, f'{kind}: {error}')
+        self.assertEqual([['z', 'y'], ['b', {'a': 1}]], [
+            self.reservation('list')[0][key]
+            for key in ('servers', 'warnings')])
 
 
 class WaitTest(OscTestCase):

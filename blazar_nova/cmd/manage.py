@@ -5,6 +5,8 @@
 import argparse
 import collections
 import functools
+import os
+import signal
 import sys
 import threading
 import typing as ty
@@ -32,6 +34,8 @@ __all__ = ['main']
 
 #: Seconds between two looks whether a host is free.
 _AGAIN = 10
+#: The exit code of what wrote to a pipe that was closed, as a shell has it.
+_CLOSED = 128 + signal.SIGPIPE
 
 
 def main(argv: ty.Sequence[str] | None = None) -> int:
@@ -39,7 +43,20 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
 
     :returns: the exit code; 1 when an error was printed
     """
-    parsed = _parser().parse_args(argv)
+    # Before the noun or after it.
+    files, others = _files().parse_known_args(argv)
+    parsed = _parser().parse_args(others, files)
+    try:
+        code = _run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED
+    return code
+
+
+def _run(parsed: argparse.Namespace) -> int:
     if parsed.action in (_verify, _import, _lease_orphans, _host_maintain):
         return int(parsed.action(parsed))
     try:
@@ -55,13 +72,18 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog='blazar-nova-manage', description=__doc__)
+def _files() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(
         '--config-file', action='append', metavar='PATH',
-        help='a nova.conf; may be given several times, the last one wins '
-             '(default: where Nova looks for its own)')
+        help='a nova.conf, here or at the end; may be given several times, '
+             'the last one wins (default: where Nova looks for its own)')
+    return parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog='blazar-nova-manage', description=__doc__, parents=[_files()])
     nouns = parser.add_subparsers(required=True, metavar='NOUN')
     database = _noun(nouns, 'db', 'the schema of the database')
     _verb(database, 'sync', 'bring the schema to this version', _db_sync)
@@ -199,7 +221,8 @@ def _key_create(_conf: cfg.ConfigOpts) -> None:
 def _key_rotate(conf: cfg.ConfigOpts) -> None:
     secrets = vault.Vault(conf.blazar.encryption_keys)
     count = credentials.reseal(api.Database(conf), secrets.reseal)
-    print(f'{count} held builds are sealed with the first key.')
+    print(f'{count} deferred builds and trusts are encrypted with the first '
+          f'key.')
 
 
 def _lease_list(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import os
+import subprocess
+import sys
 import types
 from unittest import mock
 
@@ -48,12 +50,38 @@ class ManageTest(base.TestCase):
         self.url = f'sqlite:///{self.folder}/books.sqlite'
         self.keys = [vault.new_key()]
 
-    def manage(self, *words):
-        """Type a command; returns its exit code and what it wrote."""
+    def test_a_reader_that_wants_no_more(self):
+        """As ``head`` does."""
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, 'w') as closed:
+            done = subprocess.run(
+                [sys.executable, '-c', 'import sys; from blazar_nova.cmd '
+                 'import manage; sys.exit(manage.main())', 'key', 'create'],
+                stdout=closed, stderr=subprocess.PIPE, text=True)
+        self.assertEqual((141, ''), (done.returncode, done.stderr))
+
+    def test_the_configuration_before_the_noun_or_at_the_end(self):
+        path = self.configure()
+        words, files = ('db', 'version'), ('--config-file', path)
+        for typed in ((*files, *words), (*words, *files),
+                      (*words, f'--config-file={path}'),
+                      ('--config-file', '/dev/null', *words, *files)):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                self.assertEqual(0, manage.main(typed), typed)
+            self.assertEqual('none\n', out.getvalue())
+
+    def configure(self):
         path = os.path.join(self.folder, 'nova.conf')
         with open(path, 'w') as file:
             file.write(f'[blazar]\nencryption_keys = {",".join(self.keys)}\n'
                        f'[blazar_database]\nconnection = {self.url}\n')
+        return path
+
+    def manage(self, *words):
+        """Type a command; returns its exit code and what it wrote."""
+        path = self.configure()
         out, error = io.StringIO(), io.StringIO()
         with (contextlib.redirect_stdout(out),
               contextlib.redirect_stderr(error)):
@@ -105,7 +133,7 @@ class ManageTest(base.TestCase):
         lease = self.hold(database)
         self.keys.insert(0, vault.new_key())
         self.assertEqual(
-            (0, '1 held builds are sealed with the first key.\n'),
+            (0, '1 deferred builds and trusts are encrypted with the first key.\n'),
             self.manage('key', 'rotate'))
         with database.reader() as session:
             sealed = session.get_one(models.HeldBuild, lease['id']).sealed

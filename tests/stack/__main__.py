@@ -11,6 +11,7 @@ import shutil
 import sys
 
 from tests import stack as stacks
+from tests.stack import configuration
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
@@ -33,7 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     for name in ('kill', 'restart'):
         commands.add_parser(name).add_argument('name')
     shell = commands.add_parser('shell')
-    shell.add_argument('user', nargs='?', default='admin')
+    shell.add_argument('user', nargs='?', default='admin',
+                       choices=('admin', *configuration.ACCOUNTS))
     for command in commands.choices.values():
         # After the command too.
         command.add_argument('--folder', default=argparse.SUPPRESS)

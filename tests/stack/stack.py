@@ -251,8 +251,13 @@ class Stack:
 
     @functools.cached_property
     def settings(self) -> Settings:
-        with open(self._file) as file:
-            return Settings(**json.load(file))
+        try:
+            with open(self._file) as file:
+                return Settings(**json.load(file))
+        except FileNotFoundError:
+            raise processes.Failure(
+                f'There is no stack in {self.folder}; ./tools/stack '
+                f'up makes one.') from None
 
     @functools.cached_property
     def site(self) -> configuration.Site:

@@ -101,7 +101,8 @@ class Preflight:
 
     def _due(self) -> list[ty.Any]:
         """Leases of which one of the times is over, and nobody has looked
-        since; then those that had something in their way long ago.
+        since, or that were created after the last one; then those that had
+        something in their way long ago.
         """
         now, elapsed = self._clock.now(), self._clock.elapsed()
         self._failed = {one: (count, again) for one, (count, again)
@@ -117,6 +118,8 @@ class Preflight:
                 sa.or_(*(sa.and_(_LEASE.start_date <= now + seconds,
                                  before < _LEASE.start_date - seconds)
                          for seconds in self._times),
+                       sa.and_(_LEASE.preflight_at.is_(None),
+                               _LEASE.start_date <= now + min(self._times)),
                        sa.and_(_LEASE.warnings.is_not(None),
                                _LEASE.preflight_at <= now - AGAIN),
                        # By a clock that was ahead.
@@ -168,8 +171,10 @@ class Preflight:
             # It has begun, or ended, or others have been faster.
             return
         if lacks != described['warnings']:
-            LOG.info('Lease %s: %s', lease_id, ' '.join(lacks) or (
-                'nothing is in the way of its start any more'))
+            if lacks:
+                LOG.warning('Lease %s: %s', lease_id, ' '.join(lacks))
+            else:
+                LOG.info('Lease %s: nothing prevents its start', lease_id)
             self._notify(EVENT, {**described, 'warnings': lacks})
         self._database.retried(self._write_down, lease_id, seen, lacks)
 

@@ -27,6 +27,8 @@ _PAUSE = 30
 #: What is among metadata, and what its last one says to everybody.
 _NAMES = ('lease_id', 'lease_name', 'lease_status', 'lease_start',
           'lease_end', 'lease_next')
+#: The same where its build lacks something.
+_WARNINGS = 'lease_warnings'
 _MORE = 'More: openstack reservation lease show'
 _WAITS = 'It is built as soon as there is room for it.'
 #: What becomes of a held server in a lease of this status.
@@ -37,6 +39,10 @@ _NEXT = {
     states.Lease.IN_PROGRESS: _WAITS,
 }
 _NEVER = 'It is not built any more.'
+#: Seconds after the start of a lease at which it should be under way.
+_DUE = 60
+_OVERDUE = ('It is due, and no blazar-listener has started its lease: ask your '
+            'operator.')
 
 
 class Telling:
@@ -58,7 +64,7 @@ class Telling:
                  ) -> dict[str, dict[str, str]]:
         """By server that is held: its lease, when, and what to do."""
         held = self._asked(self._servers.held, server_ids) or {}
-        return {server_id: _metadata(lease)
+        return {server_id: _metadata(lease, self._clock.now())
                 for server_id, lease in held.items()}
 
     def action(self, server_id: str, project_id: str) -> shown.Action | None:
@@ -98,17 +104,22 @@ def own(metadata: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
     """
     is_shown = _MORE in str(metadata.get('lease_next'))
     return {name: value for name, value in metadata.items()
-            if not is_shown or name not in _NAMES}
+            if not is_shown or name not in (*_NAMES, _WARNINGS)}
 
 
-def _metadata(lease: ty.Mapping[str, ty.Any]) -> dict[str, str]:
-    return dict(zip(_NAMES, (
+def _metadata(lease: ty.Mapping[str, ty.Any], now: int) -> dict[str, str]:
+    is_overdue = lease['status'] == states.Lease.PENDING and (
+        now > lease['start_date'] + _DUE)
+    following = _OVERDUE if is_overdue else _NEXT.get(lease['status'], _NEVER)
+    words = dict(zip(_NAMES, (
         lease['lease_id'], lease['name'][:_LONGEST], lease['status'],
         f'{clocks.minute(lease["start_date"])} UTC',
         f'{clocks.minute(lease["end_date"])} UTC',
-        f'{_NEXT.get(lease["status"], _NEVER)} {_MORE} {lease["lease_id"]}. '
-        f'To give it up, delete the server; the lease ends with its last '
-        f'one.'), strict=True))
+        f'{following} {_MORE} {lease["lease_id"]}. To give it up, delete the '
+        f'server; the lease ends with its last one.'), strict=True))
+    if lease['warnings']:
+        words[_WARNINGS] = ' '.join(lease['warnings'])[:_LONGEST]
+    return words
 
 
 def _event(event: ty.Mapping[str, ty.Any]) -> shown.Event:

@@ -1551,7 +1551,7 @@ class TestQuestions(base.LeaseTestCase):
                     'lease_id': lease['id'], 'name': 'lease',
                     'project_id': 'mine', 'status': 'PENDING',
                     'start_date': lease['start_date'],
-                    'end_date': lease['end_date']}},
+                    'end_date': lease['end_date'], 'warnings': []}},
                 self.leases.servers.held([server_id, 'unheard of']))
 
     def test_a_server_whose_lease_has_started_is_not_held(self):

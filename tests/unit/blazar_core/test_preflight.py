@@ -71,10 +71,10 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual([('call', 'the trust')] * 2, self.asked)
         self.assertEqual([], self.told)
 
-    def test_what_was_asked_for_after_that_time_was_looked_at_then(self):
+    def test_one_created_after_the_last_time_is_looked_at_at_once(self):
         self.lease(DAY - 10, 2 * DAY)
         self.lease(HOUR - 10, 2 * DAY)
-        self.assertEqual([0, 0, 1], [
+        self.assertEqual([1, 0, 1], [
             self.look(after) for after in (0, HOUR - 20, DAY - 2 * HOUR + 10)])
 
     def test_what_is_in_the_way_is_told_and_shown_until_it_is_not(self):

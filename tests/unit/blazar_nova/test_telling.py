@@ -2,9 +2,44 @@
 
 from unittest import mock
 
+import sqlalchemy as sa
+
 from blazar_core.common import errors
+from blazar_core.db import models
 from blazar_nova.api import telling
 from tests.unit import base
+
+
+class TestMetadata(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+        self.lease_id = self.lease(3600, 7200)['id']
+        self.telling = telling.Telling(self.leases.servers, self.clock)
+
+    def words(self):
+        with self.database.reader() as session:
+            server_id, = session.scalars(sa.select(models.Booking.server_id))
+        return self.telling.metadata([server_id])[server_id]
+
+    def test_a_server_that_is_due_and_not_started(self):
+        for seconds, begin in ((3660, 'It is built when its lease starts. '),
+                               (1, 'It is due, and no blazar-listener has ')):
+            self.clock.advance(seconds)
+            following = self.words()['lease_next']
+            self.assertTrue(following.startswith(begin), following)
+            self.assertLessEqual(len(following), 255)
+
+    def test_warnings_are_shown_and_not_stored(self):
+        self.assertNotIn('lease_warnings', self.words())
+        with self.database.writer() as session:
+            session.get(models.Lease, self.lease_id).warnings = [
+                'Its image is gone.', 'x' * 300]
+        words = self.words()
+        self.assertEqual(('Its image is gone. x', 255), (
+            words['lease_warnings'][:20], len(words['lease_warnings'])))
+        self.assertEqual({'a': 'b'}, telling.own({**words, 'a': 'b'}))
 
 
 class TestAsking(base.LeaseTestCase):
@@ -14,11 +49,7 @@ class TestAsking(base.LeaseTestCase):
         super().setUp()
         self.host('one', VCPU=2)
         self.server_id, = base.servers_of(self.lease(50, 100, project='mine'))
-        self.now = 0.0
-        self.telling = telling.Telling(self.leases.servers, self)
-
-    def elapsed(self):
-        return self.now
+        self.telling = telling.Telling(self.leases.servers, self.clock)
 
     def is_told(self):
         return (bool(self.telling.metadata([self.server_id])), bool(
@@ -34,9 +65,9 @@ class TestAsking(base.LeaseTestCase):
                 self.assertEqual((False, False), self.is_told())
             # It would be told, and is not asked for.
             self.assertEqual((False, False), self.is_told())
-            self.now += 29
+            self.clock.advance(29)
             self.assertEqual((False, False), self.is_told())
-            self.now += 1
+            self.clock.advance(1)
             self.assertEqual((True, True), self.is_told())
 
     def test_to_another_project_nothing_is_told(self):

@@ -24,6 +24,8 @@ from sqlalchemy import orm
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.common import stays
 from blazar_core.db import models
 from blazar_core.db import notes
 
@@ -48,6 +50,8 @@ class Reserved:
     :ivar call: for a boot: the call that builds its servers, while it is kept
     :ivar kept: for a boot: its servers, if they are kept from one occurrence
         to the next
+    :ivar window: when they are there; None: that is not known yet
+    :ivar servers: those of its bookings
     """
 
     id: str
@@ -60,6 +64,8 @@ class Reserved:
     call: str | None = None
     services: ty.Mapping[str, str] = dataclasses.field(default_factory=dict)
     kept: tuple[str, ...] = ()
+    window: model.Window | None = None
+    servers: tuple[str, ...] = ()
 
 
 class Wanted(ty.NamedTuple):
@@ -99,6 +105,16 @@ class Kind(abc.ABC):
         """What a reservation needs of hosts as of now, to be bound anew.
 
         :raises Refused: when no host may be used at all
+        :raises CloudUnavailable: when that cannot be said now
+        """
+
+    def check_window(self, reserved: Reserved) -> None:
+        """Make sure that a reservation can have another window where it is,
+        but for capacity.
+
+        :param reserved: with that window
+        :raises Refused: when it cannot; ``latest_end`` is when it has to have
+            left
         :raises CloudUnavailable: when that cannot be said now
         """
 
@@ -355,7 +371,13 @@ def reserved(session: orm.Session, reservation: models.Reservation,
             hosts[one.host_id].uuid for one in reservation.bookings
             if one.host_id in hosts), call,
         {host.uuid: host.service_host for host in hosts.values()},
-        kept_for(session, reservation))
+        kept_for(session, reservation),
+        None if lease.status in states.SEEKING else stays.stay(
+            lease.booked(model.Window(lease.start_date, max(
+                # It may have been ended as it began.
+                lease.start_date + 1, lease.end_date))), lease.on_end),
+        tuple(one.server_id for one in reservation.bookings
+              if one.server_id is not None))
 
 
 def kept_for(session: orm.Session, reservation: models.Reservation,

@@ -15,6 +15,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.common import states
+from blazar_core.common import stays
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
@@ -88,7 +89,36 @@ class Changing:
         :raises LimitExceeded: when others made meanwhile have what it needs
         :raises Conflict: when another process has just changed it
         """
+        self._check_window(lease_id, change)
         return self._database.retried(self._update, lease_id, change)
+
+    def _check_window(self, lease_id: str, change: Change) -> None:
+        """Ask its resource types whether a lease can have another window.
+
+        :raises Refused: when it cannot where it is; says why, and until when
+            it can last there
+        """
+        if all(one is None for one in (change.start, change.end,
+                                       change.grace_period, change.on_end)):
+            return
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            window = stays.stay(lease.booked(
+                new_window(lease, change, self._clock.now()),
+                change.grace_period), change.on_end or lease.on_end)
+            having = [(kind, one, one.window) for kind, one in
+                      self._types.reserved(session, lease)]
+        try:
+            for kind, one, before in having:
+                if before is not None and window != before:
+                    kind.check_window(dataclasses.replace(one, window=window))
+        except errors.Refused as exc:
+            latest = exc.refusal.latest_end
+            raise errors.Refused(dataclasses.replace(
+                exc.refusal, latest_end=None if latest is None else
+                _end_of(lease, latest - lease.booked(
+                    model.Window(0, 1), change.grace_period).end + 1,
+                ))) from exc
 
     def _update(self, lease_id: str, change: Change) -> dict[str, ty.Any]:
         try:
@@ -202,7 +232,7 @@ class Changing:
                 events.reextend(session, lease, change.auto_extend, now)
             # Only what is written can be deleted again.
             session.flush()
-            self._rename(session, lease, change, window)
+            _rename(session, lease, change, window, now)
             session.flush()
             session.expire(lease)
             return views.describe(lease)
@@ -270,47 +300,47 @@ class Changing:
             {**(wanted.params or {}), **any_} !=
             {**(reservation.params or {}), **any_})
 
-    def _rename(self, session: orm.Session, lease: models.Lease,
-                change: Change, window: model.Window) -> None:
-        """Its name and its events."""
-        now = self._clock.now()
-        # What follows reads the rows that the new dates have added.
-        session.flush()
-        if change.name is not None:
-            lease.name = change.name
-        wanted = [(event.event_type, event.time, event.action)
-                  for event in change.events or ()]
-        coming = [event for event in lease.events
-                  if event.status == states.Event.UNDONE]
-        before = [event for event in coming
-                  if event.event_type == states.EventType.BEFORE_END]
-        if change.before_end is not None:
-            lease.before_end_date = change.before_end
-            wanted.insert(0, (states.EventType.BEFORE_END, change.before_end,
-                              _before_end_action(lease, change)))
-        elif change.before_end_action is not None:
-            events.act_before_end(lease, before, change.before_end_action,
-                                  window)
-        first = max(window.start, now)
-        for event_type, time, action in wanted:
-            if not first <= time <= window.end:
-                raise errors.InvalidLeaseParams(
-                    f'The {event_type} {clocks.minute(time)} is not within '
-                    f'what is to come of the lease. Write a date from '
-                    f'{clocks.minute(first)} to {clocks.minute(window.end)} '
-                    f'UTC.')
-            events.check_action(event_type, action, time, window)
-        for event in [
-                *(before if change.before_end is not None else ()),
-                *(event for event in coming if change.events is not None and
-                  states.EventType.is_users(event.event_type)),
-                *events.forgotten(lease)]:
-            session.delete(event)
-        for event_type, time, action in wanted:
-            row = events.row(lease.id, event_type, time, now, action=action)
-            if lease.status == states.Lease.OFFERED:
-                row['due'] = model.FOREVER
-            session.add(models.Event(**row))
+
+def _rename(session: orm.Session, lease: models.Lease, change: Change,
+            window: model.Window, now: int) -> None:
+    """Its name and its events."""
+    # What follows reads the rows that the new dates have added.
+    session.flush()
+    if change.name is not None:
+        lease.name = change.name
+    wanted = [(event.event_type, event.time, event.action)
+              for event in change.events or ()]
+    coming = [event for event in lease.events
+              if event.status == states.Event.UNDONE]
+    before = [event for event in coming
+              if event.event_type == states.EventType.BEFORE_END]
+    if change.before_end is not None:
+        lease.before_end_date = change.before_end
+        wanted.insert(0, (states.EventType.BEFORE_END, change.before_end,
+                          _before_end_action(lease, change)))
+    elif change.before_end_action is not None:
+        events.act_before_end(lease, before, change.before_end_action,
+                              window)
+    first = max(window.start, now)
+    for event_type, time, action in wanted:
+        if not first <= time <= window.end:
+            raise errors.InvalidLeaseParams(
+                f'The {event_type} {clocks.minute(time)} is not within '
+                f'what is to come of the lease. Write a date from '
+                f'{clocks.minute(first)} to {clocks.minute(window.end)} '
+                f'UTC.')
+        events.check_action(event_type, action, time, window)
+    for event in [
+            *(before if change.before_end is not None else ()),
+            *(event for event in coming if change.events is not None and
+              states.EventType.is_users(event.event_type)),
+            *events.forgotten(lease)]:
+        session.delete(event)
+    for event_type, time, action in wanted:
+        row = events.row(lease.id, event_type, time, now, action=action)
+        if lease.status == states.Lease.OFFERED:
+            row['due'] = model.FOREVER
+        session.add(models.Event(**row))
 
 
 def _latest(admission: admissions.Admission, lease: models.Lease,
@@ -324,7 +354,13 @@ def _latest(admission: admissions.Admission, lease: models.Lease,
     latest = admission.starts.lasting(
         kept, plan.instead_of, _since(kept, plan), plan.window.end) - (
             plan.window.end - window.end)
-    # Ends are written to the minute.
+    return _end_of(lease, latest)
+
+
+def _end_of(lease: models.Lease, latest: int) -> int | None:
+    """An end that a lease can have, as it is written: to the minute; None: it
+    is no later than the one that it has.
+    """
     latest -= latest % 60
     return latest if latest > lease.end_date else None
 

@@ -34,4 +34,4 @@ class Leases:
             database, clock, admission, self.making)
         self.places = places.Places(database, clock)
         self.credentials = credentials.Credentials(database, clock)
-        self.servers = servers.Servers(database)
+        self.servers = servers.Servers(database, clock)

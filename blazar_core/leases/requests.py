@@ -4,12 +4,14 @@
 
 import dataclasses
 import enum
+import typing as ty
 
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.common import stays
 
 __all__ = ['EventRequest', 'LeaseRequest', 'LeaseType', 'MAX_EVENTS',
-           'Recurrence', 'Retry']
+           'Recurrence', 'Retry', 'stay_of']
 
 #: No lease has more events of its user's own.
 MAX_EVENTS = 10
@@ -140,3 +142,11 @@ class LeaseRequest:
             return LeaseType.BEST_EFFORT
         return (LeaseType.IMMEDIATE if self.starts_now
                 else LeaseType.SCHEDULED)
+
+
+def stay_of(asked: ty.Sequence[LeaseRequest]) -> model.Window:
+    """When servers are there, from the first to the last of their leases."""
+    return stays.stay(model.Window(
+        min(one.window.start for one in asked),
+        max(one.window.end + one.grace_period for one in asked),
+    ), asked[-1].on_end)

@@ -6,8 +6,11 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.common import stays
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import requests
@@ -25,8 +28,9 @@ _BOOKED = sa.select(
 class Servers:
     """Looks servers up in the books."""
 
-    def __init__(self, database: api.Database) -> None:
+    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
+        self._clock = clock
 
     def held(self, server_ids: ty.Collection[str],
              ) -> dict[str, dict[str, ty.Any]]:
@@ -165,16 +169,27 @@ class Servers:
         return (any(row.enrolment for row in rows),
                 next((row.held_by for row in rows if row.held_by), None))
 
-    def booked_hosts(self, server_ids: ty.Collection[str]) -> dict[str, str]:
-        """The hosts on which these servers have bookings.
+    def bookings(self, server_ids: ty.Collection[str],
+                 ) -> dict[str, tuple[str, model.Window]]:
+        """The bookings that these servers have on hosts.
 
-        :returns: uuids, by server
+        :returns: by server, the uuid of the host, and when the server is
+            there: without an end if it stays when its lease ends, or has not
+            gone although it has ended
         """
+        booking, now = models.Booking, self._clock.now()
         with self._database.reader() as session:
-            return {server_id: uuid for server_id, uuid in session.execute(
-                sa.select(models.Booking.server_id, models.Host.uuid).join(
-                    models.Host, models.Booking.host_id == models.Host.id)
-                .where(models.Booking.server_id.in_(server_ids)))}
+            rows = session.execute(
+                sa.select(booking.server_id, models.Host.uuid,
+                          booking.start_date, booking.end_date,
+                          booking.placed_at, models.Lease.on_end)
+                .join(models.Host, booking.host_id == models.Host.id)
+                .join(booking.reservation).join(models.Reservation.lease)
+                .where(booking.server_id.in_(server_ids))).all()
+        return {row.server_id: (row.uuid, stays.stay(
+            model.Window(row.start_date, row.end_date),
+            '' if row.placed_at is not None and row.end_date <= now
+            else row.on_end)) for row in rows}
 
     def hosts_of_services(self, service_hosts: ty.Collection[str],
                           ) -> dict[str, str]:

@@ -170,7 +170,7 @@ class Admission:
                 {'project_id': call.context.project_id})
         if request.recurrence is not None:
             return self._recurring.hold(request, request.recurrence, call)
-        demand = self._demand(call)
+        demand = self._demand(call, request)
         new = making.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,
             request=request, reservations=(making.NewReservation(
@@ -243,9 +243,12 @@ class Admission:
         return lease, functools.partial(
             self._parts.publish, 'lease.create', lease)
 
-    def _demand(self, call: calls.BuildCall) -> model.Demand:
+    def _demand(self, call: calls.BuildCall, request: requests.LeaseRequest,
+                ) -> model.Demand:
         with demands.refused(
                 len(call.request_spec),
                 f'Boot of {", ".join(call.server_ids)}'):
             return boots.demand_of(
-                call.context, call, self._leases.servers)
+                call.context, call, self._leases.servers,
+                None if request.patience is not None else
+                requests.stay_of([request]))

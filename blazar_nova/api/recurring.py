@@ -75,7 +75,8 @@ class Recurring:
                  for number in range(0, len(ids), each)]
         with demands.refused(each, f'Boot of {", ".join(ids)}'):
             demand = boots.demand_of(
-                call.context, parts[0], self._parts.leases.servers)
+                call.context, parts[0], self._parts.leases.servers,
+                requests.stay_of(request.occurrences))
         new = making.NewLease(
             call.context.project_id, call.context.user_id, request,
             (making.NewReservation(demand, parts[0].server_ids),))

@@ -29,8 +29,8 @@ from blazar_nova.compat import releases
 from blazar_nova.compat import traits
 
 __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
-           'group_of', 'policy_of', 'refused', 'resized', 'resources_of',
-           'resources_of_flavor', 'settings_of']
+           'group_of', 'group_of_server', 'policy_of', 'refused', 'resized',
+           'resources_of', 'resources_of_flavor', 'settings_of']
 
 LOG = logging.getLogger(__name__)
 
@@ -199,9 +199,21 @@ def group_of(context: ty.Any, spec: ty.Any) -> Group | None:
 
     Of cells that do not answer, no servers are found.
     """
-    group = spec.instance_group
-    if group is None:
+    return None if spec.instance_group is None else _group(
+        context, spec.instance_group)
+
+
+def group_of_server(server_id: str) -> Group | None:
+    """The server group of a server; None without one."""
+    context = nova_context.get_admin_context()
+    try:
+        return _group(context, objects.InstanceGroup.get_by_instance_uuid(
+            context, server_id))
+    except exception.InstanceGroupNotFound:
         return None
+
+
+def _group(context: ty.Any, group: ty.Any) -> Group:
     # The group's own get_hosts() would look in one cell, which is cell0
     # where nova-api is set up as Nova's manual says.
     found = bounded.of_cells(

@@ -110,7 +110,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     trusts = credentials.Credentials(conf)
     cloud = nova_servers.NovaCloud(trusts)
     outside = external.External(conf, trusts.place)
-    types = resource_types.types(servers.Servers(books))
+    types = resource_types.types(servers.Servers(books, clock))
     cleaning.command_of(conf.blazar)
     words = answers.Answers(types)
 

@@ -36,32 +36,39 @@ class Boots(resources.Kind):
                 # They are alike, and what they need is in their requests.
                 spec, context = demands.spec_of(reserved.kept)
                 return _demand_of(context, context, [spec], reserved.kept,
-                                  self._known)
+                                  self._known, reserved.window)
             call = calls.load(reserved.call)
             call.reread_group()
-            return demand_of(call.context.elevated(), call, self._known)
+            return demand_of(call.context.elevated(), call, self._known,
+                             reserved.window)
+
+    def check_window(self, reserved: resources.Reserved) -> None:
+        if reserved.servers and reserved.window is not None:
+            groups.check_apart(reserved.servers, reserved.hosts,
+                               reserved.window, self._known)
 
 
 def demand_of(context: ty.Any, call: calls.BuildCall, known: servers.Servers,
-              ) -> model.Demand:
+              window: model.Window | None) -> model.Demand:
     """What the servers of a boot need of hosts.
 
     Within a reservation that has whole hosts they take nothing of anybody
     else; which of the hosts they get is decided when they are built.
 
+    :param window: when they are there; None: that is not known yet
     :raises NoSuchHost: when Nova's own rules leave no host
     :raises CloudUnavailable: when placement does not answer
     """
     return _demand_of(context, call.context, call.request_spec,
-                      call.server_ids, known)
+                      call.server_ids, known, window)
 
 
 def _demand_of(context: ty.Any, owner: ty.Any, specs: ty.Sequence[ty.Any],
                server_ids: ty.Collection[str], known: servers.Servers,
-               ) -> model.Demand:
+               window: model.Window | None) -> model.Demand:
     within = hosted.reservation_of(specs[0].flavor)
     if within is not None:
         return model.Demand({}, len(specs), among=None,
                             hosts=known.hosts_within(within))
     return groups.in_group(demands.demand_of(context, specs), owner, specs[0],
-                           server_ids, known)
+                           server_ids, known, window)

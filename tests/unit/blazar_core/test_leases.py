@@ -1597,9 +1597,27 @@ class TestQuestions(base.LeaseTestCase):
         self.host('two', VCPU=1)
         server_ids = base.servers_of(self.lease(0, 100, count=2))
         self.assertEqual(
-            {one: self.uuid_of(self.host_of(one)) for one in server_ids},
-            self.leases.servers.booked_hosts([*server_ids, 'unheard of']))
-        self.assertEqual({}, self.leases.servers.booked_hosts([]))
+            {one: (self.uuid_of(self.host_of(one)),
+                   model.Window(NOW, NOW + 100))
+             for one in server_ids},
+            self.leases.servers.bookings([*server_ids, 'unheard of']))
+        self.assertEqual({}, self.leases.servers.bookings([]))
+
+    def test_servers_that_stay_are_booked_without_an_end(self):
+        leaves = self.running_lease(0, 100)
+        stays = self.running_lease(0, 100)
+        with self.database.writer() as session:
+            session.get(models.Lease, stays['id']).on_end = 'stop'
+
+        def ends(lease):
+            ((_host, window),) = self.leases.servers.bookings(
+                base.servers_of(lease)).values()
+            return window.end
+
+        self.assertEqual([NOW + 100, model.FOREVER], [
+            ends(leaves), ends(stays)])
+        self.clock.advance(100)
+        self.assertEqual(model.FOREVER, ends(leaves))
 
     def test_the_hosts_that_services_run(self):
         self.assertEqual(

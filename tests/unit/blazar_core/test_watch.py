@@ -351,8 +351,9 @@ class TestElsewhere(WatchTestCase):
         reservation, = lease['reservations']
         self.assertEqual([resources.Reserved(
             reservation['id'], lease['id'], 'project', 'user', {}, {},
-            (self.uuids['one'],), 'the call', {self.uuids['one']: 'one'})],
-            self.asked)
+            (self.uuids['one'],), 'the call', {self.uuids['one']: 'one'}, (),
+            model.Window(NOW + 50, NOW + 100),
+            tuple(base.servers_of(lease)))], self.asked)
 
     def test_places_go_together_if_they_belong_together(self):
         self.with_host('one', VCPU=3)

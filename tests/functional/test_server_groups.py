@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Leases in one server group whose times differ."""
+
+from blazar_core.common import clock as clocks
+from tests.functional import test_api
+
+HOUR = 3600
+
+
+class TestServerGroups(test_api.ApiTestCase):
+
+    def boot_in(self, group, name, start, end):
+        """Boot a server in a group, leased from and until so many seconds
+        from now; returns its id.
+        """
+        return self.boot(name, hints={
+            **self.lease_hints(name, start, end - start), 'group': group,
+        })['id']
+
+    def group(self, policy):
+        return self.alice.post_server_groups(
+            {'name': policy, 'policy': policy})['id']
+
+    def test_members_of_another_time_bar_no_host(self):
+        group = self.group('anti-affinity')
+        first = self.boot_in(group, 'one', HOUR, 2 * HOUR)
+        second = self.boot_in(group, 'two', 3 * HOUR, 4 * HOUR)
+        both = self.boot_in(group, 'both', HOUR, 4 * HOUR)
+        booked = self.bookings()
+        self.assertEqual(booked[first], booked[second])
+        self.assertNotEqual(booked[first], booked[both])
+        # The first cannot exist at the same time as the second, there.
+        refused = self.ask('PUT', f'/leases/{self.lease("one")["id"]}', {
+            'end_date': self.at(3 * HOUR + 60)}, code=409)
+        self.assertIn('server group', str(refused))
+        latest = self.began + 3 * HOUR
+        self.assertIn(f'latest_end: {clocks.iso(latest - latest % 60)}',
+                      str(refused))
+        self.ask('PUT', f'/leases/{self.lease("one")["id"]}', {
+            'end_date': self.at(3 * HOUR)}, code=200)
+
+    def test_members_follow_each_other_on_a_host(self):
+        group = self.group('anti-affinity')
+        servers = [self.boot_in(group, str(number), number * HOUR,
+                                (number + 1) * HOUR) for number in (1, 2, 3)]
+        host, = set(self.bookings().values())
+        for number, server_id in enumerate(servers, 1):
+            self.run_until(self.began + number * HOUR)
+            # Its start waits until the last one has left.
+            self.wait_for(lambda: self.run_until(
+                self.clock.now() + 2) or server_id in self.guests())
+            self.assertEqual(host, self.wait_for_status(
+                server_id, 'ACTIVE')['OS-EXT-SRV-ATTR:host'])
+
+    def test_affinity_is_to_members_of_the_same_time(self):
+        group = self.group('affinity')
+        first = self.boot_in(group, 'one', HOUR, 2 * HOUR)
+        self.hold('full', 3 * HOUR, flavor='4', client=self.admin,
+                  host=self.bookings()[first])
+        second = self.boot_in(group, 'two', 3 * HOUR, 4 * HOUR)
+        self.assertEqual(2, len({self.bookings()[one]
+                                 for one in (first, second)}))
+        # There is no host on which it were with both.
+        self.assertIn('fits_now: 0 of 1', self.refused(
+            409, self.boot_in, group, 'both', HOUR, 4 * HOUR))

@@ -23,7 +23,6 @@ _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
 #: MariaDB's TEXT ends at 64 KiB; a held build with injected files does not.
 _Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
 
-
 #: What something takes that has no end, and when Nova told of it; 0 when
 #: placement was asked. One that takes nothing has left.
 Consumer: ty.TypeAlias = tuple[dict[str, int], int]
@@ -78,6 +77,7 @@ class Lease(Stateful, Base):
     (:class:`blazar_core.db.notes.Recurrence`); None: of nothing. ``warnings``
     are what its builds lacked at ``preflight_at``, when that was looked at
     last (:mod:`blazar_core.lifecycle.preflight`). ``ending_at``: of its end.
+    ``permit`` is the mark of what may send its builds, or did so last.
     """
 
     __tablename__ = 'leases'
@@ -106,6 +106,7 @@ class Lease(Stateful, Base):
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     deleted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     ending_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    permit: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
     generation: orm.Mapped[int] = orm.mapped_column(
         sa.BigInteger, default=0, server_default='0')
     grace_period: orm.Mapped[int] = orm.mapped_column(
@@ -207,9 +208,8 @@ class Event(Stateful, Base):
     ``due`` is when it wants attention next: its time, or later when it was
     put off: ``waits`` is how often, since something has happened to it.
     ``attempts`` is how often it failed. A worker owns it while ``claimed_by``
-    is its name and ``claimed_until`` is to come; what a boot has started
-    itself keeps a mark of that there. ``action`` is what is done beside
-    telling of it; None: nothing.
+    is its name and ``claimed_until`` is to come. ``action`` is what is done
+    beside telling of it; None: nothing.
     """
 
     __tablename__ = 'events'

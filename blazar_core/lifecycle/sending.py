@@ -3,11 +3,9 @@
 """The one gate through which builds are sent."""
 
 import functools
-import threading
 import typing as ty
 
 from oslo_log import log as logging
-from oslo_utils import uuidutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
@@ -19,38 +17,18 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import permits
 from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 
-__all__ = ['HEAD_START', 'Right', 'SEND_SECONDS', 'Sealed', 'Sending',
-           'sealed']
+__all__ = ['HEAD_START', 'Sealed', 'Sending', 'sealed']
 
 LOG = logging.getLogger(__name__)
-
-#: Seconds that may pass between the right to send a build and the sending.
-SEND_SECONDS = 10
 
 #: Seconds for which a listener leaves a lease from now on to the request that
 #: made it. One that takes longer finds its build sent; this is not what keeps
 #: a build from being sent twice.
 HEAD_START = 5
-
-
-class _Closed(Exception):
-    """A build must not be sent, or another process has sent it."""
-
-
-class Right(ty.NamedTuple):
-    """The right to send builds.
-
-    :ivar deadline: until when they may be sent
-    :ivar begun: the lease, if it has begun with that
-    :ivar left: whether others of its servers wait yet
-    """
-
-    deadline: clouds.Deadline
-    begun: list[facts.Lease]
-    left: bool
 
 
 class Sealed(ty.NamedTuple):
@@ -105,11 +83,12 @@ class Sending:
         def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
             nonlocal left
             steps.reached(steps.Step.START_READY, lease_id)
+            permit = permits.Permit(self._database, self._clock)
             try:
-                deadline, begins, left = self._database.retried(
+                deadline, begins, left = permit.surely(
                     self._take, lease_id, known, server_ids, when_due,
-                    sealed)
-            except (_Closed, errors.NotFound):
+                    sealed, permit)
+            except (permits.Closed, errors.NotFound):
                 return None
             begun.extend(begins)
             return self._pass(lease_id, deadline)
@@ -123,7 +102,7 @@ class Sending:
 
     def _take(self, lease_id: str, known: list[models.Lease],
               server_ids: ty.Collection[str], when_due: bool,
-              sealed: Sealed) -> Right:
+              sealed: Sealed, permit: permits.Permit) -> permits.Right:
         """The right to send the builds of servers: one gets it, once.
 
         It comes right before the cast. A worker that dies before it leaves
@@ -134,7 +113,7 @@ class Sending:
             out, and one that is run again reads it with its lock, so that
             nobody who locks it meanwhile is in its way again and again
         :param sealed: what was read with it
-        :raises _Closed: when they are not to be sent, or not by us
+        :raises Closed: when they are not to be sent, or not by us
         :raises Outdated: when somebody has locked it since it was read
         """
         if known:
@@ -142,35 +121,40 @@ class Sending:
             lease = known.pop()
             with self._database.begin() as connection:
                 api.lock_as_read(connection, lease)
-                return self._open(connection, lease, server_ids, when_due)
+                return self._open(
+                    connection, lease, server_ids, when_due, permit)
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            if (right := permit.had(session.connection(), lease_id)):
+                return right
             _check_credential(session, lease_id, sealed)
             return self._open(
-                session.connection(), lease, server_ids, when_due)
+                session.connection(), lease, server_ids, when_due, permit)
 
     def _open(self, connection: sa.Connection, lease: models.Lease,
-              server_ids: ty.Collection[str], when_due: bool) -> Right:
+              server_ids: ty.Collection[str], when_due: bool,
+              permit: permits.Permit) -> permits.Right:
         """The same, with the lease locked."""
-        deadline = clouds.Deadline(self._clock, SEND_SECONDS)
+        deadline = clouds.Deadline(self._clock, permits.SECONDS)
         now = self._clock.now()
         if lease.status not in states.TO_START or (
                 lease.end_date <= now or
                 when_due and lease.start_date > now):
             # It was moved meanwhile, or ended.
-            raise _Closed
+            raise permits.Closed
         if facts.is_building(lease):
-            raise _Closed
+            raise permits.Closed
         waiting = facts.waiting(lease)
-        _mark_sent(connection, dict.fromkeys(server_ids), now)
+        permits.mark_sent(connection, dict.fromkeys(server_ids), now)
         begins = lease.status == states.Lease.PENDING
         lease.enter(states.Lease.STARTING, now)
         lease.status_reason, lease.updated_at = facts.failures(lease), now
         connection.execute(_BEGUN, {
             'lease': lease.id, 'state': lease.status, 'now': now,
-            'reason': lease.status_reason})
-        return Right(deadline, [views.describe(lease)] if begins else [],
-                     bool(set(waiting).difference(server_ids)))
+            'reason': lease.status_reason, 'mark': permit.mark})
+        return permit.give(
+            deadline, [views.describe(lease)] if begins else [],
+            bool(set(waiting).difference(server_ids)))
 
     def send_own(self, lease: facts.Lease,
                  cast: ty.Callable[[clouds.Gate], None]) -> None:
@@ -184,21 +168,20 @@ class Sending:
         :param cast: sends the build in time, if the gate opens
         """
         lease_id, taken = lease['id'], False
-        mark = uuidutils.generate_uuid()
+        permit = permits.Permit(self._database, self._clock)
 
         def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
             nonlocal taken
             try:
-                deadline = _surely(
-                    self._clock, lambda before: self._database.retried(
-                        self._take_own, lease_id, server_ids, mark, before))
-            except _Closed:
+                right = permit.surely(
+                    self._take_own, lease_id, server_ids, permit)
+            except permits.Closed:
                 LOG.warning('Lease %s was changed while it was made: a '
                             'listener sends its build', lease_id)
                 return None
             taken = True
             steps.reached(steps.Step.BOOT_TAKEN, lease_id)
-            return deadline
+            return right.deadline
 
         steps.reached(steps.Step.BOOT_RESERVED, lease_id)
         try:
@@ -213,27 +196,24 @@ class Sending:
             _show_started(lease)
 
     def _take_own(self, lease_id: str, server_ids: ty.Collection[str],
-                  mark: str, before: clouds.Deadline) -> clouds.Deadline:
+                  permit: permits.Permit) -> permits.Right:
         """The same right as :meth:`_take` gives, with nothing read before.
 
-        :param mark: written into the event that starts the lease: it shows
-            that the transaction that wrote it is committed
-        :param before: what is valid when it is
-        :raises _Closed: when it is not as it was made: a listener has taken
+        :raises Closed: when it is not as it was made: a listener has taken
             it, or it was changed
         """
         with self._database.begin() as connection:
             now = self._clock.now()
-            mine = {'lease': lease_id, 'mark': mark}
+            mine = {'lease': lease_id, 'now': now}
             if not connection.execute(
-                    _OWN, {'lease': lease_id, 'now': now}).rowcount:
-                if connection.scalar(_TAKEN, mine):
-                    return before
-                raise _Closed
-            deadline = clouds.Deadline(self._clock, SEND_SECONDS)
-            _mark_sent(connection, dict.fromkeys(server_ids), now)
-            connection.execute(_STARTED, {**mine, 'now': now})
-            return deadline
+                    _OWN, {**mine, 'mark': permit.mark}).rowcount:
+                if (right := permit.had(connection, lease_id)):
+                    return right
+                raise permits.Closed
+            deadline = clouds.Deadline(self._clock, permits.SECONDS)
+            permits.mark_sent(connection, dict.fromkeys(server_ids), now)
+            connection.execute(_STARTED, mine)
+            return permit.give(deadline)
 
     def send_again(self, lease_id: str, sealed: Sealed,
                    sent: ty.Mapping[str, int | None]) -> None:
@@ -250,24 +230,30 @@ class Sending:
                     server_ids: ty.Collection[str],
                     ) -> clouds.Deadline | None:
         """The gate of builds that got lost: it opens for one caller only."""
+        permit = permits.Permit(self._database, self._clock)
         try:
-            deadline = self._database.retried(
+            right = permit.surely(
                 self._take_again, lease_id, sealed, {
-                    server_id: sent[server_id] for server_id in server_ids})
-        except (_Closed, errors.NotFound):
+                    server_id: sent[server_id] for server_id in server_ids},
+                permit)
+        except (permits.Closed, errors.NotFound):
             return None
-        return self._pass(lease_id, deadline)
+        return self._pass(lease_id, right.deadline)
 
     def _take_again(self, lease_id: str, sealed: Sealed,
-                    sent: ty.Mapping[str, int | None]) -> clouds.Deadline:
+                    sent: ty.Mapping[str, int | None], permit: permits.Permit,
+                    ) -> permits.Right:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            if (right := permit.had(session.connection(), lease_id)):
+                return right
             _check_credential(session, lease_id, sealed)
-            deadline = clouds.Deadline(self._clock, SEND_SECONDS)
+            deadline = clouds.Deadline(self._clock, permits.SECONDS)
             if lease.status not in states.BEGUN:
-                raise _Closed
-            _mark_sent(session.connection(), sent, self._clock.now())
-            return deadline
+                raise permits.Closed
+            permits.mark_sent(session.connection(), sent, self._clock.now())
+            lease.permit = permit.mark
+            return permit.give(deadline)
 
     def _pass(self, lease_id: str, deadline: clouds.Deadline,
               ) -> clouds.Deadline:
@@ -313,50 +299,6 @@ class Sending:
         self._notify('lease.update', described)
 
 
-def _surely(clock: clocks.Clock,
-            take: ty.Callable[[clouds.Deadline], clouds.Deadline],
-            ) -> clouds.Deadline:
-    """Take a permit, also when the answer to the commit is lost.
-
-    What was written is looked for until the permit would expire.
-
-    :param take: gets what is valid when it has taken the permit before
-    :raises OutcomeUnknown: when it is not known by then
-    """
-    deadline = clouds.Deadline(clock, SEND_SECONDS)
-    unknown: errors.OutcomeUnknown | None = None
-    while True:
-        again = clock.now() + 1
-        try:
-            return take(deadline)
-        except (errors.BooksUnavailable, errors.BooksBusy) as exc:
-            if isinstance(exc, errors.OutcomeUnknown):
-                unknown = unknown or exc
-            if unknown is None:
-                raise
-            if deadline.passed():
-                raise unknown from exc
-        clock.wait(threading.Event(), again)
-
-
-def _mark_sent(connection: sa.Connection, servers: ty.Mapping[str, int | None],
-               now: int) -> None:
-    """Write down that the builds of servers are sent.
-
-    :param servers: with when they were sent before
-    :raises _Closed: when another process has sent one of them, or it is
-        gone
-    """
-    for before in set(servers.values()):
-        alike = [one for one, at in servers.items() if at == before]
-        taken = connection.execute(
-            _FIRST if before is None else _AGAIN,
-            {'servers': alike, 'now': now} | (
-                {} if before is None else {'before': before}))
-        if taken.rowcount != len(alike):
-            raise _Closed
-
-
 def _show_started(lease: facts.Lease) -> None:
     """Have a lease say what was written when its build was taken."""
     lease['status'] = states.Lease.STARTING
@@ -371,42 +313,33 @@ def _check_credential(session: orm.Session, lease_id: str,
 
     One that was replaced meanwhile may be revoked already.
 
-    :raises _Closed: when it has another one
+    :raises Closed: when it has another one
     """
     if session.scalar(_CREDENTIAL, {'lease': lease_id}) != sealed.credential:
-        raise _Closed
+        raise permits.Closed
 
 
 _CREDENTIAL = sa.select(models.Credential.sealed).where(
     models.Credential.lease_id == sa.bindparam('lease'))
-_BOOKINGS = models.Booking.__table__
-_MARK = sa.update(_BOOKINGS).where(
-    _BOOKINGS.c.server_id.in_(sa.bindparam('servers', expanding=True)),
-    _BOOKINGS.c.failed_at.is_(None)).values(sent_at=sa.bindparam('now'))
-_FIRST = _MARK.where(_BOOKINGS.c.sent_at.is_(None))
-_AGAIN = _MARK.where(_BOOKINGS.c.sent_at == sa.bindparam('before'))
 _LEASES = models.Lease.__table__
 _BEGUN = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease')).values(
         status=sa.bindparam('state'), status_reason=sa.bindparam('reason'),
-        updated_at=sa.bindparam('now'))
+        updated_at=sa.bindparam('now'), permit=sa.bindparam('mark'))
 #: Locks a lease (see api.locked), and begins it.
 _OWN = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease'),
     _LEASES.c.status == states.Lease.PENDING,
     _LEASES.c.end_date > sa.bindparam('now')).values(
         generation=_LEASES.c.generation + 1, status=states.Lease.STARTING,
-        updated_at=sa.bindparam('now'))
+        updated_at=sa.bindparam('now'), permit=sa.bindparam('mark'))
 _EVENTS = models.Event.__table__
 _STARTED = sa.update(_EVENTS).where(
     _EVENTS.c.lease_id == sa.bindparam('lease'),
     _EVENTS.c.event_type == states.EventType.START,
     _EVENTS.c.status == states.Event.UNDONE).values(
         status=states.Event.DONE, due=_EVENTS.c.time,
-        claimed_by=sa.bindparam('mark'), updated_at=sa.bindparam('now'))
-_TAKEN = sa.select(_EVENTS.c.id).where(
-    _EVENTS.c.lease_id == sa.bindparam('lease'),
-    _EVENTS.c.claimed_by == sa.bindparam('mark'))
+        updated_at=sa.bindparam('now'))
 _SEALED = sa.select(
     models.HeldBuild.lease_id, models.HeldBuild.sealed,
     models.Credential.sealed.label('credential'),

@@ -21,6 +21,7 @@ import oslo_messaging
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.leases import making
+from blazar_core.lifecycle import permits
 from blazar_core.lifecycle import sending
 from blazar_nova.parts import wiring
 from tests.functional import base
@@ -402,7 +403,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         elapsed = clocks.SystemClock.elapsed
 
         def slowly(serializer, context, entity):
-            took[0] += 10 * sending.SEND_SECONDS
+            took[0] += 10 * permits.SECONDS
             return make(serializer, context, entity)
 
         with mock.patch.object(
@@ -411,7 +412,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
                     clocks.SystemClock, 'elapsed',
                     lambda clock: elapsed(clock) + took[0])):
             self.after_failing('vm1', self.lease_hints('vm1'))
-        self.assertGreater(took[0], sending.SEND_SECONDS)
+        self.assertGreater(took[0], permits.SECONDS)
 
     def test_a_message_that_cannot_be_made(self):
         """No permit is used up: a listener sends it soon."""

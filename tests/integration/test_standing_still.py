@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import permits
 from blazar_core.lifecycle import steps
 from tests.integration import test_crash
 from tests.stack import stack
@@ -48,7 +48,7 @@ class StandingStillTest(test_crash.CrashTestCase):
 
     def test_a_listener_between_the_gate_and_the_cast(self):
         self.freeze_between_gate_and_cast()
-        self.wait_until(time.time() + sending.SEND_SECONDS + 2)
+        self.wait_until(time.time() + permits.SECONDS + 2)
         self.go_on()
         self.wait_for(lambda: 'stood still' in self.frozen.written(),
                       'it sees that it is late')

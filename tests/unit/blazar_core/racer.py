@@ -55,7 +55,7 @@ from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import moving
 from blazar_core.lifecycle import queue
 from blazar_core.lifecycle import relocating
-from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import permits
 from blazar_core.lifecycle import watch
 from blazar_core import resources
 from tests import databases
@@ -164,8 +164,8 @@ def window_unguarded(lease: models.Lease, change: changing.Change, now: int,
 
 def pass_gate(self, *_lease):
     """The right to send a build, for all that ask."""
-    return sending.Right(clouds.Deadline(
-        self._clock, sending.SEND_SECONDS), [], True)
+    return permits.Right(clouds.Deadline(
+        self._clock, permits.SECONDS), [], True)
 
 
 def decided_unguarded(move: binding.Move, lease: models.Lease, _held: bool,

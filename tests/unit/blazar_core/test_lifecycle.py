@@ -23,6 +23,7 @@ from blazar_core.leases import places
 from blazar_core.leases import views
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import permits
 from blazar_core.lifecycle import sending as sendings
 from blazar_core.lifecycle import starting
 from blazar_core.lifecycle import steps
@@ -143,7 +144,7 @@ class TestLockedAsRead(LifecycleTestCase):
         lock = api.lock
 
         def wait(session, lease_id):
-            self.clock.advance(sendings.SEND_SECONDS + 1)
+            self.clock.advance(permits.SECONDS + 1)
             lock(session, lease_id)
 
         with self.database.writer() as session:
@@ -237,7 +238,7 @@ class TestStart(LifecycleTestCase):
 
     def test_who_stood_still_after_the_gate_does_not_send(self):
         lease = self.lease(50, 1000)
-        stop = [sendings.SEND_SECONDS + 1]
+        stop = [permits.SECONDS + 1]
 
         def reached(step, _what):
             if step is steps.Step.START_TAKEN and stop:
@@ -1473,6 +1474,51 @@ class TestFromNowOn(LifecycleTestCase):
         self.assertEqual(1, len(self.cast))
         self.assert_sent_once()
 
+    def losing(self, send):
+        """Have answers to the commits of a listener's permits be lost."""
+        def lost(transaction):
+            @contextlib.contextmanager
+            def losing():
+                with transaction() as subject:
+                    yield subject
+                if len(answers) < 3:
+                    answers.append(self.clock.advance(1))
+                    raise errors.OutcomeUnknown
+            return losing
+
+        answers, given = [], self.cloud.send
+
+        def late(call, credential, server_ids, gate):
+            def unanswered(chosen):
+                with (mock.patch.object(self.database, 'begin', lost(
+                        self.database.begin)),
+                      mock.patch.object(self.database, 'writer', lost(
+                          self.database.writer))):
+                    return gate(chosen)
+
+            return given(call, credential, server_ids, unanswered)
+
+        with mock.patch.object(self.cloud, 'send', late):
+            send()
+        self.assertEqual(3, len(answers))
+
+    def test_a_listener_whose_commit_was_not_answered_sends_it(self):
+        self.losing(self.listen)
+        self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual(1, self.notified.count(
+            ('lease.event.start_lease', self.made['id'])))
+        self.assert_sent_once()
+
+    def test_so_does_one_that_sends_again_what_got_lost(self):
+        self.listen()
+        self.cloud.sent.clear()
+        for server_id in self.new.server_ids:
+            self.cloud.stranded[server_id] = clouds.Trace.NONE
+        self.lifecycle.lost.send()
+        self.clock.advance(base.LOST_AFTER)
+        self.losing(self.lifecycle.lost.send)
+        self.assert_sent_once()
+
     def test_a_listener_that_was_faster_than_an_answer(self):
         """It has sent what the request could not write."""
         begin = self.database.begin
@@ -1857,7 +1903,8 @@ class TestPlaces(LifecycleTestCase):
             resources.Reserved(
                 one['id'], lease['id'], 'project', 'user', one['params'],
                 {'vcpus': 1}, (self.uuid_of(one_host),),
-                services={self.uuid_of(one_host): one_host})
+                services={self.uuid_of(one_host): one_host},
+                window=model.Window(NOW + 50, NOW + 100))
             for one, one_host in ((first, 'one'), (second, 'one'))],
             list(self.places_type.open.values()))
         self.assertEqual(('ACTIVE', ['active'] * 2), self.states(lease))

@@ -98,11 +98,12 @@ class Admission:
     def _leave(call: calls.BuildCall) -> None:
         """Leave servers of which it is not known whether they have a lease.
 
-        A listener may be building them already. If they have no lease, the
-        periodic sync deletes them, as they are RESERVED.
+        If they have no lease, the periodic sync deletes them, as they are
+        RESERVED. Those that are so already, and those that a listener has
+        taken meanwhile, have been changed: no other mark is written over its.
         """
         try:
-            call.mark_reserved()
+            call.mark_reserved(unless_changed=True)
         except Exception:
             LOG.exception('Servers %s: it is not known whether they have a '
                           'lease', ', '.join(call.server_ids))

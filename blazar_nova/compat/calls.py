@@ -129,10 +129,14 @@ class BuildCall:
         """
         self.context = in_name_of(self.context, access)
 
-    def mark_reserved(self) -> None:
-        """Show its servers as RESERVED from now on."""
+    def mark_reserved(self, unless_changed: bool = False) -> None:
+        """Show its servers as RESERVED from now on.
+
+        :param unless_changed: but for those of which another process has
+            changed something since they were written
+        """
         for build_request in self.build_requests:
-            reserved.mark(build_request)
+            reserved.mark(build_request, unless_changed)
 
     def reread_group(self) -> None:
         """Let its server group be what it is now."""

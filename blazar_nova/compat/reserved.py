@@ -87,12 +87,13 @@ def give_lock_reason(instance: ty.Any, reason: str | None) -> None:
         {_LOCK_REASON: reason} if reason else {})
 
 
-def mark(build_request: ty.Any) -> None:
+def mark(build_request: ty.Any, unless_changed: bool = False) -> None:
     """Show a server as RESERVED from now on.
 
+    :param unless_changed: not if it was changed since it was read
     :raises BuildRequestNotFound: when it is gone
     """
-    _change(build_request, vm_state=VM_STATE, task_state=None)
+    _change(build_request, unless_changed, vm_state=VM_STATE, task_state=None)
 
 
 def unmark(build_request: ty.Any) -> bool:
@@ -109,9 +110,13 @@ def unmark(build_request: ty.Any) -> bool:
     return True
 
 
-def _change(build_request: ty.Any, **values: str | None) -> None:
+def _change(build_request: ty.Any, unless_changed: bool = False,
+            **values: str | None) -> None:
     context = build_request._context
     with changing(context, build_request.instance_uuid) as request:
+        if unless_changed and (
+                request.updated_at != build_request.updated_at):
+            values = {}
         for name, value in values.items():
             setattr(request.instance, name, value)
     build_request.instance = request.instance

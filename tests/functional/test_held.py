@@ -479,6 +479,23 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual({'vm1', 'vm2'}, {
             server['name'] for server in self.alice.get_servers()})
 
+    def test_one_that_a_listener_has_sent_meanwhile_is_not_marked(self):
+        create = making.Making.create
+
+        def made(*args, **kwargs):
+            create(*args, **kwargs)
+            self.clock.advance(sending.HEAD_START + 5)
+            # It stands still with its permit.
+            with mock.patch('blazar_core.cloud.Deadline.passed',
+                            return_value=True):
+                self.run_due()
+            raise errors.OutcomeUnknown
+
+        with mock.patch.object(making.Making, 'create', made):
+            self.refused(503, self.boot, 'vm1', hints=self.lease_hints('vm1'))
+        server, = self.alice.get_servers()
+        self.assertEqual('BUILD', server['status'])
+
     def test_it_is_sent_with_the_token_of_its_request(self):
         sent = []
         self.stub_out('blazar_core.lifecycle.sending.Sending.send_own',

@@ -54,8 +54,8 @@ from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import moving
 from blazar_core.lifecycle import queue
-from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import permits
+from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import watch
 from blazar_core import resources
 from tests import databases

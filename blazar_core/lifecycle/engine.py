@@ -15,7 +15,6 @@ The pauses of what is put off grow, until something happens to it.
 
 import collections
 from concurrent import futures
-import contextlib
 import functools
 import threading
 import typing as ty
@@ -23,7 +22,6 @@ import typing as ty
 from oslo_config import cfg
 from oslo_log import log as logging
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
@@ -32,6 +30,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import outcomes
 from blazar_core.lifecycle import queue as queues
 from blazar_core.lifecycle import starting
 from blazar_core.lifecycle import steps
@@ -71,6 +70,7 @@ class Engine:
         self._longest_sleep: int = conf.blazar.longest_sleep
         seconds: int = conf.blazar.claim_seconds
         self._queue = queues.Queue(database, clock, name, seconds)
+        self._outcomes = outcomes.Outcomes(database, self._queue)
         self._beat, self._extended = max(1, seconds // 3), float('-inf')
         self._max_retries: int = conf.blazar.event_max_retries
         self._wake = threading.Event()
@@ -259,22 +259,21 @@ class Engine:
             self.wake()
 
     def _settled(self, claim: queues.Claim, outcome: facts.Outcome) -> None:
-        _explain(self._database, claim, outcome, self._queue.holds)
         if outcome is None:
-            self._queue.done(claim)
+            self._outcomes.done(claim)
             return
         if isinstance(outcome, facts.GivenUp):
             LOG.warning('Lease %s: %s is given up: %s', claim.lease_id,
                         claim.event_type, outcome.why)
-            self._queue.write(claim, status=states.Event.ERROR)
+            self._outcomes.write(claim, outcome, status=states.Event.ERROR)
             return
         seconds, now = outcome.after(claim.waits), self._clock.now()
         LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
                  claim.event_type, seconds, outcome.why)
         # Unless something has happened since it was claimed.
         same = models.Event.waits == claim.waits
-        self._queue.write(
-            claim, status=states.Event.UNDONE, attempts=0,
+        self._outcomes.write(
+            claim, outcome, status=states.Event.UNDONE, attempts=0,
             due=sa.case((same, now + seconds), else_=now + outcome.seconds),
             waits=sa.case((same, claim.waits + 1), else_=1))
 
@@ -293,16 +292,14 @@ class Engine:
                 states.EventType.CHANGED, states.EventType.EXTEND):
             self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
-                    self._queue.update, claim, status=states.Event.ERROR,
-                    attempts=attempts))
-            # The reason of a lease that has failed has it by now.
-            _explain(self._database, claim, None)
+                    self._outcomes.update, claim, None,
+                    status=states.Event.ERROR, attempts=attempts))
             return
         pause = min(300, 2 ** min(attempts, 10))
-        _explain(self._database, claim, facts.Later(
-            pause, _reason(exc), shown=True), self._queue.holds)
-        self._queue.write(claim, status=states.Event.UNDONE, attempts=attempts,
-                          due=self._clock.now() + pause)
+        self._outcomes.write(
+            claim, facts.Later(pause, _reason(exc), shown=True),
+            status=states.Event.UNDONE, attempts=attempts,
+            due=self._clock.now() + pause)
 
 
 def _away(claim: queues.Claim, exc: Exception) -> facts.Later:
@@ -321,36 +318,6 @@ def _reason(exc: Exception) -> str:
     return str(exc) if isinstance(exc, errors.BlazarError) else (
         f'internal error {type(exc).__name__}; the log of blazar-listener '
         f'says more.')
-
-
-def _explain(database: api.Database, claim: queues.Claim,
-             outcome: facts.Outcome, holds: ty.Callable[
-                 [queues.Claim, orm.Session], bool] = lambda *_: True) -> None:
-    """Write down in a lease why an event of it is deferred, or that it is
-    not, or no longer for the reason that the lease gives.
-
-    :param holds: whether the event is still this worker's, which may have
-        been given up for dead
-    """
-    why = outcome.why if (
-        isinstance(outcome, facts.Later) and outcome.shown) else ''
-    if not why and not claim.shown:
-        return
-
-    def is_said(lease: models.Lease) -> bool:
-        return lease.status == states.Lease.TERMINATED or (
-            lease.status_reason == facts.deferred(
-                lease.status_reason, claim.event_type, why))
-
-    with contextlib.suppress(errors.NotFound):
-        with database.reader() as session:
-            if is_said(api.found(session, claim.lease_id)):
-                return
-        with database.writer() as session:
-            lease = api.locked(session, claim.lease_id)
-            if not is_said(lease) and holds(claim, session):
-                lease.status_reason = facts.deferred(
-                    lease.status_reason, claim.event_type, why)
 
 
 def _action(life: lifecycle.Lifecycle, claim: queues.Claim,

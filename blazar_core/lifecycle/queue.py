@@ -119,7 +119,6 @@ _BRING_BACK = sa.update(models.Event.__table__).where(
     _EVENTS.status == states.Event.UNDONE,
     _EVENTS.due == sa.bindparam('seen')).values(due=sa.bindparam('now'))
 _CLAIMED = sa.select(_EVENTS.id).where(_MINE)
-_HELD = _CLAIMED.with_for_update()
 _DONE = sa.update(models.Event.__table__).where(_MINE).values(
     status=states.Event.DONE, claimed_by=None, claimed_until=0,
     updated_at=sa.bindparam('now'))
@@ -328,13 +327,6 @@ class Queue:
             connection.execute(_DONE, {
                 'events': event_ids, 'worker': self._name,
                 'now': self._clock.now()})
-
-    def holds(self, claim: Claim, session: orm.Session) -> bool:
-        """Whether an event is still this worker's; it is until the
-        transaction ends.
-        """
-        return session.scalar(_HELD, {
-            'events': [claim.event_id], 'worker': self._name}) is not None
 
     def write(self, claim: Claim, **values: ty.Any) -> None:
         """Settle an event, if it is still this worker's."""

@@ -286,12 +286,12 @@ class Sending:
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            _said, _mark, cause = lease.status_reason.partition(
+                facts.DEFERRED)
             if not settle(session) or (
                     event_type != states.EventType.START or
                     lease.status not in states.TO_START):
                 return
-            _said, _mark, cause = lease.status_reason.partition(
-                facts.DEFERRED)
             lease.status_reason = f'{reason} {cause}'.strip()
             transitions.fail_waiting(session, lease, self._clock.now())
             described = views.describe(lease)

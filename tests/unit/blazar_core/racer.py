@@ -53,8 +53,8 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import health
 from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import moving
-from blazar_core.lifecycle import queue
 from blazar_core.lifecycle import permits
+from blazar_core.lifecycle import queue
 from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import watch
 from blazar_core import resources

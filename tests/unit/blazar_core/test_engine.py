@@ -623,6 +623,18 @@ class TestFailures(EngineTestCase):
                 self.clock.advance(300)
             self.assertEqual('DONE', self.row(event_id).status)
 
+    def test_a_lease_says_it_only_with_what_is_written_of_the_event(self):
+        event_id = self.event('a')
+        worker = self.engine()
+        for outcome in (facts.Later(5, 'No.', shown=True), ValueError()):
+            self.actions.answers['a'] = [outcome]
+            with mock.patch.object(queue.Queue, 'update', mock.Mock(
+                    side_effect=errors.BooksUnavailable)):
+                self.assertEqual(1, worker.run_due())
+            self.assertEqual(('IN_PROGRESS', ''), (
+                self.row(event_id).status, self.reason()))
+            self.clock.advance(60)
+
     def test_what_else_a_lease_says_stays(self):
         self.event('a')
         with self.database.writer() as session:

@@ -304,7 +304,8 @@ OPTS: list[cfg.Opt] = [
              'another one after this many seconds; so is the one that runs '
              'the periodic sync. It must be the same for every '
              'blazar-listener: one takes what another one has claimed for '
-             'more than twice as long.'),
+             'more than twice as long. One that is started with another value '
+             'than the last one was logs an error.'),
     cfg.IntOpt(
         'start_patience', default=300, min=0,
         help='Seconds that the start of a lease waits for servers of an '

@@ -25,23 +25,27 @@ _SETTINGS = notes.Setting.__table__
 
 
 def write(database: api.Database, now: int, process: str, values: Settings,
-          ) -> None:
+          ) -> Settings:
     """Write down with what a kind of process was started.
 
     Does not wait: whoever has the row locked writes it as well. Raises what
     the database raises then.
+
+    :returns: with what one of this kind was started last; empty: none was
     """
     mine = sa.select(_SETTINGS.c.value).where(_SETTINGS.c.name == process)
     row = {'value': dict(values), 'updated_at': now}
     with database.reader() as session:
-        if session.scalar(mine) == row['value']:
-            return
+        before: Settings = session.scalar(mine) or {}
+        if before == row['value']:
+            return before
     with database.begin() as connection:
         if connection.execute(mine.with_for_update(nowait=True)).first():
             connection.execute(sa.update(_SETTINGS).where(
                 _SETTINGS.c.name == process).values(row))
         else:
             connection.execute(_SETTINGS.insert().values(name=process, **row))
+    return before
 
 
 def differences(database: api.Database,
@@ -70,5 +74,5 @@ def _difference(name: str, values: ty.Mapping[str, ty.Any]) -> str | None:
     return (f'{name} is ' + ', and '.join(
         f'{value} for {" and ".join(processes)}'
         for value, processes in by_value.items()) +
-        '. A lease may be promised that cannot start: write the same in the '
-        'nova.conf of each of them, and restart them.')
+        '. What one of them decides, another one may not keep: write the '
+        'same in the nova.conf of each of them, and restart them.')

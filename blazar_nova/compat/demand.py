@@ -125,7 +125,7 @@ class Placement:
         return {*self.with_trait(trait).values()}
 
 
-def settings_of(conf: ty.Any) -> dict[str, bool]:
+def settings_of(conf: ty.Any) -> dict[str, ty.Any]:
     """What all processes that judge a demand must have alike."""
     return {f'[scheduler] {name}': conf.scheduler[name]
             for name in PREFILTERS}

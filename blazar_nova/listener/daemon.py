@@ -76,7 +76,7 @@ class Listener:
         self.parts = wiring.assemble(conf, clock)
         checks.refuse('blazar-listener', checks.notifications(conf))
         wiring.compare_settings('blazar-listener', conf, self.parts.database,
-                                self.parts.clock)
+                                self.parts.clock, 'claim_seconds')
         name = _name()
         self.engine = engine.Engine(
             conf, self.parts.database, self.parts.clock,

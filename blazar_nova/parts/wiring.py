@@ -213,22 +213,30 @@ def lost_after(conf: ty.Any) -> int:
 
 
 def compare_settings(process: str, conf: ty.Any, books: api.Database,
-                     clock: clocks.Clock) -> None:
+                     clock: clocks.Clock, *own: str) -> None:
     """Tell with what a process judges demands, and log where others judge
     otherwise. That is no reason not to start: they may be restarted next.
+
+    :param own: options of ``[blazar]`` that all of its kind must have alike
     """
     books.presence.before(lambda: _compare_settings(
-        process, demand.settings_of(conf), books, clock))
+        process, demand.settings_of(conf),
+        {f'[blazar] {name}': conf.blazar[name] for name in own},
+        books, clock))
 
 
 def _compare_settings(process: str, mine: settings.Settings,
+                      own: settings.Settings,
                       books: api.Database, clock: clocks.Clock) -> None:
+    told = {process: {**mine, **own}}
     try:
-        settings.write(books, clock.now(), process, mine)
+        last = settings.write(books, clock.now(), process, told[process])
+        told[f'{process} as it was started last'] = {
+            name: last[name] for name in own if name in last}
     except Exception as exc:
         LOG.warning('The settings of %s are not written down, so that no '
                     'other process can compare them: %s', process, exc)
-    for sentence in settings.differences(books, {process: mine}):
+    for sentence in settings.differences(books, told):
         LOG.error('%s', sentence)
     # WSGI servers fork after this.
     books.engine.dispose()

@@ -178,6 +178,14 @@ class ConfigurationTest(StartupTestCase):
                       f'and True for nova-api and nova-scheduler.', told)
         self.assertEqual([], self.started(self.new_listener))
 
+    def test_listeners_that_claim_for_different_times(self):
+        self.assertEqual([], self.started(self.new_listener))
+        self.flags(group='blazar', claim_seconds=20)
+        told, = self.started(self.new_listener)
+        self.assertIn('[blazar] claim_seconds is 20 for blazar-listener, and '
+                      '60 for blazar-listener as it was started last.', told)
+        self.assertEqual([], self.started(self.new_listener))
+
     def test_prefilters_that_cannot_be_written_down(self):
         with mock.patch('blazar_core.db.settings.write',
                         side_effect=db_exception.DBError):

@@ -33,8 +33,8 @@ class SettingsTest(base.DatabaseTestCase):
         self.write('api', isolate=False, other=[1])
         self.assertEqual([
             'isolate is False for api and listener, and True for scheduler. '
-            'A lease may be promised that cannot start: write the same in '
-            'the nova.conf of each of them, and restart them.'],
+            'What one of them decides, another one may not keep: write the '
+            'same in the nova.conf of each of them, and restart them.'],
             settings.differences(self.database))
 
     def test_what_was_mended_is_no_difference(self):
@@ -44,6 +44,12 @@ class SettingsTest(base.DatabaseTestCase):
             self.database, {'scheduler': {'isolate': True}}))
         self.write('scheduler', isolate=True)
         self.assertEqual([], settings.differences(self.database))
+
+    def test_with_what_the_last_one_was_started(self):
+        for seconds, before in ((60, {}), (60, {'seconds': 60}),
+                                (30, {'seconds': 60}), (30, {'seconds': 30})):
+            self.assertEqual(before, settings.write(
+                self.database, NOW, 'listener', {'seconds': seconds}))
 
     def test_what_is_there_is_not_written_again(self):
         self.write('api', isolate=True)

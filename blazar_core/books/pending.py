@@ -6,6 +6,7 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.db import models
 
@@ -33,13 +34,13 @@ def is_pending(instant: int, now: int) -> bool:
 
     One that is too far in the future was written by a clock that was ahead.
     """
-    return now < instant <= now + _FURTHEST
+    return clocks.is_within(instant, now, _FURTHEST)
 
 
 def is_due(now: int) -> sa.ColumnElement[bool]:
     """SQL: whether it is time to ask the cloud again what runs on a host."""
-    return sa.or_(_HOSTS.c.recheck_at <= now,
-                  _HOSTS.c.recheck_at > now + _FURTHEST)
+    return ty.cast('sa.ColumnElement[bool]', clocks.is_over(
+        _HOSTS.c.recheck_at, now, _FURTHEST))
 
 
 def next_look(consumers: ty.Mapping[str, models.Consumer], now: int,

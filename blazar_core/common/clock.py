@@ -11,7 +11,8 @@ import threading
 import time
 import typing as ty
 
-__all__ = ['Clock', 'SystemClock', 'ManualClock', 'iso', 'minute']
+__all__ = ['Clock', 'SystemClock', 'ManualClock', 'is_over', 'is_within',
+           'iso', 'minute']
 
 
 class Clock(ty.Protocol):
@@ -77,6 +78,22 @@ class ManualClock:
                     self._now + self._ahead < until):
                 # The event cannot wake a condition: look at it now and then.
                 self._moved.wait(0.02)
+
+
+def is_within(until: int, now: int, longest: int) -> bool:
+    """Whether a pause or a claim lasts yet.
+
+    One that would last for longer than any of its kind was written by a clock
+    that was ahead: it is over.
+
+    :param longest: seconds
+    """
+    return not is_over(until, now, longest)
+
+
+def is_over(until: ty.Any, now: ty.Any, longest: ty.Any) -> ty.Any:
+    """The opposite of :func:`is_within`, also of columns: then it is SQL."""
+    return (until <= now) | (until > now + longest)
 
 
 def iso(seconds: int) -> str:

@@ -27,8 +27,8 @@ _MINE = sa.and_(_NAME, _TURNS.c.worker == sa.bindparam('me'))
 _READ = sa.select(_TURNS.c.worker, _TURNS.c.claimed_until,
                   _TURNS.c.due_at).where(_NAME)
 _TAKE = sa.update(_TURNS).where(_NAME, sa.or_(
-    _TURNS.c.claimed_until <= _NOW,
-    _TURNS.c.claimed_until > sa.bindparam('latest', type_=sa.BigInteger),
+    clocks.is_over(_TURNS.c.claimed_until, _NOW, sa.bindparam(
+        'longest', type_=sa.BigInteger)),
     sa.and_(_MINE, _TURNS.c.due_at <= _NOW),
 )).values(worker=sa.bindparam('me'), claimed_until=_UNTIL,
           due_at=sa.bindparam('next', type_=sa.BigInteger))
@@ -76,8 +76,7 @@ class Turns:
 
     def _take(self) -> int | None:
         now = self._clock.now()
-        # What is later than this a clock has said that was wrong.
-        latest = now + 2 * (self._interval + self._patience)
+        longest = 2 * (self._interval + self._patience)
         # Mostly it is not, and a statement that writes would cost more.
         with self._database.connection() as connection:
             row = connection.execute(
@@ -86,10 +85,10 @@ class Turns:
             is_mine = row.worker == self._mine['me']
             again = ty.cast(int, min(row.claimed_until, row.due_at) if is_mine
                             else row.claimed_until)
-            if now < again and row.claimed_until <= latest:
+            if now < again and row.claimed_until <= now + longest:
                 return again
         values = {'next': now + self._interval, 'until': now + self._patience,
-                  'latest': latest}
+                  'longest': longest}
         with self._database.begin() as connection:
             if row is None:
                 connection.execute(_TURNS.insert().values(

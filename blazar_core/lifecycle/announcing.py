@@ -170,11 +170,9 @@ class Announcing:
 
 def _free(now: int) -> sa.ColumnElement[bool]:
     """SQL: no process is about to notify of a server, and it need not wait.
-
-    What is later than any pause was written by a clock that was ahead.
     """
-    return sa.or_(_WOULD_END.c.claimed_until <= now,
-                  _WOULD_END.c.claimed_until > now + 2 * _LATER)
+    return ty.cast('sa.ColumnElement[bool]', clocks.is_over(
+        _WOULD_END.c.claimed_until, now, 2 * _LATER))
 
 
 def told(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:

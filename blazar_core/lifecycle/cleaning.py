@@ -129,8 +129,8 @@ class Cleaning:
                 .where(held).order_by(_HOST.id)).all()
             dirty = [row for row in rows if row.cleaned_at is None]
             mine = sorted(
-                (row for row in dirty if not (
-                    now < (row.cleaning_until or 0) <= until + seconds)),
+                (row for row in dirty if clocks.is_over(
+                    row.cleaning_until or 0, now, until + seconds - now)),
                 key=lambda row: (row.cleaning_until or 0, row.id))[:MOST]
             connection.execute(
                 sa.update(models.Host.__table__)

@@ -181,11 +181,9 @@ _FURTHEST = sa.case(*(
     for tries in range(1, _DOUBLED + 1)),
     (_BOOKING.relocate_tries.is_(None), 2 * AGAIN),
     else_=2 * pause(_DOUBLED + 1))
-#: Whether a server may be asked for now; it says when again. A clock that was
-#: ahead has said what is later than any pause.
-is_due = sa.or_(
-    _BOOKING.relocate_at.is_(None), _BOOKING.relocate_at <= _NOW,
-    _BOOKING.relocate_at > _NOW + _FURTHEST)
+#: Whether a server may be asked for now; it says when again.
+is_due = sa.or_(_BOOKING.relocate_at.is_(None), clocks.is_over(
+    _BOOKING.relocate_at, _NOW, _FURTHEST))
 #: What was asked for, and may be on its way from a host that is away.
 _ON_THE_WAY = sa.select(
     _BOOKING.id, _BOOKING.resources, _BOOKING.relocate_at,

@@ -87,9 +87,8 @@ class Moving:
             return states.Move(move.status)
         if seen.host != self._uuid(move.source):
             return states.Move.MOVED
-        left = (move.asked_at or 0) + LOST - self._clock.now()
-        # A clock that was ahead has said the latter.
-        lost = left <= 0 or left > 2 * LOST
+        lost = clocks.is_over((move.asked_at or 0) + LOST, self._clock.now(),
+                              2 * LOST)
         return states.Move.FAILED if (
             lost or move.status == states.Move.UNDER_WAY
         ) else states.Move(move.status)

@@ -59,11 +59,9 @@ _NOW = sa.bindparam('now', type_=sa.BigInteger)
 _WAITING = sa.and_(
     models.Event.status == states.Event.UNDONE, models.Event.due <= _NOW)
 _ABANDONED = sa.and_(
-    models.Event.status == states.Event.IN_PROGRESS,
-    # A clock that was ahead has said the latter.
-    sa.or_(models.Event.claimed_until <= _NOW,
-           models.Event.claimed_until > sa.bindparam(
-               'latest', type_=sa.BigInteger)))
+    models.Event.status == states.Event.IN_PROGRESS, clocks.is_over(
+        models.Event.claimed_until, _NOW, sa.bindparam(
+            'longest', type_=sa.BigInteger)))
 #: Seconds from now on beyond which no deferral goes: twice the longest pause,
 #: or one more than the interval in which a lease is tried.
 _FURTHEST = facts.LONGEST_PAUSE + sa.case(
@@ -242,10 +240,10 @@ class Queue:
         return list(found.values())
 
     def _at(self, now: int) -> dict[str, int]:
-        """The time, and the latest end of a claim; others may be configured
+        """The time, and how long a claim may last; others may be configured
         to claim for longer.
         """
-        return {'now': now, 'latest': now + 2 * self._seconds}
+        return {'now': now, 'longest': 2 * self._seconds}
 
     def _bring_back(self, now: int) -> None:
         """Make due what a wrong clock has deferred further than any pause.

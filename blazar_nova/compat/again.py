@@ -28,12 +28,12 @@ from nova.scheduler.client import report
 from nova import utils
 from oslo_db import exception as db_exception
 from oslo_log import log as logging
-from oslo_utils import timeutils
 import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_nova.compat import calls
 from blazar_nova.compat import reserved
+from blazar_nova.compat import stamps
 
 __all__ = ['ABANDONED', 'build_request', 'finish', 'is_unplaced', 'mapping',
            'renew', 'waiting']
@@ -198,8 +198,7 @@ def _restore(call: calls.BuildCall, its: ty.Any, instance: ty.Any,
     else:
         # Of what the quota does not admit the conductor removes it last.
         if request is None and not its.cell_mapping.is_cell0() and not (
-                timeutils.is_older_than(
-                    instance.updated_at.replace(tzinfo=None), _AT_WORK)):
+                stamps.is_older_than(instance.updated_at, _AT_WORK)):
             raise errors.CloudUnavailable(
                 f'nova-conductor is not done with server {instance.uuid} '
                 f'yet')

@@ -21,6 +21,7 @@ from oslo_log import log as logging
 from oslo_utils import timeutils
 from oslo_utils import uuidutils
 
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_nova.compat import acting
 from blazar_nova.compat import again
@@ -230,5 +231,4 @@ def _left(last: ty.Any, pause: float) -> float:
     ages = [timeutils.delta_seconds(when.replace(tzinfo=None), now)
             for when in (last.updated_at, last.start_time) if when is not None]
     left = pause - next((age for age in ages if age >= 0), ages[-1])
-    # A clock that was ahead has said the latter: it has happened.
-    return 0 if left <= 0 or left > 2 * pause else min(left, pause)
+    return 0 if clocks.is_over(left, 0, 2 * pause) else min(left, pause)

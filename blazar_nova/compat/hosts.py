@@ -16,12 +16,12 @@ from nova import objects
 from nova.scheduler.client import report
 from nova import servicegroup
 from oslo_log import log as logging
-from oslo_utils import timeutils
 import requests
 
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_nova.compat import bounded
+from blazar_nova.compat import stamps
 
 __all__ = ['ComputeHost', 'Facts', 'Provider', 'ServiceState', 'Tree',
            'all_hosts', 'allocations', 'ask_placement', 'facts', 'named',
@@ -286,8 +286,7 @@ def state_of(service: ty.Any) -> ServiceState:
         bool(servicegroup.API().service_is_up(service)),
         bool(service.disabled), bool(service.forced_down),
         # As Nova reckons for those that nobody has forced down.
-        not timeutils.is_older_than(
-            last.replace(tzinfo=None), nova.conf.CONF.service_down_time))
+        not stamps.is_older_than(last, nova.conf.CONF.service_down_time))
 
 
 def force_down(host: str) -> None:

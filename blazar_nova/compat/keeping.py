@@ -13,11 +13,11 @@ from nova.compute import vm_states
 from nova import context as nova_context
 from nova import exception
 from oslo_log import log as logging
-from oslo_utils import timeutils
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_nova.compat import acting
+from blazar_nova.compat import stamps
 
 __all__ = ['Keeping', 'RESTS']
 
@@ -232,8 +232,8 @@ def _give_up(instance: ty.Any) -> None:
     asked has died, or the message was lost.
     """
     if instance.task_state != task_states.IMAGE_SNAPSHOT_PENDING or (
-            instance.updated_at is None or not timeutils.is_older_than(
-                instance.updated_at.replace(tzinfo=None), _LOST)):
+            instance.updated_at is None or not stamps.is_older_than(
+                instance.updated_at, _LOST)):
         return
     LOG.warning('Server %s: the image that was asked for %s s ago is not '
                 'being made; it is asked for once more', instance.uuid, _LOST)

@@ -9,13 +9,13 @@ from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova import utils
-from oslo_utils import timeutils
 
 from blazar_core import cloud as clouds
 from blazar_nova.compat import again
 from blazar_nova.compat import hosts
 from blazar_nova.compat import keeping
 from blazar_nova.compat import reserved
+from blazar_nova.compat import stamps
 
 __all__ = ['at_server', 'host_of', 'of_instance', 'of_waiting']
 
@@ -109,8 +109,8 @@ def _at_deleted(context: ty.Any, server_id: str) -> Seen:
                 context, server_id, expected_attrs=[])
         except exception.InstanceNotFound:
             return Seen(State.GONE)
-    if instance.deleted_at is None or timeutils.is_older_than(
-            instance.deleted_at.replace(tzinfo=None), _LEAKED):
+    if instance.deleted_at is None or stamps.is_older_than(
+            instance.deleted_at, _LEAKED):
         return Seen(State.GONE)
     return Seen(State.LEAVING if hosts.allocations(server_id)
                 else State.GONE)

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Dates that Nova's services write into their records, each by its clock."""
+
+import calendar
+import datetime
+
+from oslo_utils import timeutils
+
+from blazar_core.common import clock as clocks
+
+__all__ = ['is_older_than']
+
+
+def is_older_than(stamp: datetime.datetime, seconds: int) -> bool:
+    """Whether a date of something that happened is so old.
+
+    One that is as far ahead was written by a clock that was ahead: it counts
+    as old.
+    """
+    return not clocks.is_within(
+        calendar.timegm(stamp.utctimetuple()) + seconds,
+        int(timeutils.utcnow_ts()), 2 * seconds)

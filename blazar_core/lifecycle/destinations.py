@@ -129,6 +129,8 @@ class Destinations:
                 sa.select(models.Host.id, models.Host.uuid).where(
                     models.Host.id.in_(only | avoid))).tuples()}
             others = self._on_the_way(session, ids, now)
+            enrolled = session.scalar(sa.select(models.Host.enrolment).where(
+                models.Host.uuid == source)) is not None
         if only:
             targets &= {uuids[one] for one in only}
         # The first one that leaves the others goes where all of them can.
@@ -141,7 +143,7 @@ class Destinations:
             else model.Affinity.DIFFERENT,
             avoid=frozenset({source, *(uuids[one] for one in avoid)}),
             groups=needs.groups, isolated=needs.isolated,
-            among=model.Among.COMMON if outer is None else None)
+            among=_among(enrolled) if outer is None else None)
         window = lease.booked(model.Window(now, max(lease.end_date, now + 1)))
         if others and self._admission.quote([demand, *others], window):
             return 0
@@ -162,10 +164,18 @@ class Destinations:
         """
         return [model.Demand(
             row.resources, avoid=frozenset([row.uuid]),
-            among=model.Among.COMMON) for row in session.execute(
-                _ON_THE_WAY, {'now': now}) if row.id not in ids and
+            among=_among(row.enrolment is not None))
+            for row in session.execute(_ON_THE_WAY, {'now': now})
+            if row.id not in ids and
             abs(row.relocate_at - pause(row.relocate_tries) - now
                 ) <= _SETTLE]
+
+
+def _among(enrolled: bool) -> model.Among:
+    """Where a server on a host may go: Nova keeps it among the enrolled hosts
+    or among all others.
+    """
+    return model.Among.ENROLLED if enrolled else model.Among.COMMON
 
 
 def pause(tries: int) -> int:
@@ -187,7 +197,7 @@ is_due = sa.or_(_BOOKING.relocate_at.is_(None), clocks.is_over(
 #: What was asked for, and may be on its way from a host that is away.
 _ON_THE_WAY = sa.select(
     _BOOKING.id, _BOOKING.resources, _BOOKING.relocate_at,
-    _BOOKING.relocate_tries, models.Host.uuid,
+    _BOOKING.relocate_tries, models.Host.uuid, models.Host.enrolment,
 ).join(models.Host, models.Host.id == _BOOKING.host_id).where(
     _BOOKING.host_id.in_(sa.select(_HOST)), _BOOKING.relocate_tries > 0,
     # Of those within leases of hosts the books count nothing.

@@ -2,8 +2,10 @@
 
 from unittest import mock
 
+from blazar_core.books import enrolment
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.lifecycle import destinations
 from blazar_core.lifecycle import other_hosts
@@ -133,6 +135,44 @@ class TestEvacuating(RelocatingTestCase):
             self.see(**dict.fromkeys(self.uuids))
             self.clock.advance(test_health.BACK)
             self.see(**dict.fromkeys(self.uuids))
+
+    def test_one_on_an_enrolled_host_goes_to_another_enrolled_host(self):
+        self.enroll('one', 'three', 'four')
+        servers = [self.runs_in_a_slot('one') for _number in range(2)]
+        # Nova keeps it among them.
+        self.cloud.hosts -= {self.uuid_of('two')}
+        self.fail()
+        self.look()
+        self.assertEqual({(server_id, None) for server_id in servers},
+                         set(self.cloud.evacuations))
+
+    def test_one_on_an_enrolled_host_stays_where_others_are_not(self):
+        self.enroll('one')
+        self.runs_in_a_slot('one')
+        self.fail()
+        self.look()
+        self.assertEqual([], self.cloud.evacuations)
+        self.assertIn(other_hosts.NO_ROOM, self.log.output)
+
+    def enroll(self, *names):
+        """Have hosts serve leases only; those that are not there are new."""
+        for name in names:
+            if name not in self.uuids:
+                self.with_host(name, VCPU=2)
+            with self.database.writer() as session:
+                enrolment.finish(session, NOW, enrolment.begin(
+                    session, NOW, self.uuid_of(name), {}))
+        self.cloud.hosts = set(self.uuids.values())
+
+    def runs_in_a_slot(self, name):
+        """A server of a reservation that has one slot, on a host."""
+        lease = self.reserve(0, INTERVAL, self.places(
+            among=model.Among.ENROLLED,
+            hosts=frozenset([self.uuid_of(name)])), active=True)
+        server_id, = self.occupy(lease)
+        self.at(server_id, state=State.RUNNING, host=self.uuid_of(name))
+        self.lifecycle.observing.check(server_id)
+        return server_id
 
     def test_nothing_is_where_nobody_wants_that(self):
         self.runs()

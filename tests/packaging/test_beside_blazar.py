@@ -10,15 +10,12 @@ import collections
 import itertools
 import json
 import os
-import subprocess
-import sys
 
-import fixtures
 import testtools
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-PINNED = os.path.join(os.path.dirname(__file__), 'blazar-constraints.txt')
-OURS = 'nova-leases'
+from tests.packaging import environment
+
+OURS = environment.OURS
 THEIRS = ('blazar', 'blazar-nova', 'blazar-dashboard', 'python-blazarclient')
 
 #: What a process of Nova loads of either. Blazar's services are not among
@@ -68,61 +65,14 @@ for name in ('aggregate_freepool_name', 'blazar_owner', 'blazar_az_prefix'):
 '''
 
 
-class Environment(fixtures.Fixture):
-    """A virtual environment with a wheel of the project, and more."""
-
-    def __init__(self, *packages):
-        super().__init__()
-        self._packages = packages
-
-    def _setUp(self):
-        self.folder = self.useFixture(fixtures.TempDir()).path
-        wheels = os.path.join(self.folder, 'wheels')
-        self._do(sys.executable, '-m', 'pip', 'wheel', '--no-deps',
-                 '--no-build-isolation', '--wheel-dir', wheels, TOP)
-        (self.wheel,) = (os.path.join(wheels, name)
-                         for name in os.listdir(wheels))
-        venv = os.path.join(self.folder, 'venv')
-        self._do(sys.executable, '-m', 'venv', venv)
-        self.bin = os.path.join(venv, 'bin')
-        self.pip('install', '-c', os.path.join(TOP, 'constraints.txt'),
-                 '-c', PINNED, self.wheel, *self._packages)
-
-    def pip(self, *words):
-        return self._do(self.program('pip'), *words)
-
-    def program(self, name):
-        return os.path.join(self.bin, name)
-
-    def python(self, code, *words):
-        """Run code in it; returns what it printed."""
-        return self._do(self.program('python'), '-c', code, *words)
-
-    def imports(self, names):
-        """Import modules, in that order, in one process."""
-        self.python('import sys, importlib\n'
-                    'for name in sys.argv[1:]:\n'
-                    '    importlib.import_module(name)', *names)
-
-    def _do(self, *command):
-        done = subprocess.run(
-            command, cwd=self.folder, stdin=subprocess.DEVNULL, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, 'OS_NOVA_DISABLE_EVENTLET_PATCHING': '1',
-                 'PIP_DISABLE_PIP_VERSION_CHECK': '1', 'PYTHONPATH': ''})
-        if done.returncode:
-            raise AssertionError(
-                f'{command} ended with {done.returncode}:\n'
-                f'{done.stdout[-2000:]}\n{done.stderr[-4000:]}')
-        return done.stdout
-
-
 class BesideBlazarTest(testtools.TestCase):
     """One environment for all: it takes minutes to make."""
 
     def test_both_work_and_each_goes_without_the_other(self):
-        both = self.useFixture(Environment(*THEIRS, 'python-openstackclient'))
-        both.pip('check')
+        packages = self.useFixture(environment.Packages())
+        both = self.useFixture(environment.Environment(
+            packages.wheel, *THEIRS, 'python-openstackclient'))
+        both.do('pip', 'check')
         self.check_names(both)
         self.check_files(both)
         for modules in (IN_NOVA, WITHOUT_NOVA):
@@ -132,17 +82,18 @@ class BesideBlazarTest(testtools.TestCase):
             both.imports([command, *IN_NOVA['blazar-nova']])
         for order in itertools.permutations(FILTERS):
             self.check_filters(both, order)
-        both.pip('uninstall', '--yes', 'blazar-nova', 'blazar')
+        both.do('pip', 'uninstall', '--yes', 'blazar-nova', 'blazar')
         both.imports(IN_NOVA[OURS])
-        self.assertIn('check', both._do(
-            both.program('blazar-nova-status'), '--help'))
-        both.pip('install', '-c', os.path.join(TOP, 'constraints.txt'),
-                 '-c', PINNED, 'blazar', 'blazar-nova')
+        self.check_status(both, 'blazar-nova-status')
+        both.install('blazar', 'blazar-nova')
         both.imports(IN_NOVA[OURS])
-        both.pip('uninstall', '--yes', OURS)
+        both.do('pip', 'uninstall', '--yes', OURS)
         both.imports(IN_NOVA['blazar-nova'])
-        self.assertIn('check', both._do(
-            both.program('blazar-status'), '--help'))
+        self.check_status(both, 'blazar-status')
+
+    def check_status(self, both, name):
+        """A script runs."""
+        self.assertIn(f'usage: {name}', both.do(name, '--help'))
 
     def check_names(self, both):
         """No script and no entry point has a name that another has."""

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Virtual environments as operators make them, of pinned packages."""
+
+import os
+import subprocess
+import sys
+import tarfile
+
+import fixtures
+
+__all__ = ['OURS', 'TOP', 'Environment', 'Packages']
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+#: The name of our distribution.
+OURS = 'nova-leases'
+_PINNED = ('constraints.txt', 'tests/packaging/blazar-constraints.txt')
+
+
+class Packages(fixtures.Fixture):
+    """What is uploaded for a release, made of this tree.
+
+    :ivar sdist: the path of the source distribution
+    :ivar wheel: the path of the wheel, which is built of that
+    """
+
+    def _setUp(self):
+        folder = self.useFixture(fixtures.TempDir()).path
+        self.sdist = _build('sdist', folder, TOP)
+        with tarfile.open(self.sdist) as archive:
+            archive.extractall(folder, filter='data')
+        self.wheel = _build('wheel', folder,
+                            self.sdist.removesuffix('.tar.gz'))
+
+
+def _build(kind, folder, source):
+    # The backend's last line is the name, after what it reports.
+    printed = run(sys.executable, '-c', 'import sys, pbr.build\n'
+                  f'name = pbr.build.build_{kind}(sys.argv[1])\n'
+                  'print("\\n" + name)', folder, cwd=source)
+    return os.path.join(folder, printed.split()[-1])
+
+
+class Environment(fixtures.Fixture):
+    """A virtual environment with packages.
+
+    :param packages: what pip is told to install
+    :ivar folder: an empty one, in which its commands run
+    """
+
+    def __init__(self, *packages):
+        super().__init__()
+        self._packages = packages
+
+    def _setUp(self):
+        self.folder = self.useFixture(fixtures.TempDir()).path
+        venv = self.useFixture(fixtures.TempDir()).path
+        run(sys.executable, '-m', 'venv', venv, cwd=self.folder)
+        self._bin = os.path.join(venv, 'bin')
+        self.install(*self._packages)
+
+    def install(self, *packages):
+        pins = (word for name in _PINNED
+                for word in ('-c', os.path.join(TOP, name)))
+        self.do('pip', 'install', *pins, *packages)
+
+    def program(self, name):
+        """The path of a command of the environment."""
+        return os.path.join(self._bin, name)
+
+    def do(self, name, *words):
+        """Run a command of the environment; returns what it printed."""
+        return run(self.program(name), *words, cwd=self.folder)
+
+    def python(self, code, *words):
+        """Run code in it; returns what it printed."""
+        return self.do('python', '-c', code, *words)
+
+    def imports(self, names):
+        """Import modules, in that order, in one process."""
+        self.python('import sys, importlib\n'
+                    'for name in sys.argv[1:]:\n'
+                    '    importlib.import_module(name)', *names)
+
+
+def run(*command, cwd):
+    """Run a command that has to succeed; returns what it printed."""
+    done = subprocess.run(
+        command, cwd=cwd, stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, 'OS_NOVA_DISABLE_EVENTLET_PATCHING': '1',
+             'PIP_DISABLE_PIP_VERSION_CHECK': '1', 'PYTHONPATH': ''})
+    if done.returncode:
+        raise AssertionError(
+            f'{command} ended with {done.returncode}:\n'
+            f'{done.stdout[-2000:]}\n{done.stderr[-4000:]}')
+    return done.stdout

@@ -133,8 +133,8 @@ def settings_of(conf: ty.Any) -> dict[str, ty.Any]:
 
 def resources_of(spec: ty.Any) -> model.Resources:
     """What one server of a RequestSpec takes, by resource class."""
-    return ty.cast(model.Resources, scheduler_utils.ResourceRequest
-                   .from_request_spec(spec).merged_resources())
+    return hosts.counted(scheduler_utils.ResourceRequest
+                         .from_request_spec(spec).merged_resources())
 
 
 def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
@@ -145,7 +145,7 @@ def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
     :param flavor: with the fields of Nova's flavors
     :param on_volume: whether its root disk is a volume
     """
-    return {'VCPU': 0, 'MEMORY_MB': 0, 'DISK_GB': 0} | (
+    return {'VCPU': 0, 'MEMORY_MB': 0, 'DISK_GB': 0} | hosts.counted(
         releases.resources_of_flavor(objects.Flavor(**{
             name: flavor[name] for name in (
                 'vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap',

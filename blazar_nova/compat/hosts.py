@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import re
 import typing as ty
 
 from keystoneauth1 import exceptions as keystone_exceptions
@@ -24,9 +25,9 @@ from blazar_nova.compat import bounded
 from blazar_nova.compat import stamps
 
 __all__ = ['ComputeHost', 'Facts', 'Provider', 'ServiceState', 'Tree',
-           'all_hosts', 'allocations', 'ask_placement', 'facts', 'named',
-           'on_service_host', 'service_states', 'services_up', 'taken',
-           'taken_by', 'tell_placement', 'trees']
+           'all_hosts', 'allocations', 'ask_placement', 'counted', 'facts',
+           'named', 'on_service_host', 'service_states', 'services_up',
+           'taken', 'taken_by', 'tell_placement', 'trees']
 
 LOG = logging.getLogger(__name__)
 
@@ -35,6 +36,11 @@ _PLACEMENT = '1.39'
 #: What is read of an inventory.
 _INVENTORY = ('total', 'reserved', 'allocation_ratio', 'min_unit', 'max_unit',
               'step_size')
+#: The class of a reservation of OpenStack Blazar: its servers take one each of
+#: a provider below that of their host. What Blazar has left of them outlives a
+#: change from there, and no other host has any.
+_OF_BLAZAR = re.compile(
+    'CUSTOM_RESERVATION_[0-9A-F]{8}(_[0-9A-F]{4}){3}_[0-9A-F]{12}')
 #: What of a compute node its users may ask for, by Nova's names.
 _PROPERTIES = ('hypervisor_hostname', 'hypervisor_type',
                'hypervisor_version', 'vcpus', 'memory_mb', 'local_gb')
@@ -208,8 +214,14 @@ def taken_by(consumer: str, uuid: str) -> model.Resources:
     amounts: collections.Counter[str] = collections.Counter()
     held = allocations(consumer)
     for provider in held.keys() & set(_tree(uuid)):
-        amounts.update(held[provider]['resources'])
+        amounts.update(counted(held[provider]['resources']))
     return amounts
+
+
+def counted(amounts: ty.Mapping[str, int]) -> dict[str, int]:
+    """Return amounts without those of Blazar's reservations."""
+    return {rc: amount for rc, amount in amounts.items()
+            if not _OF_BLAZAR.fullmatch(rc)}
 
 
 def _tree(uuid: str) -> Tree:
@@ -311,7 +323,8 @@ def services_up() -> set[str]:
 def _inventory(provider: str) -> dict[str, model.Units]:
     answer = ask_placement(f'/resource_providers/{provider}/inventories') or {}
     return {rc: _units_of(*(inventory[name] for name in _INVENTORY))
-            for rc, inventory in answer.get('inventories', {}).items()}
+            for rc, inventory in answer.get('inventories', {}).items()
+            if not _OF_BLAZAR.fullmatch(rc)}
 
 
 @functools.lru_cache(1000)
@@ -328,7 +341,7 @@ def _add_allocations(provider: str, taken: dict[str, dict[str, int]],
     answer = ask_placement(f'/resource_providers/{provider}/allocations') or {}
     for consumer, allocation in answer.get('allocations', {}).items():
         amounts = taken.setdefault(consumer, {})
-        for rc, amount in allocation['resources'].items():
+        for rc, amount in counted(allocation['resources']).items():
             amounts[rc] = amounts.get(rc, 0) + amount
     return answer
 

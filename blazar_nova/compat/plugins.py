@@ -17,6 +17,7 @@ from blazar_core.common import model
 from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
+from blazar_nova.compat import hosts as compute_hosts
 
 __all__ = ['HostFilter', 'HostWeigher', 'is_rebuild', 'may_be_leased',
            'on_start', 'servers_of', 'takes']
@@ -84,4 +85,4 @@ def takes(hosts: ty.Iterable[ty.Any], spec: ty.Any) -> model.Resources:
     total: collections.Counter[str] = collections.Counter()
     for provider in candidate['allocations'].values():
         total.update(provider['resources'])
-    return dict(total)
+    return compute_hosts.counted(total)

@@ -167,7 +167,7 @@ class Member:
         asked = bodies.create({
             'start_date': clocks.iso(_window(ahead, hours).start),
             'end_date': clocks.iso(min(
-                _window(ahead, hours).end, dates.LATEST - 1)),
+                _window(ahead, hours).end, model.LATEST - 1)),
             'reservations': [{
                 'amount': max(1, servers // reservations),
                 'vcpus': vcpus, 'memory_mb': 1024 + number % kinds,
@@ -186,7 +186,7 @@ class Member:
                      affinity: bool | None, hours: int, ahead: int,
                      condition: str | None) -> None:
         window = _window(ahead, 24 * days)
-        if window.end + hours * 3600 >= dates.LATEST:
+        if window.end + hours * 3600 >= model.LATEST:
             return
         self.search.starts.availability(
             self._demand(vcpus, servers, affinity, condition, 0), window,

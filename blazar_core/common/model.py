@@ -32,6 +32,7 @@ __all__ = [
     'HOST',
     'Host',
     'HostFacts',
+    'LATEST',
     'Providers',
     'Resources',
     'Units',
@@ -52,6 +53,9 @@ HOST = 'HOST'
 WHOLE: Resources = {HOST: 1}
 #: The end of a window that has no end (9999-12-31 23:59:59 UTC).
 FOREVER = 253402300799
+#: Every lease ends before this: 9999-01-01 00:00 UTC. The year that is left
+#: lets others add to a date without leaving what a datetime can hold.
+LATEST = 253370764800
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -50,8 +50,9 @@ class Refusal:
         if self.occurrence is not None:
             return (f'Occurrence of {clock.minute(self.occurrence)} UTC: '
                     f'{self._why()} fits_now: {self.fits_now} of '
-                    f'{self.wanted}. Write another rule, or "fits": "some" '
-                    f'to have those for which there is capacity.')
+                    f'{self.wanted}. Write another rule or other dates; with '
+                    f'"fits": "some" a new lease has those for which there '
+                    f'is capacity.')
         return ' '.join([self._why(), self._when(start, end)])
 
     def _why(self) -> str:

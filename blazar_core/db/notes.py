@@ -101,7 +101,9 @@ class Recurrence(models.Base):
     Each of these is a lease like any other, and needs nothing of this to
     begin and end. ``servers`` are those that are kept from one to the next,
     if ``between`` says so. ``left_out`` are the occurrences for which there
-    was no room: their start, end and why.
+    was no room: their start, end and why. ``shifted`` are those of which the
+    wall does not show both dates: their start and end, and ``dates``, which
+    are those of the wall; None: there are none.
     """
 
     __tablename__ = 'recurrences'
@@ -114,6 +116,8 @@ class Recurrence(models.Base):
         'between_policy', sa.String(16))
     servers: orm.Mapped[list[str]] = orm.mapped_column(sa.JSON)
     left_out: orm.Mapped[list[dict[str, ty.Any]]] = orm.mapped_column(sa.JSON)
+    shifted: orm.Mapped[list[dict[str, ty.Any]] | None] = orm.mapped_column(
+        sa.JSON)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 

@@ -5,6 +5,7 @@
 import dataclasses
 import typing as ty
 
+import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
@@ -18,6 +19,7 @@ from blazar_core.common import states
 from blazar_core.common import stays
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import edits as edit_rows
 from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import making
@@ -25,15 +27,18 @@ from blazar_core.leases import replanning
 from blazar_core.leases import requests
 from blazar_core.leases import resizing
 from blazar_core.leases import views
-from blazar_core.leases import waiting
 from blazar_core.leases import within
 from blazar_core import resources
 
 __all__ = ['Change', 'Changing']
 
 
-class _Unpicked(Exception):
-    """Hosts have to be picked before a lease can be changed like this."""
+class _Unfit(Exception):
+    """A lease does not fit where it is; the cause says why."""
+
+    def __init__(self, lease_id: str) -> None:
+        super().__init__(lease_id)
+        self.lease_id = lease_id
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +70,11 @@ class Change:
     seen: bool = False
 
 
+#: By reservation, the hosts that were found for it.
+_Picked: ty.TypeAlias = ty.Mapping[str, list[int]]
+_Changes: ty.TypeAlias = ty.Mapping[str, Change]
+
+
 class Changing:
     """Changes leases: all that is asked for, or nothing."""
 
@@ -89,8 +99,20 @@ class Changing:
         :raises LimitExceeded: when others made meanwhile have what it needs
         :raises Conflict: when another process has just changed it
         """
-        self._check_window(lease_id, change)
-        return self._database.retried(self._update, lease_id, change)
+        return self.update_all({lease_id: change})[0]
+
+    def update_all(self, changes: _Changes,
+                   also: ty.Callable[[sa.Connection], None] | None = None,
+                   ) -> list[dict[str, ty.Any]]:
+        """:meth:`update` for leases of one project: all of them, or none.
+
+        :param changes: by lease, in an order in which none gets in the way of
+            the next; they do not overlap then
+        :param also: writes what else is changed
+        """
+        for lease_id, change in changes.items():
+            self._check_window(lease_id, change)
+        return self._database.retried(self._update, changes, also)
 
     def _check_window(self, lease_id: str, change: Change) -> None:
         """Ask its resource types whether a lease can have another window.
@@ -120,41 +142,85 @@ class Changing:
                     model.Window(0, 1), change.grace_period).end + 1,
                 ))) from exc
 
-    def _update(self, lease_id: str, change: Change) -> dict[str, ty.Any]:
-        try:
-            return self._rewrite(lease_id, change, {})
-        except (ledger.Full, _Unpicked) as exc:
-            with self._database.reader() as session:
-                lease, now = api.found(session, lease_id), self._clock.now()
-                window = new_window(lease, change, now)
-                plan = replanning.plan(
-                    session, lease, change.reservations, window,
-                    change.grace_period, now)
-                longer = window.start == lease.start_date and all(
-                    (wanted := change.reservations.get(one.id)) is None or
-                    dict(wanted.params or {}) == (one.params or {})
-                    for one in lease.reservations)
-            if not plan.demands and isinstance(exc, _Unpicked):
-                raise api.Outdated('another request has added it '
-                                   'meanwhile') from exc
-            if not plan.demands:
-                raise errors.Refused(self._too_long(
-                    lease, change, plan, window)) from exc
+    def _update(self, changes: _Changes,
+                also: ty.Callable[[sa.Connection], None] | None,
+                ) -> list[dict[str, ty.Any]]:
+        picked: dict[str, _Picked] = {}
+        while True:
+            try:
+                return self._write(changes, picked, also)
+            except _Unfit as exc:
+                picked[exc.lease_id] = self._pick(
+                    exc.lease_id, changes, ty.cast(Exception, exc.__cause__))
+
+    def _write(self, changes: _Changes, picked: ty.Mapping[str, _Picked],
+               also: ty.Callable[[sa.Connection], None] | None,
+               ) -> list[dict[str, ty.Any]]:
+        """
+        :param picked: by lease, what :meth:`_rewrite` is told
+        :raises _Unfit: when hosts have to be picked for another one
+        """
+        with self._database.writer() as session:
+            for granted in (one.granted for one in changes.values()):
+                if granted is not None:
+                    granted.lock(session.connection())
+                    break
+            # Before the first look: what it sees is fixed by that.
+            for lease_id in sorted(changes):
+                api.lock(session, lease_id)
+            changed = []
+            for lease_id, change in changes.items():
+                try:
+                    changed.append(self._rewrite(
+                        session, lease_id, change, picked.get(lease_id, {})))
+                except (ledger.Full, edit_rows.Unpicked) as exc:
+                    if lease_id in picked:
+                        raise
+                    raise _Unfit(lease_id) from exc
+            if also is not None:
+                also(session.connection())
+            return changed
+
+    def _pick(self, lease_id: str, changes: _Changes, why: Exception,
+              ) -> _Picked:
+        """Find hosts for a lease that does not fit where it is.
+
+        :param why: it does not
+        :raises Refused: when there are none
+        """
+        change = changes[lease_id]
+        with self._database.reader() as session:
+            lease, now = api.found(session, lease_id), self._clock.now()
+            window = new_window(lease, change, now)
+            plan = replanning.plan(
+                session, lease, change.reservations, window,
+                change.grace_period, now)
+            longer = window.start == lease.start_date and all(
+                (wanted := change.reservations.get(one.id)) is None or
+                dict(wanted.params or {}) == (one.params or {})
+                for one in lease.reservations)
+            others = [row for one in api.whole(
+                session, changes.keys() - {lease_id})
+                for row in one.bookings]
+        occurrence = window.start if len(changes) > 1 else None
+        if not plan.demands and isinstance(why, edit_rows.Unpicked):
+            raise api.Outdated('another request has added it '
+                               'meanwhile') from why
+        if not plan.demands:
+            raise errors.Refused(dataclasses.replace(self._too_long(
+                lease, change, plan, window), occurrence=occurrence)) from why
         try:
             picked = self._admission.pick_all(
                 [*plan.demands.values()], plan.window,
-                instead_of=plan.instead_of, kept=plan.kept,
+                instead_of=[*plan.instead_of, *others], kept=plan.kept,
                 spread=None if change.granted is None
                 else change.granted.spread())
         except errors.Refused as exc:
-            if not longer:
-                raise
             raise errors.Refused(dataclasses.replace(
-                exc.refusal, latest_end=_latest(
+                exc.refusal, occurrence=occurrence, latest_end=_latest(
                     self._admission, lease, plan.instead_of, plan, window,
-                ))) from exc
-        return self._rewrite(lease_id, change, dict(
-            zip(plan.demands, picked, strict=True)))
+                ) if longer else exc.refusal.latest_end)) from exc
+        return dict(zip(plan.demands, picked, strict=True))
 
     def _too_long(self, lease: models.Lease, change: Change,
                   plan: replanning.Plan, window: model.Window,
@@ -175,130 +241,67 @@ class Changing:
         return refusals.Refusal(
             reason, len(kept), 0, None, latest_end=latest)
 
-    def _rewrite(self, lease_id: str, change: Change,
-                 picked: ty.Mapping[str, list[int]]) -> dict[str, ty.Any]:
-        """Give a lease another window, amounts and hosts.
+    def _rewrite(self, session: orm.Session, lease_id: str, change: Change,
+                 picked: _Picked) -> dict[str, ty.Any]:
+        """Give a lease that is locked another window, amounts and hosts.
 
         :param picked: by reservation, the hosts that it gets (all of them,
             or those that are added, if it has begun); empty: where it is
         :raises Full: when there is no room for that on a host
-        :raises _Unpicked: when hosts have to be picked first
+        :raises edit_rows.Unpicked: when hosts have to be picked first
         :raises Outdated: when it has other bookings than was thought
         """
-        with self._database.writer() as session:
-            if change.granted is not None:
-                change.granted.lock(session.connection())
-            lease = api.locked(session, lease_id)
-            window = new_window(lease, change, self._clock.now())
-            if change.granted is not None:
-                change.granted.confirm(session.connection(), [
-                    ([*picked.values()], lease.booked(window))])
-            within.check(session, lease, window)
-            if change.reservations.keys() - {
-                    one.id for one in lease.reservations}:
-                raise errors.InvalidLeaseParams(
-                    f'A reservation to be changed is not one of lease '
-                    f'{lease_id}.')
-            now = self._clock.now()
-            if change.on_end is not None:
-                lease.on_end = change.on_end
-            if change.grace_period is not None:
-                lease.grace_period = change.grace_period
-            if change.seen:
-                for one in lease.reservations:
-                    one.moved_at = None
-            edits = {one: self._edits(lease, one, lease.booked(window), change,
-                                      picked.get(one.id))
-                     for one in lease.reservations}
-            beside = {one: resizing.beside(one) for one in edits}
-            ledger.amend(session, now, [
-                edit for each in edits.values() for edit in each])
-            for one, each in edits.items():
-                wanted = change.reservations.get(one.id)
-                if wanted is not None:
-                    resizing.resize(one, wanted, now, sum(
-                        edit.new is not None for edit in each) - beside[one])
-            events.changed(session, lease, self._types, [
-                one for one, each in edits.items() if any(
-                    edit.row is None or edit.new is None
-                    for edit in each)], now)
-            if window != model.Window(lease.start_date, lease.end_date):
-                events.retime(session, lease, self._types, window, now)
-            if window.end > lease.end_date or change.auto_extend is not None:
-                lease.status_reason = lease.status_reason.partition(
-                    events.NOT_PROLONGED)[0].strip()
-            events.redate(lease, window, now)
-            if change.auto_extend is not None:
-                events.reextend(session, lease, change.auto_extend, now)
-            # Only what is written can be deleted again.
-            session.flush()
-            _rename(session, lease, change, window, now)
-            session.flush()
-            session.expire(lease)
-            return views.describe(lease)
-
-    def _edits(self, lease: models.Lease, reservation: models.Reservation,
-               window: model.Window, change: Change,
-               picked: list[int] | None) -> list[ledger.Edit]:
-        """What becomes of the bookings of a reservation.
-
-        :raises _Unpicked: when hosts have to be picked first
-        :raises Outdated: when they were picked for other bookings
-        """
-        wanted = change.reservations.get(reservation.id)
-        begun = lease.status in states.BEGUN
-        if wanted is not None:
-            others = self._is_another(reservation, wanted)
-            resizing.check(lease, reservation, wanted, others)
-            if others and picked is None:
-                # Such servers may not be allowed where these are.
-                raise _Unpicked
-        rows = reservation.bookings
-        kept = resizing.kept(reservation, wanted)
-        count, least = len(rows), len(rows)
-        if wanted is not None and (
-                not begun or resizing.is_more(reservation, wanted) or
-                wanted.demand.least is None):
-            beside = resizing.beside(reservation)
-            count, least = (one.count + beside for one in (
-                wanted.demand, wanted.demand.fewest()))
-        if picked is None:
-            if count > len(kept):
-                raise _Unpicked
-            hosts: list[int | None] = [row.host_id for row in kept]
-            added: list[int] = []
-        elif begun:
-            hosts, added = [row.host_id for row in kept], picked
-        else:
-            kept = kept[:len(picked)] if wanted is not None else kept
-            hosts, added = [*picked[:len(kept)]], picked[len(kept):]
-        if not least <= len(kept) + len(added) <= count or (
-                len(hosts) != len(kept)):
-            raise api.Outdated('it has other bookings than was thought')
-        changed: dict[str, ty.Any] = {} if wanted is None else {
-            'resources': wanted.demand.resources,
-            'among': wanted.demand.among}
-        return [
-            *(ledger.Edit(row, None) for row in rows if row not in kept),
-            *(ledger.Edit(row, ledger.new_of(
-                row, window=window, host_id=host_id, **changed if
-                # Where it is it may stay, whatever becomes of the host.
-                host_id != row.host_id else {**changed, 'among': None}))
-                for row, host_id in zip(kept, hosts)),
-            *(ledger.Edit(None, ledger.NewBooking(
-                reservation.id, host_id, None, window, **{
-                    'resources': reservation.resources, **changed}))
-              for host_id in added)]
-
-    def _is_another(self, reservation: models.Reservation,
-                    wanted: making.NewReservation) -> bool:
-        """Whether something else is wanted than what it may always become,
-        such as more or fewer of the same.
-        """
-        any_ = dict.fromkeys(self._types.of_row(reservation).changeable)
-        return dict(wanted.demand.resources) != reservation.resources or (
-            {**(wanted.params or {}), **any_} !=
-            {**(reservation.params or {}), **any_})
+        lease = api.found(session, lease_id)
+        window = new_window(lease, change, self._clock.now())
+        if change.granted is not None:
+            change.granted.confirm(session.connection(), [
+                ([*picked.values()], lease.booked(window))])
+        within.check(session, lease, window)
+        if change.reservations.keys() - {
+                one.id for one in lease.reservations}:
+            raise errors.InvalidLeaseParams(
+                f'A reservation to be changed is not one of lease '
+                f'{lease_id}.')
+        now = self._clock.now()
+        if change.on_end is not None:
+            lease.on_end = change.on_end
+        if change.grace_period is not None:
+            lease.grace_period = change.grace_period
+        if change.seen:
+            for one in lease.reservations:
+                one.moved_at = None
+        edits = {one: edit_rows.of(
+            self._types.of_row(one).changeable
+            if one.id in change.reservations else (),
+            lease, one, lease.booked(window),
+            change.reservations.get(one.id), picked.get(one.id))
+            for one in lease.reservations}
+        beside = {one: resizing.beside(one) for one in edits}
+        ledger.amend(session, now, [
+            edit for each in edits.values() for edit in each])
+        for one, each in edits.items():
+            wanted = change.reservations.get(one.id)
+            if wanted is not None:
+                resizing.resize(one, wanted, now, sum(
+                    edit.new is not None for edit in each) - beside[one])
+        events.changed(session, lease, self._types, [
+            one for one, each in edits.items() if any(
+                edit.row is None or edit.new is None
+                for edit in each)], now)
+        if window != model.Window(lease.start_date, lease.end_date):
+            events.retime(session, lease, self._types, window, now)
+        if window.end > lease.end_date or change.auto_extend is not None:
+            lease.status_reason = lease.status_reason.partition(
+                events.NOT_PROLONGED)[0].strip()
+        events.redate(lease, window, now)
+        if change.auto_extend is not None:
+            events.reextend(session, lease, change.auto_extend, now)
+        # Only what is written can be deleted again.
+        session.flush()
+        _rename(session, lease, change, window, now)
+        session.flush()
+        session.expire(lease)
+        return views.describe(lease)
 
 
 def _rename(session: orm.Session, lease: models.Lease, change: Change,
@@ -371,52 +374,9 @@ def _since(kept: ty.Sequence[models.Booking], plan: replanning.Plan) -> int:
 
 
 def new_window(lease: models.Lease, change: Change, now: int) -> model.Window:
-    """The window that a lease would get.
-
-    :raises InvalidLeaseParams: when it cannot get that
-    :raises Conflict: when it has another end than was thought
-    """
-    begun = lease.status in states.BEGUN
-    if lease.status in states.SEEKING:
-        raise errors.InvalidLeaseParams(
-            f'{waiting.unready(lease, "it can be changed")} Until then, '
-            f'delete it and ask for another one.')
-    alone = lease.end_date + lease.grace_period
-    if (lease.grace_period and lease.deleted_at is None and now < alone and
-            lease.status == states.Lease.TERMINATING):
-        raise errors.Conflict(
-            f'Lease {lease.id} is over, and its servers are left alone '
-            f'until {clocks.minute(alone)}. Make another lease.')
-    if lease.deleted_at is not None or not begun and (
-            lease.status not in states.BEFORE):
-        raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} is {views.status(lease)}: it cannot be '
-            f'changed any more. Make another lease.')
-    if begun and lease.end_date <= now and (
-            change.end not in (None, lease.end_date)):
-        # Others may count on its room: what is still there stays too long.
-        raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} is over since '
-            f'{clocks.minute(lease.end_date)} UTC: its end cannot be moved '
-            f'any more. Make another lease.')
-    if begun and change.start not in (None, lease.start_date):
-        raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} has started: only its end, its name, its '
-            f'events and amounts can be changed.')
-    if change.was_end not in (None, lease.end_date):
-        raise errors.Conflict(
-            f'The end of lease {lease.id} was moved meanwhile.')
-    start = lease.start_date if change.start is None else change.start
-    end = lease.end_date if change.end is None else change.end
-    # What is left alone may be overdue; what runs may end this second.
-    late = (start, end) != (lease.start_date, lease.end_date) and (
-        end < now if begun else min(start, end - 1) < now)
-    if end <= start or late:
-        raise errors.InvalidLeaseParams(
-            'End date must be later than start date, and neither may lie '
-            f'in the past: from {clocks.minute(start)} to '
-            f'{clocks.minute(end)}, now it is {clocks.minute(now)} UTC.')
-    return model.Window(start, end)
+    """The window that a lease would get: see :func:`.replanning.window_of`."""
+    return replanning.window_of(
+        lease, change.start, change.end, change.was_end, now)
 
 
 def _before_end_action(lease: models.Lease, change: Change) -> states.Action:

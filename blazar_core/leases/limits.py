@@ -64,17 +64,15 @@ class Asked:
     :ivar servers: how many servers are in it
     :ivar resources: of all of its servers together
     :ivar lease_id: the lease that would be changed; None: a new one
+    :ivar beside: those that are changed with it, and do not overlap with it
     :ivar resized: whether it would have other servers than before
     :ivar added: whether ``servers`` and ``resources`` come to what the lease
         has, be that what it was made of or not
     :ivar described: the lease as the API describes it
     :ivar current: the lease as it is, so described; None: a new one
-    :ivar held: whether its servers exist before it starts, and wait for it.
-        Those of a lease that starts now do not, nor do those that are booted
-        into a lease when it has started.
+    :ivar held: whether its servers exist before it starts, and wait for it
     :ivar server_ids: those of its servers that the cloud has already
-    :ivar running: what those of these take that ran before they had a lease:
-        the cloud counts all of that
+    :ivar running: what those take that ran before they had a lease
     """
 
     project_id: str
@@ -83,6 +81,7 @@ class Asked:
     servers: int
     resources: model.Resources
     lease_id: str | None = None
+    beside: frozenset[str] = frozenset()
     resized: bool = True
     added: bool = False
     described: dict[str, ty.Any] = dataclasses.field(default_factory=dict)
@@ -246,7 +245,7 @@ class Limits:
         return Granted(
             asked.project_id, seen, again, None if times < 0 else
             functools.partial(usage.bound, self._database, asked.project_id,
-                              asked.lease_id, times))
+                              (asked.lease_id, *asked.beside), times))
 
     def confirm(self, connection: sa.Connection, asked: Asked) -> None:
         """Make sure of the operator's limits alone, in a transaction that has
@@ -355,8 +354,8 @@ class Limits:
         found, now = usage.Books(), self._clock.now()
         moving: list[ty.Any] = []
         for row in connection.execute(
-                usage.books_of(
-                    asked.project_id, asked.lease_id, self._serverless)).all():
+                usage.books_of(asked.project_id, asked.lease_id,
+                               self._serverless, asked.beside)).all():
             sums = found.own if row.own else found.others
             if row.held:
                 sums[_HELD] += row.servers
@@ -373,7 +372,7 @@ class Limits:
                                  row.amount))
             # With this one, which matters to nobody: it does not get more.
             found.others[_LEASES] = row.leases
-            if row.amount:
+            if row.amount and not row.beside:
                 # Nobody knows when it goes that should have gone by now.
                 overdue = row.placed_at is not None and (
                     row.end_date + ledger.OVERDUE <= now)
@@ -382,7 +381,7 @@ class Limits:
                         row.start_date, model.FOREVER if overdue
                         else row.end_date, row.placed_at, now),
                     amounts, bool(row.own), row.user_id))
-            if row.moving_to is not None:
+            if row.moving_to is not None and not row.beside:
                 moving.append(row)
             if row.server_id is not None:
                 found.servers.append((row.user_id, quotas.Server(

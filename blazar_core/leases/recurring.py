@@ -10,6 +10,8 @@ by :class:`blazar_core.db.notes.Recurrence`, whose id is that of all together.
 
 import collections
 import dataclasses
+import datetime
+import itertools
 import typing as ty
 
 from oslo_log import log as logging
@@ -20,6 +22,8 @@ from blazar_core.books import admission as admissions
 from blazar_core.books import picking
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import recurrence as recurrences
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -28,11 +32,12 @@ from blazar_core.leases import making as makings
 from blazar_core.leases import requests
 from blazar_core.leases import views
 
-__all__ = ['Recurring']
+__all__ = ['Recurring', 'absence', 'check_apart']
 
 LOG = logging.getLogger(__name__)
 
 _Lease: ty.TypeAlias = dict[str, ty.Any]
+_Shifted: ty.TypeAlias = ty.Mapping[model.Window, recurrences.Dates]
 
 
 class Recurring:
@@ -58,7 +63,7 @@ class Recurring:
         :raises InvalidLeaseParams: when they overlap
         :raises Refused: when there is no capacity for one, or for none of some
         """
-        _check_apart(leases)
+        check_apart([new.booked for new in leases])
         fits, left_out, first = [], [], None
         for new in leases:
             refusal = self._making.quote(new)
@@ -103,7 +108,8 @@ class Recurring:
             connection.execute(notes.Recurrence.__table__.insert().values(
                 id=recurrence_id, rule=asked.rule, timezone=asked.timezone,
                 between_policy=asked.between, servers=list(kept),
-                left_out=list(left_out), created_at=self._clock.now()))
+                left_out=list(left_out), shifted=_shifted(asked.shifted),
+                created_at=self._clock.now()))
             return made
 
         made = self._admission.admit_all(
@@ -153,7 +159,8 @@ class Recurring:
                 occurrences[row.recurrence_id].append({
                     'id': row.id, 'start_date': row.start_date,
                     'end_date': row.end_date, 'status': views.status(row)
-                    if not _is_gone(row) else 'DELETED', 'reason': ''})
+                    if not _is_gone(row) else 'DELETED',
+                    'reason': _reason(known.get(row.recurrence_id), row)})
         for row in known.values():
             occurrences[row.id] += [
                 {'id': None, 'status': 'LEFT_OUT', **one}
@@ -181,6 +188,29 @@ class Recurring:
                    if row.status not in states.LEASE.final()]
             found = {one.id: one for one in api.whole(session, ids)}
             return [views.describe(found[one]) for one in ids]
+
+    def nominal(self, recurrence_id: str,
+                ) -> dict[model.Window, recurrences.Dates]:
+        """By the windows of occurrences of which the wall does not show both
+        dates, these dates.
+        """
+        with self._database.reader() as session:
+            row = session.get_one(notes.Recurrence, recurrence_id)
+            return {_window(one): recurrences.Dates(*(
+                datetime.datetime.fromisoformat(date)
+                for date in one['dates'])) for one in row.shifted or ()}
+
+    def shift(self, recurrence_id: str, shifted: _Shifted,
+              ) -> ty.Callable[[sa.Connection], None]:
+        """What writes of which occurrences the wall does not show both dates.
+        """
+        def write(connection: sa.Connection) -> None:
+            recurrence = notes.Recurrence.__table__
+            connection.execute(sa.update(recurrence).where(
+                recurrence.c.id == recurrence_id,
+            ).values(shifted=_shifted(shifted)))
+
+        return write
 
     def rename(self, recurrence_id: str, name: str) -> None:
         """Rename the occurrences whose end has not begun, in one statement.
@@ -212,16 +242,51 @@ class Recurring:
                     models.Lease.id != lease['id'])) or 0
 
 
-def _check_apart(leases: ty.Sequence[makings.NewLease]) -> None:
-    for new, after in zip(leases, leases[1:], strict=False):
-        if new.booked.end > after.booked.start:
+def check_apart(booked: ty.Sequence[model.Window]) -> None:
+    """Make sure that occurrences do not overlap.
+
+    :param booked: how long each takes its capacity, in their order
+    :raises InvalidLeaseParams: when they do
+    """
+    for one, after in itertools.pairwise(booked):
+        if one.end > after.start:
             raise errors.InvalidLeaseParams(
                 f'The occurrences overlap: that of '
-                f'{clocks.minute(new.request.window.start)} UTC takes '
-                f'capacity until {clocks.minute(new.booked.end)}, with its '
+                f'{clocks.minute(one.start)} UTC takes '
+                f'capacity until {clocks.minute(one.end)}, with its '
                 f'period of grace and the time for cleaning, and the next '
-                f'one begins at {clocks.minute(after.booked.start)}. Write '
+                f'one begins at {clocks.minute(after.start)}. Write '
                 f'an earlier end, or a rule with more time between them.')
+
+
+def absence(timezone: str, dates: recurrences.Dates) -> str:
+    """What is said of an occurrence of which the wall does not show both
+    dates.
+    """
+    return (f'It was to be from {dates.start:%Y-%m-%d %H:%M} to '
+            f'{dates.end:%Y-%m-%d %H:%M} ({timezone}), which is not there, '
+            f'as the clocks go forward: it starts at the first time that is, '
+            f'and is as long.')
+
+
+def _shifted(shifted: _Shifted) -> list[dict[str, ty.Any]]:
+    return [{'start_date': window.start, 'end_date': window.end,
+             'dates': [date.replace(fold=0).isoformat() for date in dates]}
+            for window, dates in shifted.items()]
+
+
+def _window(described: ty.Any) -> model.Window:
+    return model.Window(described['start_date'], described['end_date'])
+
+
+def _reason(recurrence: notes.Recurrence | None, row: ty.Any) -> str:
+    """What is said of an occurrence that is as it was made."""
+    if recurrence is None:
+        return ''
+    return next((absence(recurrence.timezone, recurrences.Dates(*(
+        datetime.datetime.fromisoformat(date) for date in one['dates'])))
+        for one in recurrence.shifted or () if _window(one) == model.Window(
+            row.start_date, row.end_date)), '')
 
 
 def _occurrences(session: orm.Session, ids: ty.Collection[str],

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import picking
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -17,8 +18,10 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import making
 from blazar_core.leases import resizing
+from blazar_core.leases import views
+from blazar_core.leases import waiting
 
-__all__ = ['Plan', 'plan']
+__all__ = ['Plan', 'plan', 'window_of']
 
 #: By the id of a reservation, what it becomes.
 _Resized = ty.Mapping[str, making.NewReservation]
@@ -130,3 +133,55 @@ def _where_it_is(session: orm.Session,
         model.WHOLE if reservation.whole else rows[0].resources, len(rows),
         model.Affinity.DIFFERENT, most, among=None,
         hosts=frozenset(_uuids(session, rows)))
+
+
+def window_of(lease: models.Lease, start: int | None, end: int | None,
+              was_end: int | None, now: int) -> model.Window:
+    """The window that a lease would get.
+
+    :param start: the new one; None: the one that it has; so is ``end``
+    :param was_end: the end that it has to have until now; None: any
+    :raises InvalidLeaseParams: when it cannot get that
+    :raises Conflict: when it has another end than was thought
+    """
+    begun = lease.status in states.BEGUN
+    if lease.status in states.SEEKING:
+        raise errors.InvalidLeaseParams(
+            f'{waiting.unready(lease, "it can be changed")} Until then, '
+            f'delete it and ask for another one.')
+    alone = lease.end_date + lease.grace_period
+    if (lease.grace_period and lease.deleted_at is None and now < alone and
+            lease.status == states.Lease.TERMINATING):
+        raise errors.Conflict(
+            f'Lease {lease.id} is over, and its servers are left alone '
+            f'until {clocks.minute(alone)}. Make another lease.')
+    if lease.deleted_at is not None or not begun and (
+            lease.status not in states.BEFORE):
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} is {views.status(lease)}: it cannot be '
+            f'changed any more. Make another lease.')
+    if begun and lease.end_date <= now and (
+            end not in (None, lease.end_date)):
+        # Others may count on its room: what is still there stays too long.
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} is over since '
+            f'{clocks.minute(lease.end_date)} UTC: its end cannot be moved '
+            f'any more. Make another lease.')
+    if begun and start not in (None, lease.start_date):
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} has started: only its end, its name, its '
+            f'events and amounts can be changed.')
+    if was_end not in (None, lease.end_date):
+        raise errors.Conflict(
+            f'The end of lease {lease.id} was moved meanwhile.')
+    start = lease.start_date if start is None else start
+    end = lease.end_date if end is None else end
+    # What is left alone may be overdue; what runs may end this second.
+    late = (start, end) != (lease.start_date, lease.end_date) and (
+        end < now if begun else min(start, end - 1) < now)
+    if end <= start or late:
+        raise errors.InvalidLeaseParams(
+            'End date must be later than start date, and neither may lie '
+            f'in the past: from {clocks.minute(start)} to '
+            f'{clocks.minute(end)}, now it is {clocks.minute(now)} UTC.')
+    return model.Window(start, end)

@@ -7,6 +7,7 @@ import enum
 import typing as ty
 
 from blazar_core.common import model
+from blazar_core.common import recurrence
 from blazar_core.common import states
 from blazar_core.common import stays
 
@@ -61,6 +62,7 @@ class Recurrence:
         that is not the last one
     :ivar some: content with those for which there is room
     :ivar windows: of the occurrences, in their order
+    :ivar shifted: the dates of those of which the wall does not show both
     """
 
     rule: str
@@ -68,6 +70,8 @@ class Recurrence:
     between: str
     some: bool
     windows: tuple[model.Window, ...]
+    shifted: ty.Mapping[model.Window, recurrence.Dates] = dataclasses.field(
+        default_factory=dict)
 
     @property
     def keeps_servers(self) -> bool:

@@ -52,18 +52,22 @@ class Books:
 
 
 def books_of(project_id: str, lease_id: str | None,
-             serverless: ty.Collection[str]) -> sa.Select[ty.Any]:
+             serverless: ty.Collection[str],
+             beside: ty.Collection[str] = ()) -> sa.Select[ty.Any]:
     """A row for each server that a project has in its leases, and one for all
     places of a kind.
 
     Of what was deleted or could not be built, nothing is held any more.
 
     :param serverless: the resource types whose bookings are no servers
+    :param beside: leases that are changed with that one
     """
     not_over = sa.and_(models.Lease.project_id == project_id,
                        models.Lease.status.not_in(states.LEASE.final()))
     each = (
         (models.Lease.id == lease_id).label('own'),
+        (models.Lease.id.in_(beside) if beside else sa.false()).label(
+            'beside'),
         sa.and_(models.Lease.status.in_(states.HOLDING),
                 models.Booking.server_id.is_not(None),
                 models.Booking.sent_at.is_(None)).label('held'),
@@ -92,7 +96,7 @@ def books_of(project_id: str, lease_id: str | None,
             models.Booking.failed_at.is_(None)),
     ).where(not_over).group_by(*(
         one.name if isinstance(one, sa.Label) and one.name in (
-            'own', 'held', 'kind') else one for one in each))
+            'own', 'beside', 'held', 'kind') else one for one in each))
 
 
 def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
@@ -118,13 +122,15 @@ def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
     return found
 
 
-def spread(connection: sa.Connection, project_id: str, lease_id: str | None,
-           times: int, wanted: ty.Collection[int] | None = None,
+def spread(connection: sa.Connection, project_id: str,
+           lease_ids: ty.Collection[str | None], times: int,
+           wanted: ty.Collection[int] | None = None,
            ) -> picking.Spread | None:
     """Return on how many hosts a project may have reservations, and on which
     it has.
 
-    :param lease_id: that of a lease that gets others than it has; None: none
+    :param lease_ids: those of leases that get others than they have; None: a
+        new one
     :param times: see :class:`.picking.Spread`
     :param wanted: the ids of hosts that it would get; None: any
     :returns: None: it has reservations on all of these already
@@ -133,7 +139,7 @@ def spread(connection: sa.Connection, project_id: str, lease_id: str | None,
     of_project = (
         models.Lease.project_id == project_id, booking.host_id.is_not(None),
         models.Lease.status.not_in(states.LEASE.final()),
-        *((models.Lease.id != lease_id,) if lease_id else ()))
+        models.Lease.id.not_in([one for one in lease_ids if one]))
 
     def asked(*columns: ty.Any) -> sa.Select[ty.Any]:
         return sa.select(*columns).select_from(models.Lease).join(
@@ -161,15 +167,16 @@ def spread(connection: sa.Connection, project_id: str, lease_id: str | None,
         (model.Window(row.start, row.end), row.hosts) for row in leases))
 
 
-def bound(database: api.Database, project_id: str, lease_id: str | None,
-          times: int, wanted: ty.Collection[int],
+def bound(database: api.Database, project_id: str,
+          lease_ids: ty.Collection[str | None], times: int,
+          wanted: ty.Collection[int],
           connection: sa.Connection | None = None) -> picking.Spread | None:
     """As :func:`spread`, in a transaction of its own unless there is one."""
     if connection is not None:
-        return spread(connection, project_id, lease_id, times, wanted)
+        return spread(connection, project_id, lease_ids, times, wanted)
     with database.reader() as session:
         return spread(
-            session.connection(), project_id, lease_id, times, wanted)
+            session.connection(), project_id, lease_ids, times, wanted)
 
 
 def peaks(uses: ty.Iterable[Use], new: Use) -> dict[str, int]:

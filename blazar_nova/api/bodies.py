@@ -122,7 +122,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
     """
     values = inputs.json_object(body, 'The body of the request')
     inputs.check_keys(values, _CREATE_KEYS, 'the lease')
-    values = recurrences.localized(values)
+    values, local = recurrences.localized(values, now, defaults.start)
     start = dates.start_of(
         _text(values, 'start_date', defaults.start), now)
     end = dates.parse_date(_text(values, 'end_date'), now)
@@ -136,7 +136,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
             'or "lease_type".')
     before_end, action = _before_end(values, window, now, defaults)
     recurrence = recurrences.recurrence_of(
-        values, window, defaults.max_occurrences)
+        values, window, defaults.max_occurrences, local)
     request = requests.LeaseRequest(
         recurrence=recurrence, name=lease_params.name_of(_text(values, 'name'))
         if 'name' in values else None,
@@ -189,7 +189,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
             'That reservations have other hosts than at first is said to you '
             'by "resources_changed". Write false when you have seen it; it is '
             'true again when they get others.')
-    window = model.Window(0, dates.LATEST)
+    window = model.Window(0, model.LATEST)
     return ChangeRequest(
         changing.Change(
             start=start, end=end, seen='resources_changed' in values,
@@ -286,7 +286,7 @@ def _new_end(values: _Object, start: int | None,
                          lease, now)
     start = lease['start_date'] if start is None else start
     end = start + dates.parse_duration(_text(values, 'duration'))
-    if end >= dates.LATEST:
+    if end >= model.LATEST:
         # As every date is that is written.
         lease_params.window_of(start, end, start)
     return None if end == lease['end_date'] else end

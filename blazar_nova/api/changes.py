@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import typing as ty
 
+import sqlalchemy as sa
+
 from blazar_core.books import enrolment
 from blazar_core.common import errors
 from blazar_core.common import states
@@ -25,19 +27,64 @@ from blazar_nova.resources import types
 __all__ = ['Changes', 'actions_of', 'asking', 'is_owner']
 
 
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
 class Changes:
     """Changes leases, as far as the user may."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
 
-    def make(self, context: ty.Any, body: object, lease: dict[str, ty.Any],
-             ) -> dict[str, ty.Any]:
+    def make(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
         """Change a lease as the body of a request says; it is told.
 
         :param lease: as it is
         :returns: the lease as it is then
         :raises InvalidLeaseParams: with the sentence that the user reads
+        """
+        return self.make_all(context, [(body, lease)])[0]
+
+    def make_all(self, context: ty.Any,
+                 wanted: ty.Sequence[tuple[object, _Lease]],
+                 also: ty.Callable[[sa.Connection], None] | None = None,
+                 ) -> list[_Lease]:
+        """Change occurrences of a lease, or one lease: all, or none.
+
+        :param wanted: bodies, each with the lease that it is for, in an order
+            in which none gets in the way of the next
+        :param also: writes what else is changed
+        :returns: the leases as they are then
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        """
+        ids = frozenset(lease['id'] for _body, lease in wanted)
+        asked = [(lease, self._asked(context, body, lease, ids))
+                 for body, lease in wanted]
+        with contextlib.ExitStack() as undone:
+            given = []
+            for lease, change in asked:
+                given.append(self._trust(context, lease, change))
+                undone.enter_context(trusts.unless_reserved(
+                    self._parts, given[-1]))
+            changed = self._parts.leases.changing.update_all(
+                {lease['id']: change for lease, change in asked}, also)
+        for (before, change), trust, lease in zip(
+                asked, given, changed, strict=True):
+            if trust is not None:
+                trusts.keep(self._parts, lease, trust)
+            elif self._lasts_longer(before, change) and (
+                    is_owner(context, before)):
+                trusts.entrust(self._parts, context, lease)
+            self._parts.notify('lease.update', lease)
+            if views.is_near_end(before) and not views.is_near_end(lease):
+                self._parts.notify('lease.event.before_end_lease.stop', lease)
+        return changed
+
+    def _asked(self, context: ty.Any, body: object, lease: _Lease,
+               ids: frozenset[str]) -> changing.Change:
+        """What a lease becomes, if that is allowed.
+
+        :param ids: of the leases that are changed together
         """
         asked = bodies.change(body, self._parts.clock.now(), lease,
                               lease_params.defaults(self._parts.conf))
@@ -53,48 +100,39 @@ class Changes:
         if (change.start, change.end) != (None, None):
             reservations = self._as_they_are(asks, lease) | reservations
         change = dataclasses.replace(change, reservations=reservations)
-        change = dataclasses.replace(
-            change, granted=self._check_change(lease, change, resized))
-        changed = self._prolong(context, lease, change)
-        self._parts.notify('lease.update', changed)
-        if views.is_near_end(lease) and not views.is_near_end(changed):
-            self._parts.notify('lease.event.before_end_lease.stop', changed)
-        return changed
+        return dataclasses.replace(change, granted=self._check_change(
+            lease, change, resized, ids - {lease['id']}))
 
-    def _prolong(self, context: ty.Any, lease: dict[str, ty.Any],
-                 change: changing.Change) -> dict[str, ty.Any]:
-        """Change a lease; one that ends later than before gets a trust that
-        holds as long.
-
-        :raises Forbidden: when it is built by its trust, and the user cannot
-            give another one
+    def _lasts_longer(self, lease: _Lease, change: changing.Change) -> bool:
+        """Whether a lease ends later than before, which takes a trust that
+        holds as long where there are trusts.
         """
-        end = lease['end_date'] if change.end is None else change.end
-        grace = lease['grace_period'] if change.grace_period is None else (
-            change.grace_period)
-        later = end + grace > lease['end_date'] + lease['grace_period']
+        return self._parts.trusts.is_configured() and (
+            _over(lease, change) > lease['end_date'] + lease['grace_period'])
+
+    def _trust(self, context: ty.Any, lease: _Lease, change: changing.Change,
+               ) -> str | None:
+        """The trust that a change of a lease takes; None: none.
+
+        :raises Forbidden: when the lease is built by its trust, and the user
+            cannot give another one
+        """
         before, after = actions_of(lease), actions_of(lease, change)
-        takes_one = trusts.needs_one(change.on_end or lease['on_end'], after)
-        if not (later or takes_one and (
-                change.on_end is not None or not trusts.needs_one(
-                    lease['on_end'], before))) or (
-                not self._parts.trusts.is_configured()):
-            return self._parts.leases.changing.update(lease['id'], change)
+        on_end = change.on_end or lease['on_end']
+        takes_one = trusts.needs_one(on_end, after)
+        longer = self._lasts_longer(lease, change)
+        if not self._parts.trusts.is_configured() or not (
+                longer or takes_one and (
+                    change.on_end is not None or
+                    not trusts.needs_one(lease['on_end'], before))):
+            return None
         if not takes_one and not self._parts.leases.servers.keeps_build(
                 lease['id']):
-            changed = self._parts.leases.changing.update(lease['id'], change)
-            if is_owner(context, lease):
-                trusts.entrust(self._parts, context, changed)
-            return changed
-        trust = self._trust_until(
-            context, lease, end + grace, change.on_end or lease['on_end'],
-            takes_one)
-        with trusts.unless_reserved(self._parts, trust):
-            changed = self._parts.leases.changing.update(lease['id'], change)
-        trusts.keep(self._parts, changed, trust)
-        return changed
+            return None
+        return self._trust_until(
+            context, lease, _over(lease, change), on_end, takes_one)
 
-    def _trust_until(self, context: ty.Any, lease: dict[str, ty.Any],
+    def _trust_until(self, context: ty.Any, lease: _Lease,
                      end: int, on_end: str, takes_one: bool) -> str:
         if not is_owner(context, lease):
             raise errors.Forbidden(
@@ -110,7 +148,7 @@ class Changes:
         except errors.NotDelegated as exc:
             raise errors.Forbidden(str(exc)) from exc
 
-    def _changed(self, asking: types.Asking, lease: dict[str, ty.Any],
+    def _changed(self, asking: types.Asking, lease: _Lease,
                  asked: bodies.Reservations,
                  ) -> dict[str, making.NewReservation]:
         """What the reservations of a lease become."""
@@ -135,7 +173,7 @@ class Changes:
         return changed
 
     def _as_they_are(self, asking: types.Asking,
-                     lease: dict[str, ty.Any],
+                     lease: _Lease,
                      ) -> dict[str, making.NewReservation]:
         """Which hosts may serve a lease that moves to another time.
 
@@ -153,8 +191,9 @@ class Changes:
                         same[one['id']] = new
         return same
 
-    def _check_change(self, lease: dict[str, ty.Any], change: changing.Change,
-                      resized: bool) -> limits.Granted | None:
+    def _check_change(self, lease: _Lease, change: changing.Change,
+                      resized: bool, beside: frozenset[str],
+                      ) -> limits.Granted | None:
         """Ask the limits about a lease as it would be."""
         parts = self._parts
         if resized:
@@ -165,7 +204,7 @@ class Changes:
                 sum(one['amount'] for one in lease['reservations']),
                 others=parts.leases.recurring.amount_beside(lease))
         return granting.of_change(parts.limits, parts.types, parts.answers,
-                                  lease, change, resized)
+                                  lease, change, resized, beside)
 
 
 def asking(parts: wiring.Parts, context: ty.Any) -> types.Asking:
@@ -175,7 +214,7 @@ def asking(parts: wiring.Parts, context: ty.Any) -> types.Asking:
         parts.conf.blazar.public_properties), parts.types)
 
 
-def actions_of(lease: dict[str, ty.Any],
+def actions_of(lease: _Lease,
                change: changing.Change | None = None) -> set[str]:
     """What is still to be done at the events of a lease.
 
@@ -194,7 +233,15 @@ def actions_of(lease: dict[str, ty.Any],
     return own | before
 
 
-def is_owner(context: ty.Any, lease: dict[str, ty.Any]) -> bool:
+def _over(lease: _Lease, change: changing.Change) -> int:
+    """When a lease is over then, with its period of grace."""
+    return ty.cast(int, (
+        lease['end_date'] if change.end is None else change.end) + (
+        lease['grace_period'] if change.grace_period is None
+        else change.grace_period))
+
+
+def is_owner(context: ty.Any, lease: _Lease) -> bool:
     """Whether the user owns a lease, in the project of the request."""
     return (context.user_id, context.project_id) == (
         lease['user_id'], lease['project_id'])

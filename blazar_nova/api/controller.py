@@ -13,6 +13,7 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.leases import making
 from blazar_core.leases import repeats
+from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
 from blazar_nova.api import changes
@@ -158,7 +159,7 @@ class Leases:
             if not dry:
                 raise
             return 200, {'quote': _quote_of(
-                asked.lease.window, exc.refusal.wanted, exc.refusal)}
+                asked.lease, exc.refusal.wanted, exc.refusal)}
         with trusts.for_end(self._parts, context, new) as new:
             lease = self._parts.leases.making.create(new, None) if (
                 asked.offer_seconds is None) else (
@@ -244,14 +245,14 @@ class Leases:
         values: dict[str, ty.Any] = web.query(request)
         start = dates.start_of(values.pop('start_date', 'now'), now)
         end = dates.parse_date(values.pop('end_date'), now) if (
-            'end_date' in values) else min(start + _AHEAD, dates.LATEST)
+            'end_date' in values) else min(start + _AHEAD, model.LATEST)
         window = lease_params.window_of(start, end, now)
         duration = dates.parse_duration(values.pop('duration', '1h'))
         most = inputs.integer(values.pop('limit', _STARTS), 'limit', 1,
                               bodies.MAX_LIMIT)
         wanted = inputs.integer(values.get('amount', 1), 'amount', 1,
                                 self._defaults.max_amount)
-        if window.end + duration >= dates.LATEST:
+        if window.end + duration >= model.LATEST:
             raise errors.InvalidLeaseParams(
                 'The window and the duration lead beyond the year 9998. '
                 'Write an earlier end_date.')
@@ -282,17 +283,19 @@ def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
 def _quote(new: making.NewLease, refusal: refusals.Refusal | None,
            ) -> dict[str, ty.Any]:
     wanted = sum(demand.count for demand in new.demands)
-    return _quote_of(new.request.window, wanted, refusal)
+    return _quote_of(new.request, wanted, refusal)
 
 
-def _quote_of(window: model.Window, wanted: int,
+def _quote_of(request: requests.LeaseRequest, wanted: int,
               refusal: refusals.Refusal | None) -> dict[str, ty.Any]:
-    quote = {
+    window = request.window
+    quote: dict[str, ty.Any] = {
         'fits': refusal is None, 'reason': None, 'next_start': None,
         'next_start_after': None, 'latest_end': None,
         'message': 'There is capacity for this lease.', 'fits_now': wanted,
         'wanted': wanted, 'start_date': clocks.iso(window.start),
-        'end_date': clocks.iso(window.end)}
+        'end_date': clocks.iso(window.end),
+        'shifted': recurring.shifted(request.recurrence)}
     if refusal is not None:
         quote |= {'message': faults.sentence(refusal),
                   **faults.refusal_of(refusal)}

@@ -4,7 +4,8 @@
 
 * A date is "now", ``YYYY-MM-DD HH:MM`` in UTC (month, day and hour may have
   one digit) or ISO 8601 with a ``T``; either may have seconds, whose fraction
-  is cut, and end in ``Z`` or an offset (``+02``, ``+0200``, ``+02:00``).
+  is cut, and end in ``Z`` or an offset (``+02``, ``+0200``, ``+02:00``). A
+  date without a time is the beginning of that day.
 * Dates without seconds compare at the minute: such a date inside the current
   minute is now, so that "start at 16:07" does not fail at 16:07:20. A start
   that was over less than a minute ago, with seconds or without, is now too.
@@ -18,21 +19,17 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 
-__all__ = ['LATEST', 'is_whole_minute', 'length', 'outage', 'parse_date',
-           'parse_duration', 'start_of']
-
-#: Every lease ends before this: 9999-01-01 00:00 UTC. The year that is left
-#: lets others add to a date without leaving what a datetime can hold.
-LATEST = 253370764800
+__all__ = ['is_whole_minute', 'length', 'outage', 'parse_date',
+           'parse_duration', 'start_of', 'wall', 'with_time']
 
 #: A start so many seconds ago is now: a request needs time to arrive, and
 #: clocks differ.
 LATE = 60
 
 _DATE = re.compile(
-    r'([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})[ T]([0-9]{1,2}):([0-9]{2})'
+    r'([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})(?:[ T]([0-9]{1,2}):([0-9]{2})'
     r'(?::([0-9]{2})(?:\.[0-9]+)?)?'
-    r'(Z|([+-])([0-9]{2})(?::?([0-9]{2}))?)?')
+    r'(Z|([+-])([0-9]{2})(?::?([0-9]{2}))?)?)?')
 _DURATION = re.compile(''.join(
     f'(?:([0-9]{{1,10}}){unit})?' for unit in 'wdhms'))
 _UNIT_SECONDS = (7 * 86400, 86400, 3600, 60, 1)
@@ -50,7 +47,7 @@ def parse_date(text: str, now: int) -> int:
         return now
     match = _DATE.fullmatch(text)
     seconds = None if match is None else _seconds(match)
-    if match is None or seconds is None or not 0 <= seconds < LATEST:
+    if match is None or seconds is None or not 0 <= seconds < model.LATEST:
         raise errors.InvalidLeaseParams(
             f'{inputs.shown(text)} is an invalid date. Required format: '
             '%Y-%m-%d %H:%M in UTC, such as "2026-12-01 16:07", with a year '
@@ -58,6 +55,18 @@ def parse_date(text: str, now: int) -> int:
             '"2026-12-01T16:07:00+02:00" are accepted too.')
     whole_minute = match[6] is None
     return now if whole_minute and seconds == now - now % 60 else seconds
+
+
+def wall(text: str) -> datetime.datetime | None:
+    """A date without an offset, as the wall shows it; None for any other."""
+    match = _DATE.fullmatch(text.strip())
+    return None if match is None or match[7] else _datetime(match)
+
+
+def with_time(text: str) -> str:
+    """A date, with the beginning of its day where it has no time."""
+    match = _DATE.fullmatch(text)
+    return f'{text} 00:00' if match and match[4] is None else text
 
 
 def start_of(text: str, now: int) -> int:
@@ -133,15 +142,20 @@ def length(value: object, key: str, least: int, most: int) -> int:
 
 def _seconds(date: re.Match[str]) -> int | None:
     """What a date that has the right form means; None for a 30 February."""
-    year, month, day, hour, minute, second = (
-        int(part or 0) for part in date.groups()[:6])
     sign, hours, minutes = date[8], int(date[9] or 0), int(date[10] or 0)
-    if hours > 23 or minutes > 59:
-        return None
-    try:
-        when = datetime.datetime(year, month, day, hour, minute, second)
-    except ValueError:
+    when = _datetime(date)
+    if when is None or hours > 23 or minutes > 59:
         return None
     # In integers, because a datetime overflows at the ends of the calendar.
     offset = (hours * 60 + minutes) * (-60 if sign == '-' else 60)
     return (when - _EPOCH) // datetime.timedelta(seconds=1) - offset
+
+
+def _datetime(date: re.Match[str]) -> datetime.datetime | None:
+    """What a date says without its offset; None for a 30 February."""
+    try:
+        year, month, day, hour, minute, second = (
+            int(part or 0) for part in date.groups()[:6])
+        return datetime.datetime(year, month, day, hour, minute, second)
+    except ValueError:
+        return None

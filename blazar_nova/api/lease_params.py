@@ -151,10 +151,11 @@ def lease_request(
     if boot_hints.LEASE_PARAMS not in hints:
         start = dates.parse_date(defaults.start, now)
         return _request({}, start, start + defaults.length, now, defaults)
-    params = recurrences.localized(_load(boot_hints.scalar(
-        hints[boot_hints.LEASE_PARAMS])))
+    params, local = recurrences.localized(_load(boot_hints.scalar(
+        hints[boot_hints.LEASE_PARAMS])), now, defaults.start)
     start = dates.start_of(_text(params, 'start', defaults.start), now)
-    return _request(params, start, _end(params, start, now), now, defaults)
+    return _request(
+        params, start, _end(params, start, now), now, defaults, local)
 
 
 # The JSON of lease_params
@@ -221,13 +222,14 @@ def _text(params: _Object, key: str, default: str) -> str:
 # The lease
 
 def _request(params: _Object, start: int, end: int, now: int,
-             defaults: Defaults) -> requests.LeaseRequest:
+             defaults: Defaults, local: recurrences.Local | None = None,
+             ) -> requests.LeaseRequest:
     window = window_of(start, end, now)
     retry = lease_types.retry_of(params, window, now, defaults.retry)
     timeout = lease_types.timeout_of(params, window, defaults.timeout)
     before_end, action = _before_end(params, window, now, defaults)
     recurrence = recurrences.recurrence_of(
-        params, window, defaults.max_occurrences, defaults.ends)
+        params, window, defaults.max_occurrences, local, defaults.ends)
     request = requests.LeaseRequest(
         name=_name(params), recurrence=recurrence,
         window=window,
@@ -277,9 +279,9 @@ def window_of(start: int, end: int, now: int) -> model.Window:
             'End date must be later than start date. The start is '
             f'{clock.minute(start)}, the end is {clock.minute(end)} UTC: '
             'write a later end, or a duration such as "2h".')
-    if end >= dates.LATEST:
+    if end >= model.LATEST:
         raise errors.InvalidLeaseParams(
-            f'The lease would not end before {clock.minute(dates.LATEST)} '
+            f'The lease would not end before {clock.minute(model.LATEST)} '
             'UTC. Write an earlier one.')
     return model.Window(start, end)
 

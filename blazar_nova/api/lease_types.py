@@ -78,7 +78,7 @@ def timeout_of(values: ty.Mapping[str, object], window: model.Window,
         return None
     seconds = dates.length(
         values.get('timeout', default), 'timeout', 10, MAX_WAIT)
-    if window.end + seconds >= dates.LATEST:
+    if window.end + seconds >= model.LATEST:
         raise errors.InvalidLeaseParams(
             f'The end and a timeout of {seconds} seconds lead beyond the year '
             f'9998. Write an earlier end.')
@@ -92,7 +92,7 @@ def _retry(values: ty.Mapping[str, object], window: model.Window,
     times = inputs.integer(values.get('retries', default.times),
                            'retries', 1, 10000)
     if interval * times > MAX_WAIT or (
-            window.end + interval * times >= dates.LATEST):
+            window.end + interval * times >= model.LATEST):
         raise errors.InvalidLeaseParams(
             f'{times} retries, {interval} seconds apart, are '
             f'{interval * times} seconds. Write fewer "retries" or a shorter '

@@ -10,6 +10,7 @@ unless they have an offset of their own.
 import datetime
 import re
 import typing as ty
+import zoneinfo
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
@@ -17,8 +18,10 @@ from blazar_core.common import model
 from blazar_core.common import recurrence as recurrences
 from blazar_core.leases import requests
 from blazar_core.lifecycle import ends
+from blazar_nova.api import dates
 
-__all__ = ['EXAMPLE', 'localized', 'multiplied', 'recurrence_of', 'too_much']
+__all__ = ['EXAMPLE', 'Local', 'localized', 'multiplied', 'recurrence_of',
+           'too_much']
 
 _KEYS = {
     'rule': '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"',
@@ -31,59 +34,105 @@ EXAMPLE = '{"rule": ' + _KEYS['rule'] + ', "timezone": "Europe/Berlin"}'
 #: The dates of a lease, in lease_params and in the API.
 _DATES = ('start', 'end', 'before_end', 'start_date', 'end_date',
           'before_end_date')
-_WITHOUT_OFFSET = re.compile(
-    r'([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})[ T]([0-9]{1,2}):([0-9]{2})'
-    r'(?::[0-9]{2}(?:\.[0-9]+)?)?')
-
 _Object: ty.TypeAlias = dict[str, object]
 
 
-def localized(values: _Object) -> _Object:
+class Local(ty.NamedTuple):
+    """Where the dates of a lease that recurs are meant.
+
+    :ivar first: those of its first occurrence, on the wall there; None: they
+        cannot be read, or nothing says when it ends
+    """
+
+    zone: zoneinfo.ZoneInfo
+    first: recurrences.Dates | None
+
+
+def localized(values: _Object, now: int, start: str,
+              ) -> tuple[_Object, Local | None]:
     """What is asked for, its dates with the offsets of their time zone.
 
+    :param start: if it is not said
+    :returns: that, and the dates before; None: it does not recur
     :raises InvalidLeaseParams: when there is no such time zone
     """
     if values.get('recurrence') is None:
-        return values
+        return values, None
     zone = recurrences.zone_of(_text(_read(values), 'timezone', 'UTC'))
-
-    def dated(value: object) -> object:
-        match = _WITHOUT_OFFSET.fullmatch(value.strip()) if isinstance(
-            value, str) else None
-        if match is None:
-            return value
-        try:
-            return match[0] + recurrences.offset(
-                datetime.datetime(
-                    int(match[1]), int(match[2]), int(match[3]),
-                    int(match[4]), int(match[5])), zone)
-        except (ValueError, OverflowError):
-            # The function that reads it later says what is wrong with it.
-            return value
-
-    found = {key: dated(value) if key in _DATES else value
+    found = {key: _dated(value, zone) if key in _DATES else value
              for key, value in values.items()}
     events = found.get('events')
     if isinstance(events, list):
         found['events'] = [{
-            key: dated(value) if key == 'event_date' else value
+            key: _dated(value, zone) if key == 'event_date' else value
             for key, value in one.items()} if isinstance(one, dict) else one
             for one in events]
-    return found
+    said = {'start': start, **values}
+    begins, until = (f'{key}_date' if f'{key}_date' in values else key
+                     for key in ('start', 'end'))
+    try:
+        first = recurrences.Dates(*(_wall(
+            said[key], zone, now) for key in (
+                begins, until if until in said else begins)))
+        if recurrences.seconds(first) > 0 and dates.wall(str(said[until])):
+            found[until] = _written(
+                values[until], first.end,
+                recurrences.window(first, zone).end, zone)
+    except (errors.InvalidLeaseParams, ValueError, OverflowError):
+        # The function that reads them later says what is wrong.
+        return found, Local(zone, None)
+    return found, Local(zone, first)
+
+
+def _wall(said: object, zone: zoneinfo.ZoneInfo, now: int,
+          ) -> datetime.datetime:
+    """A date of the wall, with an offset of its own or without.
+
+    :raises InvalidLeaseParams: when it is none
+    """
+    if not isinstance(said, str):
+        raise errors.InvalidLeaseParams('It is no date.')
+    return dates.wall(said) or recurrences.wall(
+        dates.start_of(said, now), zone)
+
+
+def _dated(value: object, zone: zoneinfo.ZoneInfo) -> object:
+    """A date with its offset; what is none, or has one, stays."""
+    try:
+        date = dates.wall(value) if isinstance(value, str) else None
+        return value if date is None else _written(
+            value, date, recurrences.instant(date, zone), zone)
+    except (ValueError, OverflowError):
+        return value
+
+
+def _written(said: object, date: datetime.datetime, time: int,
+             zone: zoneinfo.ZoneInfo) -> str:
+    """A date with its offset, in the form in which it was written.
+
+    :param date: what was written
+    :param time: what it means
+    """
+    shown = recurrences.wall(time, zone)
+    text = str(said).strip() if shown.replace(fold=0) == date else (
+        shown.isoformat(sep=' ', timespec='minutes' if dates.is_whole_minute(
+            str(said)) and not shown.second else 'seconds'))
+    return dates.with_time(text) + recurrences.offset(shown, zone)
 
 
 def recurrence_of(values: _Object, window: model.Window, most: int,
-                  known: ty.Collection[str] = (),
+                  local: Local | None, known: ty.Collection[str] = (),
                   ) -> requests.Recurrence | None:
     """How a lease recurs; None: it does not.
 
     :param window: of the first occurrence
     :param most: how many there may be
+    :param local: as :func:`localized` has it
     :param known: what may become of the servers of a boot; none: it comes
         with no boot
     :raises InvalidLeaseParams: with the sentence that the user reads
     """
-    if values.get('recurrence') is None:
+    if local is None:
         return None
     for key, default in (('auto_extend', 0), ('offer_seconds', None),
                          ('lease_type', 'scheduled')):
@@ -92,13 +141,15 @@ def recurrence_of(values: _Object, window: model.Window, most: int,
                 f'A lease that recurs has no "{key}": each occurrence has '
                 f'its dates. Leave "{key}" out, or "recurrence".')
     asked = _read(values)
-    zone = recurrences.zone_of(_text(asked, 'timezone', 'UTC'))
     rule = _text(asked, 'rule')
+    found = recurrences.expand(
+        rule, local.zone, window, 'duration' not in values, most, local.first)
     return requests.Recurrence(
-        rule, zone.key, _between(_text(asked, 'between', ends.DELETE), known),
+        rule, local.zone.key,
+        _between(_text(asked, 'between', ends.DELETE), known),
         _one_of(asked, 'fits', ('all', 'some')) == 'some',
-        tuple(recurrences.expand(
-            rule, zone, window, 'duration' not in values, most)))
+        tuple(one.window for one in found),
+        {one.window: one.absent for one in found if one.absent is not None})
 
 
 def _between(wanted: str, known: ty.Collection[str]) -> str:

@@ -17,10 +17,13 @@ from oslo_utils import uuidutils
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
 from blazar_core.common import recurrence as recurrences
 from blazar_core.common import refusals
 from blazar_core.leases import changing
 from blazar_core.leases import making
+from blazar_core.leases import recurring
 from blazar_core.leases import requests
 from blazar_nova.api import bodies
 from blazar_nova.api import changes
@@ -33,7 +36,7 @@ from blazar_nova.parts import granting
 from blazar_nova.parts import wiring
 from blazar_nova.resources import boots
 
-__all__ = ['Recurring']
+__all__ = ['Recurring', 'shifted']
 
 _Lease: ty.TypeAlias = dict[str, ty.Any]
 
@@ -204,50 +207,68 @@ class Recurring:
 
     def update(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
         """Rename and move all occurrences that are to come, by as much as the
-        one that stands for them, as the wall says it in their time zone.
-
-        One after the other, in the order in which none gets in the way of
-        the next.
+        one that stands for them, as the wall says it in their time zone: all
+        of them, or none.
 
         :param lease: as :meth:`blazar_core.leases.recurring.Recurring.get`
             has it
         :raises InvalidLeaseParams: with the sentence that the user reads
-        :raises Conflict: when one cannot be moved, and some have been
+        :raises Refused: when there is no capacity for one
         """
         asked = bodies.change(
             body, self._parts.clock.now(), lease,
             lease_params.defaults(self._parts.conf))
-        if set(ty.cast(dict[str, ty.Any], body)) - {
+        if set(inputs.json_object(body, 'The body of the request')) - {
                 'name', 'start_date', 'end_date', 'end', 'duration'}:
             raise errors.InvalidLeaseParams(
                 'Of all occurrences together the name, the start and the end '
                 'are changed. Change anything else of each occurrence, by '
                 'its own id.')
-        zone = recurrences.zone_of(lease['recurrence']['timezone'])
-        shifts = {name: _by(lease[name], new, zone) for name, new in (
-            ('start_date', asked.change.start), ('end_date',
-                                                 asked.change.end))
-            if new is not None}
         unfinished = self._all.unfinished(lease['id'])
-        if min(shifts.values(), default=datetime.timedelta()) >= (
-                datetime.timedelta()):
-            unfinished.reverse()
-        for number, one in enumerate(unfinished if shifts else ()):
-            words = {name: clocks.iso(recurrences.later(
-                one[name], by, zone)) for name, by in shifts.items()}
-            try:
-                self._changes.make(context, words, one)
-            except errors.BlazarError as exc:
-                if not number:
-                    raise
-                raise errors.Conflict(
-                    f'{number} of {len(unfinished)} occurrences have been '
-                    f'changed, that of {clocks.minute(one["start_date"])} '
-                    f'UTC cannot be: {exc} Look at them, and change the '
-                    f'others by their own ids.') from exc
+        if (asked.change.start, asked.change.end) != (None, None):
+            self._move(context, asked.change, lease, unfinished)
         if asked.change.name is not None and unfinished:
             self._rename(lease['id'], asked.change, unfinished[0])
         return self._all.get(lease['id'])
+
+    def _move(self, context: ty.Any, change: changing.Change, lease: _Lease,
+              unfinished: list[_Lease]) -> None:
+        """Move occurrences, in the order in which none gets in the way of the
+        next.
+
+        :param lease: the one by whose new dates they are moved
+        """
+        rule, timezone = (lease['recurrence'][key] for key in (
+            'rule', 'timezone'))
+        clock = recurrences.clock_of(rule, recurrences.zone_of(timezone))
+        nominal = self._all.nominal(lease['id'])
+
+        windows = [_window(one) for one in unfinished]
+
+        def dates_of(window: model.Window) -> recurrences.Dates:
+            return nominal.get(window) or recurrences.Dates(
+                *(recurrences.wall(time, clock)
+                  for time in (window.start, window.end)))
+
+        by = [datetime.timedelta() if time is None else recurrences.wall(
+            time, clock).replace(fold=0) - date.replace(fold=0)
+            for time, date in zip(
+                (change.start, change.end), dates_of(_window(lease)),
+                strict=True)]
+        moved = [recurrences.moved(dates_of(one), by, clock, one)
+                 for one in windows]
+        _check_apart(unfinished, moved)
+        wanted = [({f'{key}_date': clocks.iso(getattr(to.window, key))
+                    for key in ('start', 'end')}, one)
+                  for one, to in zip(unfinished, moved, strict=True)]
+        if min(by) >= datetime.timedelta():
+            wanted.reverse()
+        self._changes.make_all(context, wanted, self._all.shift(
+            lease['id'], {
+                window: dates for window, dates in nominal.items()
+                if window not in windows} | {
+                one.window: one.absent for one in moved
+                if one.absent is not None}))
 
     def _rename(self, recurrence_id: str, change: changing.Change,
                 first: _Lease) -> None:
@@ -270,8 +291,25 @@ class Recurring:
                 self._parts.lifecycle.ending.delete(one['id'])
 
 
-def _by(old: int, new: int, zone: ty.Any) -> datetime.timedelta:
-    """How much later a date is, as the wall says."""
-    before, after = (datetime.datetime.fromtimestamp(one, zone).replace(
-        tzinfo=None) for one in (old, new))
-    return after - before
+def _window(lease: _Lease) -> model.Window:
+    return model.Window(lease['start_date'], lease['end_date'])
+
+
+def _check_apart(leases: ty.Iterable[_Lease],
+                 moved: ty.Iterable[recurrences.Occurrence]) -> None:
+    """Make sure that occurrences do not overlap when they are moved."""
+    recurring.check_apart([model.Window(
+        to.window.start,
+        to.window.end + lease['grace_period'] + lease['cleaning_time'])
+        for lease, to in zip(leases, moved, strict=True)])
+
+
+def shifted(asked: requests.Recurrence | None) -> list[_Lease]:
+    """What is said of the occurrences of which the wall does not show both
+    dates.
+    """
+    return [] if asked is None else [
+        {'start_date': clocks.iso(window.start),
+         'end_date': clocks.iso(window.end),
+         'reason': recurring.absence(asked.timezone, dates)}
+        for window, dates in asked.shifted.items()]

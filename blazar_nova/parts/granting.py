@@ -78,13 +78,16 @@ def _count(reservation: dict[str, ty.Any]) -> int:
 def of_change(allowed: limits.Limits, types: resources.Types,
               words: answers.Answers, lease: dict[str, ty.Any],
               change: changing.Change, resized: bool = False,
+              beside: frozenset[str] = frozenset(),
               ) -> limits.Granted | None:
     """Ask the limits about a lease as it would be.
 
     :param lease: as it is
     :param resized: whether it would have other servers than before
+    :param beside: the leases that are changed with it
     :raises LimitExceeded: when it may not be so
     """
     return allowed.check(dataclasses.replace(
         asked_of(as_changed(lease, change), False, types),
-        lease_id=lease['id'], resized=resized, current=words.lease(lease)))
+        lease_id=lease['id'], resized=resized, beside=beside,
+        current=words.lease(lease)))

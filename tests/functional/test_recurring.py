@@ -4,10 +4,12 @@
 """Leases that recur, on the real Nova."""
 
 import datetime
+import itertools
 import json
 import zoneinfo
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import recurrence as recurrences
 from tests.functional import base
 from tests.functional import test_api
 from tests.functional import test_whole_hosts
@@ -200,6 +202,70 @@ class TestBoots(RecurringTestCase):
         self.assertEqual(2, len({one['start_date'][11:13]
                                  for one in lease['occurrences']}))
 
+    def gap(self):
+        """The next day on which the wall in Berlin shows no 02:30."""
+        zone, hours = zoneinfo.ZoneInfo('Europe/Berlin'), itertools.count()
+        return next(
+            day for day in (datetime.datetime.fromtimestamp(
+                self.began + 12 * HOUR * hour, zone).date()
+                for hour in hours) if recurrences.wall(recurrences.instant(
+                    datetime.datetime.combine(day, datetime.time(2, 30)),
+                    zone), zone).hour == 3)
+
+    def test_an_hour_that_the_clocks_skip(self):
+        """In the lease API, as a question, in a hint, and by a change."""
+        day = self.gap()
+        before = day - datetime.timedelta(days=1)
+        how = {'rule': 'FREQ=DAILY;COUNT=3', 'timezone': 'Europe/Berlin'}
+        dates = {'start_date': f'{before} 02:15', 'end_date': f'{before} '
+                 '02:45', 'recurrence': how}
+        there = [f'{before} 02:15', f'{day} 03:00',
+                 f'{day + datetime.timedelta(days=1)} 02:15']
+        quote = self.ask('POST', '/leases', {
+            'name': 'asked', 'reservations': [self.reservation()], **dates},
+            code=200, dry_run='true')['quote']
+        self.assertTrue(quote['fits'])
+        one, = quote['shifted']
+        self.assertEqual(there[1], self.wall(one['start_date']))
+        self.assertIn(f'from {day} 02:15 to {day} 02:45 (Europe/Berlin)',
+                      one['reason'])
+        made = self.make(name='made', **dates)
+        self.boot('vm', hints=self.lease_hints(
+            'booted', start=f'{before} 02:15', duration='30m',
+            recurrence=how))
+        for lease in made, self.only('booted'):
+            self.assertEqual(there, self.starts(lease))
+            self.assertEqual([1800] * 3, self.lengths(lease))
+            self.assertEqual(['', one['reason'], ''], [
+                each['reason'] for each in lease['occurrences']])
+            # By an hour and back again.
+            for hours, starts in (
+                    (1, [f'{before} 03:15', f'{day} 03:15']),
+                    (-1, there[:2])):
+                start = seconds(lease['start_date']) + hours * HOUR
+                lease = self.ask('PUT', f'/leases/{lease["id"]}', {
+                    'start_date': clocks.iso(start),
+                    'end_date': clocks.iso(start + HOUR)},
+                    code=200)['lease']
+                self.assertEqual(starts, self.starts(lease)[:2])
+                self.assertEqual([HOUR] * 3, self.lengths(lease))
+                self.assertEqual([False, hours < 0, False], [
+                    each['reason'] != '' for each in lease['occurrences']])
+        self.fill_books()
+        self.assert_verified()
+
+    def wall(self, text):
+        return datetime.datetime.fromtimestamp(
+            seconds(text), zoneinfo.ZoneInfo('Europe/Berlin')).strftime(
+                '%Y-%m-%d %H:%M')
+
+    def starts(self, lease):
+        return [self.wall(one['start_date']) for one in lease['occurrences']]
+
+    def lengths(self, lease):
+        return [seconds(one['end_date']) - seconds(one['start_date'])
+                for one in lease['occurrences']]
+
     def test_refusals_say_what_to_write(self):
         for how, part in (
                 ({'rule': 'FREQ=SECONDLY;COUNT=2'}, 'Write one of HOURLY'),
@@ -389,15 +455,33 @@ class TestOneAndAll(RecurringTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_not_all_could_be_moved_and_said_so(self):
+    def test_all_are_moved_or_none(self):
         lease = self.boot_each()
         self.make(2 * HOUR, name='other', reservations=[
             self.reservation(vcpus=4, amount=2, memory_mb=8000)])
+        before = self.get(lease)
         start = self.start_of(lease, 0) + HOUR
         error = self.ask('PUT', f'/leases/{lease["id"]}', {
-            'start_date': clocks.iso(start),
+            'name': 'moved', 'start_date': clocks.iso(start),
             'end_date': clocks.iso(start + HOUR)}, code=409)
-        self.assertIn('2 of 3 occurrences have been changed', str(error))
+        self.assertEqual('NO_ROOM', error['error_name'])
+        self.assertIn(f'Occurrence of {clocks.minute(start)} UTC',
+                      error['error_message'])
+        self.assertEqual(before, self.get(lease))
+        self.fill_books()
+        self.assert_verified()
+
+    def test_all_are_moved_within_the_limits_of_the_project(self):
+        """What they have is not counted beside what they get."""
+        lease = self.boot_each()
+        self.flags(max_reserved_vcpus_per_project=1,
+                   group='blazar_enforcement')
+        start = self.start_of(lease, 0) + DAY
+        after = self.ask('PUT', f'/leases/{lease["id"]}', {
+            'start_date': clocks.iso(start),
+            'end_date': clocks.iso(start + HOUR)}, code=200)['lease']
+        self.assertEqual([start + day * DAY for day in range(3)], [
+            self.start_of(after, number) for number in range(3)])
 
     def test_nothing_else_is_changed_of_all(self):
         lease = self.boot_each()

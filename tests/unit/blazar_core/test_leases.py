@@ -279,19 +279,19 @@ class TestUpdate(base.LeaseTestCase):
         self.host('one', VCPU=1)
         lease = self.lease(10, 20)
         self.lease(30, 40)
-        rewrite = changing.Changing._rewrite
+        write = changing.Changing._write
 
         def late(*args):
             try:
-                return rewrite(*args)
-            except ledger.Full:
+                return write(*args)
+            except changing._Unfit:
                 with self.database.writer() as session:
                     session.execute(sa.delete(models.Booking).where(
                         models.Booking.server_id.in_(base.servers_of(lease))))
                 raise
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.changing.Changing._rewrite', late))
+            'blazar_core.leases.changing.Changing._write', late))
         self.update(lease, start=30, end=40)
         row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
         self.assertEqual((NOW + 30, NOW + 40), (row.start_date, row.end_date))
@@ -953,7 +953,7 @@ class TestResize(PlacesTestCase):
         lease = self.reserve(0, 100, active=True)
         other = leases.Leases(self.books.connect(), self.clock,
                               self.admission, self.types)
-        locked, done = api.locked, []
+        lock, done = api.lock, []
 
         def meanwhile(session, lease_id):
             done.append(None)
@@ -961,9 +961,9 @@ class TestResize(PlacesTestCase):
                 other.changing.update(lease['id'], changing.Change(
                     reservations={
                         lease['reservations'][0]['id']: self.places(3)}))
-            return locked(session, lease_id)
+            return lock(session, lease_id)
 
-        with fixtures.MonkeyPatch('blazar_core.db.api.locked', meanwhile):
+        with fixtures.MonkeyPatch('blazar_core.db.api.lock', meanwhile):
             answer = self.update(lease, self.places(3))
         self.assertGreater(len(done), 2)
         self.assertEqual(3, answer['reservations'][0]['amount'])

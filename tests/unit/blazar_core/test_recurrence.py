@@ -4,7 +4,9 @@
 """When something recurs."""
 
 import datetime
+import random
 import time
+import zoneinfo
 
 import hypothesis
 from hypothesis import strategies
@@ -13,6 +15,7 @@ from oslotest import base
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import recurrence
+from tests import examples
 
 BERLIN = recurrence.zone_of('Europe/Berlin')
 HOUR = 3600
@@ -25,8 +28,25 @@ def at(text, zone=BERLIN):
 
 def expand(rule, start='2026-12-07 09:00', end='2026-12-07 12:00', zone=BERLIN,
            by_wall=True, most=100):
-    return recurrence.expand(rule, zone, model.Window(
-        at(start, zone), at(end, zone)), by_wall, most)
+    return [one.window for one in recurrence.expand(rule, zone, model.Window(
+        at(start, zone), at(end, zone)), by_wall, most)]
+
+
+def with_offset(text):
+    return int(datetime.datetime.fromisoformat(text).timestamp())
+
+
+def written(rule, start, end, zone=BERLIN, by_wall=True):
+    """The occurrences of dates as a user writes them."""
+    dates = recurrence.Dates(*map(
+        datetime.datetime.fromisoformat, (start, end)))
+    first = recurrence.window(dates, zone)
+    return recurrence.expand(rule, zone, first, by_wall, 100, dates)
+
+
+def shown(windows, zone=BERLIN):
+    return ['-'.join(datetime.datetime.fromtimestamp(time, zone).strftime(
+        '%d %H:%M') for time in (one.start, one.end)) for one in windows]
 
 
 def utc(time):
@@ -90,13 +110,95 @@ class TestDaylightSaving(base.BaseTestCase):
             (one.end - one.start) / HOUR
             for one in expand(*rule, by_wall=False)])
 
-    def test_a_time_that_is_not_there_is_later(self):
-        """2026-03-29 02:30 is not in Berlin."""
-        found = expand('FREQ=DAILY;COUNT=3', '2026-03-28 02:30',
-                       '2026-03-28 02:45')
+    def test_a_window_in_the_gap_keeps_its_length(self):
+        """2027-03-28 from 02:00 to 03:00 is not in Berlin."""
+        for start, end, found in (
+                ('02:00', '03:00', '28 03:00-28 04:00'),
+                ('02:30', '03:10', '28 03:00-28 03:40'),
+                ('02:15', '02:45', '28 03:00-28 03:30'),
+                ('01:30', '02:30', '28 01:30-28 03:30'),
+                ('02:30', '06:00', '28 03:00-28 06:30'),
+                ('01:59', '02:00', '28 01:59-28 03:00')):
+            for by_wall in (True, False):
+                for first in (27, 28):
+                    windows = [one.window for one in written(
+                        'FREQ=DAILY;COUNT=3', f'2027-03-{first} {start}',
+                        f'2027-03-{first} {end}', by_wall=by_wall)]
+                    self.assertEqual(found, shown(windows)[28 - first])
+                    # The days after that have their own dates again.
+                    self.assertEqual(f'29 {start}-29 {end}',
+                                     shown(windows)[29 - first])
+
+    def test_a_night_that_ends_in_the_gap(self):
+        """With "end" as well as with "duration"."""
+        for by_wall in (True, False):
+            found = written('FREQ=DAILY;COUNT=2', '2027-03-27 22:00',
+                            '2027-03-28 02:30', by_wall=by_wall)
+            self.assertEqual(
+                ['27 22:00-28 03:30', '28 22:00-29 02:30'],
+                shown(one.window for one in found))
+            self.assertEqual([by_wall, False], [
+                one.absent is not None for one in found])
+
+    def test_a_window_around_the_gap_ends_when_the_wall_says_so(self):
+        found = expand('FREQ=DAILY;COUNT=2', '2027-03-27 01:59',
+                       '2027-03-27 03:00')
+        self.assertEqual([61 * 60, 60],
+                         [one.end - one.start for one in found])
+
+    def test_half_an_hour_on_lord_howe(self):
+        """The clocks go forward from 02:00 to 02:30 on 2027-10-03."""
+        zone = recurrence.zone_of('Australia/Lord_Howe')
+        for start, end, found in (
+                ('02:00', '03:00', '03 02:30-03 03:30'),
+                ('02:15', '02:45', '03 02:30-03 03:00'),
+                ('01:45', '02:15', '03 01:45-03 02:45'),
+                ('02:30', '03:00', '03 02:30-03 03:00')):
+            one = written('FREQ=DAILY;COUNT=2', f'2027-10-02 {start}',
+                          f'2027-10-02 {end}', zone)[1]
+            self.assertEqual([found], shown([one.window], zone))
+            self.assertEqual(
+                None if start == '02:30' else (
+                    f'2027-10-03 {start}:00', f'2027-10-03 {end}:00'),
+                one.absent and tuple(map(str, one.absent)))
+
+    def test_a_day_that_is_not_there(self):
+        """Samoa had no 2011-12-30."""
+        zone = recurrence.zone_of('Pacific/Apia')
         self.assertEqual(
-            ['2026-03-28 02:30', '2026-03-29 03:30', '2026-03-30 02:30'],
-            local(found))
+            ['29 09:00-29 17:00', '31 00:00-31 08:00', '31 09:00-31 17:00'],
+            shown((one.window for one in written(
+                'FREQ=DAILY;COUNT=3', '2011-12-29 09:00', '2011-12-29 17:00',
+                zone)), zone))
+
+    def test_from_the_first_to_the_second(self):
+        """On 2027-10-31, 02:30 is there twice, and the rule means that."""
+        first = model.Window(with_offset('2027-10-31T02:30+02:00'),
+                             with_offset('2027-10-31T02:30+01:00'))
+        dates = recurrence.Dates(*(recurrence.wall(one, BERLIN) for one in (
+            first.start, first.end)))
+        found = recurrence.expand(
+            'FREQ=DAILY;COUNT=2', BERLIN, first, True, 9, dates)
+        self.assertEqual(['31 02:30-31 02:30', '01 02:30-01 03:30'],
+                         shown(one.window for one in found))
+
+    def test_the_second_of_two_is_meant_each_time(self):
+        """In 2027 and in 2032 that is the last of October."""
+        for text, hours in (('02:00', 0), ('01:00', 1)):
+            first = model.Window(
+                with_offset(f'2027-10-31T02:15+{text}'),
+                with_offset(f'2027-10-31T02:45+{text}'))
+            for dates in (None, recurrence.Dates(*(
+                    recurrence.wall(one, BERLIN) for one in (
+                        first.start, first.end)))):
+                found = recurrence.expand(
+                    'FREQ=YEARLY;INTERVAL=5;COUNT=2', BERLIN, first, True, 9,
+                    dates)
+                self.assertEqual(
+                    [f'2027-10-31 0{hours}:15', f'2032-10-31 0{hours}:15'],
+                    [utc(one.window.start) for one in found])
+                self.assertEqual([1800] * 2, [
+                    one.window.end - one.window.start for one in found])
 
     def test_of_a_time_that_is_there_twice_it_is_the_first(self):
         found = expand('FREQ=DAILY;COUNT=2', '2026-10-24 02:30',
@@ -128,11 +230,6 @@ class TestDaylightSaving(base.BaseTestCase):
         self.assertEqual('-03:30', recurrence.offset(
             datetime.datetime(2026, 12, 1),
             recurrence.zone_of('America/St_Johns')))
-
-    def test_as_much_later_as_the_wall_says(self):
-        self.assertEqual(at('2026-10-26 10:00'), recurrence.later(
-            at('2026-10-24 09:00'), datetime.timedelta(days=2, hours=1),
-            BERLIN))
 
 
 class TestRefusals(base.BaseTestCase):
@@ -170,10 +267,26 @@ class TestRefusals(base.BaseTestCase):
 
     def test_names_that_are_no_time_zone(self):
         for name in ('', 'Berlin', 'Europe', '../etc/passwd', '/etc/passwd',
-                     'Europe/../UTC', 'x' * 300, 'a\0b', 'Europe/Bérlin'):
+                     'Europe/../UTC', 'x' * 300, 'a\0b', 'Europe/Bérlin',
+                     'localtime', 'Factory', 'posixrules',
+                     'right/Europe/Berlin', 'right/UTC', 'posix/UTC'):
             error = self.assertRaises(
                 errors.InvalidLeaseParams, recurrence.zone_of, name)
             self.assertIn('such as "Europe/Berlin"', str(error))
+
+    def test_the_end_of_the_calendar(self):
+        for rule in ('FREQ=WEEKLY;UNTIL=99991231', 'FREQ=WEEKLY;COUNT=3',
+                     'FREQ=YEARLY;COUNT=2', 'FREQ=HOURLY;COUNT=300',
+                     'FREQ=DAILY;COUNT=7;BYDAY=SA,SU'):
+            for name in ('UTC', 'Pacific/Kiritimati', 'Pacific/Pago_Pago',
+                         'Europe/Berlin'):
+                for by_wall in (True, False):
+                    zone = recurrence.zone_of(name)
+                    self.assertIn('would not end before 9999', str(
+                        self.assertRaises(
+                            errors.InvalidLeaseParams, expand, rule,
+                            '9998-12-26 09:00', '9998-12-26 09:30', zone,
+                            by_wall, 300)))
 
     def test_what_never_comes_is_found_in_a_moment(self):
         began = time.process_time()
@@ -214,6 +327,89 @@ class TestAnyRule(base.BaseTestCase):
             self.assertIn('rite', str(exc))
             return
         self.assertLessEqual(len(found), 20)
+        found = [one.window for one in found]
         self.assertEqual(first, found[0])
         self.assertEqual(sorted(found, key=lambda one: one.start), found)
         self.assertEqual({1800}, {one.end - one.start for one in found})
+
+
+def _changes(names):
+    """Zones with each instant from 1990 to 2040 at which their clocks are
+    changed, in seconds since the epoch.
+    """
+    begin, end = at('1990-01-01', recurrence.zone_of('UTC')), at(
+        '2040-01-01', recurrence.zone_of('UTC'))
+    day = 24 * HOUR
+    for name in names:
+        zone = zoneinfo.ZoneInfo(name)
+        before = offset = None
+        for time_ in range(begin, end, 5 * day):
+            offset = datetime.datetime.fromtimestamp(time_, zone).utcoffset()
+            if before not in (None, offset):
+                early, late = time_ - 5 * day, time_
+                while late - early > 1:
+                    middle = (early + late) // 2
+                    same = before == datetime.datetime.fromtimestamp(
+                        middle, zone).utcoffset()
+                    early, late = (middle, late) if same else (early, middle)
+                yield zone, late
+            before = offset
+
+
+class TestEachChangeOfClocks(base.BaseTestCase):
+    """Windows around each change of the clocks of a zone."""
+
+    def check(self, zone, change, begins, lasts):
+        """
+        :param begins: minutes from the change on the wall before it
+        :param lasts: minutes
+        """
+        start = datetime.datetime.fromtimestamp(
+            change - 1, zone).replace(tzinfo=None, fold=0) + (
+                datetime.timedelta(seconds=1, minutes=begins))
+        dates = recurrence.Dates(
+            start, start + datetime.timedelta(minutes=lasts))
+        shows = [(one, datetime.datetime.fromtimestamp(
+            one.replace(tzinfo=zone).timestamp(), zone).replace(
+                tzinfo=None, fold=0) == one) for one in dates]
+        found = recurrence.window(dates, zone)
+        if all(there for _one, there in shows):
+            self.assertEqual(list(dates), [
+                recurrence.wall(time_, zone).replace(fold=0)
+                for time_ in (found.start, found.end)])
+        else:
+            self.assertEqual(60 * lasts, found.end - found.start)
+        # No instant before the start is shown as late as that.
+        self.assertLessEqual(
+            dates.start, recurrence.wall(found.start, zone))
+        if not shows[0][1]:
+            self.assertGreater(dates.start, recurrence.wall(
+                found.start - 1, zone))
+        before = start - datetime.timedelta(days=1)
+        for by_wall in (True, False):
+            try:
+                first = recurrence.Dates(before, before + (
+                    dates.end - dates.start))
+                several = recurrence.expand(
+                    'FREQ=DAILY;COUNT=3', zone, recurrence.window(
+                        first, zone), by_wall, 3, first)
+            except errors.InvalidLeaseParams as exc:
+                self.assertIn('rite', str(exc))
+                continue
+            self.assertEqual(found.start, several[1].window.start)
+            self.assertEqual(
+                not all(there for _one, there in shows[:1 + by_wall]),
+                several[1].absent is not None)
+            if by_wall:
+                self.assertEqual(found, several[1].window)
+
+    def test_windows_around_it(self):
+        dice = random.Random(49)
+        names = sorted(zoneinfo.available_timezones() - {
+            'localtime', 'Factory'})
+        dice.shuffle(names)
+        known = [*_changes(names[:examples.many(60)])]
+        for _number in range(examples.many(300)):
+            zone, change = dice.choice(known)
+            self.check(zone, change, dice.randrange(-180, 180),
+                       dice.choice((1, 5, 30, 60, 90, 300, 1440)))

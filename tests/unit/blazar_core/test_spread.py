@@ -172,7 +172,7 @@ class TestChosen(SpreadTestCase):
     def test_occurrences_count_with_the_leases_that_there_are(self):
         self.ask(100, count=3, affinity=model.Affinity.DIFFERENT)
         with self.database.reader() as session:
-            bound = usage.spread(session.connection(), 'project', None, 2)
+            bound = usage.spread(session.connection(), 'project', (), 2)
         left = [self.host_id(name) for name in self.names
                 if self.host_id(name) not in self.on()]
         allowed = []

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Occurrences whose dates the clocks skip.
+
+Revision ID: 0034
+Revises: 0033
+"""
+
+from alembic import op
+import sqlalchemy as sa
+
+revision = '0034'
+down_revision = '0033'
+
+
+def upgrade() -> None:
+    op.add_column('recurrences', sa.Column('shifted', sa.JSON))

@@ -24,20 +24,16 @@ _Object: ty.TypeAlias = dict[str, object]
 
 def check_keys(
         params: _Object, known: dict[str, str], where: str) -> None:
-    """Make sure that an object has known keys only, and no nulls.
+    """Make sure that an object has known keys only.
 
     :param known: with examples of their values
     :raises InvalidLeaseParams: when it has others
     """
-    for key, value in params.items():
+    for key in params:
         if key not in known:
             raise errors.InvalidLeaseParams(
                 f'The key "{shown(key)}" is not known in {where}.'
                 f'{_nearest(key, known)} Known keys: {", ".join(known)}.')
-        if value is None:
-            raise errors.InvalidLeaseParams(
-                f'"{key}" is null in {where}. Leave it out, or write '
-                f'"{key}": {known[key]}.')
 
 
 def _nearest(key: str, known: dict[str, str]) -> str:

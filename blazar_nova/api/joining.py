@@ -34,12 +34,12 @@ _RELEASE = 'release'
 def is_asked(body: object) -> bool:
     """Whether a request is about servers that run."""
     return isinstance(body, dict) and any(
-        key in body for key in (_NEW, _ADDED, _REMOVED))
+        body.get(key) is not None for key in (_NEW, _ADDED, _REMOVED))
 
 
 def lets_leave(body: object) -> bool:
     """Whether servers are to leave their lease, and stay."""
-    return isinstance(body, dict) and _REMOVED in body
+    return isinstance(body, dict) and body.get(_REMOVED) is not None
 
 
 class Joining:

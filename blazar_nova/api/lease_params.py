@@ -11,8 +11,7 @@ says what that means, or which sentence answers it. What was decided:
   ``name``, ``start``, ``end`` or ``duration``, ``before_end``,
   ``before_end_action``, ``events``, ``on_end``, ``grace_period``,
   ``auto_extend``, ``lease_type``, ``retries``, ``retry_interval``,
-  ``timeout`` and ``recurrence``; none may be null, one that is not wanted is
-  left out.
+  ``timeout`` and ``recurrence``. One that is null is left out.
 * Hints whose names begin with "blazar" are marks that the service makes.
 * Blanks around a name are cut, as Nova does for servers.
 * Dates and durations are what :mod:`blazar_nova.api.dates` says.
@@ -161,7 +160,7 @@ def lease_request(
 # The JSON of lease_params
 
 def _load(text: object) -> _Object:
-    """The object in the string, with known keys only and no nulls."""
+    """The object in the string, with known keys only, without its nulls."""
     if not isinstance(text, str):
         raise errors.InvalidLeaseParams(
             f'The hint lease_params is {inputs.kind_of(text)}. Send it once, '
@@ -177,6 +176,7 @@ def _load(text: object) -> _Object:
         raise errors.InvalidLeaseParams(
             f'The hint lease_params holds {inputs.kind_of(params)}. Write a '
             f'JSON object instead, such as \'{_EXAMPLE}\'.')
+    params = inputs.json_object(params, 'lease_params')
     inputs.check_keys(params, _KEYS, 'lease_params')
     return params
 

@@ -68,6 +68,7 @@ def _event(event: object, window: model.Window, now: int, actions: _Actions,
         raise errors.InvalidLeaseParams(
             f'An entry of "events" is {inputs.kind_of(event)}. Write an '
             f'object, as in "events": {EXAMPLE}.')
+    event = inputs.json_object(event, 'An entry of "events"')
     inputs.check_keys(event, _KEYS | _MORE, 'an entry of "events"')
     for key, example in _KEYS.items():
         if key not in event:

@@ -630,6 +630,20 @@ class TestAnswers(ApiTestCase):
             self.assertIn(words, answer['error_message'])
         self.assertEqual([], self.ask('GET', '/leases')['leases'])
 
+    def test_null_is_what_is_left_out(self):
+        lease = self.make(
+            start_in=HOUR, servers=None, recurrence=None, lease_type=None,
+            events=[{'event_type': 'x', 'event_date': self.at(HOUR),
+                     'action': None}])
+        for key in ('add_servers', 'servers', 'remove_servers', 'project_id',
+                    'end_date', 'events', 'reservations', 'on_end'):
+            lease = self.ask('PUT', f'/leases/{lease["id"]}', {
+                'name': key, key: None}, code=200)['lease']
+            self.assertEqual(key, lease['name'])
+        self.ask('PUT', '/maintenance/host1', {
+            'start_date': None, 'end_date': self.at(HOUR), 'reason': None,
+            'anyway': None}, self.admin, code=200, dry_run='true')
+
     def test_one_that_has_not_begun_is_told_until_when_it_could_last(self):
         lease = self.make(start_in=HOUR, reservations=[
             self.reservation(vcpus=4, amount=2)])

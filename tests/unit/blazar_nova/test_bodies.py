@@ -156,7 +156,7 @@ class TestCreate(base.RefusalTestCase):
         for events, part in (
                 ('remind', '"events" is a string'),
                 ([5], 'An entry of "events" is a number'),
-                ([{**event, 'event_type': None}], '"event_type" is null'),
+                ([{**event, 'event_type': None}], 'has no "event_type"'),
                 ([{'event_type': 'remind'}], 'has no "event_date"'),
                 ([{**event, 'event_type': 'expire_offer'}],
                  'belongs to every lease'),

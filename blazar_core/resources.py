@@ -242,10 +242,13 @@ class ResourceType(Kind):
         return {key: value for key, value in params.items()
                 if key in self.parameters}
 
-    def show(self, reservation_id: str, params: ty.Mapping[str, ty.Any],
-             ) -> Values:
-        """What the API says of a reservation, beside what it says of all."""
-        return dict(params)
+    def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
+        """What the API says of a reservation, beside what it says of all.
+
+        :param reservation: its ``id``, ``status`` and ``params``, and
+            ``spec`` as :meth:`wanted` has it
+        """
+        return dict(reservation['params'])
 
     def hosts(self) -> ty.Iterable[model.HostFacts] | None:
         """All that there is of it, in a pool of its own; None: it is a part

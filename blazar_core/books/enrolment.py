@@ -109,6 +109,7 @@ def begin(session: orm.Session, now: int, uuid: str,
     is_own = host.enrolment is None
     _write(session, now, host, enrolment=states.Enrolment.ENROLLING,
            begun=host.generation + 1 if is_own else host.begun,
+           enrolled_at=now if is_own else host.enrolled_at,
            reservable=reservable, extra=_said(extra))
     return Attempt(host.id, host.begun, is_own)
 
@@ -186,8 +187,8 @@ def retire(session: orm.Session, now: int, host_id: int) -> None:
     host = get(session, host_id)
     if host.enrolment != states.Enrolment.LEAVING:
         raise errors.Conflict(f'Host {host.name} is not leaving any more.')
-    _write(session, now, host, enrolment=None, reservable=None, extra=None,
-           recheck_at=now)
+    _write(session, now, host, enrolment=None, enrolled_at=None,
+           reservable=None, extra=None, recheck_at=now)
 
 
 def change(session: orm.Session, now: int, host_id: int,

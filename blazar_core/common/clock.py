@@ -12,7 +12,7 @@ import time
 import typing as ty
 
 __all__ = ['Clock', 'SystemClock', 'ManualClock', 'is_over', 'is_within',
-           'iso', 'minute']
+           'iso', 'minute', 'stamp']
 
 
 class Clock(ty.Protocol):
@@ -101,6 +101,13 @@ def iso(seconds: int) -> str:
     # A third of what strftime takes; a list of leases has thousands.
     return utc(seconds).replace(tzinfo=None).isoformat(
         timespec='microseconds')
+
+
+def stamp(seconds: int) -> str:
+    """The format that clients expect of ``created_at`` and ``updated_at``,
+    e.g. ``2026-12-01 16:07:00``.
+    """
+    return utc(seconds).replace(tzinfo=None).isoformat(sep=' ')
 
 
 def parse_iso(text: str) -> int:

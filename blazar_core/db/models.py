@@ -251,13 +251,12 @@ class Host(Base):
     compute nodes, or others. ``units``: see :class:`model.HostFacts`.
 
     ``enrolment`` is how far it serves leases only (None: it does not),
-    ``begun`` the generation since which, ``reservable`` whether whole hosts
-    may be reserved of it then, and ``extra`` what its operator says of it
-    beside ``properties``. ``held_by`` is the reservation that has all of it
-    now: what runs there runs within that, and is no usage. ``emptied_at`` is
-    when the last server of an ended lease left it, ``cleaning_until`` until
-    when it is cleaned, ``cleaned_at`` when that was done, ``overdue_at`` since
-    when ``held_by`` has it beyond its end.
+    ``begun`` the generation since which, ``enrolled_at`` the time,
+    ``reservable`` whether whole hosts may be reserved of it then, and
+    ``extra`` what its operator says of it. ``held_by`` is the reservation that
+    has all of it now: what runs there is no usage. ``emptied_at`` is when the
+    last server of an ended lease left it, ``cleaning_until`` until when it is
+    cleaned, ``overdue_at`` since when ``held_by`` has it beyond its end.
     """
 
     __tablename__ = 'hosts'
@@ -283,6 +282,7 @@ class Host(Base):
     reservable: orm.Mapped[bool | None] = orm.mapped_column(sa.Boolean)
     extra: orm.Mapped[dict[str, str] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True))
+    enrolled_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     held_by: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(36), index=True)
     emptied_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)

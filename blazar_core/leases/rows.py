@@ -131,9 +131,10 @@ class Rows:
             **self.lease,
             events=[as_row(**event) for event in sorted(
                 self.events, key=lambda event: (event['time'], event['id']))],
-            reservations=[as_row(**reservation, bookings=[
-                edit.new for edit in edits if edit.new is not None and
-                edit.new.reservation_id == reservation['id']])
+            reservations=[as_row(
+                **reservation, spec=reservation['flavor'], bookings=[
+                    edit.new for edit in edits if edit.new is not None and
+                    edit.new.reservation_id == reservation['id']])
                 for reservation in self.reservations]))
 
 

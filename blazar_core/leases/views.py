@@ -359,7 +359,7 @@ def _describe_reservation(reservation: ty.Any, status: str,
     return {
         **{name: getattr(reservation, name) for name in (
             'id', 'lease_id', 'resource_type', 'status', 'amount', 'params',
-            'created_at', 'updated_at')},
+            'spec', 'created_at', 'updated_at')},
         'resources': dict(reservation.resources),
         # While it waits for capacity it has had no host yet.
         'missing_resources': status not in states.SEEKING and any(

@@ -153,8 +153,7 @@ class Admission:
             # It is not the URL that there is nothing at.
             raise errors.Conflict(str(exc)) from exc
         try:
-            if apart:
-                hosted.admit(call)
+            hosted.admit(call, apart)
         except Exception:
             with excutils.save_and_reraise_exception():
                 self._leases.places.vacate(call.server_ids)

@@ -92,7 +92,9 @@ class Hosts:
             web.body(request, host_bodies.PRIVATE))
         self._enrolling.set_private(name, private)
         return 200, {'resource_property': {
-            'property': name, 'private': private}}
+            'id': name, 'property': name, 'property_name': name,
+            'private': private, 'resource_type': 'physical:host',
+            'created_at': None, 'updated_at': None}}
 
     def _authorize(self, request: webob.Request, rule: str) -> None:
         """

@@ -34,7 +34,7 @@ __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
 _MARK = 'blazar:reservation'
 #: How those begin that Blazar gives its flavors, beside which nobody could
 #: move their servers.
-_OF_BLAZAR = ('aggregate_instance_extra_specs:reservation',
+_OF_BLAZAR = (hosted.SHOWN,
               'resources:CUSTOM_RESERVATION_', 'affinity_id')
 _NUMBERS = ('vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap')
 _POLICIES = {True: 'affinity', False: 'anti-affinity'}
@@ -46,6 +46,20 @@ def facts_of(vcpus: int, memory_mb: int, disk_gb: int) -> Facts:
     """A flavor of these amounts, as it is kept."""
     return {'vcpus': vcpus, 'memory_mb': memory_mb, 'root_gb': disk_gb,
             'ephemeral_gb': 0, 'swap': 0, 'extra_specs': {}}
+
+
+def shown(flavor_id: str, facts: ty.Mapping[str, ty.Any]) -> Facts:
+    """A flavor that is kept, in the words of Nova's API."""
+    return {'id': flavor_id, 'vcpus': facts['vcpus'],
+            'ram': facts['memory_mb'], 'disk': facts['root_gb'],
+            'OS-FLV-EXT-DATA:ephemeral': facts['ephemeral_gb'],
+            'swap': facts['swap'], 'extra_specs': facts['extra_specs']}
+
+
+def amounts_shown(facts: ty.Mapping[str, ty.Any]) -> Facts:
+    """A flavor that is kept, in the words of a reservation."""
+    return {'vcpus': facts['vcpus'], 'memory_mb': facts['memory_mb'],
+            'disk_gb': facts['root_gb']}
 
 
 def facts_like(context: ty.Any, flavor_id: str) -> Facts:
@@ -152,7 +166,8 @@ def _open(reserved: resources.Reserved) -> None:
     context = nova_context.get_admin_context()
     name = f'reservation:{reserved.id}'
     facts = {**reserved.spec, 'extra_specs': {
-        **reserved.spec['extra_specs'], _MARK: reserved.id}}
+        **reserved.spec['extra_specs'], _MARK: reserved.id,
+        hosted.SHOWN: reserved.id}}
     try:
         objects.Flavor(
             context, flavorid=reserved.id, name=name, is_public=False,

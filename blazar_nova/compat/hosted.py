@@ -17,13 +17,15 @@ from nova import objects
 from blazar_nova.compat import bounded
 from blazar_nova.compat import traits
 
-__all__ = ['admit', 'admit_running', 'bind', 'bind_running', 'carry_over',
-           'in_pool', 'release_running', 'reservation_of',
+__all__ = ['SHOWN', 'admit', 'admit_running', 'bind', 'bind_running',
+           'carry_over', 'in_pool', 'release_running', 'reservation_of',
            'reservation_of_server']
 
 #: The extra spec that says in which reservation of hosts a server is.
 _MARK = 'blazar:host_reservation'
 _IN_POOL = f'trait:{traits.POOL}'
+#: By which clients find the flavor of a reservation.
+SHOWN = 'aggregate_instance_extra_specs:reservation'
 #: The hints of a server that is in a lease, or asks for one.
 _HINTS = frozenset({'reserved', 'lease_params', 'reservation'})
 
@@ -37,12 +39,17 @@ def bind(call: ty.Any, reservation_id: str) -> None:
     _require(call, _traits_of(reservation_id))
 
 
-def admit(call: ty.Any) -> None:
-    """Have the servers of a build go to hosts of the pool, for good.
+def admit(call: ty.Any, apart: bool) -> None:
+    """Have the servers of a build with the flavor of a reservation be let in.
+
+    What that flavor shows of its reservation to clients is not in theirs:
+    AggregateInstanceExtraSpecsFilter would find no host with it.
 
     :param call: see :func:`bind`
+    :param apart: whether they go to hosts of the pool, for good
     """
-    _require(call, {_IN_POOL: 'required'})
+    if apart or SHOWN in _specs_of(call.request_spec[0].flavor):
+        _require(call, {_IN_POOL: 'required'} if apart else {}, (SHOWN,))
 
 
 def in_pool(spec: ty.Any) -> ty.Any:
@@ -52,13 +59,16 @@ def in_pool(spec: ty.Any) -> ty.Any:
     return spec
 
 
-def _require(call: ty.Any, specs: ty.Mapping[str, str]) -> None:
+def _require(call: ty.Any, specs: ty.Mapping[str, str],
+             without: tuple[str, ...] = ()) -> None:
     """Give the servers of a build more extra specs: all of them, as Nova
     looks for hosts by those of the first.
+
+    :param without: how those begin that they do not get
     """
     for spec, build_request in zip(
             call.request_spec, call.build_requests, strict=True):
-        spec.flavor = _with(spec.flavor, specs)
+        spec.flavor = _with(spec.flavor, specs, without)
         spec.save()
         build_request.instance.flavor = spec.flavor
         build_request.instance = build_request.instance

@@ -28,6 +28,7 @@ from oslo_log import log as logging
 
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import bounded
+from blazar_nova.compat import freepool as freepools
 from blazar_nova.compat import hosts
 from blazar_nova.compat import membership
 from blazar_nova.compat import providers
@@ -43,31 +44,17 @@ LOG = logging.getLogger(__name__)
 _ISOLATED = 'blazar_pool'
 #: Hosts that are seen to side by side.
 _WORKERS = 8
-_GROUP = 'blazar_hosts'
 #: By what Nova keeps the servers of a project on the hosts of an aggregate.
 _TENANT = 'filter_tenant_id'
 
 
-def _of_blazar(name: str) -> list[cfg.DeprecatedOpt]:
-    """Where Blazar's filter reads an option that both have.
-
-    Its package registers that group, so ours is another one; what operators
-    have written there is read from there.
-    """
-    return [cfg.DeprecatedOpt(name, group='blazar:physical:host')]
-
-
 _OPTS: list[cfg.Opt] = [
-    cfg.StrOpt('aggregate_freepool_name', default='freepool',
-               deprecated_opts=_of_blazar('aggregate_freepool_name'),
-               help='The aggregate of the enrolled hosts that no reservation '
-                    'has at the moment.'),
     cfg.StrOpt('blazar_owner', default='blazar:owner',
-               deprecated_opts=_of_blazar('blazar_owner'),
+               deprecated_opts=freepools.of_blazar('blazar_owner'),
                help='The key by which the aggregate of a reservation says '
                     'which project has it.'),
     cfg.StrOpt('blazar_az_prefix', default='blazar_',
-               deprecated_opts=_of_blazar('blazar_az_prefix'),
+               deprecated_opts=freepools.of_blazar('blazar_az_prefix'),
                help='How the availability zone of a reservation begins; the '
                     'rest is its id. Hosts that are in a zone of the '
                     'operator stay in that.'),
@@ -96,10 +83,10 @@ class Member(ty.NamedTuple):
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """For the tools of oslo.config."""
-    return [(_GROUP, _OPTS)]
+    return [(freepools.GROUP, [*freepools.OPTS, *_OPTS])]
 
 
-service.CONF.register_opts(_OPTS, group=_GROUP)
+service.CONF.register_opts(_OPTS, group=freepools.GROUP)
 
 
 def problems(conf: ty.Any) -> list[str]:
@@ -112,7 +99,7 @@ def problems(conf: ty.Any) -> list[str]:
 
 def leave_after_lease() -> bool:
     """Whether hosts that were leased serve everybody again."""
-    return bool(service.CONF[_GROUP].after_lease == 'common')
+    return bool(service.CONF[freepools.GROUP].after_lease == 'common')
 
 
 # -- the hosts of the pool ---------------------------------------------------
@@ -127,7 +114,7 @@ def join(host: Member) -> None:
 
 def _join(host: Member) -> None:
     context = nova_context.get_admin_context()
-    isolated, freepool = _isolated(context), _freepool(context)
+    isolated, freepool = _isolated(context), freepools.of(context)
     traits.make(traits.POOL)
     membership.put(context, isolated, [host.service_host])
     providers.change(host.uuid, 'traits', [traits.POOL])
@@ -172,7 +159,7 @@ def leave(host: Member) -> None:
 
 def _leave(host: Member) -> None:
     context = nova_context.get_admin_context()
-    there = [_freepool(context)]
+    there = [freepools.of(context)]
     isolated = aggregates.found(context, _ISOLATED)
     if isolated is not None:
         there.append(isolated)
@@ -221,7 +208,7 @@ def _prepared(reservation_id: str, project_id: str,
     names = [host.service_host for host in members]
     membership.put(context, aggregate, names)
     membership.put(context, isolated, names)
-    return isolated, aggregate, _freepool(context)
+    return isolated, aggregate, freepools.of(context)
 
 
 def _left(aggregate: ty.Any, members: ty.Iterable[Member],
@@ -246,7 +233,7 @@ def _give_to(reservation_id: str, project_id: str) -> None:
     aggregate = _found(context, reservation_id)
     if aggregate is not None:
         aggregates.described(context, aggregate, {
-            service.CONF[_GROUP].blazar_owner: project_id})
+            service.CONF[freepools.GROUP].blazar_owner: project_id})
 
 
 def close(reservation_id: str) -> None:
@@ -278,7 +265,7 @@ def _clear(reservation_id: str, keep: ty.Collection[str]) -> None:
         return
     aggregate, freepool = bounded.of_api(
         lambda: (_found(nova_context.get_admin_context(), reservation_id),
-                 _freepool(nova_context.get_admin_context())))
+                 freepools.of(nova_context.get_admin_context())))
     if aggregate is None:
         return
     trait = traits.of(reservation_id)
@@ -365,11 +352,6 @@ def _hosts_of(aggregate: ty.Any, but: ty.Collection[str] = (),
 
 # -- aggregates --------------------------------------------------------------
 
-def _freepool(context: ty.Any) -> ty.Any:
-    return aggregates.ensured(
-        context, service.CONF[_GROUP].aggregate_freepool_name, {})
-
-
 def _isolated(context: ty.Any) -> ty.Any:
     return aggregates.ensured(
         context, _ISOLATED, {f'trait:{traits.POOL}': 'required'})
@@ -387,7 +369,7 @@ def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
     there = _found(context, reservation_id)
     if there is not None and there.uuid == reservation_id:
         return there
-    options = service.CONF[_GROUP]
+    options = service.CONF[freepools.GROUP]
     # Nothing by _TENANT: it would bind the project's other servers to these
     # hosts, and keep off those with whom they are shared.
     metadata = {'reservation': reservation_id,

@@ -27,6 +27,7 @@ FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
 _Lease: ty.TypeAlias = ty.Mapping[str, ty.Any]
+_Format: ty.TypeAlias = ty.Callable[[int], str]
 
 
 class Answers:
@@ -37,16 +38,23 @@ class Answers:
 
     def lease(self, described: _Lease) -> _Object:
         """What the API says of a lease."""
-        lease = _in_words(described) | {
+        return self._lease(described, clocks.stamp)
+
+    def _lease(self, described: _Lease, stamp: _Format) -> _Object:
+        """
+        :param stamp: writes when something was made or changed
+        """
+        lease = _in_words(described, stamp) | {
             # A secret of ours; clients expect the key.
             'trust_id': None,
             # Of what stands for all of its occurrences, and of nothing else.
             'recurrence': described.get('recurrence'),
-            'occurrences': [_in_words(one) for one in described.get(
+            'occurrences': [_in_words(one, stamp) for one in described.get(
                 'occurrences', ())],
-            'reservations': [self._reservation(one)
+            'reservations': [self._reservation(one, stamp)
                              for one in described['reservations']],
-            'events': [_in_words(event) for event in described['events']]}
+            'events': [_in_words(event, stamp)
+                       for event in described['events']]}
         return {name: lease[name] for name in FIELDS}
 
     def payload(self, described: _Lease) -> _Object:
@@ -56,7 +64,7 @@ class Answers:
         is added, its first with what is not there any more or means something
         else.
         """
-        told = self.lease(described)
+        told = self._lease(described, clocks.iso)
         for name in ('trust_id', 'recurrence', 'occurrences'):
             del told[name]
         if 'exchanged' in described:
@@ -65,9 +73,10 @@ class Answers:
             {**event, 'event_date': event['time']}
             for event in told['events']]}
 
-    def _reservation(self, described: _Lease) -> _Object:
-        said = _in_words(described)
+    def _reservation(self, described: _Lease, stamp: _Format) -> _Object:
+        said = _in_words(described, stamp)
         params = said.pop('params')
+        said.pop('spec')
         # A type may say that it is something else; nothing else of ours.
         its = {'resource_id': said['id']}
         if params is None:
@@ -75,7 +84,7 @@ class Answers:
         kind = self._types.named.get(described['resource_type'])
         try:
             # Of one that is not installed any more, what was asked for.
-            its |= params if kind is None else kind.show(said['id'], params)
+            its |= params if kind is None else kind.show(described)
         except Exception:
             LOG.exception('Reservation %s: its resource type cannot show it',
                           said['id'])
@@ -83,8 +92,10 @@ class Answers:
         return {**its, **said}
 
 
-def _in_words(described: _Lease) -> _Object:
+def _in_words(described: _Lease, stamp: _Format) -> _Object:
     """With its times as text."""
-    return {name: clocks.iso(value) if value is not None and (
-        name.endswith(('_date', '_at', '_until')) or name == 'time') else value
-        for name, value in described.items()}
+    return {name: value if value is None else
+            stamp(value) if name.endswith('_at') else
+            clocks.iso(value) if (
+                name.endswith(('_date', '_until')) or name == 'time')
+            else value for name, value in described.items()}

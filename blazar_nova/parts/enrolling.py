@@ -43,7 +43,7 @@ _SHOWN = 5
 
 #: What is said of every host.
 FIELDS = ('id', *_FACTS, 'cpu_info', 'service_name', 'reservable', 'status',
-          'trust_id', 'availability_zone')
+          'trust_id', 'availability_zone', 'created_at', 'updated_at')
 
 #: What allocations may be of.
 _OF = {'lease_id': models.Reservation.lease_id,
@@ -356,7 +356,11 @@ def _described(host: models.Host, zones: ty.Mapping[str, str],
         'cpu_info': '', 'service_name': host.service_host,
         'reservable': bool(host.reservable), 'status': host.enrolment,
         'trust_id': None,
-        'availability_zone': zones.get(host.service_host, '')}
+        'availability_zone': zones.get(host.service_host, ''),
+        # Unknown of hosts that an earlier release has enrolled.
+        'created_at': None if host.enrolled_at is None else clocks.stamp(
+            host.enrolled_at),
+        'updated_at': clocks.stamp(host.updated_at)}
 
 
 def _where(of: ty.Mapping[str, str]) -> list[ty.Any]:

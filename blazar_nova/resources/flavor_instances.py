@@ -4,6 +4,8 @@
 
 import typing as ty
 
+from oslo_serialization import jsonutils
+
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core import resources
@@ -35,10 +37,13 @@ class FlavorInstances(places.Places):
         wanted = self._properties(values)
         return asked | (wanted if wanted['resource_properties'] else {})
 
-    def show(self, reservation_id: str, params: ty.Mapping[str, ty.Any],
-             ) -> resources.Values:
-        return {'resource_properties': '',
-                **super().show(reservation_id, params)}
+    def show(self, reservation: ty.Mapping[str, ty.Any]) -> resources.Values:
+        flavor = reservation['spec']
+        # Where no hosts were chosen by it, clients read the flavor in it.
+        return {**flavors.amounts_shown(flavor),
+                'resource_properties': jsonutils.dumps(flavors.shown(
+                    reservation['params']['source_flavor_id'], flavor)),
+                **super().show(reservation)}
 
     def written(self, params: ty.Mapping[str, ty.Any]) -> resources.Values:
         return {**super().written(params),

@@ -74,6 +74,9 @@ class PhysicalHosts(resources.ResourceType):
                 asked[key] = inputs.texts(values[key], key, _MANY)
         return asked
 
+    def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
+        return {'before_end': 'default', **reservation['params']}
+
     def wanted(self, asking: ty.Any, params: Values) -> resources.Wanted:
         return resources.Wanted(
             self._demand_of(params, asking.placement), {})

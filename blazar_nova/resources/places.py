@@ -8,9 +8,11 @@ import typing as ty
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import properties
+from blazar_core.common import states
 from blazar_core import resources
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
+from blazar_nova.compat import freepool
 
 __all__ = ['Places']
 
@@ -47,6 +49,7 @@ class Places(resources.ResourceType):
             params.get('resource_properties', '')))
 
     def start(self, reserved: resources.Reserved) -> None:
+        freepool.ensured()
         flavors.open_reservation(reserved)
 
     def belongs(self, reserved: resources.Reserved) -> None:
@@ -58,12 +61,14 @@ class Places(resources.ResourceType):
     def opened(self) -> ty.Collection[str]:
         return flavors.reservations_open()
 
-    def show(self, reservation_id: str, params: ty.Mapping[str, ty.Any],
-             ) -> Values:
+    def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
+        params, its_id = reservation['params'], reservation['id']
         affine = params.get('affinity') is not None
-        return {**params, 'flavor_id': reservation_id,
-                'server_group_id': reservation_id if affine else None,
-                'aggregate_id': None}
+        # It needs none; clients want the number of one while it goes on.
+        begun = reservation['status'] == states.Reservation.ACTIVE
+        return {**params, 'flavor_id': its_id,
+                'server_group_id': its_id if affine else None,
+                'aggregate_id': freepool.number() if begun else None}
 
     def _common(self, values: Values) -> Values:
         """The parameters that all of them have."""

@@ -275,6 +275,44 @@ class TestLeases(ApiTestCase):
                 {**flavored, 'resource_properties': text}])
 
 
+class TestFlavorsThatClientsFind(ApiTestCase):
+    """By an extra spec of Blazar, which a filter of Nova's reads too."""
+
+    KEY = 'aggregate_instance_extra_specs:reservation'
+    more_conf = ('[filter_scheduler]\nenabled_filters = ComputeFilter,'
+                 'AggregateInstanceExtraSpecsFilter,LeaseFilter\n')
+
+    def test_by_its_reservation(self):
+        for name, more in (('one', {}), ('two', {'affinity': True})):
+            lease = self.make_active(reservations=[
+                self.reservation(vcpus=1, **more)])
+            reservation, = lease['reservations']
+            self.assertEqual({
+                self.KEY: reservation['id'],
+                'blazar:reservation': reservation['id']},
+                self.flavor(reservation['flavor_id']).extra_specs)
+            self.assertIn(
+                self.get(lease)['reservations'][0]['aggregate_id'],
+                [one.id for one in objects.AggregateList.get_all(
+                    nova_context.get_admin_context())])
+            server = self.boot_active(name, flavor=reservation['flavor_id'])
+            spec = objects.RequestSpec.get_by_instance_uuid(
+                nova_context.get_admin_context(), server['id'])
+            self.assertNotIn(self.KEY, spec.flavor.extra_specs)
+            self.assertEqual(reservation['id'], spec.flavor.extra_specs[
+                'blazar:reservation'])
+            # Moves go by that as well.
+            self.admin.post_server_action(server['id'], {'migrate': None})
+            self.wait_for_status(server['id'], 'VERIFY_RESIZE')
+
+    def test_nova_would_find_no_host_with_it(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.hosted.admit', lambda call, apart: None))
+        lease = self.make_active()
+        server = self.boot('vm', flavor=lease['reservations'][0]['flavor_id'])
+        self.wait_for_status(server['id'], 'ERROR')
+
+
 class TestMoves(ApiTestCase):
     """Servers of full reservations with an affinity are moved."""
 
@@ -666,7 +704,8 @@ class TestAnswers(ApiTestCase):
         lease = self.make_active(reservations=[
             {'resource_type': 'flavor:instance', 'flavor_id': '1'}])
         reservation, = lease['reservations']
-        self.assertEqual('', reservation['resource_properties'])
+        self.assertEqual('1', json.loads(
+            reservation['resource_properties'])['id'])
         self.assertNotIn('resource_properties', self.books(
             'SELECT params FROM reservations')[0][0])
         changed = self.ask('PUT', f'/leases/{lease["id"]}', {

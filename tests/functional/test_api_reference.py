@@ -264,7 +264,7 @@ class SamplesTest(test_api.ApiTestCase):
         text = _HOST_ID.sub(r'\g<1>1"', text)
         text = _HOST_NAME.sub('host1', text)
         text = moved(text, BEGAN - self.began)
-        text = _MADE.sub(rf'\g<1>{clocks.iso(BEGAN)}"', text)
+        text = _MADE.sub(rf'\g<1>{clocks.stamp(BEGAN)}"', text)
         text = _STARTED.sub(rf'\g<1>{clocks.iso(BEGAN)}"', text)
         return _EXPIRES.sub(rf'\g<1>{clocks.iso(BEGAN + 600)}"', text)
 

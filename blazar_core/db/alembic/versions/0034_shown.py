@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Occurrences whose dates the clocks skip.
+"""Occurrences whose dates the clocks skip; when hosts were enrolled.
 
 Revision ID: 0034
 Revises: 0033
@@ -15,3 +15,4 @@ down_revision = '0033'
 
 def upgrade() -> None:
     op.add_column('recurrences', sa.Column('shifted', sa.JSON))
+    op.add_column('hosts', sa.Column('enrolled_at', sa.BigInteger))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The aggregate of the enrolled hosts that no reservation has."""
+
+import time
+import typing as ty
+
+from nova import context as nova_context
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_nova.compat import aggregates
+from blazar_nova.compat import bounded
+from blazar_nova.compat import service
+
+__all__ = ['GROUP', 'OPTS', 'ensured', 'number', 'of', 'of_blazar']
+
+LOG = logging.getLogger(__name__)
+
+GROUP = 'blazar_hosts'
+#: Seconds for which it is not asked again which number the aggregate has.
+_KNOWN = 60
+
+
+def of_blazar(name: str) -> list[cfg.DeprecatedOpt]:
+    """Where Blazar's filter reads an option that both have.
+
+    Its package registers that group, so ours is another one; what operators
+    have written there is read from there.
+    """
+    return [cfg.DeprecatedOpt(name, group='blazar:physical:host')]
+
+
+OPTS: list[cfg.Opt] = [
+    cfg.StrOpt('aggregate_freepool_name', default='freepool',
+               deprecated_opts=of_blazar('aggregate_freepool_name'),
+               help='The aggregate of the enrolled hosts that no reservation '
+                    'has at the moment.'),
+]
+
+service.CONF.register_opts(OPTS, group=GROUP)
+
+
+class _Number:
+    """The number of the aggregate, as Nova had it a moment ago."""
+
+    def __init__(self) -> None:
+        self._known: int | None = None
+        self._until = 0.0
+
+    def get(self) -> int | None:
+        if time.monotonic() >= self._until:
+            try:
+                found = bounded.of_api(
+                    aggregates.found, nova_context.get_admin_context(),
+                    service.CONF[GROUP].aggregate_freepool_name)
+                self._known = None if found is None else found.id
+            except errors.CloudUnavailable as exc:
+                LOG.warning('The number of the aggregate %s is not known '
+                            'now: %s', service.CONF[
+                                GROUP].aggregate_freepool_name, exc)
+            # One that is not there may be made any moment.
+            if self._known is not None:
+                self._until = time.monotonic() + _KNOWN
+        return self._known
+
+
+_number = _Number()
+
+
+def of(context: ty.Any) -> ty.Any:
+    """The aggregate, made if there is none."""
+    return aggregates.ensured(
+        context, service.CONF[GROUP].aggregate_freepool_name, {})
+
+
+def ensured() -> None:
+    """Have the aggregate be there.
+
+    :raises CloudUnavailable: when that cannot be done now
+    """
+    bounded.of_api(lambda: of(nova_context.get_admin_context()))
+
+
+def number() -> int | None:
+    """The number by which Nova knows the aggregate; None: there is none, or
+    that cannot be said now.
+    """
+    return _number.get()

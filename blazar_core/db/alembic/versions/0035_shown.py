@@ -2,15 +2,15 @@
 
 """Occurrences whose dates the clocks skip; when hosts were enrolled.
 
-Revision ID: 0034
-Revises: 0033
+Revision ID: 0035
+Revises: 0034
 """
 
 from alembic import op
 import sqlalchemy as sa
 
-revision = '0034'
-down_revision = '0033'
+revision = '0035'
+down_revision = '0034'
 
 
 def upgrade() -> None:

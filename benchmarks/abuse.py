@@ -42,7 +42,6 @@ from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
-from blazar_nova.api import dates
 from blazar_nova.api import lease_params
 from tests.unit.blazar_core import racer
 

@@ -41,8 +41,8 @@ _NEXT = {
 _NEVER = 'It is not built any more.'
 #: Seconds after the start of a lease at which it should be under way.
 _DUE = 60
-_OVERDUE = ('It is due, and no blazar-listener has started its lease: ask your '
-            'operator.')
+_OVERDUE = ('It is due, and no blazar-listener has started its lease: ask '
+            'your operator.')
 
 
 class Telling:

@@ -205,7 +205,7 @@ def recurrence(parsed_args: argparse.Namespace) -> Json:
 
 # Output
 
-class Texts(columns.FormattableColumn):
+class Texts(columns.FormattableColumn[list[ty.Any]]):
     """A list of anything, in its order: one of them on each line."""
 
     def human_readable(self) -> str:

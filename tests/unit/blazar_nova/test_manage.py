@@ -133,7 +133,8 @@ class ManageTest(base.TestCase):
         lease = self.hold(database)
         self.keys.insert(0, vault.new_key())
         self.assertEqual(
-            (0, '1 deferred builds and trusts are encrypted with the first key.\n'),
+            (0, '1 deferred builds and trusts are encrypted with the first '
+                'key.\n'),
             self.manage('key', 'rotate'))
         with database.reader() as session:
             sealed = session.get_one(models.HeldBuild, lease['id']).sealed

@@ -52,41 +52,41 @@ class ProjectHosts:
         ``connection`` if there is a transaction.
     """
 
-    def __init__(self, read: ty.Callable[..., picking.Spread | None],
+    def __init__(self, read: ty.Callable[..., picking.HostBound | None],
                  ) -> None:
         self._read = read
         self._own: set[int] = set()
-        self._spread: picking.Spread | None = None
+        self._host_bound: picking.HostBound | None = None
         self._added: list[tuple[picking.Picked, model.Window]] = []
 
     def has_all(self, picked: picking.Picked) -> bool:
         """Return whether the project has reservations on all hosts picked.
         """
         wanted = set(itertools.chain(*picked))
-        if self._spread is None and not wanted <= self._own:
-            self._spread = self._read(wanted)
-            if self._spread is None:
+        if self._host_bound is None and not wanted <= self._own:
+            self._host_bound = self._read(wanted)
+            if self._host_bound is None:
                 self._own |= wanted
             else:
                 for one in self._added:
-                    self._spread = self._spread.with_lease(*one)
-                self._own |= self._spread.hosts
+                    self._host_bound = self._host_bound.with_lease(*one)
+                self._own |= self._host_bound.hosts
         return wanted <= self._own
 
     def exceeded(self, picked: picking.Picked, window: model.Window,
-                 ) -> picking.Spread | None:
+                 ) -> picking.HostBound | None:
         """Return the bound that a pick exceeds; None: it keeps to it."""
-        if self.has_all(picked) or self._spread is None or (
-                self._spread.allows(picked, window)):
+        if self.has_all(picked) or self._host_bound is None or (
+                self._host_bound.allows(picked, window)):
             return None
-        return self._spread
+        return self._host_bound
 
     def add(self, picked: picking.Picked, window: model.Window) -> None:
         """Count a lease that the project gets as well."""
         self._own.update(*picked)
         self._added.append((picked, window))
-        if self._spread is not None:
-            self._spread = self._spread.with_lease(picked, window)
+        if self._host_bound is not None:
+            self._host_bound = self._host_bound.with_lease(picked, window)
 
     def confirm(self, connection: sa.Connection, picks: ty.Iterable[Pick],
                 ) -> None:
@@ -104,14 +104,15 @@ class ProjectHosts:
             picked = [[one for one in hosts if one is not None]
                       for hosts in some]
             bound = now.exceeded(picked, window)
-            if bound is not None and (self._spread is None or
-                                      not bound.hosts <= self._spread.hosts):
+            if bound is not None and (
+                    self._host_bound is None or
+                    not bound.hosts <= self._host_bound.hosts):
                 raise api.Outdated('its project has other hosts meanwhile')
             now.add(picked, window)
 
 
 #: The hosts of a project, as they are; None: it may be on all.
-_Spread: ty.TypeAlias = ty.Callable[[], ProjectHosts | None]
+_HostBound: ty.TypeAlias = ty.Callable[[], ProjectHosts | None]
 
 
 def _no_bound() -> None:
@@ -149,26 +150,27 @@ class Admission:
 
     def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
               write: ty.Callable[[sa.Connection, picking.Picked], R],
-              spread: _Spread = _no_bound) -> R:
+              host_bound: _HostBound = _no_bound) -> R:
         """Find hosts and write, again until no other process is faster.
 
         :param demands: all of them, or nothing
         :param write: decides in a transaction, by
             :func:`blazar_core.books.ledger.decide`, about the hosts it is
             given, one for each server of each demand
-        :param spread: the hosts of the project, asked before each attempt
+        :param host_bound: the hosts of the project, asked before each attempt
         :returns: what ``write`` returned, when it is committed
         :raises Refused: when there is no capacity; says why and when
         :raises BooksBusy: when too many others book at the same moment
         """
         return self.admit_all(
             [(demands, window)],
-            lambda connection, picked: write(connection, picked[0]), spread)
+            lambda connection, picked: write(connection, picked[0]),
+            host_bound)
 
     def admit_all(self, wanted: ty.Sequence[tuple[
             ty.Sequence[model.Demand], model.Window]],
             write: ty.Callable[[sa.Connection, list[picking.Picked]], R],
-            spread: _Spread = _no_bound) -> R:
+            host_bound: _HostBound = _no_bound) -> R:
         """As :meth:`admit`, for what does not meet: all of it, or nothing.
 
         :param wanted: windows of which none overlaps another one, with what
@@ -180,12 +182,12 @@ class Admission:
 
         def attempt() -> R:
             crowded, lag = self.crowded(), next(lags, 0)
-            gather, bound = next(losses) < GATHER_TRIES, spread()
+            gather, bound = next(losses) < GATHER_TRIES, host_bound()
             own: set[int] = set()
             picked = []
             for demands, window in wanted:
                 picked.append(self.pick_all(
-                    demands, window, last=crowded, lag=lag, spread=bound,
+                    demands, window, last=crowded, lag=lag, host_bound=bound,
                     own=own, gather=gather))
                 own.update(*picked[-1])
                 if bound is not None:
@@ -228,7 +230,7 @@ class Admission:
                  instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
                  kept: ty.Sequence[picking.Kept] = (),
                  coming: ty.Sequence[ty.Any] = (),
-                 spread: ProjectHosts | None = None,
+                 host_bound: ProjectHosts | None = None,
                  own: ty.Collection[int] = (), gather: bool = True,
                  ) -> picking.Picked:
         """The id of a host for each server of demands; books nothing.
@@ -243,7 +245,7 @@ class Admission:
             start is looked for
         :param coming: bookings that are decided together with this, and not
             in the books yet
-        :param spread: the hosts of the project; None: it may be on all
+        :param host_bound: the hosts of the project; None: it may be on all
         :param own: ids of hosts that count as reserved already
         :param gather: see :meth:`.picking.Picking.together`
         :raises Refused: when they do not all fit
@@ -262,12 +264,12 @@ class Admission:
                 timeline, merged, window, last, kept, own, gather)
         # What lags may not know of the hosts that the project got last.
         if lag and (isinstance(found, picking.Short) or (
-                spread is not None and not spread.has_all(found))):
+                host_bound is not None and not host_bound.has_all(found))):
             return self.pick_all(
                 demands, window, last, instead_of, kept=kept, coming=coming,
-                spread=spread, own=own, gather=gather)
+                host_bound=host_bound, own=own, gather=gather)
         if not isinstance(found, picking.Short):
-            bound = spread and spread.exceeded(found, window)
+            bound = host_bound and host_bound.exceeded(found, window)
             if bound:
                 with self._picking.asked_for(
                         asked, 0, instead_of, coming) as (timeline, merged):
@@ -316,11 +318,11 @@ class Admission:
         return min(picking.most_of(demand, rooms), demand.count)
 
     def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
-              spread: ProjectHosts | None = None,
+              host_bound: ProjectHosts | None = None,
               ) -> refusals.Refusal | None:
         """What :meth:`pick_all` would say: None when there is capacity."""
         try:
-            self.pick_all(demands, window, spread=spread)
+            self.pick_all(demands, window, host_bound=host_bound)
         except errors.Refused as exc:
             return exc.refusal
         return None

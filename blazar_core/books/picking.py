@@ -16,8 +16,8 @@ from blazar_core.books import timeline as timelines
 from blazar_core.common import errors
 from blazar_core.common import model
 
-__all__ = ['Kept', 'MANY', 'Picked', 'Picking', 'Short', 'Spread', 'count_of',
-           'most_of']
+__all__ = ['HostBound', 'Kept', 'MANY', 'Picked', 'Picking', 'Short',
+           'count_of', 'most_of']
 
 #: For each demand, the id of a host for each of its servers.
 Picked: ty.TypeAlias = list[list[int]]
@@ -47,7 +47,7 @@ class Short(ty.NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class HostBound:
     """On how many hosts a project may have reservations over all times: so
     many times those on which its leases are at the same time, and two more.
 
@@ -67,7 +67,7 @@ class Spread:
         return wanted <= self.hosts or many <= self.times * max(
             len(wanted), self._most(len(wanted), window)) + 2
 
-    def with_lease(self, picked: Picked, window: model.Window) -> 'Spread':
+    def with_lease(self, picked: Picked, window: model.Window) -> 'HostBound':
         """Return the same with a lease more."""
         wanted = {host_id for hosts in picked for host_id in hosts}
         return dataclasses.replace(
@@ -106,10 +106,10 @@ class _Order(ty.NamedTuple):
         return [candidates[rank == one] for one in np.unique(rank)]
 
 
-def _too_wide(spread: Spread, hosts: int) -> str:
+def _too_wide(host_bound: HostBound, hosts: int) -> str:
     """Return the refusal of a lease that chooses further hosts."""
     return (
-        f'The leases of a project may be on {spread.times} times as many '
+        f'The leases of a project may be on {host_bound.times} times as many '
         f'hosts as they are on at the same time, and 2 more '
         f'(max_host_spread). Those of this project are on {hosts}, where '
         f'there is capacity for this lease, but not on the hosts that it '
@@ -233,7 +233,8 @@ class Picking:
     def gathered(self, timeline: timelines.Timeline,
                  asked: ty.Sequence[model.Demand],
                  named: ty.Sequence[model.Demand], window: model.Window,
-                 kept: ty.Sequence[Kept], spread: Spread) -> Picked | None:
+                 kept: ty.Sequence[Kept], host_bound: HostBound,
+                 ) -> Picked | None:
         """Return hosts among those that a project has reservations on.
 
         :param asked: as the user wrote them
@@ -244,7 +245,7 @@ class Picking:
             other hosts
         """
         hosts = self._index.hosts
-        own = frozenset(hosts[one].uuid for one in spread.hosts
+        own = frozenset(hosts[one].uuid for one in host_bound.hosts
                         if one in hosts)
 
         def within(demands: ty.Iterable[model.Demand]) -> Picked | Short:
@@ -252,15 +253,14 @@ class Picking:
                 one, hosts=own if one.hosts is None else own & one.hosts)
                 for one in demands], window, (), kept)
 
-        found = within(named)
-        if not isinstance(found, Short):
+        if not isinstance(found := within(named), Short):
             return found
         if isinstance(within(dataclasses.replace(
                 one, properties=None, avoid=frozenset(),
                 hosts=one.hosts if one.ungrouped is None else one.ungrouped)
                 for one in asked), Short):
             return None
-        raise errors.LimitExceeded(_too_wide(spread, len(own)))
+        raise errors.LimitExceeded(_too_wide(host_bound, len(own)))
 
     def allowed(self, timeline: timelines.Timeline, demand: model.Demand,
                 ) -> npt.NDArray[np.bool_] | None:

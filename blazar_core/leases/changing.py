@@ -213,8 +213,8 @@ class Changing:
             picked = self._admission.pick_all(
                 [*plan.demands.values()], plan.window,
                 instead_of=[*plan.instead_of, *others], kept=plan.kept,
-                spread=None if change.granted is None
-                else change.granted.spread())
+                host_bound=None if change.granted is None
+                else change.granted.host_bound())
         except errors.Refused as exc:
             raise errors.Refused(dataclasses.replace(
                 exc.refusal, occurrence=occurrence, latest_end=_latest(
@@ -263,13 +263,7 @@ class Changing:
                 f'A reservation to be changed is not one of lease '
                 f'{lease_id}.')
         now = self._clock.now()
-        if change.on_end is not None:
-            lease.on_end = change.on_end
-        if change.grace_period is not None:
-            lease.grace_period = change.grace_period
-        if change.seen:
-            for one in lease.reservations:
-                one.moved_at = None
+        _set(lease, change)
         edits = {one: edit_rows.of(
             self._types.of_row(one).changeable
             if one.id in change.reservations else (),
@@ -302,6 +296,17 @@ class Changing:
         session.flush()
         session.expire(lease)
         return views.describe(lease)
+
+
+def _set(lease: models.Lease, change: Change) -> None:
+    """What is simply another one."""
+    if change.on_end is not None:
+        lease.on_end = change.on_end
+    if change.grace_period is not None:
+        lease.grace_period = change.grace_period
+    if change.seen:
+        for one in lease.reservations:
+            one.moved_at = None
 
 
 def _rename(session: orm.Session, lease: models.Lease, change: Change,

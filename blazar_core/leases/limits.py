@@ -123,15 +123,15 @@ class Granted:
 
     def __init__(self, project_id: str, seen: int,
                  again: ty.Callable[[sa.Connection], None],
-                 bound: ty.Callable[..., picking.Spread | None] | None = None,
-                 ) -> None:
+                 bound: ty.Callable[..., picking.HostBound | None] | None = (
+                     None)) -> None:
         self._project_id = project_id
         self._seen = seen
         self._again = again
         self._bound = bound
         self._hosts: admission.ProjectHosts | None = None
 
-    def spread(self) -> admission.ProjectHosts | None:
+    def host_bound(self) -> admission.ProjectHosts | None:
         """Return the hosts of the project for a search; None: no bound."""
         self._hosts = self._bound and admission.ProjectHosts(self._bound)
         return self._hosts

@@ -53,12 +53,12 @@ class Making:
         :raises Refused: when there is none; says why and when
         """
         self._admission.pick_all(
-            new.demands, new.booked, spread=new.spread())
+            new.demands, new.booked, host_bound=new.host_bound())
 
     def quote(self, new: NewLease) -> refusals.Refusal | None:
         """Why there is no room for a lease; None when there is."""
         return self._admission.quote(
-            new.demands, new.booked, new.spread())
+            new.demands, new.booked, new.host_bound())
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
@@ -93,7 +93,7 @@ class Making:
                     new.demands, new.booked,
                     lambda connection, picked: self.write(
                         connection, [(new, sealed, picked)], head_start)[0],
-                    new.spread)
+                    new.host_bound)
             except errors.Refused as exc:
                 if not may_wait:
                     raise
@@ -220,7 +220,7 @@ class Making:
         return self._admission.admit(
             offered.demands, offered.booked,
             lambda connection, picked: self._offer(
-                connection, offered, seconds, picked), offered.spread)
+                connection, offered, seconds, picked), offered.host_bound)
 
     def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
                picked: picking.Picked) -> dict[str, ty.Any]:

@@ -88,11 +88,11 @@ class NewLease:
             return booked
         return model.Window(booked.start, booked.end + request.patience)
 
-    def spread(self) -> admission.ProjectHosts | None:
+    def host_bound(self) -> admission.ProjectHosts | None:
         """Return the hosts of its project for a search; None: it may be on
         all.
         """
-        return None if self.granted is None else self.granted.spread()
+        return None if self.granted is None else self.granted.host_bound()
 
     @property
     def demands(self) -> list[model.Demand]:

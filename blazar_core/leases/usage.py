@@ -17,7 +17,7 @@ from blazar_core.db import models
 from blazar_core.leases import quotas
 
 __all__ = ['Amounts', 'Books', 'Use', 'books_of', 'bound', 'growing',
-           'peaks', 'spread']
+           'host_bound', 'peaks']
 
 #: What each booking of a reservation takes, and how that of a whole host
 #: begins, which counts as one, however much it has.
@@ -122,16 +122,16 @@ def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
     return found
 
 
-def spread(connection: sa.Connection, project_id: str,
-           lease_ids: ty.Collection[str | None], times: int,
-           wanted: ty.Collection[int] | None = None,
-           ) -> picking.Spread | None:
+def host_bound(connection: sa.Connection, project_id: str,
+               lease_ids: ty.Collection[str | None], times: int,
+               wanted: ty.Collection[int] | None = None,
+               ) -> picking.HostBound | None:
     """Return on how many hosts a project may have reservations, and on which
     it has.
 
     :param lease_ids: those of leases that get others than they have; None: a
         new one
-    :param times: see :class:`.picking.Spread`
+    :param times: see :class:`.picking.HostBound`
     :param wanted: the ids of hosts that it would get; None: any
     :returns: None: it has reservations on all of these already
     """
@@ -157,25 +157,28 @@ def spread(connection: sa.Connection, project_id: str,
             return None
     hosts = frozenset(connection.scalars(asked(booking.host_id).distinct()))
     if not hosts:
-        return picking.Spread(times, hosts, ())
+        return picking.HostBound(times, hosts, ())
     leases = connection.execute(asked(
         models.Lease.id, sa.func.min(booking.start_date).label('start'),
         sa.func.max(booking.end_date).label('end'),
         sa.func.count(booking.host_id.distinct()).label('hosts'),
     ).group_by(models.Lease.id).order_by(models.Lease.id))
-    return picking.Spread(times, hosts, tuple(
+    return picking.HostBound(times, hosts, tuple(
         (model.Window(row.start, row.end), row.hosts) for row in leases))
 
 
 def bound(database: api.Database, project_id: str,
           lease_ids: ty.Collection[str | None], times: int,
           wanted: ty.Collection[int],
-          connection: sa.Connection | None = None) -> picking.Spread | None:
-    """As :func:`spread`, in a transaction of its own unless there is one."""
+          connection: sa.Connection | None = None) -> picking.HostBound | None:
+    """As :func:`host_bound`, in a transaction of its own unless there is
+    one.
+    """
     if connection is not None:
-        return spread(connection, project_id, lease_ids, times, wanted)
+        return host_bound(
+            connection, project_id, lease_ids, times, wanted)
     with database.reader() as session:
-        return spread(
+        return host_bound(
             session.connection(), project_id, lease_ids, times, wanted)
 
 

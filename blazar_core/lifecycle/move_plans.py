@@ -230,18 +230,8 @@ class MovePlans:
             for move in moving.of_others(session, lease_id):
                 if (move.server_id, move.target) not in known:
                     raise api.LostRace(move.target)
-            edits = []
-            for one in lease.reservations:
-                rows = seeking.wanting(one)
-                if len(rows) != wanted[one.id].count:
-                    raise api.Outdated('some of its servers have gone')
-                edits += [ledger.Edit(row, ledger.new_of(
-                    row, host_id=host_id,
-                    resources=wanted[one.id].resources,
-                    among=wanted[one.id].among))
-                    for row, host_id in itertools.zip_longest(
-                        rows, plan.picked[one.id])]
-            ledger.amend(session, now, edits, force=True, seen={
+            ledger.amend(session, now, _edits(
+                lease, plan, wanted), force=True, seen={
                 host_id: plan.generations[host_id] for host_id in hosts})
             session.execute(sa.delete(models.Move).where(
                 models.Move.lease_id == lease_id,
@@ -291,3 +281,21 @@ class MovePlans:
             ledger.amend(session, self._clock.now(), [
                 ledger.Edit(row, ledger.new_of(row, host_id=None))
                 for row in lease.bookings if row.host_id is not None])
+
+
+def _edits(lease: models.Lease, plan: _Plan,
+           wanted: ty.Mapping[str, model.Demand]) -> list[ledger.Edit]:
+    """What becomes of the bookings of a lease by a plan.
+
+    :raises Outdated: when it is for others than was thought
+    """
+    edits = []
+    for one in lease.reservations:
+        rows, demand = seeking.wanting(one), wanted[one.id]
+        if len(rows) != demand.count:
+            raise api.Outdated('some of its servers have gone')
+        edits += [ledger.Edit(row, ledger.new_of(
+            row, host_id=host_id, resources=demand.resources,
+            among=demand.among)) for row, host_id in itertools.zip_longest(
+                rows, plan.picked[one.id])]
+    return edits

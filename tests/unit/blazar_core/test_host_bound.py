@@ -27,7 +27,7 @@ NOW = base.NOW
 HOSTS = 40
 
 
-class SpreadTestCase(base.LeaseTestCase):
+class HostBoundTestCase(base.LeaseTestCase):
 
     scenarios = databases.SQL
     strategy = staticmethod(strategies.pack)
@@ -93,7 +93,7 @@ class SpreadTestCase(base.LeaseTestCase):
         )
 
 
-class TestFollowing(SpreadTestCase):
+class TestFollowing(HostBoundTestCase):
     """Small leases one after the other."""
 
     def test_within_a_moment_they_take_few_hosts(self):
@@ -129,7 +129,7 @@ class TestRandomFollowing(TestFollowing):
     strategy = staticmethod(strategies.spread)
 
 
-class TestChosen(SpreadTestCase):
+class TestChosen(HostBoundTestCase):
     """Hosts that a user chooses, one after the other."""
 
     def choose(self, *names, start=100):
@@ -172,7 +172,8 @@ class TestChosen(SpreadTestCase):
     def test_occurrences_count_with_the_leases_that_there_are(self):
         self.ask(100, count=3, affinity=model.Affinity.DIFFERENT)
         with self.database.reader() as session:
-            bound = usage.spread(session.connection(), 'project', (), 2)
+            bound = usage.host_bound(
+                session.connection(), 'project', (), 2)
         left = [self.host_id(name) for name in self.names
                 if self.host_id(name) not in self.on()]
         allowed = []
@@ -207,7 +208,7 @@ class TestChosen(SpreadTestCase):
                 'max_host_spread', 'blazar_enforcement')
 
 
-class TestAtOnce(SpreadTestCase):
+class TestAtOnce(HostBoundTestCase):
     """Requests of one project at the same moment."""
 
     def choose(self, *names):
@@ -255,7 +256,7 @@ class TestAtOnce(SpreadTestCase):
         self.assertEqual(1, len(counted))
 
 
-class TestManyAtOnce(SpreadTestCase):
+class TestManyAtOnce(HostBoundTestCase):
     """Many requests of one project, on databases that many write to."""
 
     scenarios = databases.RACES
@@ -284,7 +285,7 @@ class TestManyAtOnce(SpreadTestCase):
             models.Booking.id)))
 
 
-class TestSeries(SpreadTestCase):
+class TestSeries(HostBoundTestCase):
     """All occurrences of a lease."""
 
     strategy = staticmethod(strategies.spread)

@@ -26,7 +26,7 @@ from blazar_core.db import skew
 from tests import databases
 from tests.simulation import baton as batons
 
-__all__ = ['Books']
+__all__ = ['Books', 'set_time']
 
 #: Seconds for which somebody waits until he may write.
 PATIENCE = 5
@@ -40,6 +40,12 @@ TABLE = {'UPDATE': 1, 'INSERT': 2, 'DELETE': 2}
 @compiler.compiles(skew.database_time, 'sqlite')
 def _simulated(*_args: ty.Any, **_kwargs: ty.Any) -> str:
     return 'simulated_time()'
+
+
+def set_time(connection: sqlite3.Connection, now: ty.Callable[[], float],
+             ) -> None:
+    """Let a connection have the time of a simulated cloud."""
+    connection.create_function('simulated_time', 0, lambda: int(now() * 1e6))
 
 
 class Books:
@@ -91,8 +97,7 @@ class Books:
                 # More than there are: none is made ready twice.
                 cached_statements=1024)
             connection.books = self
-            connection.create_function(
-                'simulated_time', 0, lambda: int(self.baton.now * 1e6))
+            set_time(connection, lambda: self.baton.now)
             # Processes die here, and no machine does: that the disk has what
             # is written took a tenth of a run.
             connection.execute('PRAGMA synchronous = OFF')

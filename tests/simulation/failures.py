@@ -47,6 +47,7 @@ from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import watch
 from blazar_core import resources
 from tests import databases
+from tests.simulation import database as simulated
 from tests.unit import base
 
 __all__ = ['Need', 'Result', 'Years', 'has_room', 'main']
@@ -131,9 +132,12 @@ class Years:
         self._dice, self._hosts, self._heals = random.Random(
             seed), hosts, heals
         conf = databases.configuration(f'sqlite:///{folder}/{seed}.sqlite')
-        self._database = api.Database(conf)
-        migration.upgrade(self._database)
         self._clock = clocks.ManualClock(base.NOW)
+        self._database = api.Database(conf, self._clock)
+        sa.event.listen(
+            self._database.engine, 'connect', lambda connection, _record:
+            simulated.set_time(connection, self._clock.now))
+        migration.upgrade(self._database)
         search = admission.Admission(self._database, self._clock)
         kind = _Machines()
         types = resources.Types({'machine': kind}, kind)

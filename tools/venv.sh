@@ -216,11 +216,11 @@ use_venv() {
 use_nova() {
     local release=$1 CONSTRAINTS=constraints.txt
     shift
-    if [[ -n $release && ! -e $ROOT/constraints-nova$release.txt ]] &&
-        ! grep -q "^nova==$release\." "$ROOT/constraints.txt"; then
-        die "There is no constraints-nova$release.txt."
+    if [[ ! -e $ROOT/constraints-nova$release.txt ]]; then
+        grep -q "^nova==${release}[.0-9]" "$ROOT/constraints.txt" ||
+            die "There is no constraints-nova$release.txt."
+        release=
     fi
-    [[ -e $ROOT/constraints-nova$release.txt ]] || release=
     [[ -z $release ]] || VENV=$ROOT/.venv-nova$release
     use_venv "$@"
     [[ -n $release ]] || return 0

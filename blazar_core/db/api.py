@@ -61,7 +61,7 @@ class Database:
 
     :param clock: of the process; None: the machine's
     :param patient: a statement may take as long as it likes
-    :raises ConfigurationError: when no connection is configured
+    :raises ConfigurationError: when no usable connection is configured
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
@@ -74,7 +74,7 @@ class Database:
                 '[blazar_database] connection is not set. Write the URL of a '
                 'database for the leases, for example: connection = '
                 'mysql+pymysql://blazar:PASSWORD@controller/blazar')
-        url = sa.make_url(options.pop('connection')).update_query_string(
+        url = _usable(options.pop('connection')).update_query_string(
             options.pop('connection_parameters') or '')
         #: Where it is asked whether it answers.
         self._probed = _in_time(
@@ -328,6 +328,21 @@ _TIMES: dict[str, tuple[str, tuple[str, ...]]] = {
     # acknowledge is noticed, a server that stands still is not.
     'psycopg2': ('connect_timeout', ()),
 }
+
+
+def _usable(connection: str) -> sa.URL:
+    """Return a URL whose driver is installed.
+
+    :raises ConfigurationError: when there is no such driver
+    """
+    try:
+        url = sa.make_url(connection)
+        url.get_dialect().import_dbapi()
+    except (sa.exc.ArgumentError, ImportError) as exc:
+        raise errors.ConfigurationError(
+            f'[blazar_database] connection cannot be used: {exc}. Install the '
+            f'driver of its URL (PyMySQL for mysql+pymysql).') from exc
+    return url
 
 
 def _in_time(url: sa.URL, connect: int, answer: int | None) -> sa.URL:

@@ -622,6 +622,14 @@ class TestRetried(base.TestCase):
 
 class TestConfiguration(base.TestCase):
 
+    def test_a_url_without_a_driver_says_which_is_missing(self):
+        for url, named in (('mysql+nothing://one/two', 'mysql.nothing'),
+                           ('sqlite', 'Could not parse'),
+                           ('mysql+aiomysql://one/two', 'aiomysql')):
+            conf = databases.configuration(url)
+            self.assertIn(named, str(self.assertRaises(
+                errors.ConfigurationError, api.Database, conf)))
+
     def test_without_a_connection_it_says_what_to_write(self):
         refused = self.assertRaises(
             errors.ConfigurationError, api.Database,

@@ -210,6 +210,9 @@ class ResourceType(Kind):
 
     #: The parameters, each with an example of its value.
     parameters: ty.ClassVar[ty.Mapping[str, str]]
+    #: What clients send that it does not have: each with the values by which
+    #: nothing is asked for.
+    without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {}
 
     @abc.abstractmethod
     def read(self, values: Values) -> Values:

@@ -27,8 +27,8 @@ DELETING = 'DELETING'
 #: Of how many leases the parts are asked for by one statement.
 _AT_ONCE = 200
 #: A page ends after the statement with which it has so many parts:
-#: reservations, events and servers.
-_PARTS = 20_000
+#: reservations, events and servers. So many more has a list without pages.
+_PARTS, _PARTS_OF_ALL = 20_000, 400_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Query:
         on, the next or the last one stands for all
     :ivar sort: columns, and whether they descend
     :ivar marker: only those that come after this one
+    :ivar paged: whether the rest can be asked for
     """
 
     project_id: str | None = None
@@ -53,6 +54,7 @@ class Query:
     marker: str | None = None
     ended: bool = False
     limit: int = 1000
+    paged: bool = True
     occurrences: bool = False
 
 
@@ -99,7 +101,9 @@ def page(database: api.Database, query: Query,
             raise errors.InvalidLeaseParams(
                 f'The marker {query.marker} is none of these leases. Write '
                 f'the id of the last lease of the page before.')
-        described = _described(session, found[:query.limit], _PARTS)
+        described = _described(
+            session, found[:query.limit],
+            _PARTS if query.paged else _PARTS_OF_ALL)
         return described, len(described) < len(found)
 
 

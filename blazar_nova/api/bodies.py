@@ -24,8 +24,9 @@ from blazar_nova.api import own_events
 from blazar_nova.api import recurrences
 from blazar_nova.parts import answers
 
-__all__ = ['ChangeRequest', 'CreateRequest', 'MAX_LIMIT', 'MAX_RESERVATIONS',
-           'change', 'check_total', 'create', 'query']
+__all__ = ['CHANGE_KEYS', 'ChangeRequest', 'CreateRequest', 'MAX_LIMIT',
+           'MAX_RESERVATIONS', 'MAX_WHOLE', 'change', 'check_total', 'create',
+           'query']
 
 #: No lease is for more reservations, or more servers in all of them together.
 MAX_RESERVATIONS = 20
@@ -51,7 +52,7 @@ _CREATE_KEYS = {
     'timeout': '1800',
     'recurrence': recurrences.EXAMPLE,
 }
-_CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
+CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'name', 'start_date', 'end_date', 'before_end_date', 'before_end_action',
     'reservations', 'events', 'on_end', 'grace_period', 'auto_extend')} | {
         'end': _CREATE_KEYS['end_date'], 'duration': '"2d"',
@@ -70,8 +71,10 @@ _QUERY_KEYS = {
     'limit': '100', 'marker': 'the id of a lease', 'fields': 'id,name',
     'ended': 'true', 'occurrences': 'true',
 }
-#: No page of a list is longer; this is also the default.
+#: No page of a list is longer.
 MAX_LIMIT = 1000
+#: So long is a list of which no page is asked for.
+MAX_WHOLE = 10_000
 
 _Object: ty.TypeAlias = dict[str, object]
 Reservations: ty.TypeAlias = tuple[_Object, ...]
@@ -122,6 +125,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
     """
     values = inputs.json_object(body, 'The body of the request')
     inputs.check_keys(values, _CREATE_KEYS, 'the lease')
+    values = _with_snapshots(values, ())
     values, local = recurrences.localized(values, now, defaults.start)
     start = dates.start_of(
         _text(values, 'start_date', defaults.start), now)
@@ -171,7 +175,8 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     :raises InvalidLeaseParams: with the sentence that the user reads
     """
     values = inputs.json_object(body, 'The body of the request')
-    inputs.check_keys(values, _CHANGE_KEYS, 'a change of a lease')
+    inputs.check_keys(values, CHANGE_KEYS, 'a change of a lease')
+    values = _with_snapshots(values, lease['reservations'])
     start = _new_date(values, 'start_date', lease, now)
     end = _new_end(values, start, lease, now)
     before_end = _new_date(values, 'before_end_date', lease, now)
@@ -223,6 +228,7 @@ def query(values: collections.abc.Mapping[str, str], now: int,
     inputs.check_keys(dict(values), _QUERY_KEYS, 'the query of leases')
     found = {key: dates.parse_date(values[key + '_date'], now)
              for key in ('start', 'end') if key + '_date' in values}
+    paged = 'limit' in values or 'marker' in values
     return views.Query(
         project_id=values.get('project_id'), name=values.get('name'),
         status=_status(values['status']) if 'status' in values else None,
@@ -233,8 +239,10 @@ def query(values: collections.abc.Mapping[str, str], now: int,
         ended=inputs.boolean(values.get('ended', 'false'), 'ended'),
         occurrences=inputs.boolean(
             values.get('occurrences', 'false'), 'occurrences'),
+        # Clients that know no pages take the first one for all.
         limit=inputs.integer(
-            values.get('limit', MAX_LIMIT), 'limit', 1, MAX_LIMIT),
+            values.get('limit', MAX_LIMIT), 'limit', 1, MAX_LIMIT)
+        if paged else MAX_WHOLE, paged=paged,
     ), _fields(values['fields']) if 'fields' in values else None
 
 
@@ -328,7 +336,7 @@ def _text(values: _Object, key: str, default: str | None = None) -> str:
             f'Missing parameter {key}. Write for example "{key}": '
             f'{_CREATE_KEYS[key]}.')
     if not isinstance(value, str):
-        known = _CREATE_KEYS | _CHANGE_KEYS
+        known = _CREATE_KEYS | CHANGE_KEYS
         raise errors.InvalidLeaseParams(
             f'"{key}" is {inputs.kind_of(value)}. Write a string, such as '
             f'"{key}": {known[key]}.')
@@ -338,6 +346,29 @@ def _text(values: _Object, key: str, default: str | None = None) -> str:
 def _joined(on_end: object) -> object:
     """Several in a list, as they are shown."""
     return ','.join(map(str, on_end)) if isinstance(on_end, list) else on_end
+
+
+def _with_snapshots(values: _Object,
+                    before: ty.Iterable[ty.Mapping[str, ty.Any]]) -> _Object:
+    """A lease, with the images before its end that a reservation asks for.
+
+    :param before: the reservations that it has
+    :raises InvalidLeaseParams: when the lease asks for something else
+    """
+    said = [one['before_end'] for one in _reservations(values)
+            if 'before_end' in one]
+    if states.Action.SNAPSHOT not in said:
+        if said and 'before_end_action' not in values and any(
+                (one['params'] or {}).get('before_end') for one in before):
+            return {**values, 'before_end_action': states.Action.NOTIFY.value}
+        return values
+    if values.get('before_end_action', states.Action.SNAPSHOT) != (
+            states.Action.SNAPSHOT):
+        raise errors.InvalidLeaseParams(
+            f'A reservation has "before_end": "snapshot", and the lease '
+            f'"before_end_action": "{states.Action.NOTIFY}". Leave one of '
+            f'them out: it is done for all servers of a lease, or none.')
+    return {**values, 'before_end_action': states.Action.SNAPSHOT.value}
 
 
 def _reservations(values: _Object) -> Reservations:

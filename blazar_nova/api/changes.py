@@ -94,7 +94,8 @@ class Changes:
             else change.auto_extend, change.on_end or lease['on_end'],
             actions_of(lease, change))
         asks = asking(self._parts, web.for_project(
-            context, lease['project_id']))
+            context, lease['project_id']), lease['start_date']
+            if change.start is None else change.start)
         reservations = self._changed(asks, lease, asked.reservations)
         resized = bool(reservations)
         if (change.start, change.end) != (None, None):
@@ -207,11 +208,16 @@ class Changes:
                                   lease, change, resized, beside)
 
 
-def asking(parts: wiring.Parts, context: ty.Any) -> types.Asking:
-    """A request of a user for reservations."""
+def asking(parts: wiring.Parts, context: ty.Any, start: int,
+           ) -> types.Asking:
+    """A request of a user for reservations of a lease.
+
+    :param start: of the lease
+    """
     return types.Asking(context, functools.partial(
         enrolment.public, parts.database,
-        parts.conf.blazar.public_properties), parts.types)
+        parts.conf.blazar.public_properties), parts.types,
+        parts.expects_changes(start))
 
 
 def actions_of(lease: _Lease,

@@ -24,6 +24,7 @@ from blazar_nova.api import joining
 from blazar_nova.api import lease_params
 from blazar_nova.api import policy
 from blazar_nova.api import recurring
+from blazar_nova.api import returned
 from blazar_nova.api import trusts
 from blazar_nova.api import web
 from blazar_nova.parts import granting
@@ -68,6 +69,12 @@ class Leases:
                 query, marker=self._parts.leases.recurring.current(
                     query.marker))
         found, more = views.page(self._parts.database, query)
+        if more and not query.paged:
+            raise errors.InvalidLeaseParams(
+                f'These are more than {len(found)} leases. Write filters '
+                f'(status, name, project_id, resource_type, start_date, '
+                f'end_date), or "limit" and "marker" to read one page after '
+                f'the other.')
         if not query.occurrences:
             found = self._parts.leases.recurring.as_one(found)
         body: dict[str, ty.Any] = {
@@ -134,7 +141,8 @@ class Leases:
         if asked.lease.timeout is not None:
             self._policy.authorize(
                 context, 'blazar:leases:best_effort', target)
-        asking = changes.asking(self._parts, context)
+        asking = changes.asking(
+            self._parts, context, asked.lease.window.start)
         try:
             new = making.NewLease(
                 context.project_id, context.user_id, asked.lease, tuple(
@@ -192,7 +200,9 @@ class Leases:
 
     def update(self, request: webob.Request, lease_id: str) -> web.Answer:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
-        context, body = web.context(request), web.body(request)
+        context, body = web.context(request), returned.without(
+            web.body(request), self._parts.answers.lease(lease),
+            self._parts.types)
         if lease['recurrence_id'] and (
                 joining.is_asked(body) or handing.is_asked(body)):
             raise errors.InvalidLeaseParams(
@@ -257,7 +267,7 @@ class Leases:
                 'The window and the duration lead beyond the year 9998. '
                 'Write an earlier end_date.')
         try:
-            asking = changes.asking(self._parts, context)
+            asking = changes.asking(self._parts, context, window.start)
             values.setdefault('resource_type', asking.guess(values))
             new = asking.new_reservation(values)
         except errors.Refused:

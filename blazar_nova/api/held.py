@@ -251,4 +251,5 @@ class Admission:
             return boots.demand_of(
                 call.context, call, self._leases.servers,
                 None if request.patience is not None else
-                requests.stay_of([request]))
+                requests.stay_of([request]),
+                self._parts.expects_changes(request.window.start))

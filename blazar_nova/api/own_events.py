@@ -18,8 +18,8 @@ from blazar_core.leases import events as lease_events
 from blazar_core.leases import requests
 from blazar_nova.api import dates
 
-__all__ = ['EXAMPLE', 'action_of', 'before_end_action', 'inside', 'read',
-           'string']
+__all__ = ['DATES', 'EXAMPLE', 'action_of', 'before_end_action', 'inside',
+           'read', 'string']
 
 EXAMPLE = '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]'
 
@@ -27,8 +27,10 @@ _KEYS = {
     'event_type': '"remind"',
     'event_date': '"2026-12-01 12:00"',
 }
+#: When it is; also in the word in which events are shown, and Heat writes it.
+DATES = ('event_date', 'time')
 #: Those that may be left out.
-_MORE = {'action': '"snapshot"'}
+_MORE = {'action': '"snapshot"', 'time': '"2026-12-01 12:00"'}
 #: Events that every lease has by itself, and what sets their time.
 _OWN_EVENTS = {
     'start_lease': 'the start of the lease',
@@ -70,6 +72,11 @@ def _event(event: object, window: model.Window, now: int, actions: _Actions,
             f'object, as in "events": {EXAMPLE}.')
     event = inputs.json_object(event, 'An entry of "events"')
     inputs.check_keys(event, _KEYS | _MORE, 'an entry of "events"')
+    time = event.pop('time', None)
+    if time is not None and event.setdefault('event_date', time) != time:
+        raise errors.InvalidLeaseParams(
+            'An entry of "events" has an "event_date" and another "time". '
+            'Write one of them.')
     for key, example in _KEYS.items():
         if key not in event:
             raise errors.InvalidLeaseParams(

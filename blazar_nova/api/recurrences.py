@@ -19,6 +19,7 @@ from blazar_core.common import recurrence as recurrences
 from blazar_core.leases import requests
 from blazar_core.lifecycle import ends
 from blazar_nova.api import dates
+from blazar_nova.api import own_events
 
 __all__ = ['EXAMPLE', 'Local', 'localized', 'multiplied', 'recurrence_of',
            'too_much']
@@ -64,7 +65,7 @@ def localized(values: _Object, now: int, start: str,
     events = found.get('events')
     if isinstance(events, list):
         found['events'] = [{
-            key: _dated(value, zone) if key == 'event_date' else value
+            key: _dated(value, zone) if key in own_events.DATES else value
             for key, value in one.items()} if isinstance(one, dict) else one
             for one in events]
     said = {'start': start, **values}

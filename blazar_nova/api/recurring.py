@@ -79,7 +79,8 @@ class Recurring:
         with demands.refused(each, f'Boot of {", ".join(ids)}'):
             demand = boots.demand_of(
                 call.context, parts[0], self._parts.leases.servers,
-                requests.stay_of(request.occurrences))
+                requests.stay_of(request.occurrences),
+                self._parts.expects_changes(request.window.start))
         new = making.NewLease(
             call.context.project_id, call.context.user_id, request,
             (making.NewReservation(demand, parts[0].server_ids),))

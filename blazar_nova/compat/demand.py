@@ -29,8 +29,8 @@ from blazar_nova.compat import releases
 from blazar_nova.compat import traits
 
 __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
-           'group_of', 'group_of_server', 'policy_of', 'refused', 'resized',
-           'resources_of', 'resources_of_flavor', 'settings_of']
+           'disabled', 'group_of', 'group_of_server', 'policy_of', 'refused',
+           'resized', 'resources_of', 'resources_of_flavor', 'settings_of']
 
 LOG = logging.getLogger(__name__)
 
@@ -44,6 +44,10 @@ PREFILTERS = (
     'query_placement_for_image_type_support',
     'query_placement_for_routed_network_aggregates',
 )
+
+
+#: What Nova says of a host whose nova-compute is disabled.
+_DISABLED = 'COMPUTE_STATUS_DISABLED'
 
 
 class Group(ty.NamedTuple):
@@ -229,20 +233,22 @@ def _group(context: ty.Any, group: ty.Any) -> Group:
 
 def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
               placement: Placement | None = None, pool: bool = False,
-              ) -> model.Demand:
+              later: bool = False) -> model.Demand:
     """What the servers of one boot ask for.
 
     :param placement: what it said already, where there are several of these
     :param pool: whether hosts that serve leases only will do as well
+    :param later: whether hosts that are disabled now are expected to be
+        enabled by then
     :raises NoSuchHost: when Nova's own rules leave no host
     :raises CloudUnavailable: when placement does not answer
     """
     placement = placement or Placement()
     spec = specs[0].obj_clone()
-    eligible, request = _eligible(context, spec, placement)
+    eligible, request = _eligible(context, spec, placement, later)
     if pool and placement.has_pool():
         eligible |= _eligible(
-            context, hosted.in_pool(specs[0]), placement)[0]
+            context, hosted.in_pool(specs[0]), placement, later)[0]
     return model.Demand(
         resources=resources_of(spec), count=len(specs), hosts=eligible,
         among=model.Among.ALL if pool else model.Among.COMMON,
@@ -285,8 +291,16 @@ class _Nodes:
                 node in (None, one.hypervisor_hostname)]
 
 
+def disabled(placement: Placement) -> frozenset[str]:
+    """The root providers of hosts that are disabled now.
+
+    :raises CloudUnavailable: when placement does not answer
+    """
+    return frozenset(placement.with_trait(_DISABLED))
+
+
 def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
-              ) -> tuple[frozenset[str], ty.Any]:
+              later: bool) -> tuple[frozenset[str], ty.Any]:
     """The root providers that a request may use, whatever they have free.
 
     Traits may belong to any provider of a host's tree; whether that is one
@@ -304,7 +318,8 @@ def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
     limits = [pair for pair in request.get_request_group(None).to_queryparams()
               if pair[0] in ('member_of', 'in_tree')]
     required = sorted(spec.root_required) + [
-        f'!{trait}' for trait in sorted(spec.root_forbidden)]
+        f'!{trait}' for trait in sorted(spec.root_forbidden)
+        if not (later and trait == _DISABLED)]
     if required:
         limits.append(('required', ','.join(required)))
     roots = {one for one, root in placement.providers(limits) if one == root}

@@ -95,14 +95,17 @@ def context_of(project_id: str, user_id: str) -> ty.Any:
 
 def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
               affinity: bool | None,
-              placement: demands.Placement | None = None) -> model.Demand:
+              placement: demands.Placement | None = None,
+              later: bool = False) -> model.Demand:
     """What servers of a flavor need, with what Nova says of hosts for them.
 
     :param placement: what it said already, where there are several of these
+    :param later: see :func:`demands.demand_of`
     :raises NoSuchHost: when Nova's own rules leave no host
     """
     demand = demands.demand_of(
-        context, [_spec_of(context, facts)], placement, pool=True)
+        context, [_spec_of(context, facts)], placement, pool=True,
+        later=later)
     return dataclasses.replace(demand, count=count, affinity={
         None: model.Affinity.NONE, True: model.Affinity.SAME,
         False: model.Affinity.DIFFERENT}[affinity])

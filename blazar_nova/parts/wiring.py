@@ -85,6 +85,13 @@ class Parts:
     maintenance: maintenance.Maintenance
     preflight: preflight.Preflight
 
+    def expects_changes(self, start: int) -> bool:
+        """Whether a lease starts so late that what is known of hosts that
+        cannot be used now says nothing of it.
+        """
+        return start >= self.clock.now() + (
+            60 * ty.cast(int, self.conf.blazar.healing_interval))
+
     def publish(self, event_type: str, lease: dict[str, ty.Any]) -> None:
         """Publish an event of a lease that is reserved, so that an error
         cannot undo it: it is logged.

@@ -49,26 +49,30 @@ class Boots(resources.Kind):
 
 
 def demand_of(context: ty.Any, call: calls.BuildCall, known: servers.Servers,
-              window: model.Window | None) -> model.Demand:
+              window: model.Window | None, later: bool = False,
+              ) -> model.Demand:
     """What the servers of a boot need of hosts.
 
     Within a reservation that has whole hosts they take nothing of anybody
     else; which of the hosts they get is decided when they are built.
 
     :param window: when they are there; None: that is not known yet
+    :param later: see :func:`demands.demand_of`
     :raises NoSuchHost: when Nova's own rules leave no host
     :raises CloudUnavailable: when placement does not answer
     """
     return _demand_of(context, call.context, call.request_spec,
-                      call.server_ids, known, window)
+                      call.server_ids, known, window, later)
 
 
 def _demand_of(context: ty.Any, owner: ty.Any, specs: ty.Sequence[ty.Any],
                server_ids: ty.Collection[str], known: servers.Servers,
-               window: model.Window | None) -> model.Demand:
+               window: model.Window | None, later: bool = False,
+               ) -> model.Demand:
     within = hosted.reservation_of(specs[0].flavor)
     if within is not None:
         return model.Demand({}, len(specs), among=None,
                             hosts=known.hosts_within(within))
-    return groups.in_group(demands.demand_of(context, specs), owner, specs[0],
-                           server_ids, known, window)
+    return groups.in_group(
+        demands.demand_of(context, specs, later=later), owner, specs[0],
+        server_ids, known, window)

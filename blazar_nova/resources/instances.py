@@ -19,6 +19,10 @@ class Instances(places.Places):
         'vcpus': '2', 'memory_mb': '4096', 'disk_gb': '20',
         **places.Places.common}
 
+    without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {
+        **places.Places.without, 'ephemeral_gb': (0, '0'),
+        'swap_mb': (0, '0'), 'extra_specs': ({},)}
+
     def read(self, values: resources.Values) -> resources.Values:
         asked = {**self._common(values), **self._properties(values)}
         for key, least in (('vcpus', 1), ('memory_mb', 1), ('disk_gb', 0)):

@@ -26,8 +26,9 @@ __all__ = ['PhysicalHosts']
 
 Values: ty.TypeAlias = resources.Values
 
-#: What clients send of it; users are told before the end in any case.
-_BEFORE_END = ('', 'default', 'email')
+#: What clients send of it. Users are told before the end in any case; images
+#: are made of all servers of the lease.
+_BEFORE_END = ('', 'default', 'email', 'snapshot')
 _TRAIT = re.compile('[A-Z0-9_]{1,255}')
 #: Traits, and projects, at most.
 _MANY = 20
@@ -43,7 +44,10 @@ class PhysicalHosts(resources.ResourceType):
     """
 
     has_hosts = True
-    changeable = ('min', 'max', 'projects')
+    changeable = ('min', 'max', 'projects', 'before_end')
+    without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {
+        'affinity': ('None', False, 'False'), 'amount': (0, '0'),
+        'vcpus': (0, '0'), 'memory_mb': (0, '0'), 'disk_gb': (0, '0')}
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'min': '1', 'max': '2',
         'hypervisor_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"',
@@ -63,6 +67,8 @@ class PhysicalHosts(resources.ResourceType):
                 f'"before_end" must be one of {", ".join(_BEFORE_END[1:])}. '
                 f'Leave it out: the end is announced in any case.')
         asked: Values = {'min': least, 'max': most}
+        if values.get('before_end', '') not in ('', 'default'):
+            asked['before_end'] = values['before_end']
         for key in ('hypervisor_properties', 'resource_properties'):
             asked[key] = values.get(key, '')
             properties.parse(asked[key])
@@ -79,7 +85,7 @@ class PhysicalHosts(resources.ResourceType):
 
     def wanted(self, asking: ty.Any, params: Values) -> resources.Wanted:
         return resources.Wanted(
-            self._demand_of(params, asking.placement), {})
+            self._demand_of(params, asking.placement, asking.later), {})
 
     def beside(self, asking: ty.Any, reservation_id: str,
                demand: model.Demand) -> model.Demand:
@@ -91,11 +97,14 @@ class PhysicalHosts(resources.ResourceType):
             reserved.params, placement))
 
     def _demand_of(self, params: ty.Mapping[str, ty.Any],
-                   placement: demands.Placement) -> model.Demand:
+                   placement: demands.Placement, later: bool = False,
+                   ) -> model.Demand:
         with demands.refused(params['min'], 'A lease of hosts'):
             return model.Demand(
                 model.WHOLE, params['max'], least=params['min'],
-                among=model.Among.ENROLLED, hosts=_eligible(params, placement),
+                among=model.Among.ENROLLED,
+                hosts=_eligible(params, placement),
+                avoid=frozenset() if later else demands.disabled(placement),
                 cleaning_time=60 * service.CONF.blazar.cleaning_time,
                 properties=properties.both(
                     properties.parse(params.get('hypervisor_properties', '')),

@@ -32,6 +32,11 @@ class Places(resources.ResourceType):
         'amount': '2', 'affinity': 'None',
         'resource_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"'}
 
+    #: What is done before the end is done for the whole lease.
+    without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {
+        'before_end': ('', 'default', 'email', 'snapshot'),
+        'hypervisor_properties': ('', '[]', [])}
+
     def demand(self, reserved: resources.Reserved) -> model.Demand:
         with demands.refused(0, f'Lease {reserved.lease_id}'):
             return self._demand_of(
@@ -41,10 +46,10 @@ class Places(resources.ResourceType):
     def _demand_of(self, context: ty.Any, flavor: ty.Mapping[str, ty.Any],
                    params: ty.Mapping[str, ty.Any],
                    placement: demands.Placement | None = None,
-                   ) -> model.Demand:
+                   later: bool = False) -> model.Demand:
         demand = flavors.demand_of(
             context, flavor, params.get('amount', 1), params.get('affinity'),
-            placement)
+            placement, later)
         return dataclasses.replace(demand, properties=properties.parse(
             params.get('resource_properties', '')))
 
@@ -87,4 +92,5 @@ class Places(resources.ResourceType):
         with demands.refused(
                 params['amount'], f'A lease of project {asking.project_id}'):
             return resources.Wanted(self._demand_of(
-                asking.context, flavor, params, asking.placement), flavor)
+                asking.context, flavor, params, asking.placement,
+                asking.later), flavor)

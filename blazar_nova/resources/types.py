@@ -8,6 +8,7 @@ operator adds one without a change here.
 
 import dataclasses
 import functools
+import json
 import typing as ty
 
 from blazar_core.common import errors
@@ -30,12 +31,15 @@ class Asking:
     :ivar context: of the request
     :ivar public: says which properties of hosts may be asked for
     :ivar types: what may be asked for
+    :ivar later: whether hosts that are disabled now are expected to be
+        enabled when the lease starts
     :ivar placement: what placement has said within this request
     """
 
     context: ty.Any
     public: ty.Callable[[], ty.Sequence[str]]
     types: resources.Types
+    later: bool = False
     placement: demands.Placement = dataclasses.field(
         default_factory=demands.Placement)
 
@@ -63,6 +67,7 @@ class Asking:
         kind = self._kind_of(name)
         given = {key: value for key, value in values.items()
                  if key not in ('id', 'resource_type')}
+        given = _without_nothing(given, kind, str(name))
         inputs.check_keys(given, dict(kind.parameters),
                           f'a reservation of {name}')
         before = kind.written(old['params']) if old else {}
@@ -103,6 +108,24 @@ class Asking:
                 f'The resource type is {given}. Write "resource_type": one '
                 f'of {", ".join(sorted(named))}.')
         return kind
+
+
+def _without_nothing(given: dict[str, ty.Any], kind: resources.ResourceType,
+                     name: str) -> dict[str, ty.Any]:
+    """What is asked for, without what asks for nothing.
+
+    :raises InvalidLeaseParams: when something is asked for that the resource
+        type does not have
+    """
+    for key in kind.without.keys() & given.keys():
+        # Not as Python has it, for which False is 0.
+        if repr(given[key]) not in map(repr, kind.without[key]):
+            raise errors.InvalidLeaseParams(
+                f'"{key}" cannot be reserved as {name}, but for '
+                f'{json.dumps(kind.without[key][0])}. Leave it out, or write '
+                f'another resource type.')
+    return {key: value for key, value in given.items()
+            if key not in kind.without}
 
 
 @functools.cache

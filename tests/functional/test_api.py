@@ -753,6 +753,50 @@ class TestAnswers(ApiTestCase):
         # Whether there are leases or not.
         self.ask('GET', '/leases', fields='color', name='none', code=400)
 
+    def test_a_list_without_pages_is_whole_or_refused(self):
+        """Some clients follow no links."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.api.bodies.MAX_WHOLE', 3))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.views._PARTS', 1))
+        for hour in range(1, 5):
+            self.make(start_in=hour * HOUR, name=f'lease{hour}')
+            answer = self.ask('GET', '/leases')
+            if hour < 4:
+                self.assertEqual(hour, len(answer['leases']))
+                self.assertNotIn('leases_links', answer)
+        self.assertEqual('INVALID_REQUEST', answer['error_name'])
+        self.assertIn('more than 3 leases. Write filters (status, name',
+                      answer['error_message'])
+        self.assertEqual(1, len(self.ask(
+            'GET', '/leases', code=200, name='lease2')['leases']))
+        self.assertIn('leases_links', self.ask(
+            'GET', '/leases', code=200, limit=3))
+
+    def test_a_client_puts_back_what_it_was_shown(self):
+        lease = self.make(start_in=HOUR, events=[
+            {'event_type': 'remind', 'time': self.at(HOUR)}], reservations=[
+            self.reservation(ephemeral_gb=0, extra_specs={},
+                             before_end='default'),
+            {'resource_type': 'flavor:instance', 'flavor_id': '1'}])
+        again = self.ask('PUT', f'/leases/{lease["id"]}', {
+            **lease, 'name': 'new'}, code=200)['lease']
+        volatile = dict.fromkeys(('updated_at', 'events', 'name'))
+        self.assertEqual({**lease, **volatile}, {**again, **volatile})
+        self.assertEqual(*(sorted(
+            (one['event_type'], one['time']) for one in each['events'])
+            for each in (lease, again)))
+        again['reservations'][0]['amount'] = 2
+        for event in again['events']:
+            if event['event_type'] == 'remind':
+                event['time'] = self.at(HOUR + 60)
+        answer = self.ask('PUT', f'/leases/{lease["id"]}', again, code=200)
+        self.assertEqual(
+            [2, 1], [one['amount'] for one in answer['lease'][
+                'reservations']])
+        self.ask('PUT', f'/leases/{lease["id"]}', {
+            **again, 'status': 'ACTIVE'}, code=400)
+
     def test_what_is_over_is_in_the_list_of_who_asks_for_it(self):
         over = self.make_active(length=HOUR)
         later = self.make(start_in=2 * HOUR)

@@ -67,7 +67,8 @@ class TestHosts(HostsTestCase):
              'status': 'enrolled', 'cpu_info': '', 'availability_zone': '',
              'gpu': 'A100', 'ssd': 'True', 'rack': '7', 'height': '1.5'},
             {key: value for key, value in made.items()
-             if key not in ('id', 'hypervisor_version')})
+             if key not in ('id', 'hypervisor_version', 'created_at',
+                            'updated_at')})
         self.assertLessEqual({*enrolling.FIELDS}, made.keys())
         self.assertRegex(made['id'], '^[0-9]+$')
         self.assertIn(TRAIT, self.traits('host1'))
@@ -445,3 +446,35 @@ class TestProperties(HostsTestCase):
             'ON hosts.id = bookings.host_id JOIN reservations '
             'ON reservations.id = bookings.reservation_id '
             f"WHERE lease_id = '{lease['id']}'")])
+
+
+class TestDisabledHosts(HostsTestCase):
+    """A lease for later is judged by what is expected then."""
+
+    def test_one_rule_for_all_types(self):
+        self.enrol('host1')
+        for name in self.hosts:
+            service, = self.admin.get_services('nova-compute', name)
+            self.admin.put_service(service['id'], {'status': 'disabled'})
+        self.fill_books()
+        asked = ({'reservations': [self.reservation()]},
+                 {'reservations': [{'resource_type': 'flavor:instance',
+                                    'flavor_id': '1'}]},
+                 {'reservations': [{'resource_type': 'physical:host',
+                                    'min': 1, 'max': 1}]})
+        for start_in, code in ((None, 409), (HOUR // 2, 409), (3 * HOUR, 201)):
+            for body in asked:
+                self.make(start_in, code=code, **body)
+            self.assertEqual(code == 201, self.ask(
+                'GET', '/availability', vcpus='1', memory_mb='64',
+                disk_gb='1', start_date=self.at(start_in or HOUR // 2),
+                code=200)['availability'][0]['enough'])
+        self.refused(409, self.boot, 'soon', hints=self.lease_hints(
+            'soon', HOUR // 2))
+        self.boot('later', hints=self.lease_hints('later', 3 * HOUR))
+        # What is tried again may wait until somebody enables them.
+        self.boot('waits', hints=self.lease_hints(
+            'waits', lease_type='retry'))
+        self.assertEqual(['WAITING'] * 4, [
+            self.lease('waits')['status'], *(self.make(
+                lease_type='retry', **body)['status'] for body in asked)])

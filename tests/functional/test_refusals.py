@@ -50,8 +50,7 @@ BAD_PARAMS = (
      'auto_extend, lease_type, retries, retry_interval, timeout, '
      'recurrence.'),
     ('{"start": "now", "start": "now", "duration": "2h"}', 'Write it once.'),
-    ('{"start": "now", "duration": null}', '"duration" is null in '
-     'lease_params. Leave it out, or write "duration": "2h".'),
+    ('{"start": "now", "duration": null}', 'needs "end" or "duration"'),
     ('{"start": "now", "duration": 2}', 'Write a string, such as '
      '"duration": "2h".'),
     ('{"start": ["now"], "duration": "2h"}', '"start" is a list. Write a '

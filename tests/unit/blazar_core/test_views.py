@@ -285,7 +285,7 @@ class TestDescribe(ViewsTestCase):
             'resource_type': 'virtual:instance', 'status': 'pending',
             'amount': 2, 'resources': {'VCPU': 3},
             'missing_resources': False, 'resources_changed': False,
-            'servers': [], **times,
+            'servers': [], 'spec': reservation['spec'], **times,
             'params': {'amount': 2, 'vcpus': 3, 'affinity': None},
         }, reservation)
         self.assertEqual(

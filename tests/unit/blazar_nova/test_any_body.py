@@ -89,7 +89,8 @@ _CHANGES = _some(
     remove_servers=st.lists(_TEXTS), servers=st.lists(_TEXTS))
 
 LEASE = {'id': 'id', 'start_date': NOW + 3600, 'end_date': NOW + 7200,
-         'before_end_date': None, 'on_end': 'delete', 'grace_period': 0}
+         'before_end_date': None, 'on_end': 'delete', 'grace_period': 0,
+         'reservations': []}
 
 
 class TestAnyBody(base.BaseTestCase):

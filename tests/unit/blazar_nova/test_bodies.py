@@ -246,7 +246,8 @@ class TestChange(base.RefusalTestCase):
     #: From 09:00 to 10:00:30, the same day.
     lease = {'start_date': base.NOW + HOUR,
              'end_date': base.NOW + 2 * HOUR + 30,
-             'before_end_date': None, 'on_end': 'delete', 'grace_period': 0}
+             'before_end_date': None, 'on_end': 'delete', 'grace_period': 0,
+             'reservations': []}
 
     def test_one_that_was_too_short_is_near_its_end_when_it_is_prolonged(
             self):
@@ -415,8 +416,8 @@ class TestQuery(base.RefusalTestCase):
         return bodies.query(values, NOW)
 
     def test_nothing_said_is_a_page_of_what_is_not_over(self):
-        self.assertEqual((views.Query(ended=False, limit=1000), None),
-                         self.query())
+        self.assertEqual((views.Query(
+            ended=False, limit=10000, paged=False), None), self.query())
 
     def test_what_is_over_is_asked_for(self):
         for text, ended in (('true', True), ('1', True), ('False', False)):

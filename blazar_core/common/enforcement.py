@@ -17,7 +17,7 @@ OPTS: list[cfg.Opt] = [
         help='Seconds that a lease may last from its start to its end, with '
              'its grace period.'),
     cfg.IntOpt(
-        'max_lease_ahead', default=365 * 86400, min=-1,
+        'max_lease_ahead', default=-1, min=-1,
         help='Seconds from when a lease is asked for until its start.'),
     cfg.ListOpt(
         'max_lease_duration_exempt_project_ids', default=[],

@@ -9,6 +9,7 @@
     +-- LimitExceeded         more than the operator lets the project have
     +-- NotFound              no such lease, reservation, host ...
     +-- Conflict              it is not in a state in which that can be done
+    |   +-- ReservationFull   its servers are there already
     +-- InvalidTransition     a state machine was asked for a forbidden step
     +-- BooksBusy             the retries of a transaction are used up
     +-- BooksUnavailable      the database of the books does not answer
@@ -40,6 +41,7 @@ __all__ = [
     'NotFound',
     'OutcomeUnknown',
     'Refused',
+    'ReservationFull',
     'VaultError',
 ]
 
@@ -74,6 +76,19 @@ class NotFound(BlazarError):
 
 class Conflict(BlazarError):
     """Understood, but not possible with a thing as it is now."""
+
+
+class ReservationFull(Conflict):
+    """More servers want to come than a reservation has places left for.
+
+    :ivar fits_now: how many could come
+    :ivar until: the end of the lease
+    """
+
+    def __init__(self, sentence: str, fits_now: int, until: int) -> None:
+        super().__init__(sentence)
+        self.fits_now = fits_now
+        self.until = until
 
 
 class InvalidTransition(BlazarError):

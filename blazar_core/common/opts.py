@@ -210,10 +210,16 @@ OPTS: list[cfg.Opt] = [
              'rotate``, then remove the old one. Make one with '
              '``blazar-nova-manage key create``. The services do not start '
              'without a key.'),
+    cfg.IntOpt(
+        'list_ended', default=86400, min=0,
+        help='Seconds from its end for which a lease that is over is listed '
+             'like those that are not. Later it is listed only where users '
+             'ask for it (``ended=true``). Tools made for Blazar look for '
+             'what has just ended.'),
     cfg.ListOpt(
         'public_properties', default=['hypervisor_type', 'vcpus'],
-        help='What of a host a reservation may ask for in '
-             'resource_properties: some of hypervisor_type, '
+        help='What of a host a reservation of a user who is no administrator '
+             'may ask for in resource_properties: some of hypervisor_type, '
              'hypervisor_version, vcpus, memory_mb, local_gb and '
              'hypervisor_hostname, of Nova\'s compute nodes. Users can find '
              'out the values of these properties; where hosts differ in one, '

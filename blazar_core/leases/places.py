@@ -33,7 +33,8 @@ class Places:
 
         :returns: whether these serve leases only
         :raises NotFound: when the project has no such reservation
-        :raises Conflict: when it is not its time, or no places are left
+        :raises Conflict: when it is not its time
+        :raises ReservationFull: when too few places are left
         """
         return self._database.retried(
             self._occupy, reservation_id, project_id, server_ids)
@@ -57,13 +58,13 @@ class Places:
                        if one.id == reservation_id]
             free = [row for row in rows if row.server_id is None]
             if len(free) < len(server_ids):
-                raise errors.Conflict(
+                raise errors.ReservationFull(
                     f'Reservation {reservation_id} holds {len(rows)} '
                     f'servers, and {len(rows) - len(free)} of them are there '
                     f'already: boot at most {len(free)} more, or raise the '
-                    f'amount of lease {lease.id}.')
+                    f'amount of lease {lease.id}.', len(free), lease.end_date)
             using.begin(lease, now)
-            return _take(session, now, free, server_ids)
+            return _take(session, now, free, server_ids, lease.end_date)
 
     def use(self, reservation_id: str) -> bool:
         """Servers are let in that take no place, on the hosts of a lease.
@@ -123,12 +124,13 @@ def _none(reservation_id: str) -> errors.NotFound:
 
 
 def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],
-          server_ids: ty.Sequence[str]) -> bool:
+          server_ids: ty.Sequence[str], until: int) -> bool:
     """Give servers places on hosts of one kind: if there is a choice, of those
     that serve everybody.
 
+    :param until: the end of their lease
     :returns: whether they serve leases only
-    :raises Conflict: when there are not enough of one kind
+    :raises ReservationFull: when there are not enough of one kind
     """
     enrolled = set(session.scalars(sa.select(models.Host.id).where(
         models.Host.id.in_({row.host_id for row in free}),
@@ -140,8 +142,9 @@ def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],
             for row, server_id in zip(those, server_ids):
                 row.server_id, row.sent_at = server_id, now
             return kind
-    raise errors.Conflict(
+    most = max(map(len, kinds.values()))
+    raise errors.ReservationFull(
         f'Reservation {free[0].reservation_id} has {len(free)} free places, '
         f'{len(kinds[True])} of them on hosts that serve leases only. Servers '
         f'of one request go to hosts of one kind: boot at most '
-        f'{max(map(len, kinds.values()))} at once.')
+        f'{most} at once.', most, until)

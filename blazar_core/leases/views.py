@@ -36,6 +36,7 @@ class Query:
     """Which leases, in which order; None: any.
 
     :ivar status: None leaves out those that are over, unless ``ended``
+    :ivar ended_after: but for those with an end after that
     :ivar start: those that end after this, and begin before ``end``
     :ivar occurrences: each of a lease that recurs; else the one that goes
         on, the next or the last one stands for all
@@ -53,6 +54,7 @@ class Query:
     sort: tuple[tuple[str, bool], ...] = (('start_date', False),)
     marker: str | None = None
     ended: bool = False
+    ended_after: int | None = None
     limit: int = 1000
     paged: bool = True
     occurrences: bool = False
@@ -159,8 +161,12 @@ def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
     if query.ended or query.status in over:
         conditions.append(sa.or_(lease.deleted_at.is_(None),
                                  lease.status.not_in(over)))
-    else:
+    elif query.ended_after is None or query.status is not None:
         conditions.append(_GOES_ON)
+    else:
+        conditions.append(sa.or_(_GOES_ON, sa.and_(
+            lease.status.in_(over), lease.deleted_at.is_(None),
+            lease.end_date > query.ended_after)))
     if not query.occurrences:
         conditions.append(sa.or_(
             lease.recurrence_id.is_(None), ~_standing_before(over)))

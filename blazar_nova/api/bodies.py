@@ -219,9 +219,10 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
 
 
 def query(values: collections.abc.Mapping[str, str], now: int,
-          ) -> tuple[views.Query, list[str] | None]:
+          list_ended: int) -> tuple[views.Query, list[str] | None]:
     """Read the parameters of ``GET /leases``.
 
+    :param list_ended: for how many seconds those that are over are listed
     :returns: the query, and the fields that are wanted (None: all)
     :raises InvalidLeaseParams: with the sentence that the user reads
     """
@@ -237,6 +238,8 @@ def query(values: collections.abc.Mapping[str, str], now: int,
         sort=_sort(values.get('sort', 'start_date')),
         marker=values.get('marker'),
         ended=inputs.boolean(values.get('ended', 'false'), 'ended'),
+        ended_after=None if 'ended' in values or not list_ended
+        else now - list_ended,
         occurrences=inputs.boolean(
             values.get('occurrences', 'false'), 'occurrences'),
         # Clients that know no pages take the first one for all.

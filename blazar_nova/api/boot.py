@@ -11,7 +11,6 @@ import contextvars
 import dataclasses
 import typing as ty
 
-from blazar_core.common import errors
 from blazar_core.leases import requests
 
 __all__ = ['Boot', 'current', 'underway']
@@ -22,12 +21,12 @@ class Boot:
     """A boot, and what becomes of it.
 
     :ivar request: the lease that it asks for; None: it asks for none
-    :ivar refused: why there was no room for one
+    :ivar refused: what a program wants to know of why it was refused
     :ivar lease: the lease that it got
     """
 
     request: requests.LeaseRequest | None
-    refused: errors.Refused | None = None
+    refused: dict[str, ty.Any] | None = None
     lease: dict[str, ty.Any] | None = None
 
 

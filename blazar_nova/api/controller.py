@@ -56,7 +56,8 @@ class Leases:
         target = {'project_id': context.project_id}
         self._policy.authorize(context, 'blazar:leases:get', target)
         query, fields = bodies.query(
-            web.query(request), self._parts.clock.now())
+            web.query(request), self._parts.clock.now(),
+            self._parts.conf.blazar.list_ended)
         if not self._policy.allows(
                 context, 'blazar:leases:get_all_projects', target):
             if query.project_id not in (None, context.project_id):

@@ -14,8 +14,8 @@ from blazar_core.common import errors
 from blazar_core.common import refusals
 from blazar_core.db import api
 
-__all__ = ['ERRORS', 'Fault', 'answer', 'code_of', 'refusal_of',
-           'sentence', 'unless_skewed']
+__all__ = ['ERRORS', 'Fault', 'Full', 'answer', 'code_of', 'facts_of',
+           'refusal_of', 'sentence', 'unless_skewed']
 
 
 class Fault(Exception):
@@ -28,6 +28,21 @@ class Fault(Exception):
         super().__init__(message)
         self.name = name
         self.headers = headers
+
+
+class Full(errors.ReservationFull):
+    """:class:`errors.ReservationFull`, with when others could come.
+
+    :param next_start: of a lease of their own; None: none was found
+    """
+
+    def __init__(self, full: errors.ReservationFull, next_start: int | None,
+                 ) -> None:
+        start = 'none' if next_start is None else (
+            f'{clock.iso(next_start)}, of a lease of their own')
+        super().__init__(f'{full} next_start: {start}. fits_now: '
+                         f'{full.fits_now}.', full.fits_now, full.until)
+        self.next_start = next_start
 
 
 #: HTTP's own.
@@ -102,6 +117,16 @@ def code_of(exc: Exception) -> tuple[int, str]:
 def sentence(refusal: refusals.Refusal) -> str:
     """What a refusal says, in the words of the lease API."""
     return refusal.sentence('start_date', 'end_date')
+
+
+def facts_of(exc: Exception) -> dict[str, ty.Any] | None:
+    """What a program wants to know of an error; None: no more than it says."""
+    if isinstance(exc, errors.Refused):
+        return refusal_of(exc.refusal)
+    if isinstance(exc, Full):
+        return {'fits_now': exc.fits_now, 'next_start': None
+                if exc.next_start is None else clock.iso(exc.next_start)}
+    return None
 
 
 def refusal_of(refusal: refusals.Refusal) -> dict[str, ty.Any]:

@@ -79,8 +79,10 @@ class Admission:
                 if boot is not None:
                     boot.lease = lease
         except Exception as exc:
-            if boot is not None and isinstance(exc, errors.Refused):
-                boot.refused = exc
+            if isinstance(exc, errors.ReservationFull):
+                exc = self._with_start(exc, call)
+            if boot is not None:
+                boot.refused = faults.facts_of(exc)
             if reservation_id is not None or not isinstance(
                     exc, errors.OutcomeUnknown):
                 call.undo()
@@ -157,6 +159,25 @@ class Admission:
         except Exception:
             with excutils.save_and_reraise_exception():
                 self._leases.places.vacate(call.server_ids)
+
+    def _with_start(self, full: errors.ReservationFull,
+                    call: calls.BuildCall) -> Exception:
+        """Why servers cannot come into a reservation, and when a lease of
+        their own could start that lasts as long as the reservation would.
+        """
+        now = self._parts.clock.now()
+        try:
+            window = model.Window(now, full.until)
+            refusal = self._leases.making.quote(making.NewLease(
+                call.context.project_id, call.context.user_id,
+                requests.LeaseRequest(None, window, None, (), '', True),
+                (making.NewReservation(self._demand(call, now)),)))
+        except errors.BlazarError as exc:
+            LOG.info('Servers %s: when a lease of their own could start is '
+                     'not known: %s', ', '.join(call.server_ids), exc)
+            return full
+        return faults.Full(full, now if refusal is None
+                           else refusal.next_start)
 
     def _admit(self, request: requests.LeaseRequest, call: calls.BuildCall,
                ) -> tuple[_Lease, ty.Callable[[], None]]:

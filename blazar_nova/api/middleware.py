@@ -125,7 +125,7 @@ class LeaseMiddleware:
     def _boot(self, environ: Environ) -> ty.Any:
         hints = _hints(environ) or {}
         every = self._defaulting.is_on()
-        if not hints and not every:
+        if not hints and not every and not _may_be_reserved(environ):
             return self._app
         try:
             asked = lease_params.lease_request(
@@ -139,7 +139,7 @@ class LeaseMiddleware:
             why = faults.unless_skewed(exc, self._parts.database)
             code, _name = faults.code_of(why)
             return router.fault(environ, code, str(why)) or self._app
-        if asked is None and not every:
+        if asked is None and not every and not _may_be_reserved(environ):
             return self._app
         with boots.underway(boots.Boot(asked)) as boot:
             response = webob.Request(environ).get_response(self._app)
@@ -230,8 +230,16 @@ def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:
     return None
 
 
-def _add_refusal(response: webob.Response, refused: errors.Refused) -> None:
+def _may_be_reserved(environ: Environ) -> bool:
+    """Whether the flavor of a boot may be that of a reservation."""
+    server = guards.body_of(environ).get('server')
+    return isinstance(server, dict) and uuidutils.is_uuid_like(
+        server.get('flavorRef'))
+
+
+def _add_refusal(response: webob.Response, refused: dict[str, ty.Any],
+                 ) -> None:
     """Put beside the sentence what a program wants to know."""
     body = jsonutils.loads(response.body)
-    body['conflictingRequest'].update(faults.refusal_of(refused.refusal))
+    body['conflictingRequest'].update(refused)
     response.body = jsonutils.dump_as_bytes(body)

@@ -316,7 +316,8 @@ class NovaBox(nova_test.TestCase):
             self.operator_conf = samples.nova_conf(
                 f'sqlite:///{self.folder}/blazar.sqlite',
                 fernet.Fernet.generate_key().decode())
-            conf += self.operator_conf
+            # A list of what goes on says when the rest is over.
+            conf += self.operator_conf + '[blazar]\nlist_ended = 0\n'
         with open(os.path.join(self.folder, 'api-paste.ini'), 'w') as f:
             f.write(paste)
         path = os.path.join(self.folder, 'nova.conf')

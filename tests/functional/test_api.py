@@ -22,6 +22,7 @@ from blazar_core.db import models
 from blazar_core.leases import repeats
 from blazar_nova.compat import flavors
 from blazar_nova.parts import wiring
+from tests.functional import base
 from tests.functional import leased
 from tests.functional import nova_box
 
@@ -141,6 +142,30 @@ class TestLeases(ApiTestCase):
             event['event_type']: event['status'] for event in
             lease['events'] if event['event_type'] == 'end_lease'})
         self.assertIsNone(self.flavor(reservation['id']))
+
+    def test_one_server_too_many_is_told_what_fits(self):
+        lease = self.make_active(reservations=[self.reservation(
+            vcpus=4, amount=2)])
+        flavor = lease['reservations'][0]['flavor_id']
+        self.boot_active('one', flavor=flavor)
+        fault = self.fault(flavor, 2)
+        # Both hosts are full until the lease ends.
+        self.assertEqual((1, lease['end_date']), (
+            fault['fits_now'], fault['next_start']))
+        self.assertIn(f'boot at most 1 more, or raise the amount of lease '
+                      f'{lease["id"]}. next_start: {lease["end_date"]}, of a '
+                      f'lease of their own. fits_now: 1.', fault['message'])
+
+    def fault(self, flavor, count):
+        answer = self.alice.api_request(
+            '/servers', method='POST', headers={
+                'Content-Type': 'application/json'}, body=json.dumps({
+                    'server': {'name': 'more', 'flavorRef': flavor,
+                               'imageRef': base.IMAGE, 'networks': 'none',
+                               'min_count': count}}),
+            check_response_status=None)
+        self.assertEqual(409, answer.status_code, answer.text)
+        return answer.json()['conflictingRequest']
 
     def test_nobody_boots_with_it_before_its_time(self):
         lease = self.make(start_in=HOUR)
@@ -752,6 +777,27 @@ class TestAnswers(ApiTestCase):
         self.ask('GET', '/leases', limit=0, code=400)
         # Whether there are leases or not.
         self.ask('GET', '/leases', fields='color', name='none', code=400)
+
+    def test_what_has_just_ended_is_listed_for_a_while(self):
+        self.flags(list_ended=300, group='blazar')
+        lease = self.make_active(reservations=[], length=60)
+        gone = self.make(start_in=HOUR)
+        self.ask('DELETE', f'/leases/{gone["id"]}', code=204)
+        self.run_until(clocks.SystemClock().now() + 100)
+        self.assertEqual('TERMINATED', self.get(lease)['status'])
+        self.assertEqual(['lease1'], [
+            one['name'] for one in self.ask('GET', '/leases')['leases']])
+        for more, count in (({'ended': 'true'}, 1), ({'ended': 'false'}, 0)):
+            self.assertEqual(count, len(self.ask(
+                'GET', '/leases', **more)['leases']))
+
+    def test_an_administrator_asks_for_any_property_of_a_host(self):
+        wanted = '["=", "$hypervisor_hostname", "host2"]'
+        self.assertIn('hypervisor_hostname', self.make(
+            reservations=[self.reservation(resource_properties=wanted)],
+            code=400)['error_message'])
+        self.make(reservations=[self.reservation(resource_properties=wanted)],
+                  client=self.admin)
 
     def test_a_list_without_pages_is_whole_or_refused(self):
         """Some clients follow no links."""

@@ -69,7 +69,7 @@ BAD_PARAMS = (
     ('{"start": "tomorrow", "duration": "2h"}',
      'tomorrow is an invalid date. Required format: %Y-%m-%d %H:%M'),
     ('{"start": "2030-02-30 00:00", "duration": "2h"}', 'Required format'),
-    ('{"start": "2030-01-01", "duration": "2h"}', 'Required format'),
+    ('{"start": "2030-01-01T", "duration": "2h"}', 'Required format'),
     ('{"start": "2030-01-01 25:00", "duration": "2h"}', 'Required format'),
     ('{"start": "9999-01-01 00:00", "duration": "2h"}', 'Required format'),
     ('{"start": "now", "end": ""}', 'Required format'),

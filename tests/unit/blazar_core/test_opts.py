@@ -48,6 +48,7 @@ class TestOpts(base.BaseTestCase):
              'grace_period': 0, 'cleaning_time': 0, 'cleaning_command': '',
              'cleaning_timeout': 10, 'encryption_keys': [],
              'public_properties': ['hypervisor_type', 'vcpus'],
+             'list_ended': 86400,
              'allow_untested_nova': False,
              'notification_topic': 'blazar_notifications',
              'other_hints': [],
@@ -69,7 +70,7 @@ class TestOpts(base.BaseTestCase):
     def test_limits_are_finite_and_nobody_is_asked_by_default(self):
         self.assertEqual(
             {'max_lease_duration': 31536000,
-             'max_lease_ahead': 31536000,
+             'max_lease_ahead': -1,
              'max_lease_duration_exempt_project_ids': [],
              'max_leases_per_project': 100,
              'max_held_servers_per_project': 50,

@@ -123,6 +123,12 @@ class TestFilters(ViewsTestCase):
         self.assertEqual(['to come'], self.names())
         self.assertEqual(['over', 'to come'], self.names(ended=True))
         self.assertEqual(['over'], self.names(status='TERMINATED'))
+        end = views.get(self.database, over['id'])['end_date']
+        for ended_after, names in ((end - 1, ['over', 'to come']),
+                                   (end, ['to come'])):
+            self.assertEqual(names, self.names(ended_after=ended_after))
+            self.assertEqual(['to come'], self.names(
+                ended_after=ended_after, status='PENDING'))
         self.assertEqual(['to come'], self.names(
             status='PENDING', ended=True))
         self.assertEqual('over', views.get(

@@ -413,7 +413,13 @@ class TestChange(base.RefusalTestCase):
 class TestQuery(base.RefusalTestCase):
 
     def query(self, **values):
-        return bodies.query(values, NOW)
+        return bodies.query(values, NOW, 0)
+
+    def test_what_has_just_ended_is_listed(self):
+        for values, ended_after in (({}, NOW - 60), ({'ended': 'false'}, None),
+                                    ({'ended': 'true'}, None)):
+            self.assertEqual(ended_after, bodies.query(
+                values, NOW, 60)[0].ended_after)
 
     def test_nothing_said_is_a_page_of_what_is_not_over(self):
         self.assertEqual((views.Query(

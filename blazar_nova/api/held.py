@@ -168,10 +168,10 @@ class Admission:
         now = self._parts.clock.now()
         try:
             window = model.Window(now, full.until)
+            request = requests.LeaseRequest(None, window, None, (), '', True)
             refusal = self._leases.making.quote(making.NewLease(
-                call.context.project_id, call.context.user_id,
-                requests.LeaseRequest(None, window, None, (), '', True),
-                (making.NewReservation(self._demand(call, now)),)))
+                call.context.project_id, call.context.user_id, request,
+                (making.NewReservation(self._demand(call, request)),)))
         except errors.BlazarError as exc:
             LOG.info('Servers %s: when a lease of their own could start is '
                      'not known: %s', ', '.join(call.server_ids), exc)

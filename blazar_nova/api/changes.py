@@ -216,7 +216,8 @@ def asking(parts: wiring.Parts, context: ty.Any, start: int,
     """
     return types.Asking(context, functools.partial(
         enrolment.public, parts.database,
-        parts.conf.blazar.public_properties), parts.types,
+        parts.conf.blazar.public_properties), parts.types, functools.partial(
+            parts.identity.check_exist, key='projects'),
         parts.expects_changes(start))
 
 

@@ -24,7 +24,7 @@ __all__ = ['Handing', 'is_asked']
 
 LOG = logging.getLogger(__name__)
 
-_KEYS = {'project_id': 'the id of a project', 'user_id': 'the id of a user'}
+_KEYS = ('project_id', 'user_id')
 #: Characters that an id of keystone has at most.
 _LONGEST = 64
 
@@ -51,7 +51,7 @@ class Handing:
         :raises LimitExceeded: when the new owner may not have that much
         """
         values = inputs.json_object(body, 'The body of the request')
-        others = sorted(values.keys() - _KEYS.keys())
+        others = sorted(values.keys() - {*_KEYS})
         if others:
             raise errors.InvalidLeaseParams(
                 f'A lease that is handed over is not changed besides. Leave '
@@ -64,7 +64,9 @@ class Handing:
             for key, value in values.items()})
         if owner == before:
             return looked.described
-        self._check_exists(before, owner)
+        self._parts.identity.check_exist(
+            {owner.project_id} - {before.project_id},
+            {owner.user_id} - {before.user_id})
         if owner.project_id != before.project_id:
             self._check_hosts(looked)
         # Servers that were asked for stay their user's, in whose name they
@@ -122,25 +124,6 @@ class Handing:
             LOG.warning('Lease %s: whether its owner exists is looked at '
                         'again later: %s', lease['id'], exc)
         self._parts.notify('lease.update', lease)
-
-    def _check_exists(self, before: owning.Owner, owner: owning.Owner,
-                      ) -> None:
-        """Whether keystone has the new owner, if it can be asked."""
-        projects = {owner.project_id} - {before.project_id}
-        users = {owner.user_id} - {before.user_id}
-        try:
-            absent = self._parts.identity.absent(projects, users)
-        except errors.CloudUnavailable as exc:
-            LOG.warning('Whether project %s and user %s exist is not known: '
-                        '%s', owner.project_id, owner.user_id, exc)
-            return
-        for key, gone in (('project_id', absent.projects),
-                          ('user_id', absent.users)):
-            for one in gone:
-                raise errors.InvalidLeaseParams(
-                    f'There is no {key.removesuffix("_id")} '
-                    f'{inputs.shown(one)}. Write {_KEYS[key]} that exists, as '
-                    f'"{key}".')
 
     def _check_hosts(self, looked: owning.Looked) -> None:
         """Whether no servers are on the hosts of a lease that have no

@@ -10,6 +10,7 @@ from oslo_log import log as logging
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.common import inputs
 from blazar_nova.parts import credentials
 
 __all__ = ['Identity']
@@ -59,6 +60,28 @@ class Identity:
                         'projects or users that have leases; whether they '
                         'exist is not known', len(unknown))
         return absent._replace(unknown=frozenset(unknown))
+
+    def check_exist(self, project_ids: ty.Collection[str],
+                    user_ids: ty.Collection[str] = (), key: str = '') -> None:
+        """Check whether keystone has these, where it can be asked.
+
+        :param key: of the request, by which they are named
+        :raises InvalidLeaseParams: when it does not have one
+        """
+        if not project_ids and not user_ids:
+            return
+        try:
+            absent = self.absent(project_ids, user_ids)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Whether projects %s and users %s exist is not known: '
+                        '%s', [*project_ids], [*user_ids], exc)
+            return
+        for kind, gone in (('project', absent.projects),
+                           ('user', absent.users)):
+            for one in gone:
+                raise errors.InvalidLeaseParams(
+                    f'There is no {kind} {inputs.shown(one)}. Write the id of '
+                    f'a {kind} that exists, in "{key or kind + "_id"}".')
 
     def _exists(self, kind: str, its_id: str) -> bool | None:
         """Whether there is one; None: keystone does not say."""

@@ -31,6 +31,7 @@ class Asking:
     :ivar context: of the request
     :ivar public: says which properties of hosts may be asked for
     :ivar types: what may be asked for
+    :ivar check_projects: refuses ids that are of no project
     :ivar later: whether hosts that are disabled now are expected to be
         enabled when the lease starts
     :ivar placement: what placement has said within this request
@@ -39,6 +40,7 @@ class Asking:
     context: ty.Any
     public: ty.Callable[[], ty.Sequence[str]]
     types: resources.Types
+    check_projects: ty.Callable[[ty.Collection[str]], None]
     later: bool = False
     placement: demands.Placement = dataclasses.field(
         default_factory=demands.Placement)
@@ -79,6 +81,8 @@ class Asking:
                     not self.context.is_admin):
                 properties.check(
                     properties.parse(given.get(key)), self.public())
+        self.check_projects({*params.get('projects', ())} - {
+            *before.get('projects', ())})
         wanted = kind.wanted(self, params)
         demand = wanted.demand if old is None else kind.beside(
             self, old['id'], wanted.demand)

@@ -262,6 +262,26 @@ class TestHosts(HandingMixin, test_whole_hosts.HostsTestCase):
         owner, = self.owners(reservation_id)
         self.assertEqual('b0b', owner)
 
+    def test_they_are_shared_with_projects_that_exist(self):
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts()
+
+        def share(code, *projects):
+            return self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+                {'id': reservation_id, 'projects': [*projects]}]}, code=code)
+
+        share(200, 'b0b')
+        self.gone.update({'b0b', 'c0c'})
+        self.assertIn('There is no project c0c. Write the id of a project '
+                      'that exists, in "projects".',
+                      share(400, 'b0b', 'c0c')['error_message'])
+        # One that is gone since then prevents no other change.
+        share(200, 'b0b', 'd0d')
+        self.ask('POST', '/leases', {
+            'name': 'new', 'start_date': 'now', 'end_date': self.at(2 * HOUR),
+            'events': [], 'reservations': [
+                self.hosts_wanted(projects=['c0c'])]}, code=400)
+
     def test_who_is_on_the_hosts_is_in_the_way(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()

@@ -173,6 +173,10 @@ class TestActiveServers(ServersTestCase):
             'ON hosts.id = bookings.host_id ORDER BY server_id IS NULL')
 
     def nothing_differs(self):
+        self.listener.mirror.compare_all()
+        self.verified()
+
+    def verified(self):
         self.assertEqual([], [
             one.text for one in verify.Verifier(
                 self.listener.parts, lambda _seconds: None,
@@ -192,7 +196,8 @@ class TestActiveServers(ServersTestCase):
         self.assertEqual([('{}',)], self.books(
             "SELECT usage FROM hosts WHERE name = 'host1'"))
         self.assertNotIn(self.reservation_id, self.aggregates())
-        self.nothing_differs()
+        # At once, as the change is typed.
+        self.verified()
         other = self.boot_active('other', flavor=self.reservation_id)
         self.assertEqual('host1', self.host_of(other))
         self.refused(409, self.boot, 'too many', flavor=self.reservation_id)
@@ -255,6 +260,8 @@ class TestActiveServers(ServersTestCase):
     def test_those_that_come_are_kept_apart_from_those_that_are_there(self):
         self.admin.delete_server(self.server['id'])
         self.wait_until_gone(self.server['id'])
+        self.look()
+        self.clock.advance(60)
         self.blazar.execute("UPDATE leases SET status = 'TERMINATED'")
         _id, reservation_id = self.begun('1', '2', affinity=False)
         there = self.boot_active('there', flavor=reservation_id)

@@ -81,6 +81,10 @@ OPTS: list[cfg.Opt] = [
         'external_service_token', default='', secret=True,
         help='What the service gets as X-Auth-Token. Empty: no such '
              'header.'),
+    cfg.BoolOpt(
+        'external_service_bearer', default=False,
+        help='Send the token also as "Authorization: Bearer", as '
+             'coral-credits reads it.'),
     cfg.IntOpt(
         'external_service_timeout', default=10, min=1,
         help='Seconds to wait for the service to accept a connection, and '

@@ -14,6 +14,7 @@ from oslo_log import log as logging
 import requests
 
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import opts
 from blazar_core.leases import limits
 
@@ -21,6 +22,9 @@ __all__ = ['External']
 
 LOG = logging.getLogger(__name__)
 
+#: The amounts of a reservation, by the resource classes that they are of.
+_AMOUNTS = {'vcpus': ('VCPU', 'PCPU'), 'memory_mb': ('MEMORY_MB',),
+            'disk_gb': ('DISK_GB',)}
 _DENIED = 'The operator of this cloud does not allow this lease.'
 
 
@@ -39,8 +43,10 @@ class External:
         self._create = _url(group, 'check-create')
         self._update = _url(group, 'check-update')
         self._end = _url(group, 'on-end')
-        self._headers = {'X-Auth-Token': group.external_service_token} if (
-            group.external_service_token) else {}
+        token = group.external_service_token
+        self._headers = {'X-Auth-Token': token} if token else {}
+        if token and group.external_service_bearer:
+            self._headers['Authorization'] = f'Bearer {token}'
         self._timeout = group.external_service_timeout
         self._place = place
 
@@ -116,14 +122,34 @@ def _url(group: ty.Any, method: str) -> str | None:
 
 
 def _lease(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
-    """A lease as Blazar sends it: with the hosts of each reservation.
+    """A lease as Blazar sends it."""
+    return {**described, 'reservations': [
+        _reservation(one) for one in described.get('reservations', ())]}
+
+
+def _reservation(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
+    """A reservation as Blazar sends it: as a user has written it, with its
+    hosts.
 
     Before it is made there are none, and later Nova may move its servers:
-    the list is there for services that read it, and may be empty.
+    the list is there for services that read it, and may be empty. What came
+    with a boot, or has joined a lease, was written by nobody: it has what its
+    servers take.
     """
-    return {**described, 'reservations': [
-        {'allocations': [], **reservation}
-        for reservation in described.get('reservations', ())]}
+    said = {'allocations': [], **described}
+    resources = described.get('resources') or {}
+    if model.HOST in resources or described['resource_type'] not in (
+            'virtual:instance', 'flavor:instance'):
+        return said
+    if 'source_flavor_id' in said:
+        # That of the reservation is no flavor of the cloud yet.
+        said['flavor_id'] = said['source_flavor_id']
+    for key, classes in _AMOUNTS.items():
+        if resources and key not in said:
+            said[key] = sum(resources.get(rc, 0) for rc in classes)
+    if said.get('affinity') is None:
+        said['affinity'] = 'None'
+    return said
 
 
 def _message(url: str, answer: requests.Response) -> str:

@@ -84,7 +84,8 @@ class TestOpts(base.BaseTestCase):
              'external_service_check_create_endpoint': None,
              'external_service_check_update_endpoint': None,
              'external_service_on_end_endpoint': None,
-             'external_service_token': '', 'external_service_timeout': 10},
+             'external_service_token': '', 'external_service_timeout': 10,
+             'external_service_bearer': False},
             dict(self.conf().blazar_enforcement.items()))
 
     def test_every_default_is_a_value_that_could_be_written(self):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
 import http.server
 import json
 import socket
@@ -21,7 +22,7 @@ LEASE = {'name': 'lease', 'start_date': '2027-01-15T08:00:00.000000',
          'reservations': [{'resource_type': 'virtual:instance',
                            'amount': 2, 'vcpus': 1}]}
 SENT = {**LEASE, 'reservations': [
-    {**LEASE['reservations'][0], 'allocations': []}]}
+    {**LEASE['reservations'][0], 'allocations': [], 'affinity': 'None'}]}
 PLACE = {'auth_url': 'http://keystone.test/v3', 'region_name': 'one'}
 CONTEXT = {'user_id': 'user', 'project_id': 'project', **PLACE}
 ASKED = limits.Asked('project', 'user', model.Window(0, 3600), 2,
@@ -130,6 +131,35 @@ class TestAsked(ExternalTestCase):
         self.external(base_endpoint=self.service.url,
                       token='secret').check(ASKED)
         self.assertEqual('secret', self.service.asked[0][1]['X-Auth-Token'])
+
+    def test_the_token_as_coral_credits_reads_it(self):
+        self.external(base_endpoint=self.service.url, token='t',
+                      bearer=True).check(ASKED)
+        headers = self.service.asked[0][1]
+        self.assertEqual(('t', 'Bearer t'), (
+            headers['X-Auth-Token'], headers['Authorization']))
+
+    def test_reservations_have_what_blazar_sends(self):
+        """The ones that a user has written, and those of boots."""
+        amounts = {'VCPU': 1, 'PCPU': 2, 'MEMORY_MB': 64, 'DISK_GB': 3}
+        shown = {'vcpus': 3, 'memory_mb': 64, 'disk_gb': 3}
+        for one, more in (
+                ({'resource_type': 'virtual:instance', 'amount': 2,
+                  'resources': amounts}, {**shown, 'affinity': 'None'}),
+                ({'resource_type': 'flavor:instance', 'amount': 1,
+                  'affinity': False, 'flavor_id': 'of the reservation',
+                  'source_flavor_id': '7', 'resources': amounts},
+                 {**shown, 'flavor_id': '7'}),
+                ({'resource_type': 'virtual:instance', 'vcpus': 1,
+                  'memory_mb': 2, 'disk_gb': 0, 'affinity': True,
+                  'resources': amounts}, {}),
+                ({'resource_type': 'physical:host', 'min': 1, 'max': 1,
+                  'resources': {'HOST': 1}}, {})):
+            self.external().check(dataclasses.replace(
+                ASKED, described={**LEASE, 'reservations': [one]}))
+            self.assertEqual(
+                [{**one, 'allocations': [], **more}],
+                self.service.asked.pop()[2]['lease']['reservations'])
 
     def test_nobody_is_asked_unless_configured(self):
         with fixtures.MonkeyPatch('requests.post', self.fail):

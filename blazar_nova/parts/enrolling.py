@@ -360,7 +360,8 @@ def _described(host: models.Host, zones: ty.Mapping[str, str],
         # Unknown of hosts that an earlier release has enrolled.
         'created_at': None if host.enrolled_at is None else clocks.stamp(
             host.enrolled_at),
-        'updated_at': clocks.stamp(host.updated_at)}
+        # That of the row is of its bookings, too.
+        'updated_at': None}
 
 
 def _where(of: ty.Mapping[str, str]) -> list[ty.Any]:

@@ -204,7 +204,7 @@ class TestRefusals(HostsTestCase):
         reader = self.api(user='carol', roles=('reader',))
         nobody = self.api(user='dave', roles=())
         for method, path, of_reader in (
-                ('GET', '', 403), ('POST', '', 403),
+                ('GET', '', 200), ('POST', '', 403),
                 ('GET', f'/{made["id"]}', 403),
                 ('PUT', f'/{made["id"]}', 403),
                 ('DELETE', f'/{made["id"]}', 403),
@@ -418,10 +418,13 @@ class TestProperties(HostsTestCase):
 
     def test_private_ones_are_for_admins_who_ask_for_them(self):
         for name, public in (('gpu', 'a/b'), ('a/b', None)):
+            found = self.hosts_api('PATCH', f'/properties/{name}',
+                                   {'private': True})['resource_property']
             self.assertEqual(
-                {'resource_property': {'property': name, 'private': True}},
-                self.hosts_api('PATCH', f'/properties/{name}',
-                               {'private': True}))
+                (name, name, True, 'physical:host'), tuple(
+                    found[key] for key in (
+                        'property', 'property_name', 'private',
+                        'resource_type')))
             for client in (self.admin, self.alice):
                 self.assertEqual([public] if public else [], [
                     one['property'] for one in self.properties(client)])

@@ -403,6 +403,23 @@ class TestEachChangeOfClocks(base.BaseTestCase):
             if by_wall:
                 self.assertEqual(found, several[1].window)
 
+    def check_moved(self, zone, change, begins, lasts, by):
+        """One that is moved there is what one is that was made there.
+
+        :param by: minutes from where it was
+        """
+        start = datetime.datetime.fromtimestamp(
+            change - 1, zone).replace(tzinfo=None, fold=0) + (
+                datetime.timedelta(seconds=1, minutes=begins))
+        to = recurrence.Dates(
+            start, start + datetime.timedelta(minutes=lasts))
+        much = datetime.timedelta(minutes=by)
+        dates = recurrence.Dates(*(one - much for one in to))
+        found = recurrence.moved(dates, [much, much], zone,
+                                 recurrence.window(dates, zone))
+        self.assertEqual(recurrence.window(to, zone), found.window)
+        self.assertIn(found.absent, (None, to))
+
     def test_windows_around_it(self):
         dice = random.Random(49)
         names = sorted(zoneinfo.available_timezones() - {
@@ -413,3 +430,6 @@ class TestEachChangeOfClocks(base.BaseTestCase):
             zone, change = dice.choice(known)
             self.check(zone, change, dice.randrange(-180, 180),
                        dice.choice((1, 5, 30, 60, 90, 300, 1440)))
+            self.check_moved(
+                zone, change, dice.randrange(-180, 180), dice.choice(
+                    (1, 30, 60, 300)), dice.choice((-1440, -60, 30, 10080)))

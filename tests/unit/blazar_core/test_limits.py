@@ -13,6 +13,7 @@ from blazar_core.leases import changing
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import quotas
+from blazar_core.leases import usage
 from tests import databases
 from tests.unit import base
 
@@ -435,6 +436,27 @@ class TestSeries(LimitsTestCase):
         self.assertEqual(one, [
             sql for sql in self.statements if sql.startswith('SELECT')])
         self.assertEqual(31, len(self.asked_others))
+
+
+class TestMovedTogether(LimitsTestCase):
+    """What leases have that are changed in one transaction."""
+
+    def test_they_are_not_in_each_others_way(self):
+        self.limit(**{VCPUS: 2, LEASES: 2})
+        one, two = self.have(50, 100), self.have(150, 200)
+        moved = {'start': 150, 'end': 200, 'lease_id': one['id'],
+                 'resized': False}
+        self.allowed(**moved, beside=frozenset([two['id']]))
+        self.refused(VCPUS, **moved)
+        self.have(150, 200)
+        self.refused(VCPUS, **moved, beside=frozenset([two['id']]))
+
+    def test_the_hosts_of_both_are_left(self):
+        one, two = self.have(50, 100), self.have(150, 200)
+        with self.database.reader() as session:
+            spread = usage.spread(session.connection(), 'project', (
+                one['id'], two['id'], None), 2)
+        self.assertEqual((frozenset(), ()), (spread.hosts, spread.leases))
 
 
 class TestHeld(LimitsTestCase):

@@ -3,13 +3,17 @@
 
 """Leases that recur: admitted together, told as one, and their servers."""
 
+import datetime
+
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import recurrence
 from blazar_core.db import models
+from blazar_core.leases import changing
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
@@ -109,6 +113,54 @@ class TestAdmission(RecurringTestCase):
             one.before_end, one.events[0].time))
         self.assertEqual((NOW + 240, NOW + 220), (
             other.before_end, other.events[0].time))
+
+
+class TestMoved(RecurringTestCase):
+    """All in one transaction."""
+
+    def move(self, lease, by, also=None):
+        found = self.leases.recurring.unfinished(lease['id'])
+        if by > 0:
+            found.reverse()
+        return self.leases.changing.update_all({one['id']: changing.Change(
+            start=one['start_date'] + by, end=one['end_date'] + by)
+            for one in found}, also)
+
+    def starts(self, lease):
+        return [one['start_date'] - NOW for one in self.leases.recurring.get(
+            lease['id'])['occurrences']]
+
+    def test_over_each_other(self):
+        lease = self.make(100, 200, 300)
+        for by, starts in ((100, [200, 300, 400]), (-90, [110, 210, 310])):
+            self.move(lease, by)
+            self.assertEqual(starts, self.starts(lease))
+
+    def test_all_or_none(self):
+        lease = self.make(100, 200, 300)
+        self.lease(380, 410)
+        before = self.everything()
+        error = self.assertRaises(errors.Refused, self.move, lease, 60)
+        self.assertEqual(NOW + 360, error.refusal.occurrence)
+        self.assertEqual(before, self.everything())
+
+    def test_nor_is_what_is_said_of_them(self):
+        lease = self.make(100, 200)
+        recurring = self.leases.recurring
+        dates = recurrence.Dates(
+            datetime.datetime(2027, 3, 28, 2, 15),
+            datetime.datetime(2027, 3, 28, 2, 45))
+        window = model.Window(NOW + 110, NOW + 160)
+        self.lease(400, 410)
+        self.assertRaises(errors.Refused, self.move, lease, 200,
+                          recurring.shift(lease['id'], {window: dates}))
+        self.assertEqual({}, recurring.nominal(lease['id']))
+        self.move(lease, 10, recurring.shift(lease['id'], {window: dates}))
+        self.assertEqual({window: dates}, recurring.nominal(lease['id']))
+        one, other = recurring.get(lease['id'])['occurrences']
+        self.assertIn('from 2027-03-28 02:15 to 2027-03-28 02:45 (UTC)',
+                      one['reason'])
+        self.assertEqual('', other['reason'])
 
 
 class TestStatements(RecurringTestCase):

@@ -232,7 +232,7 @@ class Member:
                  if value is not None}
         if marker:
             asked['marker'] = self.marker
-        query, _fields = bodies.query(asked, worlds.NOW)
+        query, _fields = bodies.query(asked, worlds.NOW, 86400)
         found, _more = views.page(self.database, dataclasses.replace(
             query, project_id='project'))
         json.dumps(found)

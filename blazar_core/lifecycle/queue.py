@@ -190,7 +190,7 @@ class Queue:
             if not wanted:
                 break
             taken = self._database.retried(
-                self.claim, [one.event_id for one in wanted], now)
+                self.claim, [one.event_id for one in wanted])
             for one in wanted:
                 if one.event_id in taken:
                     claims.append(one)
@@ -260,10 +260,13 @@ class Queue:
             LOG.warning('Lease %s: an event was deferred by a clock that was '
                         'ahead; it is due now', lease_id)
 
-    def claim(self, event_ids: list[str], now: int) -> set[str]:
+    def claim(self, event_ids: list[str]) -> set[str]:
         """Take events; says which of them are this worker's now."""
         these = {'events': event_ids, 'worker': self._name}
         with self._database.begin() as connection:
+            # The clock is right here; when they were read it may have been
+            # wrong.
+            now = self._clock.now()
             taken = connection.execute(_CLAIM, {
                 **these, **self._at(now),
                 'until': now + self._seconds}).rowcount

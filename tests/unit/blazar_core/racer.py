@@ -62,13 +62,13 @@ from tests import databases
 from tests.unit import base
 
 
-def seize(self: queue.Queue, event_ids: list[str], now: int) -> set[str]:
+def seize(self: queue.Queue, event_ids: list[str]) -> set[str]:
     """Claim events, whoever has them."""
     with self._database.writer() as session:
         session.execute(
             sa.update(models.Event).where(models.Event.id.in_(event_ids))
             .values(status='IN_PROGRESS', claimed_by=self._name,
-                    claimed_until=now + 60))
+                    claimed_until=self._clock.now() + 60))
     return set(event_ids)
 
 

@@ -805,13 +805,13 @@ class TestClaims(EngineTestCase):
         event_id = self.event('a')
         first, second = self.engine('first'), self.engine('second')
         another = self.event('b')
-        self.assertEqual({event_id}, first._queue.claim([event_id], NOW))
-        self.assertEqual(set(), second._queue.claim([event_id], NOW))
-        self.assertEqual(set(), first._queue.claim([event_id], NOW))
+        self.assertEqual({event_id}, first._queue.claim([event_id]))
+        self.assertEqual(set(), second._queue.claim([event_id]))
+        self.assertEqual(set(), first._queue.claim([event_id]))
         self.assertEqual('first', self.row(event_id).claimed_by)
         # Of several, each gets those that nobody has.
         self.assertEqual({another}, second._queue.claim(
-            [event_id, another], NOW))
+            [event_id, another]))
         self.assertEqual('second', self.row(another).claimed_by)
 
     def test_what_another_worker_took_first_takes_no_ones_place(self):
@@ -821,11 +821,11 @@ class TestClaims(EngineTestCase):
         worker, other = self.engine('first'), self.engine('second')
         claim, taken = worker._queue.claim, []
 
-        def late(event_ids, now):
+        def late(event_ids):
             if not taken:
                 taken.extend(event_ids)
-                other._queue.claim(event_ids, now)
-            return claim(event_ids, now)
+                other._queue.claim(event_ids)
+            return claim(event_ids)
 
         worker._queue.claim = late
         busy = collections.Counter()
@@ -834,6 +834,23 @@ class TestClaims(EngineTestCase):
         self.assertEqual(set(events) - set(taken),
                          {one.event_id for one in claims})
         self.assertEqual({'project': 2}, +busy)
+
+    def test_the_time_of_a_claim_is_read_when_the_clock_is_checked(self):
+        due, ahead = self.event('a'), self.event('b', due=HOUR)
+        worker = self.engine(claim_seconds=60)
+        read = worker._queue._due
+
+        def put_right(*args):
+            found = read(*args)
+            self.clock.step(-2 * HOUR)
+            return found
+
+        worker._queue._due = put_right
+        self.clock.step(2 * HOUR)
+        claims = worker._queue.claim_due(2, collections.Counter(), 0)
+        self.assertEqual([due], [one.event_id for one in claims])
+        self.assertEqual(NOW + 60, self.row(due).claimed_until)
+        self.assertEqual('UNDONE', self.row(ahead).status)
 
     def test_claims_are_extended_before_half_of_their_beat_has_passed(self):
         event_id = self.event('a')

@@ -56,7 +56,7 @@ class Process:
 
     :param boot: makes its tasks, when it starts and each time that it is
         started again
-    :ivar offset: seconds that its clock is ahead
+    :ivar offset: seconds that its clock was set ahead
     :ivar frozen: until when it stands still
     :ivar mortal: whether it may die or stand still
     """
@@ -70,6 +70,9 @@ class Process:
         self.offset = 0
         self.frozen = 0.0
         self.lives = 0
+        #: How many seconds its clock gains in each, and since when; and what
+        #: it had gained in all before that.
+        self._rate, self.drifts_since, self._gained = 0.0, baton.now, 0.0
         self.tasks: list[Task] = []
         #: What is to be done when it dies, by others.
         self.wills: list[ty.Callable[[], None]] = []
@@ -88,6 +91,32 @@ class Process:
         self.tasks.append(task)
         self.baton.tasks.append(task)
         return task
+
+    @property
+    def gained(self) -> float:
+        """Seconds that its clock has gained since it was last put right."""
+        return self._rate * (self.baton.now - self.drifts_since)
+
+    @property
+    def elapsed(self) -> float:
+        """Its monotonic clock, which gains as much and is never put right.
+        """
+        return self.baton.now + self._gained + self.gained
+
+    def drift(self, rate: float) -> None:
+        """Put its clock right, and have it gain from now on.
+
+        :param rate: seconds in each second
+        """
+        self._gained += self.gained
+        self._rate, self.drifts_since = rate, self.baton.now
+
+    def when(self, shown: int) -> float:
+        """When its clock will show a time."""
+        when = (shown - self.offset + self._rate * self.drifts_since) / (
+            1 + self._rate)
+        # And not just before that.
+        return when + STEP if self._rate else when
 
     def die(self) -> None:
         """It does nothing any more; what it had locked is free."""
@@ -109,6 +138,7 @@ class Baton:
     """
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.dice = random.Random(seed)
         self.now = float(START)
         self.points = 0
@@ -273,10 +303,11 @@ class Clock:
         self.is_idle: ty.Callable[[], bool] = lambda: False
 
     def now(self) -> int:
-        return int(self._process.baton.now) + self._process.offset
+        process = self._process
+        return int(process.baton.now + process.gained) + process.offset
 
     def elapsed(self) -> float:
-        return self._process.baton.now
+        return self._process.elapsed
 
     def wait(self, event: threading.Event, until: int) -> None:
         baton, seen, most = self._process.baton, self.version(), LOOK

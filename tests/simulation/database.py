@@ -25,6 +25,7 @@ from blazar_core.db import api
 from blazar_core.db import skew
 from tests import databases
 from tests.simulation import baton as batons
+from tests.simulation import faults
 
 __all__ = ['Books', 'set_time']
 
@@ -82,7 +83,7 @@ class Books:
         """The database as a process sees it."""
         # Clocks that differ a little are right.
         conf = databases.configuration(
-            self.url, **{'max_clock_skew': 20, **options})
+            self.url, **{'max_clock_skew': faults.MOST_SKEW, **options})
         database = api.Database(conf, batons.Clock(process))
         engine = database.engine
         opened: list[Connection] = []

@@ -2,11 +2,12 @@
 
 """What goes wrong, how often, and for how long: by the dice of one seed."""
 
+import random
 import typing as ty
 
 from tests.simulation import baton as batons
 
-__all__ = ['Faults', 'RATES']
+__all__ = ['Faults', 'MOST_SKEW', 'RATES']
 
 #: What may happen, and how often at most when it is possible at all.
 RATES = {
@@ -36,21 +37,28 @@ TIMES = {
     'cast': (0, 2), 'build': (1, 60), 'delete': (0.1, 20), 'move': (1, 200),
     'placement': (0.01, 8), 'notification': (0, 5), 'late': (5, 900),
     'call': (1, 30), 'clean': (1, 20), 'host': (600, 86400),
-    'failure': (30, 5400), 'failures': (3600, 86400)}
+    'failure': (30, 5400), 'failures': (3600, 86400),
+    'drift': (600, 43200)}
+
+#: Seconds that clocks gain or lose in an hour at most, where they do.
+DRIFTS = 10, 60
+#: Seconds by which a clock may differ and counts as right all the same.
+MOST_SKEW = 20
 
 
 class Faults:
     """Asked at each occasion whether something goes wrong.
 
+    :param drifts: whether clocks drift. They do so by dice of their own, so
+        that it is the same story without that in all other seeds
     :ivar rates: how often each thing happens in this run
     :ivar on: whether anything goes wrong at all
     :ivar count: how often each has happened
-    :ivar last: until when, at least, something may have kept a process from
-        doing its work
     """
 
     def __init__(self, baton: batons.Baton,
-                 only: ty.Collection[str] | None = None) -> None:
+                 only: ty.Collection[str] | None = None,
+                 drifts: bool = False) -> None:
         self._baton = baton
         dice = baton.dice
         # Mostly a few of them: what is hidden by others shows then.
@@ -58,6 +66,9 @@ class Faults:
         self.rates = {name: most * dice.random()
                       if dice.random() < share else 0
                       for name, most in RATES.items()}
+        self._drifting = random.Random(f'drift {baton.seed}')
+        if drifts:
+            self.rates['drift'] = self._drifting.choice(DRIFTS)
         if only is not None:
             self.rates = {name: rate for name, rate in self.rates.items()
                           if name in only}
@@ -65,8 +76,10 @@ class Faults:
         if not self.rates.get('clock'):
             self.clocks = 0
         self.on = True
-        self.count: dict[str, int] = dict.fromkeys(RATES, 0)
-        self.last = baton.now
+        self.count: dict[str, int] = dict.fromkeys(
+            [*RATES, 'drift'], 0)
+        self._processes: list[batons.Process] = []
+        self._last = baton.now
         baton.fate = self._fate
 
     def happens(self, name: str) -> bool:
@@ -82,11 +95,21 @@ class Faults:
         """Something may keep a process from doing its work until then; who
         stands still does so for longer than what happens meanwhile.
         """
-        self.last = max(self.last, until)
+        self._last = max(self._last, until)
 
-    def pause(self, what: str) -> float:
+    @property
+    def last(self) -> float:
+        """Until when, at least, something may have kept a process from doing
+        its work.
+        """
+        for process in self._processes:
+            self._hinder_wrong(process)
+        return self._last
+
+    def pause(self, what: str, dice: random.Random | None = None) -> float:
         least, most = TIMES[what]
-        return least + (most - least) * self._baton.dice.random() ** 3
+        return least + (most - least) * (
+            dice or self._baton.dice).random() ** 3
 
     def arrivals(self) -> list[float]:
         """In how many seconds a notification arrives, each time it does."""
@@ -100,6 +123,50 @@ class Faults:
     def offset(self) -> int:
         """How many seconds a clock is ahead."""
         return self._baton.dice.randint(-self.clocks, self.clocks)
+
+    @property
+    def ahead(self) -> int:
+        """How many seconds a clock may be ahead by which something is
+        decided. Whether it differs by too much is asked once a minute.
+        """
+        return MOST_SKEW + 1 if self.rates.get('drift') else self.clocks
+
+    def drift(self, process: batons.Process) -> None:
+        """A clock is put right, and gains or loses from then on, until it is
+        put right again.
+        """
+        self._hinder_wrong(process)
+        most = self.rates.get('drift', 0)
+        if not self.on or not most:
+            process.drift(0)
+            return
+        if process not in self._processes:
+            self._processes.append(process)
+        rate = self._drifting.uniform(-most, most)
+        self.count['drift'] += 1
+        self._baton.tell(f'the clock of {process.name}, which had gained '
+                         f'{process.gained:.1f} s, is put right, and gains '
+                         f'{rate:.1f} s per hour from now on')
+        process.drift(rate / 3600)
+        since = process.drifts_since
+
+        def put_right() -> None:
+            # If it was not started again meanwhile.
+            if process.drifts_since == since:
+                self.drift(process)
+
+        self._baton.later(self.pause('drift', self._drifting), put_right)
+
+    def _hinder_wrong(self, process: batons.Process) -> None:
+        """One whose clock has gained too much does nothing."""
+        if abs(process.gained) > MOST_SKEW - 1 - self.clocks:
+            self.hinder(self._baton.now)
+
+    def cease(self) -> None:
+        """Nothing goes wrong any more."""
+        self.on = False
+        for process in self._processes:
+            self.drift(process)
 
     def database(self, what: str) -> bool:
         """Whether the database fails there."""

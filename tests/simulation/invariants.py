@@ -505,7 +505,7 @@ def followers(world: worlds.World) -> list[str]:
         # One whose clock is wrong does not follow.
         with contextlib.suppress(errors.ClockSkewed):
             if contender.picture(core.admission, instants) != expected(
-                    core.process.offset):
+                    core.clock.now() - now):
                 wrong.append(
                     f'the index of {name} is not what is in the books')
     return wrong

@@ -202,7 +202,7 @@ class Promised:
     @property
     def ahead(self) -> int:
         """How many seconds a clock may be ahead, and what it rounds."""
-        return self._world.faults.clocks + 1
+        return self._world.faults.ahead + 1
 
     def _nobody_comes_back_but_for_an_occurrence(
             self, server: clouds.Server) -> None:

@@ -42,7 +42,8 @@ class Run:
         self.world = worlds.World(
             # Where servers leave hosts there is room for some elsewhere.
             seed, only, hosts=5 if relocates else 3, apis=apis,
-            listeners=listeners, pool=POOL, relocates=relocates)
+            listeners=listeners, pool=POOL, relocates=relocates,
+            drifts=seed % 4 == 2)
         self._days = days
 
     def go(self) -> list[str]:
@@ -87,7 +88,7 @@ class Run:
                 return wrong
         baton.run(end)
         baton.tell('no more faults')
-        world.faults.on = False
+        world.faults.cease()
         return self._rest() or self._check()
 
     def _moments(self, end: float, eager: bool) -> list[float]:

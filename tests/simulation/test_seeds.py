@@ -35,6 +35,9 @@ MISSED = {
     'generation': 1, 'servers': 1, 'room': 1, 'clean': 1, 'between': 1,
     'undo': 3, 'guests': 4, 'judged': 4, 'used': 4, 'orphans': 5, 'clock': 5,
     'deadline': 7, 'again': 12, 'twice': 13, 'held': 138, 'own': 6}
+#: The first seed by which ``clock`` is missed where clocks drift, and nothing
+#: else goes wrong.
+DRIFTED = 10
 #: Those that stand in the simulation itself, so that no unit test misses them.
 SIMULATED = ('recheck', 'orphans', 'guests', 'twice', 'own')
 
@@ -79,12 +82,14 @@ class SeedsTestCase(base.BaseTestCase):
         self.assertEqual(0, code, text[-20_000:])
         self.assertIn('seed ', text)
 
-    def is_missed(self, guard: str) -> None:
+    def is_missed(self, guard: str, *arguments: str,
+                  first: int | None = None) -> None:
         """It is seen when a guard is missing."""
         # One statement more anywhere, and it is another seed.
+        first = first or MISSED[guard]
         code, text = simulate(
-            f'{MISSED[guard]}-{MISSED[guard] + 99}', '--without', guard,
-            '--until-wrong')
+            f'{first}-{first + 99}', '--without', guard, '--until-wrong',
+            *arguments)
         self.assertEqual(1, code, text)
         self.assertIn('WRONG', text)
 
@@ -114,6 +119,9 @@ class TestGuardsOfTheSimulation(SeedsTestCase):
     def test_each_is_missed(self) -> None:
         for guard in SIMULATED:
             self.is_missed(guard)
+
+    def test_a_clock_that_drifts_is_enough(self) -> None:
+        self.is_missed('clock', '--only', 'drift', first=DRIFTED)
 
 
 class TestToday(SeedsTestCase):

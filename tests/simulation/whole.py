@@ -104,7 +104,7 @@ class Hosts(base.WholeType):
     @property
     def cleaning_seconds(self) -> int:
         # Whose clocks differ gives it as much more time.
-        return LONGEST + 2 * self._cloud.faults.clocks
+        return LONGEST + 2 * self._cloud.faults.ahead
 
     def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
               deadline: ports.Deadline) -> ty.Collection[str]:

@@ -220,15 +220,17 @@ class World:
         has enrolled them
     :param relocates: whether what runs on hosts that are away is moved off
         them
+    :param drifts: whether clocks drift
     """
 
     def __init__(self, seed: int, only: ty.Collection[str] | None = None,
                  hosts: int = 3, apis: int = 2, listeners: int = 2,
                  vcpus: int = 8, compares: bool = True,
-                 pool: int = 0, relocates: bool = False) -> None:
+                 pool: int = 0, relocates: bool = False,
+                 drifts: bool = False) -> None:
         self.stack = contextlib.ExitStack()
         self.baton = batons.Baton(seed)
-        self.faults = faults.Faults(self.baton, only)
+        self.faults = faults.Faults(self.baton, only, drifts)
         self.cloud = clouds.Cloud(self.baton, self.faults)
         self.port = moving.Port(self.cloud)
         self.types = resources.Types(
@@ -321,7 +323,7 @@ class World:
                 'WHERE recheck_at IS NOT NULL')
              if self.cloud.hosts[uuid].there), default=None)
         for core in self.cores.values() if self.due is not None else ():
-            self.baton.alarm(self.due[0] - core.process.offset)
+            self.baton.alarm(core.process.when(self.due[0]))
         for check in self.checks:
             check()
 
@@ -330,6 +332,7 @@ class World:
         """Start a process; what it does is begun anew each time it starts."""
         def boot(process: batons.Process) -> None:
             process.offset = self.faults.offset()
+            self.faults.drift(process)
             self.cores[name] = core = Core(self, process)
             work(core)
 

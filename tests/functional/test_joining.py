@@ -208,7 +208,7 @@ class TestWhoMayNot(JoiningTestCase):
         self.check('is not built yet', held['id'])
 
     def test_what_is_no_list_of_ids(self):
-        for servers in ([], 'x', [1], ['x'], {}, None, ['\x00'],
+        for servers in ([], 'x', [1], ['x'], {}, ['\x00'],
                         [uuidutils.generate_uuid() for _ in range(51)]):
             self.ask('POST', '/leases', {
                 'name': 'a', 'end_date': self.at(HOUR), 'servers': servers},

@@ -1150,8 +1150,10 @@ class TestAsking(HostsTestCase):
                  'are not here: it is RegionOne'),
                 ({'min': 3, 'max': 2}, '"max" must be at least "min"'),
                 ({'min': 0}, '"min" is 0'), ({'max': None}, 'Missing'),
-                ({'before_end': 'snapshot'}, '"before_end" must be one of'),
-                ({'vcpus': 1}, 'The key "vcpus" is not known')):
+                ({'before_end': 'other'}, '"before_end" must be one of'),
+                ({'before_end': 'snapshot'}, 'Add "before_end_date"'),
+                ({'vcpus': 1}, '"vcpus" cannot be reserved as physical:host'),
+                ({'cpus': 1}, 'The key "cpus" is not known')):
             error = self.make(
                 reservations=[self.hosts_wanted(**params)], code=400)
             self.assertIn(part, error['error_message'])

@@ -16,7 +16,8 @@ from blazar_core.db import vault
 
 from tests import samples
 
-__all__ = ['ACCOUNTS', 'PASSWORD', 'REGION', 'Site', 'write', 'write_own']
+__all__ = ['ACCOUNTS', 'Lines', 'PASSWORD', 'REGION', 'Site', 'write',
+           'write_file', 'write_own']
 
 #: Of everybody; nothing of this is reached from outside of the machine.
 PASSWORD = 'secret'
@@ -53,6 +54,10 @@ class Site(ty.NamedTuple):
         """The folder of a service's configuration."""
         return os.path.join(self.folder, 'etc', service)
 
+    @property
+    def transport_url(self) -> str:
+        return f'rabbit://guest:guest@127.0.0.1:{self.ports["rabbitmq"]}/'
+
     def data(self, *names: str) -> str:
         return os.path.join(self.folder, 'data', *names)
 
@@ -63,16 +68,16 @@ def write(site: Site) -> None:
                    'etc/rabbitmq', 'data/images', 'data/staging',
                    'data/tasks', 'data/locks', 'data/nova', 'data/guests'):
         os.makedirs(os.path.join(site.folder, folder), exist_ok=True)
-    _write(f'{site.etc("keystone")}/keystone.conf', _keystone(site))
-    _write(f'{site.etc("placement")}/placement.conf', _placement(site))
-    _write(f'{site.etc("glance")}/glance-api.conf', _glance(site))
+    write_file(f'{site.etc("keystone")}/keystone.conf', _keystone(site))
+    write_file(f'{site.etc("placement")}/placement.conf', _placement(site))
+    write_file(f'{site.etc("glance")}/glance-api.conf', _glance(site))
     control, conductor, compute = _nova(site)
-    _write(f'{site.etc("nova")}/nova.conf', control)
-    _write(f'{site.etc("nova")}/scheduler.conf', {
+    write_file(f'{site.etc("nova")}/nova.conf', control)
+    write_file(f'{site.etc("nova")}/scheduler.conf', {
         section: options for section, options in control.items()
         if 'notifications' not in section})
-    _write(f'{site.etc("nova")}/conductor.conf', conductor)
-    _write(f'{site.etc("nova")}/compute.conf', compute)
+    write_file(f'{site.etc("nova")}/conductor.conf', conductor)
+    write_file(f'{site.etc("nova")}/compute.conf', compute)
     _write_paste(f'{site.etc("nova")}/api-paste.ini')
     with open(f'{site.etc("rabbitmq")}/rabbitmq.conf', 'w') as file:
         file.write(
@@ -84,7 +89,7 @@ def write(site: Site) -> None:
 
 def write_own(site: Site, name: str, host: str) -> None:
     """Write what only one process of Nova has."""
-    _write(f'{site.etc("nova")}/{name}.conf', {'DEFAULT': {
+    write_file(f'{site.etc("nova")}/{name}.conf', {'DEFAULT': {
         'host': host, 'state_path': site.data(name)}})
     os.makedirs(site.data(name), exist_ok=True)
     if name.startswith('nova-compute'):
@@ -94,7 +99,8 @@ def write_own(site: Site, name: str, host: str) -> None:
             file.write(str(uuid.uuid5(uuid.NAMESPACE_DNS, host)))
 
 
-def _write(path: str, lines: Lines) -> None:
+def write_file(path: str, lines: Lines) -> None:
+    """Write options; of a list, a line for each value."""
     with open(path, 'w') as file:
         for section, options in lines.items():
             file.write(f'[{section}]\n')
@@ -177,8 +183,7 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
         'DEFAULT': {
             'my_ip': '127.0.0.1',
             'state_path': site.data('nova'),
-            'transport_url': 'rabbit://guest:guest@127.0.0.1:'
-                             f'{site.ports["rabbitmq"]}/',
+            'transport_url': site.transport_url,
             'report_interval': 5, 'service_down_time': 30,
             # A conductor waits no longer for a scheduler, so that a build
             # that got lost is known to be a minute later.

@@ -26,7 +26,7 @@ from tests.stack import configuration
 from tests.stack import processes
 from tests.stack import servers
 
-__all__ = ['Stack', 'Status']
+__all__ = ['ROOT', 'Stack', 'Status', 'free_ports', 'wsgi_command']
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
@@ -229,6 +229,14 @@ class Stack:
         """The URL of a database, ``blazar_nova`` or ``nova`` for example."""
         return self.site.urls[name]
 
+    def admin_url(self, name: str) -> str:
+        """The URL of any database for the administrator."""
+        return self._database.url(name)
+
+    def execute(self, *statements: str) -> None:
+        """Run statements as the administrator of the database server."""
+        self._database.execute(*statements)
+
     def cut(self, name: str) -> None:
         """Take a database from those who use it."""
         self._database.cut(name)
@@ -372,9 +380,9 @@ class Stack:
 
     def _wsgi(self, name: str, service: str, module: str,
               *needs: str) -> Program:
-        return self._module(
-            name, 'wsgi', str(self.settings.ports[service]), module, '8',
-            ready='Serving requests', needs=needs)
+        return self._program(
+            name, wsgi_command(self._python(name), self.settings.ports[
+                service], module), 'Serving requests', needs=needs)
 
     def _nova(self, name: str, conf: str, needs: tuple[str, ...]) -> Program:
         """A daemon with messages and a configuration of its own."""
@@ -516,7 +524,7 @@ class Stack:
             path = os.path.join(self.folder, name)
             shutil.rmtree(path, ignore_errors=True)
             os.mkdir(path)
-        settings.ports = dict(zip(PORTS, _free_ports(len(PORTS)),
+        settings.ports = dict(zip(PORTS, free_ports(len(PORTS)),
                                   strict=True))
         os.mkdir(os.path.join(self.folder, 'data', settings.database))
         self._store(settings)
@@ -564,7 +572,13 @@ class Stack:
             self.__dict__.pop(name, None)
 
 
-def _free_ports(count: int) -> list[int]:
+def wsgi_command(python: str, port: int, module: str) -> list[str]:
+    """Serve a WSGI application by a Python that need not have the tests."""
+    return [python, '-P', os.path.join(os.path.dirname(__file__), 'wsgi.py'),
+            str(port), module, '8']
+
+
+def free_ports(count: int) -> list[int]:
     """Ports that nobody uses.
 
     Not of those that the system gives to whoever connects somewhere: one of

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Serves a WSGI application: python -m tests.stack.wsgi PORT MODULE THREADS
+"""Serves a WSGI application: python -P wsgi.py PORT MODULE THREADS
 
 Several of these on the same port share its requests: the kernel gives each
 new connection to one of them. So there is no master that starts a killed one

@@ -6,7 +6,6 @@ Its services run from a Python environment that has the package ``blazar``, on
 the stack's keystone, database server and RabbitMQ.
 """
 
-import contextlib
 import os
 import subprocess
 
@@ -26,13 +25,12 @@ _PATIENCE = 120
 
 
 class Blazar:
-    """blazar-api and blazar-manager; as a context manager they are ended.
+    """blazar-api and blazar-manager, which somebody has to stop.
 
     :param cloud: the stack, which is up
     :param python: of the environment that has Blazar
     :ivar conf: the path of ``blazar.conf``
     :ivar url: of its API
-    :ivar database_url: of its database, for its administrator
     """
 
     def __init__(self, cloud: stacks.Stack, python: str) -> None:
@@ -49,23 +47,15 @@ class Blazar:
             processes.Program(
                 'blazar-api',
                 stacks.wsgi_command(python, port, 'blazar.wsgi.api'),
-                'Serving requests',
-                environ=environ),
+                'Serving requests', environ=environ),
             processes.Program(
                 'blazar-manager',
                 [self._command('blazar-manager'), '--config-file', self.conf],
                 'start method', environ=environ))]
 
-    def __enter__(self) -> 'Blazar':
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self.stop()
-
     def set_up(self) -> None:
         """Make its database, its tables and ``blazar.conf``."""
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(os.path.dirname(self.conf))
+        os.makedirs(os.path.dirname(self.conf), exist_ok=True)
         self._cloud.execute(f'CREATE DATABASE {_DATABASE}')
         configuration.write_file(self.conf, self._lines())
         subprocess.run([self._command('blazar-db-manage'), '--config-file',

@@ -22,8 +22,9 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Claimed', 'HOSTS', 'Leased', 'claim', 'generations', 'recheck',
-           'release', 'report', 'report_usage', 'retain', 'record', 'usage_of']
+__all__ = ['Claimed', 'HOSTS', 'Leased', 'claim', 'come_back', 'generations',
+           'recheck', 'record', 'release', 'report', 'report_usage', 'retain',
+           'usage_of']
 
 _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
@@ -226,6 +227,29 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
     return Claimed(host.id, server_id, before)
 
 
+def come_back(connection: sa.Connection, now: int, host_id: int,
+              server_id: str, takes: model.Resources, kept_as: str) -> None:
+    """A leased server comes back to a host that has kept its capacity.
+
+    It counts there as a claim does, whether it is on another host by now or,
+    with less, on this one.
+
+    :param takes: of all classes
+    :param kept_as: the consumer that had it there until now
+    :raises LostRace: when another process decided about the host meanwhile
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': host_id, 'server': server_id}).one()
+    until = now + pending.BACK_SECONDS
+    _change_consumers(
+        connection, now, row, None if row.consumers is None else {
+            **{one: entry for one, entry in row.consumers.items()
+               if one != kept_as},
+            server_id: ({rc: amount for rc, amount in takes.items()
+                         if amount and rc in row.capacity}, until)},
+        recheck_at=min(until + 1, row.recheck_at or until + 1))
+
+
 def keep(connection: sa.Connection, now: int, host_id: int, server_id: str,
          takes: model.Resources) -> None:
     """A server whose booking has just gone stays on its host, and counts.
@@ -317,6 +341,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
         _FAILED, {'host': row.id})] if has_failed else leased.values()
     for consumer in (leased if row.held_by is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
+    consumers |= pending.coming_back(row, now, leased.values(), allocations)
     failed = [] if row.held_by is not None else sizes.left_behind(
         session, row, now, stay, allocations)
     sized = [] if row.held_by is not None else [

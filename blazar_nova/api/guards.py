@@ -194,15 +194,20 @@ class Guards:
                     context.project_id == found[0].project_id)):
                 return None
             lease, booked = found
-            takes = demand.reverted(server_id) if wanted is None else (
-                demand.resized(server_id, wanted))
+            revert = demand.reverted(server_id) if wanted is None else None
+            takes = revert.takes if revert is not None else (
+                demand.resized(server_id, wanted) if wanted else None)
             asked = growth.asked_of(lease, booked, takes or {})
             if asked is not None:
                 words = parts.answers.lease(views.get(
                     parts.database, lease.id))
-                parts.limits.check(dataclasses.replace(
+                granted = parts.limits.check(dataclasses.replace(
                     asked, current=words, described=words,
                     server_ids=(server_id,)))
+                if revert is not None and granted is not None:
+                    # No scheduler claims a host for it.
+                    growth.revert(parts.database, parts.clock, granted,
+                                  lease.id, server_id, revert)
         except (errors.BooksUnavailable, errors.NotFound):
             return None
         except errors.BlazarError as exc:

@@ -22,6 +22,7 @@ from oslo_log import log as logging
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
+from blazar_core.leases import growth
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
@@ -170,8 +171,8 @@ def resized(server_id: str, flavor_id: str) -> model.Resources | None:
         return None
 
 
-def reverted(server_id: str) -> model.Resources | None:
-    """Return what a server would take if its resize was reverted.
+def reverted(server_id: str) -> growth.Revert | None:
+    """Return what a server would take if its resize was reverted, and where.
 
     :returns: None: it is in no resize, as far as Nova knows
     """
@@ -184,12 +185,15 @@ def reverted(server_id: str) -> model.Resources | None:
                 context, mapping.cell_mapping) as in_cell:
             before = objects.Instance.get_by_uuid(
                 in_cell, server_id, ['flavor']).old_flavor
+            migration = objects.Migration.get_by_instance_and_status(
+                in_cell, server_id, 'finished')
     except exception.NotFound:
         return None
     if before is None:
         return None
     spec.flavor = before
-    return resources_of(spec)
+    return growth.Revert(resources_of(spec), migration.source_compute,
+                         migration.source_node, migration.uuid)
 
 
 def policy_of(spec: ty.Any) -> str | None:

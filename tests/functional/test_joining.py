@@ -340,6 +340,33 @@ class TestLimits(JoiningTestCase):
         self.alice.post_server_action(first, revert)
         self.wait_for_status(first, 'ACTIVE')
 
+    def test_two_reverts_at_once_are_within_them(self):
+        """What the first takes counts before the server is there."""
+        self.flags(allow_resize_to_same_host=True)
+        self.admin.post_flavor({'flavor': {
+            'id': 'half', 'name': 'half', 'vcpus': 1, 'ram': 4096,
+            'disk': 40}})
+        servers = [self.server, self.boot_active('second', flavor='3')['id']]
+        self.listener.mirror.compare_all()
+        lease = self.adopt(servers[0])
+        for server in servers:
+            self.resize(server, 'half')
+            self.wait_for_status(server, 'VERIFY_RESIZE')
+            self.listener.mirror.compare_all()
+            self.fill_books()
+            if server == servers[0]:
+                self.put(lease, add_servers=[servers[1]])
+        revert = {'revertResize': None}
+        self.alice.post_server_action(servers[0], revert)
+        self.assertIn('max_reserved_vcpus_per_project', self.refused(
+            403, self.alice.post_server_action, servers[1], revert))
+        self.wait_for_status(servers[0], 'ACTIVE')
+        self.listener.mirror.compare_all()
+        self.fill_books()
+        self.assertEqual([1, 2], sorted(
+            json.loads(one)['VCPU'] for one, in self.books(
+                'SELECT resources FROM bookings')))
+
     def test_the_scheduler_judges_a_resize_too(self):
         self.flags(allow_resize_to_same_host=True)
         server = self.boot_active('small', flavor='1')['id']

@@ -245,6 +245,9 @@ _ACTIONS = entry.subject(
     entry.of(
         'nova.objects.Migration',
         entry.fields('status', 'undo an evacuation'),
+        entry.fields('uuid source_compute source_node', 'revert a resize'),
+        entry.called('get_by_instance_and_status(context, instance_uuid, '
+                     'status)', 'revert a resize'),
         entry.called('save(self)', 'undo an evacuation')),
     entry.of(
         'nova.objects.MigrationList',

@@ -3,6 +3,7 @@
 """What a scheduler lets in counts at once, and breaks no promise."""
 
 import dataclasses
+import threading
 
 import fixtures
 from oslo_utils import uuidutils
@@ -16,6 +17,7 @@ from blazar_core.books import judge
 from blazar_core.books import ledger
 from blazar_core.books import pending
 from blazar_core import cloud as clouds
+from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.leases import growth
@@ -456,6 +458,103 @@ class TestGrowth(ClaimTestCase):
         self.assertTrue(self.fits('two', server_id, VCPU=4))
         self.assertEqual(('two', {'VCPU': 4}), (
             self.host_of(server_id), self.booking(server_id).resources))
+
+
+class TestReverts(ClaimTestCase):
+    """Two servers of one CPU that had two each, and 3 CPUs at most."""
+
+    scenarios = [databases.SCENARIOS[0], *databases.SERVERS]
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=8)
+        self.host('two', VCPU=8)
+        self.books.conf.set_override(
+            'max_reserved_vcpus_per_project', 3, 'blazar_enforcement')
+        self.own = base.servers_of(self.running_lease(
+            0, 1000, resources={'VCPU': 1}, count=2))
+        self.kept = {f'migration {server_id}': {'VCPU': 2}
+                     for server_id in self.own}
+
+    def revert(self, server_id, source='two', meet=lambda: None):
+        """Whether a resize may be reverted.
+
+        :param meet: called when it was asked, and is not written
+        """
+        database = self.books.connect()
+        lease, booked = growth.booked(database, server_id)
+        asked = growth.asked_of(lease, booked, {'VCPU': 2})
+        allowed = limits.Limits(self.books.conf, database, self.clock)
+        try:
+            granted = allowed.check(dataclasses.replace(
+                asked, server_ids=(server_id,)))
+            meet()
+            growth.revert(
+                database, self.clock, granted, lease.id, server_id,
+                growth.Revert({'VCPU': 2, 'UNKNOWN': 1}, source, source,
+                              f'migration {server_id}'))
+        except errors.LimitExceeded:
+            return False
+        return True
+
+    def test_one_of_two_at_once_is_within_the_limits(self):
+        self.asked('two', **self.kept)
+        barrier, answers = threading.Barrier(2), []
+        threads = [self.in_thread(lambda server_id=server_id: answers.append(
+            self.revert(server_id, meet=lambda: barrier.wait(20))))
+            for server_id in self.own]
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual([False, True], sorted(answers))
+
+    def test_what_it_takes_counts_until_it_is_there_and_then_too(self):
+        first, second = self.own
+        self.asked('two', **self.kept)
+        self.assertTrue(self.revert(first))
+        self.assertFalse(self.revert(second))
+        # Its capacity was kept there: it counts once.
+        self.assertEqual({'VCPU': 4}, self.row('two').usage)
+        kept = {f'migration {second}': {'VCPU': 2}}
+        self.asked('two', **kept, **{first: {'VCPU': 2}})
+        self.assertFalse(self.revert(second))
+        self.cloud.servers[first] = clouds.Seen(
+            State.RUNNING, self.uuid_of('two'))
+        self.lifecycle.observing.check(first)
+        self.asked('two', **kept, **{first: {'VCPU': 2}})
+        self.assertEqual({'VCPU': 2}, self.booking(first).resources)
+        self.assertIsNone(self.booking(first).moving_to)
+        self.assertFalse(self.revert(second))
+        self.assertEqual({'VCPU': 2}, self.row('two').usage)
+
+    def test_so_it_does_where_it_has_stayed_on_its_host(self):
+        first, second = self.own
+        small = dict.fromkeys(self.own, {'VCPU': 1})
+        self.asked('one', **self.kept, **small)
+        self.assertTrue(self.revert(first, 'one'))
+        self.asked('one', **self.kept, **small)
+        self.assertFalse(self.revert(second, 'one'))
+        self.asked('one', **{
+            first: {'VCPU': 2}, second: {'VCPU': 1},
+            f'migration {second}': {'VCPU': 2}})
+        self.assertEqual({'VCPU': 2}, self.booking(first).resources)
+        self.assertIsNone(self.booking(first).moving_to)
+        self.assertFalse(self.revert(second, 'one'))
+        self.assertEqual({'VCPU': 2}, self.row('one').usage)
+
+    def test_one_that_nova_does_not_revert_counts_for_a_while(self):
+        for source in 'two', 'one':
+            server_id, other = self.own
+            there = dict.fromkeys(self.own, {'VCPU': 1}) if (
+                source == 'one') else {}
+            self.asked(source, **self.kept, **there)
+            self.assertTrue(self.revert(server_id, source))
+            self.clock.advance(pending.BACK_SECONDS + 2)
+            self.asked(source, **self.kept, **there)
+            self.assertIsNone(self.booking(server_id).moving_to)
+            self.assertEqual({'VCPU': 4}, self.row(source).usage)
+            self.assertTrue(self.revert(other, source))
+            self.clock.advance(pending.BACK_SECONDS + 2)
+            self.asked(source, **self.kept, **there)
 
 
 class TestClock(ClaimTestCase):

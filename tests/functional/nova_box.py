@@ -46,6 +46,7 @@ from blazar_core.books import follower
 from blazar_nova.compat import require_seams  # noqa: F401
 from blazar_nova.parts import wiring
 
+from tests import covering
 from tests.functional import databases
 from tests.functional import spared
 from tests import samples
@@ -243,6 +244,7 @@ class NovaBox(nova_test.TestCase):
     _boxes: ty.ClassVar[ty.Iterator[int]] = itertools.count()
 
     def setUp(self) -> None:
+        covering.switch_to(self.id())
         if next(self._boxes) == 1:
             # What is imported, and it all is by now, stays: the collector
             # need not look through it several times in each test.

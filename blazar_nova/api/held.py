@@ -79,16 +79,17 @@ class Admission:
                 if boot is not None:
                     boot.lease = lease
         except Exception as exc:
-            if isinstance(exc, errors.ReservationFull):
-                exc = self._with_start(exc, call)
-            if boot is not None:
-                boot.refused = faults.facts_of(exc)
             if reservation_id is not None or not isinstance(
                     exc, errors.OutcomeUnknown):
                 call.undo()
             else:
                 self._leave(call)
+            # Nothing of a refused boot is left if that fails.
+            if isinstance(exc, errors.ReservationFull):
+                exc = self._with_start(exc, call)
             why = faults.unless_skewed(exc, self._parts.database)
+            if boot is not None:
+                boot.refused = faults.facts_of(why)
             code, _name = faults.code_of(why)
             if code == 500:
                 raise
@@ -166,6 +167,9 @@ class Admission:
         their own could start that lasts as long as the reservation would.
         """
         now = self._parts.clock.now()
+        if full.until <= now:
+            # It has ended meanwhile.
+            return full
         try:
             window = model.Window(now, full.until)
             request = requests.LeaseRequest(None, window, None, (), '', True)

@@ -156,6 +156,25 @@ class TestLeases(ApiTestCase):
                       f'{lease["id"]}. next_start: {lease["end_date"]}, of a '
                       f'lease of their own. fits_now: 1.', fault['message'])
 
+    def test_a_reservation_that_ends_while_it_is_found_to_be_full(self):
+        lease = self.make_active()
+        parts = wiring.shared()
+        occupy, now = parts.leases.places.occupy, parts.clock.now
+
+        def slowly(*args):
+            try:
+                return occupy(*args)
+            finally:
+                self.useFixture(fixtures.MonkeyPatch(
+                    f'{__name__}.clocks.SystemClock.now',
+                    lambda _clock: now() + HOUR))
+
+        with mock.patch.object(parts.leases.places, 'occupy', slowly):
+            fault = self.fault(lease['reservations'][0]['flavor_id'], 2)
+        self.assertNotIn('next_start', fault)
+        self.assertIn('boot at most 1 more', fault['message'])
+        self.assertEqual([], self.alice.get_servers())
+
     def fault(self, flavor, count):
         answer = self.alice.api_request(
             '/servers', method='POST', headers={

@@ -3,6 +3,7 @@
 """How leases are changed: their time, their size, their name, their events."""
 
 import dataclasses
+import itertools
 import typing as ty
 
 import sqlalchemy as sa
@@ -151,7 +152,8 @@ class Changing:
                 return self._write(changes, picked, also)
             except _Unfit as exc:
                 picked[exc.lease_id] = self._pick(
-                    exc.lease_id, changes, ty.cast(Exception, exc.__cause__))
+                    exc.lease_id, changes, picked,
+                    ty.cast(Exception, exc.__cause__))
 
     def _write(self, changes: _Changes, picked: ty.Mapping[str, _Picked],
                also: ty.Callable[[sa.Connection], None] | None,
@@ -181,10 +183,11 @@ class Changing:
                 also(session.connection())
             return changed
 
-    def _pick(self, lease_id: str, changes: _Changes, why: Exception,
-              ) -> _Picked:
+    def _pick(self, lease_id: str, changes: _Changes,
+              before: ty.Mapping[str, _Picked], why: Exception) -> _Picked:
         """Find hosts for a lease that does not fit where it is.
 
+        :param before: those of the leases before it that did not fit either
         :param why: it does not
         :raises Refused: when there are none
         """
@@ -199,9 +202,15 @@ class Changing:
                 (wanted := change.reservations.get(one.id)) is None or
                 dict(wanted.params or {}) == (one.params or {})
                 for one in lease.reservations)
-            others = [row for one in api.whole(
-                session, changes.keys() - {lease_id})
-                for row in one.bookings]
+            beside = {one.id: one for one in api.whole(
+                session, changes.keys() - {lease_id})}
+            others = [row for one in beside.values() for row in one.bookings]
+            bound = None if change.granted is None else (
+                change.granted.host_bound())
+            for other in itertools.takewhile(lease_id.__ne__, changes):
+                if bound is not None and other in beside:
+                    _count(bound, beside[other], changes[other],
+                           before.get(other), now)
         occurrence = window.start if len(changes) > 1 else None
         if not plan.demands and isinstance(why, edit_rows.Unpicked):
             raise api.Outdated('another request has added it '
@@ -213,8 +222,7 @@ class Changing:
             picked = self._admission.pick_all(
                 [*plan.demands.values()], plan.window,
                 instead_of=[*plan.instead_of, *others], kept=plan.kept,
-                host_bound=None if change.granted is None
-                else change.granted.host_bound())
+                host_bound=bound)
         except errors.Refused as exc:
             raise errors.Refused(dataclasses.replace(
                 exc.refusal, occurrence=occurrence, latest_end=_latest(
@@ -376,6 +384,17 @@ def _end_of(lease: models.Lease, latest: int) -> int | None:
 def _since(kept: ty.Sequence[models.Booking], plan: replanning.Plan) -> int:
     """From when on a lease that is to last longer needs more than it has."""
     return min(row.end_date for row in kept or plan.instead_of)
+
+
+def _count(bound: admissions.ProjectHosts, lease: models.Lease,
+           change: Change, picked: _Picked | None, now: int) -> None:
+    """Count the hosts of a lease that is changed with another one.
+
+    :param picked: those that it gets; None: it stays where it is
+    """
+    stays = [row.host_id for row in lease.bookings if row.host_id is not None]
+    bound.add([stays] if picked is None else [*picked.values()], lease.booked(
+        new_window(lease, change, now), change.grace_period))
 
 
 def new_window(lease: models.Lease, change: Change, now: int) -> model.Window:

@@ -12,6 +12,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import properties
 from blazar_core.db import models
+from blazar_core.leases import changing
 from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import making
@@ -290,16 +291,53 @@ class TestSeries(HostBoundTestCase):
 
     strategy = staticmethod(strategies.spread)
 
-    def test_they_share_their_hosts(self):
+    def series(self, many):
+        """So many occurrences, made together."""
         windows = tuple(model.Window(NOW + 100 * number, NOW + 100 * number +
-                                     50) for number in range(1, HOSTS))
+                                     50) for number in range(1, many + 1))
         asked = requests.Recurrence('rule', 'UTC', 'delete', False, windows)
-        wanted = making.NewReservation(
+        self.wanted = making.NewReservation(
             model.Demand({'VCPU': 1}, 1), params={}, spec={})
         series = [
-            making.NewLease('project', 'user', one, (wanted,),
+            making.NewLease('project', 'user', one, (self.wanted,),
                             recurrence_id='all')
             for one in self.request(100, 150, recurrence=asked).occurrences]
-        self.made.recurring.create(
+        return self.made.recurring.create(
             'all', asked, series, [None] * len(series), [])
+
+    def test_they_share_their_hosts(self):
+        self.series(HOSTS - 1)
         self.assertEqual(1, len(self.on()))
+
+
+class TestSeriesMoved(TestSeries):
+    """All occurrences of a lease, which others are in the way of."""
+
+    strategy = staticmethod(strategies.pack)
+
+    def change(self, one, ids):
+        """An occurrence half a step later, if the limits let it."""
+        start = one['start_date'] + 50
+        reservation, = one['reservations']
+        return changing.Change(
+            start=start, end=start + 50,
+            reservations={reservation['id']: self.wanted},
+            granted=self.limits.check(limits.Asked(
+                'project', 'user', model.Window(start, start + 50), 1,
+                {'VCPU': 1}, lease_id=one['id'], resized=False,
+                beside=ids - {one['id']})))
+
+    def test_they_keep_to_the_bound_together(self):
+        made = self.series(8)
+        first, = (name for name in self.names
+                  if self.host_id(name) in self.on())
+        left = [name for name in self.names if name != first]
+        # Each finds another host that is fuller than the rest.
+        for number in range(8):
+            start = 100 * number + 150
+            self.ask(start, f'a{number}', first, resources={'VCPU': 4})
+            self.ask(start, f'b{number}', left[number], resources={'VCPU': 3})
+        ids = frozenset(one['id'] for one in made)
+        self.made.changing.update_all({
+            one['id']: self.change(one, ids) for one in reversed(made)})
+        self.assertLessEqual(len(self.on()), 4)

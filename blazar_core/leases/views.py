@@ -27,8 +27,9 @@ DELETING = 'DELETING'
 #: Of how many leases the parts are asked for by one statement.
 _AT_ONCE = 200
 #: A page ends after the statement with which it has so many parts:
-#: reservations, events and servers. So many more has a list without pages.
-_PARTS, _PARTS_OF_ALL = 20_000, 400_000
+#: reservations, events and servers. So many has a list without pages: ten for
+#: each of 10,000 leases, which take some seconds and 200 MB.
+_PARTS, _PARTS_OF_ALL = 20_000, 100_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class Permit:
         latest = clouds.Deadline(self._clock, SECONDS)
         unknown: errors.OutcomeUnknown | None = None
         while True:
-            again = self._clock.now() + 1
+            again = self._clock.elapsed() + 1
             try:
                 return self._database.retried(take, *args, **kwargs)
             except (errors.BooksUnavailable, errors.BooksBusy) as exc:
@@ -78,7 +78,9 @@ class Permit:
                     raise
                 if latest.passed():
                     raise unknown from exc
-            self._clock.wait(threading.Event(), again)
+            # Not by a date of before: the clock may have been put back.
+            if self._clock.elapsed() < again:
+                self._clock.wait(threading.Event(), self._clock.now() + 1)
 
     def give(self, deadline: clouds.Deadline,
              begun: ty.Sequence[facts.Lease] = (), left: bool = False,

@@ -1444,7 +1444,7 @@ class TestFromNowOn(LifecycleTestCase):
         self.send(stand_still)
         self.assert_sent_once()
 
-    def lose_answers(self, count, committed=True):
+    def lose_answers(self, count, committed=True, step=0):
         """Have the answers to commits be lost, a second after each other."""
         begin, lost = self.database.begin, []
 
@@ -1456,6 +1456,7 @@ class TestFromNowOn(LifecycleTestCase):
                     raise _RolledBack
             if len(lost) < count:
                 lost.append(self.clock.advance(1))
+                self.clock.step(step)
                 raise errors.OutcomeUnknown
 
         return mock.patch.object(self.database, 'begin', losing)
@@ -1472,6 +1473,14 @@ class TestFromNowOn(LifecycleTestCase):
         with self.lose_answers(3, committed=False):
             self.send()
         self.assertEqual(1, len(self.cast))
+        self.assert_sent_once()
+
+    def test_so_is_one_while_the_clock_is_put_back(self):
+        self.useFixture(fixtures.Timeout(20, gentle=True))
+        with self.lose_answers(1, step=-3600):
+            self.send()
+        self.assertEqual(1, len(self.cast))
+        self.clock.step(3600)
         self.assert_sent_once()
 
     def losing(self, send):

@@ -93,7 +93,8 @@ def page(database: api.Database, query: Query,
     """The leases that a query is for, and whether there are more.
 
     Two statements, or some more for several hundred leases. A page of very
-    large leases is shorter than the limit.
+    large leases is shorter than the limit. A list without pages that is too
+    long with those that are over comes without them.
 
     :raises InvalidLeaseParams: when the marker is no lease that may be seen
     """
@@ -104,10 +105,14 @@ def page(database: api.Database, query: Query,
             raise errors.InvalidLeaseParams(
                 f'The marker {query.marker} is none of these leases. Write '
                 f'the id of the last lease of the page before.')
-        described = _described(
-            session, found[:query.limit],
-            _PARTS if query.paged else _PARTS_OF_ALL)
-        return described, len(described) < len(found)
+        may_shrink = not query.paged and query.ended_after is not None
+        described = [] if may_shrink and len(found) > query.limit else (
+            _described(session, found[:query.limit],
+                       _PARTS if query.paged else _PARTS_OF_ALL))
+    more = len(described) < len(found)
+    if more and may_shrink:
+        return page(database, dataclasses.replace(query, ended_after=None))
+    return described, more
 
 
 def listed(database: api.Database, ended: bool) -> list[dict[str, ty.Any]]:

@@ -134,6 +134,29 @@ class TestFilters(ViewsTestCase):
         self.assertEqual('over', views.get(
             self.database, over['id'])['name'])
 
+    def test_those_that_are_over_keep_nobody_from_the_others(self):
+        """A list without pages is whole, or refused."""
+        over = self.named('over', 40)
+        self.lifecycle.ending.end(over['id'])
+        for name in ('one', 'two'):
+            self.named(name, 60)
+        self.assertEqual(['over'], self.names(status='TERMINATED'))
+
+        def page(limit):
+            found, more = views.page(self.database, views.Query(
+                paged=False, ended_after=0, limit=limit, sort=(
+                    ('start_date', False), ('name', False))))
+            return [lease['name'] for lease in found], more
+
+        self.assertEqual((['over', 'one', 'two'], False), page(3))
+        self.assertEqual((['one', 'two'], False), page(2))
+        self.assertEqual((['one'], True), page(1))
+        # So it is where their parts are too many.
+        for name in ('_AT_ONCE', '_PARTS_OF_ALL'):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'blazar_core.leases.views.{name}', 1))
+        self.assertEqual((['one'], True), page(3))
+
     def test_one_that_failed_or_is_going_is_not_over(self):
         going, failed = self.running_lease(), self.named('failed')
         self.cloud.stubborn.update(base.servers_of(going))

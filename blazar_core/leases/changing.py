@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import typing as ty
 
-import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.books import admission as admissions
@@ -103,7 +102,7 @@ class Changing:
         return self.update_all({lease_id: change})[0]
 
     def update_all(self, changes: _Changes,
-                   also: ty.Callable[[sa.Connection], None] | None = None,
+                   also: ty.Callable[[orm.Session], None] | None = None,
                    ) -> list[dict[str, ty.Any]]:
         """:meth:`update` for leases of one project: all of them, or none.
 
@@ -144,7 +143,7 @@ class Changing:
                 ))) from exc
 
     def _update(self, changes: _Changes,
-                also: ty.Callable[[sa.Connection], None] | None,
+                also: ty.Callable[[orm.Session], None] | None,
                 ) -> list[dict[str, ty.Any]]:
         picked: dict[str, _Picked] = {}
         while True:
@@ -156,7 +155,7 @@ class Changing:
                     ty.cast(Exception, exc.__cause__))
 
     def _write(self, changes: _Changes, picked: ty.Mapping[str, _Picked],
-               also: ty.Callable[[sa.Connection], None] | None,
+               also: ty.Callable[[orm.Session], None] | None,
                ) -> list[dict[str, ty.Any]]:
         """
         :param picked: by lease, what :meth:`_rewrite` is told
@@ -180,7 +179,7 @@ class Changing:
                         raise
                     raise _Unfit(lease_id) from exc
             if also is not None:
-                also(session.connection())
+                also(session)
             return changed
 
     def _pick(self, lease_id: str, changes: _Changes,

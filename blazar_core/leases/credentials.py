@@ -5,6 +5,7 @@
 import typing as ty
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import states
@@ -38,25 +39,29 @@ class Credentials:
 
     def _entrust(self, lease_id: str, sealed: str) -> list[str]:
         with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            row = session.get(models.Credential, lease_id)
-            if row is None:
-                session.add(models.Credential(
-                    lease_id=lease_id, sealed=sealed,
-                    created_at=self._clock.now()))
-                return []
-            before, row.sealed = row.sealed, sealed
-            sent = session.scalar(_LAST_SENT, {'lease': lease_id}) or 0
-            # A build is sent only with the credential that its lease has at
-            # that moment: one that came after the last build is in no use,
-            # and none is before the start.
-            if lease.status in (states.Lease.PENDING, states.Lease.ACTIVE) or (
-                    row.replaced and sent < row.created_at):
-                return [before]
-            kept = [before, *(row.replaced or [])]
-            # What comes now is in use if a build is sent later than that.
-            row.replaced, row.created_at = kept[:_MOST_REPLACED], sent + 1
-            return kept[_MOST_REPLACED:]
+            return self.put(session, api.locked(session, lease_id), sealed)
+
+    def put(self, session: orm.Session, lease: models.Lease, sealed: str,
+            ) -> list[str]:
+        """As :meth:`entrust`, where the lease is locked."""
+        row = session.get(models.Credential, lease.id)
+        if row is None:
+            session.add(models.Credential(
+                lease_id=lease.id, sealed=sealed,
+                created_at=self._clock.now()))
+            return []
+        before, row.sealed = row.sealed, sealed
+        sent = session.scalar(_LAST_SENT, {'lease': lease.id}) or 0
+        # A build is sent only with the credential that its lease has at that
+        # moment: one that came after the last build is in no use, and none is
+        # before the start.
+        if lease.status in (states.Lease.PENDING, states.Lease.ACTIVE) or (
+                row.replaced and sent < row.created_at):
+            return [before]
+        kept = [before, *(row.replaced or [])]
+        # What comes now is in use if a build is sent later than that.
+        row.replaced, row.created_at = kept[:_MOST_REPLACED], sent + 1
+        return kept[_MOST_REPLACED:]
 
 
 _LAST_SENT = sa.select(sa.func.max(models.Booking.sent_at)).join(

@@ -201,12 +201,12 @@ class Recurring:
                 for date in one['dates'])) for one in row.shifted or ()}
 
     def shift(self, recurrence_id: str, shifted: _Shifted,
-              ) -> ty.Callable[[sa.Connection], None]:
+              ) -> ty.Callable[[orm.Session], None]:
         """What writes of which occurrences the wall does not show both dates.
         """
-        def write(connection: sa.Connection) -> None:
+        def write(session: orm.Session) -> None:
             recurrence = notes.Recurrence.__table__
-            connection.execute(sa.update(recurrence).where(
+            session.execute(sa.update(recurrence).where(
                 recurrence.c.id == recurrence_id,
             ).values(shifted=_shifted(shifted)))
 

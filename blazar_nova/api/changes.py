@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import typing as ty
 
-import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.books import enrolment
 from blazar_core.common import errors
@@ -47,7 +47,7 @@ class Changes:
 
     def make_all(self, context: ty.Any,
                  wanted: ty.Sequence[tuple[object, _Lease]],
-                 also: ty.Callable[[sa.Connection], None] | None = None,
+                 also: ty.Callable[[orm.Session], None] | None = None,
                  ) -> list[_Lease]:
         """Change occurrences of a lease, or one lease: all, or none.
 
@@ -66,13 +66,16 @@ class Changes:
                 given.append(self._trust(context, lease, change))
                 undone.enter_context(trusts.unless_reserved(
                     self._parts, given[-1]))
+            keeping = trusts.Keeping(self._parts, {
+                lease['id']: trust for (lease, _change), trust in zip(
+                    asked, given, strict=True) if trust is not None}, also)
             changed = self._parts.leases.changing.update_all(
-                {lease['id']: change for lease, change in asked}, also)
+                {lease['id']: change for lease, change in asked},
+                keeping.write)
+        keeping.take_back()
         for (before, change), trust, lease in zip(
                 asked, given, changed, strict=True):
-            if trust is not None:
-                trusts.keep(self._parts, lease, trust)
-            elif self._lasts_longer(before, change) and (
+            if trust is None and self._lasts_longer(before, change) and (
                     is_owner(context, before)):
                 trusts.entrust(self._parts, context, lease)
             self._parts.notify('lease.update', lease)

@@ -14,17 +14,19 @@ import typing as ty
 
 from oslo_log import log as logging
 from oslo_utils import excutils
+from sqlalchemy import orm
 
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.leases import making
 from blazar_core.lifecycle import ends
 from blazar_nova.parts import ends as policies
 from blazar_nova.parts import vouching
 from blazar_nova.parts import wiring
 
-__all__ = ['entrust', 'for_end', 'given', 'has_one', 'keep', 'needed',
-           'needs_one', 'take_back', 'unless_reserved']
+__all__ = ['Keeping', 'entrust', 'for_end', 'given', 'has_one', 'keep',
+           'needed', 'needs_one', 'take_back', 'unless_reserved']
 
 LOG = logging.getLogger(__name__)
 
@@ -158,6 +160,43 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
         return
     for one in unused:
         take_back(parts, one)
+
+
+class Keeping:
+    """Trusts that are written down with what they are for: who dies behind
+    that leaves no lease with a trust that expires before its end.
+
+    :param given: the trusts, by lease
+    :param also: writes what else is changed
+    """
+
+    def __init__(self, parts: wiring.Parts, given: ty.Mapping[str, str],
+                 also: ty.Callable[[orm.Session], None] | None) -> None:
+        self._parts = parts
+        self._sealed = {lease_id: parts.vault.seal(trust)
+                        for lease_id, trust in given.items()}
+        self._also = also
+        self._unused: list[str] = []
+
+    def write(self, session: orm.Session) -> None:
+        """Write them down, in leases that are locked."""
+        self._unused = [
+            one for lease_id, sealed in self._sealed.items()
+            for one in self._parts.leases.credentials.put(
+                session, api.found(session, lease_id), sealed)]
+        if self._also is not None:
+            self._also(session)
+
+    def take_back(self) -> None:
+        """Delete those before that are not in use."""
+        for one in self._unused:
+            try:
+                trust = self._parts.vault.open(one)
+            except errors.VaultError as exc:
+                LOG.warning('A trust that was replaced is not revoked: %s',
+                            exc)
+            else:
+                take_back(self._parts, trust)
 
 
 def take_back(parts: wiring.Parts, trust: str | None) -> None:

@@ -6,12 +6,15 @@
 import datetime
 import itertools
 import json
+from unittest import mock
 import zoneinfo
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import recurrence as recurrences
+from blazar_core.leases import credentials
 from tests.functional import base
 from tests.functional import test_api
+from tests.functional import test_deletion
 from tests.functional import test_whole_hosts
 
 HOUR, DAY = 3600, 86400
@@ -524,6 +527,26 @@ class TestOneAndAll(RecurringTestCase):
         rest = self.listed(sort='name', marker=first['leases'][0]['id'])
         self.assertEqual(['b', 'c'], [one['name'] for one in rest])
         self.assertEqual(6, len(self.listed(occurrences='true')))
+
+
+class TestTrusts(test_deletion.DeletionTestCase, RecurringTestCase):
+
+    def test_whoever_dies_when_they_are_moved_leaves_none_too_short(self):
+        lease = self.boot_each()
+        start = self.start_of(lease, 0) + 2 * HOUR
+        # Nothing is written behind the transaction that moves them.
+        with mock.patch.object(credentials.Credentials, 'entrust',
+                               side_effect=RuntimeError):
+            self.ask('PUT', f'/leases/{lease["id"]}', {
+                'start_date': clocks.iso(start),
+                'end_date': clocks.iso(start + HOUR)}, code=200)
+        ends = {one['id']: seconds(one['end_date'])
+                for one in self.get(lease)['occurrences']}
+        self.assertEqual(ends, {
+            lease_id: self.trusts[self.listener.parts.vault.open(sealed)][1]
+            for lease_id, sealed in self.books(
+                'SELECT lease_id, sealed FROM credentials')})
+        self.assertEqual({'trust-0', 'trust-1', 'trust-2'}, {*self.revoked})
 
 
 class TestPlaces(RecurringTestCase):

@@ -150,9 +150,33 @@ class Changing:
             try:
                 return self._write(changes, picked, also)
             except _Unfit as exc:
-                picked[exc.lease_id] = self._pick(
+                picked |= self._pick_from(
                     exc.lease_id, changes, picked,
                     ty.cast(Exception, exc.__cause__))
+
+    def _pick_from(self, first: str, changes: _Changes,
+                   before: ty.Mapping[str, _Picked], why: Exception,
+                   ) -> dict[str, _Picked]:
+        """Find hosts for a lease that does not fit where it is.
+
+        And for those after it, which may not fit either: what is written is
+        rolled back once, not once for each of them.
+
+        :param before: those of the leases before it that did not fit either
+        :param why: it does not
+        :raises Refused: when there are none for the first
+        """
+        with self._database.reader() as session:
+            leases = {one.id: one for one in api.whole(session, changes)}
+        picked = {**before}
+        for lease_id in itertools.dropwhile(first.__ne__, changes):
+            try:
+                picked[lease_id] = self._pick(
+                    lease_id, changes, leases, picked, why)
+            except (errors.Refused, api.Outdated):
+                if lease_id == first:
+                    raise
+        return picked
 
     def _write(self, changes: _Changes, picked: ty.Mapping[str, _Picked],
                also: ty.Callable[[orm.Session], None] | None,
@@ -169,25 +193,39 @@ class Changing:
             # Before the first look: what it sees is fixed by that.
             for lease_id in sorted(changes):
                 api.lock(session, lease_id)
-            changed = []
+            edits = {}
             for lease_id, change in changes.items():
                 try:
-                    changed.append(self._rewrite(
-                        session, lease_id, change, picked.get(lease_id, {})))
-                except (ledger.Full, edit_rows.Unpicked) as exc:
+                    edits[lease_id] = self._rewrite(
+                        session, lease_id, change, picked.get(lease_id, {}))
+                except edit_rows.Unpicked as exc:
                     if lease_id in picked:
                         raise
                     raise _Unfit(lease_id) from exc
             if also is not None:
                 also(session)
-            return changed
+            session.flush()
+            # Last, as others wait for these hosts until the transaction ends.
+            try:
+                ledger.amend(session, self._clock.now(), [
+                    edit for each in edits.values() for edit in each])
+            except ledger.Full as exc:
+                for lease_id, each in edits.items():
+                    if lease_id not in picked and any(
+                            edit.new is not None and
+                            edit.new.host_id == exc.host_id for edit in each):
+                        raise _Unfit(lease_id) from exc
+                raise
+        with self._database.reader() as session:
+            return [views.describe(api.found(session, lease_id))
+                    for lease_id in changes]
 
     def _pick(self, lease_id: str, changes: _Changes,
+              leases: ty.Mapping[str, models.Lease],
               before: ty.Mapping[str, _Picked], why: Exception) -> _Picked:
-        """Find hosts for a lease that does not fit where it is.
+        """Find hosts for one lease: see :meth:`_pick_from`.
 
-        :param before: those of the leases before it that did not fit either
-        :param why: it does not
+        :param leases: those that are changed, as they were read
         :raises Refused: when there are none
         """
         change = changes[lease_id]
@@ -201,8 +239,8 @@ class Changing:
                 (wanted := change.reservations.get(one.id)) is None or
                 dict(wanted.params or {}) == (one.params or {})
                 for one in lease.reservations)
-            beside = {one.id: one for one in api.whole(
-                session, changes.keys() - {lease_id})}
+            beside = {one.id: one for one in leases.values()
+                      if one.id != lease_id}
             others = [row for one in beside.values() for row in one.bookings]
             bound = None if change.granted is None else (
                 change.granted.host_bound())
@@ -249,12 +287,12 @@ class Changing:
             reason, len(kept), 0, None, latest_end=latest)
 
     def _rewrite(self, session: orm.Session, lease_id: str, change: Change,
-                 picked: _Picked) -> dict[str, ty.Any]:
-        """Give a lease that is locked another window, amounts and hosts.
+                 picked: _Picked) -> list[ledger.Edit]:
+        """Give a lease that is locked another window and other amounts.
 
         :param picked: by reservation, the hosts that it gets (all of them,
             or those that are added, if it has begun); empty: where it is
-        :raises Full: when there is no room for that on a host
+        :returns: what becomes of its bookings
         :raises edit_rows.Unpicked: when hosts have to be picked first
         :raises Outdated: when it has other bookings than was thought
         """
@@ -278,8 +316,6 @@ class Changing:
             change.reservations.get(one.id), picked.get(one.id))
             for one in lease.reservations}
         beside = {one: resizing.beside(one) for one in edits}
-        ledger.amend(session, now, [
-            edit for each in edits.values() for edit in each])
         for one, each in edits.items():
             wanted = change.reservations.get(one.id)
             if wanted is not None:
@@ -300,9 +336,7 @@ class Changing:
         # Only what is written can be deleted again.
         session.flush()
         _rename(session, lease, change, window, now)
-        session.flush()
-        session.expire(lease)
-        return views.describe(lease)
+        return [edit for each in edits.values() for edit in each]
 
 
 def _set(lease: models.Lease, change: Change) -> None:

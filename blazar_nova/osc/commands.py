@@ -8,7 +8,6 @@ import re
 import time
 import typing as ty
 
-from cliff import columns
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 from osc_lib import exceptions
@@ -205,7 +204,7 @@ def recurrence(parsed_args: argparse.Namespace) -> Json:
 
 # Output
 
-class Texts(columns.FormattableColumn[list[ty.Any]]):
+class Texts(format_columns.ListColumn):
     """A list of anything, in its order: one of them on each line."""
 
     def human_readable(self) -> str:

@@ -21,7 +21,7 @@ __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
 #: MariaDB's TEXT ends at 64 KiB; a held build with injected files does not.
-_Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
+Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
 
 #: What something takes that has no end, and when Nova told of it; 0 when
 #: placement was asked. One that takes nothing has left.
@@ -414,7 +414,7 @@ class HeldBuild(Base):
 
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.ForeignKey('leases.id'), primary_key=True)
-    sealed: orm.Mapped[str] = orm.mapped_column(_Long)
+    sealed: orm.Mapped[str] = orm.mapped_column(Long)
     only_if_lost: orm.Mapped[bool] = orm.mapped_column(
         default=False, server_default='0')
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)

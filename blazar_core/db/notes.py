@@ -179,3 +179,20 @@ class Turn(models.Base):
     worker: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
     claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     due_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class SlotBuild(models.Base):
+    """The call that builds servers with reservation slots, sealed, until its
+    request or a listener sends it (:mod:`blazar_core.lifecycle.slots`).
+
+    :ivar server_id: the first of its servers
+    :ivar apart: whether they go to hosts that serve leases only
+    """
+
+    __tablename__ = 'slot_builds'
+
+    server_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    apart: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
+    sealed: orm.Mapped[str] = orm.mapped_column(models.Long)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)

@@ -12,10 +12,15 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.leases import using
 from blazar_core.leases import views
 
 __all__ = ['Places']
+
+
+_DISPATCH = sa.delete(notes.SlotBuild.__table__).where(
+    notes.SlotBuild.__table__.c.server_id == sa.bindparam('server'))
 
 
 class Places:
@@ -26,21 +31,33 @@ class Places:
         self._clock = clock
 
     def occupy(self, reservation_id: str, project_id: str,
-               server_ids: ty.Sequence[str]) -> bool:
+               server_ids: ty.Sequence[str], sealed: str | None = None,
+               ) -> bool:
         """Give places of a reservation to servers that are about to be built.
 
         They come together, and so their hosts are of one kind.
 
+        :param sealed: what builds them; kept until :meth:`dispatch`
         :returns: whether these serve leases only
         :raises NotFound: when the project has no such reservation
         :raises Conflict: when it is not its time
         :raises ReservationFull: when too few places are left
         """
         return self._database.retried(
-            self._occupy, reservation_id, project_id, server_ids)
+            self._occupy, reservation_id, project_id, server_ids, sealed)
+
+    def dispatch(self, server_id: str) -> bool:
+        """Take the right to send the build of servers that have slots.
+
+        :param server_id: the first of them
+        :returns: false when another process has it
+        """
+        with self._database.begin() as connection:
+            return bool(connection.execute(
+                _DISPATCH, {'server': server_id}).rowcount)
 
     def _occupy(self, reservation_id: str, project_id: str,
-                server_ids: ty.Sequence[str]) -> bool:
+                server_ids: ty.Sequence[str], sealed: str | None) -> bool:
         now = self._clock.now()
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
@@ -64,7 +81,12 @@ class Places:
                     f'already: boot at most {len(free)} more, or raise the '
                     f'amount of lease {lease.id}.', len(free), lease.end_date)
             using.begin(lease, now)
-            return _take(session, now, free, server_ids, lease.end_date)
+            apart = _take(session, now, free, server_ids, lease.end_date)
+            if sealed is not None:
+                session.add(notes.SlotBuild(
+                    server_id=server_ids[0], apart=apart, sealed=sealed,
+                    created_at=now))
+            return apart
 
     def use(self, reservation_id: str) -> bool:
         """Servers are let in that take no place, on the hosts of a lease.

@@ -23,6 +23,9 @@ class Step(enum.Enum):
     BOOT_RESERVED = 'boot: the lease is reserved, its build is not taken'
     BOOT_TAKEN = 'boot: the build is taken, and not sent yet'
     BOOT_SENT = 'boot: the build is sent'
+    # Taking reservation slots, in the process that was asked.
+    SLOT_TAKEN = 'slot: the slots are taken, their build is not'
+    SLOT_DISPATCHED = 'slot: the build is taken, and not sent yet'
     # Its start.
     START_CLAIMED = 'start: the event is claimed'
     START_READ = 'start: the call was read'

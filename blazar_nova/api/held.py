@@ -111,18 +111,25 @@ class Admission:
             LOG.exception('Servers %s: it is not known whether they have a '
                           'lease', ', '.join(call.server_ids))
 
-    @staticmethod
-    def _send(call: calls.BuildCall, send: ty.Callable[[], None]) -> None:
+    def _send(self, call: calls.BuildCall, send: ty.Callable[[], None],
+              ) -> None:
         """Send the build of servers that have reservation slots.
 
-        An error does not tell whether it was sent: a build that was not is
-        found as one that got lost.
+        An error does not tell whether it was sent: a listener sends a build
+        that was not taken, and finds one that was as one that got lost.
         """
+        servers = ', '.join(call.server_ids)
+        steps.reached(steps.Step.SLOT_TAKEN, servers)
         try:
+            if not self._leases.places.dispatch(call.server_ids[0]):
+                LOG.warning('Servers %s: a listener sends their build, as '
+                            'this process stood still', servers)
+                return
+            steps.reached(steps.Step.SLOT_DISPATCHED, servers)
             send()
         except Exception:
             LOG.exception('Servers %s: it is not known whether their build '
-                          'was sent', ', '.join(call.server_ids))
+                          'was sent', servers)
 
     def _go_within(self, reservation_id: str,
                    asked: requests.LeaseRequest | None,
@@ -151,15 +158,23 @@ class Admission:
                 f'out.')
         try:
             apart = self._leases.places.occupy(
-                reservation_id, call.context.project_id, call.server_ids)
+                reservation_id, call.context.project_id, call.server_ids,
+                self._vault.seal(call.dump(with_token=True)))
         except errors.NotFound as exc:
             # It is not the URL that there is nothing at.
             raise errors.Conflict(str(exc)) from exc
         try:
             hosted.admit(call, apart)
         except Exception:
-            with excutils.save_and_reraise_exception():
-                self._leases.places.vacate(call.server_ids)
+            with excutils.save_and_reraise_exception() as failed:
+                if self._leases.places.dispatch(call.server_ids[0]):
+                    self._leases.places.vacate(call.server_ids)
+                else:
+                    # A listener has sent the build: nothing is undone.
+                    LOG.warning('Servers %s: their request failed when their '
+                                'build was sent',
+                                ', '.join(call.server_ids), exc_info=True)
+                    failed.reraise = False
 
     def _with_start(self, full: errors.ReservationFull,
                     call: calls.BuildCall) -> Exception:

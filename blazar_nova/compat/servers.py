@@ -3,6 +3,7 @@
 """Servers, as Nova has them: looked at and built."""
 
 import contextlib
+import functools
 import typing as ty
 
 from nova import baserpc
@@ -22,6 +23,7 @@ from blazar_nova.compat import calls
 from blazar_nova.compat import deletion
 from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
+from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
 from blazar_nova.compat import keeping
 from blazar_nova.compat import leftovers
@@ -66,6 +68,22 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
         if credential is not None:
             build.renew(self._trusts.access(
                 credential, as_owner=build.makes_what_is_the_users))
+        return self._send(build, server_ids, gate)
+
+    def send_slots(self, call: str, apart: bool, gate: clouds.Gate) -> None:
+        """Send the build of servers that have reservation slots, as
+        :meth:`send`, where its request has not.
+
+        :param apart: whether they go to hosts that serve leases only
+        """
+        build = calls.load(call)
+        self._send(build, build.server_ids, gate,
+                   functools.partial(hosted.admit, build, apart))
+
+    def _send(self, build: calls.BuildCall, server_ids: ty.Collection[str],
+              gate: clouds.Gate,
+              admit: ty.Callable[[], None] = lambda: None) -> str:
+        """:param admit: called when it is known which servers are there"""
         # Without one of these no host is found or even looked for; what else
         # a build needs takes messages, and waits in a queue.
         hosts.ask_placement('/')
@@ -78,6 +96,9 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
                               if spec.instance_uuid in waiting]
         if not waiting:
             return ''
+        build.build_requests = [
+            waiting[server_id] for server_id in build.server_ids]
+        admit()
         self._check_up(build)
         count, why = quota.admitted(
             build.context.elevated(), build.request_spec)

@@ -32,6 +32,7 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import preflight
 from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import retrying
+from blazar_core.lifecycle import slots
 from blazar_core.lifecycle import watch
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
@@ -86,6 +87,9 @@ class Listener:
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.binding, self.parts.vault.open,
             self.parts.types, self.parts.notify, conf.blazar.start_patience)
+        self.slots = slots.Slots(
+            self.parts.database, self.parts.clock, self.parts.leases.places,
+            self.parts.cloud.send_slots, self.parts.vault.open)
         self.monitors = monitors.Monitors(self.parts)
         self._enrolling = enrolling.Enrolling(self.parts)
         self._interval = conf.blazar.comparison_interval
@@ -114,6 +118,8 @@ class Listener:
                        if conf.blazar.evacuate else None)),
                   ('retrying', retrying.PAUSE, 'For which leases there is '
                    'capacity now', life.retrying.look),
+                  ('slots', slots.PAUSE, 'Which builds were not sent by the '
+                   'requests that took slots', self.slots.send_left),
                   ('preflight', preflight.PAUSE, 'What held builds lack',
                    functools.partial(self.parts.preflight.look,
                                      self._stopping.is_set)),

@@ -12,15 +12,20 @@ from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova.scheduler.client import report
+from oslo_messaging import transport
 import requests
 import sqlalchemy as sa
 from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core.books import follower
 from blazar_core.common import clock as clocks
+from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import repeats
+from blazar_core.lifecycle import steps
+from blazar_nova.api import held
 from blazar_nova.compat import flavors
+from blazar_nova.compat import hosted
 from blazar_nova.parts import wiring
 from tests.functional import base
 from tests.functional import leased
@@ -1022,3 +1027,96 @@ class TestRepeats(ApiTestCase):
                 answers.pop() if answers else made_by(*args))):
             self.assertEqual(first, self.post('one')['lease'])
         self.assertEqual(1, len(self.leases()))
+
+
+class TestRequestsThatDie(ApiTestCase):
+    """A boot takes slots, and its nova-api gets no further."""
+
+    def setUp(self):
+        super().setUp()
+        self.sent = 0
+        self.reservation_id = self.make_active(reservations=[
+            self.reservation(amount=2)])['reservations'][0]['id']
+        self.useFixture(fixtures.MockPatchObject(
+            transport.Transport, '_send', self.counting(
+                transport.Transport._send)))
+
+    def counting(self, send):
+        def count(bus, target, context, message, **kwargs):
+            self.sent += message['method'] == 'schedule_and_build_instances'
+            return send(bus, target, context, message, **kwargs)
+        return count
+
+    def boot_two(self):
+        before = self.own_servers()
+        self.boot('two', flavor=self.reservation_id, count=2)
+        return self.own_servers() - before
+
+    def own_servers(self):
+        return {one['id'] for one in self.alice.get_servers(detail=False)}
+
+    def left(self):
+        return self.books('SELECT server_id FROM slot_builds')
+
+    def look(self, after=30):
+        self.clock.advance(after)
+        self.listener.slots.send_left()
+
+    def assert_built_once(self, servers):
+        self.assertEqual(2, len(servers))
+        for server_id in servers:
+            self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual((1, []), (self.sent, self.left()))
+
+    def test_a_listener_sends_its_build(self):
+        with mock.patch.object(held.Admission, '_send'):
+            servers = self.boot_two()
+        self.look(after=0)
+        self.assertEqual(0, self.sent)
+        self.look()
+        self.assert_built_once(servers)
+        self.look()
+        self.assertEqual(1, self.sent)
+        for server_id in servers:
+            self.assertEqual(1, len(self.allocations(server_id)))
+
+    def test_one_that_stands_still_does_not_send_it_again(self):
+        with mock.patch.object(steps, 'reached', lambda step, _what: (
+                step is steps.Step.SLOT_TAKEN and self.look())):
+            servers = self.boot_two()
+        self.assert_built_once(servers)
+
+    def test_nor_does_one_that_fails_then(self):
+        def fail(*_args):
+            self.look()
+            raise ValueError('A fault of the database')
+
+        real, admit = hosted.admit, iter([fail])
+        with mock.patch.object(hosted, 'admit', lambda *args: next(
+                admit, real)(*args)):
+            servers = self.boot_two()
+        self.assert_built_once(servers)
+
+    def test_one_that_fails_before_gives_its_slots_back(self):
+        with mock.patch.object(hosted, 'admit', side_effect=ValueError):
+            self.refused(500, self.boot_two)
+        self.assertEqual(([], set()), (self.left(), self.own_servers()))
+        self.assert_built_once(self.boot_two())
+
+    def test_none_is_sent_whose_servers_are_deleted(self):
+        with mock.patch.object(held.Admission, '_send'):
+            servers = self.boot_two()
+        for server_id in servers:
+            self.alice.delete_server(server_id)
+        self.look()
+        self.assertEqual((0, []), (self.sent, self.left()))
+
+    def test_where_placement_is_away_it_is_tried_again(self):
+        with mock.patch.object(held.Admission, '_send'):
+            servers = self.boot_two()
+        with mock.patch('blazar_nova.compat.hosts.ask_placement',
+                        side_effect=errors.CloudUnavailable('It is away')):
+            self.look()
+        self.assertEqual(0, self.sent)
+        self.look(after=0)
+        self.assert_built_once(servers)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Builds of servers with reservation slots whose request died.
+
+A boot takes its slots, and sends the build itself. In between its call is
+kept, and to delete that is the right to send it: of the request and all
+listeners one sends the build, whoever stands still meanwhile.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import notes
+from blazar_core.leases import places
+from blazar_core.lifecycle import permits
+from blazar_core.lifecycle import sending
+
+__all__ = ['PAUSE', 'Slots']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between two looks.
+PAUSE = 5
+#: Seconds after which a build that cannot be sent is given up: by then its
+#: servers are in ERROR, as those of a build that got lost.
+_LONGEST = 3600
+#: Seconds from now on beyond which none is made: a clock was ahead.
+_FURTHEST = 60
+
+_BUILDS = notes.SlotBuild.__table__
+_LEFT = sa.select(_BUILDS).where(clocks.is_over(
+    _BUILDS.c.created_at + sending.HEAD_START, sa.bindparam(
+        'now', type_=sa.BigInteger), _FURTHEST)).order_by(
+            _BUILDS.c.created_at).limit(100)
+
+
+class Slots:
+    """Sends builds that were not sent by their requests.
+
+    :param send: sends a call, if the gate opens; says whether its servers
+        are there; see :meth:`blazar_core.cloud.Cloud.send`
+    :param opens: opens a sealed call
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 taken: places.Places,
+                 send: ty.Callable[[str, bool, clouds.Gate], None],
+                 opens: ty.Callable[[str], str]) -> None:
+        self._database = database
+        self._clock = clock
+        self._places = taken
+        self._send_call = send
+        self._opens = opens
+
+    def send_left(self) -> None:
+        """Send what was left unsent; what cannot be sent now is tried again.
+        """
+        now = self._clock.now()
+        with self._database.connection() as connection:
+            left = connection.execute(_LEFT, {'now': now}).all()
+        for row in left:
+            try:
+                self._send(row)
+            except errors.BooksUnavailable:
+                raise
+            except Exception as exc:
+                LOG.warning('Server %s: its build cannot be sent yet: %s',
+                            row.server_id, exc, exc_info=not isinstance(
+                                exc, errors.CloudUnavailable))
+                if now - row.created_at <= _LONGEST:
+                    continue
+            # Its servers are gone, if it is there yet.
+            self._places.dispatch(row.server_id)
+
+    def _send(self, row: ty.Any) -> None:
+        def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:
+            deadline = clouds.Deadline(self._clock, permits.SECONDS)
+            if not self._places.dispatch(row.server_id):
+                return None
+            LOG.warning('Servers %s: the request that took their slots has '
+                        'not sent their build; sending it',
+                        ', '.join(server_ids))
+            return deadline
+
+        self._send_call(self._opens(row.sealed), row.apart, gate)

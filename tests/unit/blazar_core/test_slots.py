@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Builds of servers with slots are sent by one process, once."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.db import notes
+from blazar_core.leases import places
+from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import slots
+from tests import databases
+from tests import imports
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+#: A process that takes a slot, and is killed before or after it has taken the
+#: right to send the build.
+DIES = """
+import os, signal, sys
+from blazar_core.common import clock as clocks
+from blazar_core.db import api
+from blazar_core.leases import places
+from tests import databases
+
+url, now, reservation_id, dispatches = sys.argv[1:]
+clock = clocks.ManualClock(int(now))
+taken = places.Places(api.Database(databases.configuration(url)), clock)
+taken.occupy(reservation_id, 'project', ['one', 'two'], 'sealed')
+if dispatches == 'True':
+    taken.dispatch('one')
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class SlotsTestCase(base.LeaseTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=8)
+        lease = self.reserve(0, 10_000, self.places(2), active=True)
+        self.reservation_id = lease['reservations'][0]['id']
+        self.sent, self.at_gate, self.are_there = [], lambda: None, True
+        self.listener = self.another()
+
+    def another(self):
+        """A listener, with a database of its own."""
+        database = self.books.connect()
+        return slots.Slots(
+            database, self.clock, places.Places(database, self.clock),
+            self.send, 'opened {}'.format)
+
+    def send(self, call, apart, gate):
+        if not self.are_there:
+            return
+        self.at_gate()
+        if (deadline := gate(['one', 'two'])) is not None:
+            self.assertFalse(deadline.passed())
+            self.sent.append((call, apart))
+
+    def take(self):
+        self.leases.places.occupy(
+            self.reservation_id, 'project', ['one', 'two'], 'sealed')
+
+    def look(self, after=sending.HEAD_START):
+        self.clock.advance(after)
+        self.listener.send_left()
+
+    def left(self):
+        with self.database.reader() as session:
+            return session.scalars(sa.select(notes.SlotBuild.server_id)).all()
+
+
+class TestDying(SlotsTestCase):
+
+    def die(self, dispatches):
+        done = subprocess.run(
+            [sys.executable, '-c', DIES, self.books.url,
+             str(self.clock.now()), self.reservation_id, str(dispatches)],
+            cwd=imports.ROOT, env={**os.environ}, timeout=60)
+        self.assertEqual(-signal.SIGKILL, done.returncode)
+
+    def test_what_a_killed_process_has_not_sent_is_sent(self):
+        self.die(dispatches=False)
+        self.look(sending.HEAD_START - 1)
+        self.assertEqual([], self.sent)
+        self.look(1)
+        self.assertEqual([('opened sealed', False)], self.sent)
+        self.assertEqual([], self.left())
+
+    def test_what_it_may_have_sent_is_not(self):
+        self.die(dispatches=True)
+        self.look()
+        self.assertEqual([], self.sent)
+
+
+class TestOnce(SlotsTestCase):
+
+    def test_of_a_request_and_two_listeners_one_sends_it(self):
+        self.take()
+        barrier, rights = threading.Barrier(3), []
+        self.at_gate = lambda: barrier.wait(20)
+
+        def request():
+            barrier.wait(20)
+            rights.append(self.leases.places.dispatch('one'))
+
+        self.clock.advance(sending.HEAD_START)
+        threads = [self.in_thread(work) for work in (
+            request, self.listener.send_left, self.another().send_left)]
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual(1, sum(rights) + len(self.sent))
+        self.assertEqual([], self.left())
+
+    def test_it_costs_a_boot_two_statements(self):
+        statements = []
+        sa.event.listen(
+            self.database.engine, 'before_cursor_execute',
+            lambda _connection, _cursor, statement, *_more: (
+                statement.startswith('BEGIN') or
+                statements.append(statement)))
+        taken = self.leases.places
+        for _warm in range(2):
+            del statements[:]
+            taken.occupy(self.reservation_id, 'project', ['three'])
+            before = [*statements]
+            taken.vacate(['three'])
+        del statements[:]
+        taken.occupy(self.reservation_id, 'project', ['three'], 'sealed')
+        taken.dispatch('three')
+        self.assertEqual(len(before) + 2, len(statements),
+                         (before, statements))
+
+
+class TestTrying(SlotsTestCase):
+
+    scenarios = databases.SCENARIOS
+
+    def test_one_whose_servers_are_gone_is_not_kept(self):
+        self.take()
+        self.are_there = False
+        self.look()
+        self.assertEqual([], self.left())
+
+    def test_what_fails_is_tried_again_and_not_for_ever(self):
+        def fail():
+            raise errors.CloudUnavailable('It is away')
+
+        self.take()
+        self.at_gate = fail
+        self.look()
+        self.look(1800)
+        self.assertEqual(['one'], self.left())
+        self.at_gate = lambda: None
+        self.look()
+        self.assertEqual(1, len(self.sent))
+        self.leases.places.vacate(['one', 'two'])
+        self.take()
+        self.at_gate = fail
+        self.look(3601)
+        self.assertEqual(([], 1), (self.left(), len(self.sent)))
+
+    def test_one_of_a_clock_that_was_ahead_does_not_wait_for_it(self):
+        self.clock.step(3600)
+        self.take()
+        self.clock.step(-3600)
+        self.look(0)
+        self.assertEqual(1, len(self.sent))

@@ -111,36 +111,9 @@ class Changing:
         :param also: writes what else is changed
         """
         for lease_id, change in changes.items():
-            self._check_window(lease_id, change)
+            _check_window(self._database, self._types, lease_id, change,
+                          self._clock.now())
         return self._database.retried(self._update, changes, also)
-
-    def _check_window(self, lease_id: str, change: Change) -> None:
-        """Ask its resource types whether a lease can have another window.
-
-        :raises Refused: when it cannot where it is; says why, and until when
-            it can last there
-        """
-        if all(one is None for one in (change.start, change.end,
-                                       change.grace_period, change.on_end)):
-            return
-        with self._database.reader() as session:
-            lease = api.found(session, lease_id)
-            window = stays.stay(lease.booked(
-                new_window(lease, change, self._clock.now()),
-                change.grace_period), change.on_end or lease.on_end)
-            having = [(kind, one, one.window) for kind, one in
-                      self._types.reserved(session, lease)]
-        try:
-            for kind, one, before in having:
-                if before is not None and window != before:
-                    kind.check_window(dataclasses.replace(one, window=window))
-        except errors.Refused as exc:
-            latest = exc.refusal.latest_end
-            raise errors.Refused(dataclasses.replace(
-                exc.refusal, latest_end=None if latest is None else
-                _end_of(lease, latest - lease.booked(
-                    model.Window(0, 1), change.grace_period).end + 1,
-                ))) from exc
 
     def _update(self, changes: _Changes,
                 also: ty.Callable[[orm.Session], None] | None,
@@ -337,6 +310,34 @@ class Changing:
         session.flush()
         _rename(session, lease, change, window, now)
         return [edit for each in edits.values() for edit in each]
+
+
+def _check_window(database: api.Database, types: resources.Types,
+                  lease_id: str, change: Change, now: int) -> None:
+    """Ask its resource types whether a lease can have another window.
+
+    :raises Refused: when it cannot where it is; says why and until when it can
+    """
+    if all(one is None for one in (change.start, change.end,
+                                   change.grace_period, change.on_end)):
+        return
+    with database.reader() as session:
+        lease = api.found(session, lease_id)
+        window = stays.stay(lease.booked(
+            new_window(lease, change, now),
+            change.grace_period), change.on_end or lease.on_end)
+        having = types.reserved(session, lease)
+    try:
+        for kind, one in having:
+            if one.window is not None and window != one.window:
+                kind.check_window(dataclasses.replace(one, window=window))
+    except errors.Refused as exc:
+        latest = exc.refusal.latest_end
+        raise errors.Refused(dataclasses.replace(
+            exc.refusal, latest_end=None if latest is None else
+            _end_of(lease, latest - lease.booked(
+                model.Window(0, 1), change.grace_period).end + 1,
+            ))) from exc
 
 
 def _set(lease: models.Lease, change: Change) -> None:

@@ -454,9 +454,9 @@ class TestMovedTogether(LimitsTestCase):
     def test_the_hosts_of_both_are_left(self):
         one, two = self.have(50, 100), self.have(150, 200)
         with self.database.reader() as session:
-            spread = usage.spread(session.connection(), 'project', (
+            bound = usage.host_bound(session.connection(), 'project', (
                 one['id'], two['id'], None), 2)
-        self.assertEqual((frozenset(), ()), (spread.hosts, spread.leases))
+        self.assertEqual((frozenset(), ()), (bound.hosts, bound.leases))
 
 
 class TestHeld(LimitsTestCase):

@@ -38,7 +38,7 @@ LOSS = 0.01
 #: Tests that are worth more than the lines that they reach.
 KEPT = re.compile(
     r'^tests\.functional\.test_('
-    r'agreement|fuzz|misuse|plain|plain_beside|routes|api_reference|'
+    r'agreement|fuzz|misuse|plain|routes|api_reference|'
     r'held\.(HeldTest|NowTest|ReservedTest)|placement\.(ClaimTest|PromiseTest)'
     r')\.')
 LISTED = os.path.join('tests', 'tiers', 'gate-functional.txt')

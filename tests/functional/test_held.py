@@ -310,6 +310,11 @@ class NowTest(leased.LeasedTestCase):
         self.fill_books()
         self.assertEqual(0, self.book_rows()['held_builds'])
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
+        response = self.alice.api_request(
+            f'/servers/{server["id"]}', method='PUT',
+            body=json.dumps({'server': {'name': 'renamed'}}))
+        self.assertEqual((200, 'renamed'), (
+            response.status_code, self.alice.get_server(server['id'])['name']))
 
     def test_it_is_never_reserved(self):
         # No conductor gets the build, so it stays as it was.

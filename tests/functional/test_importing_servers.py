@@ -68,8 +68,10 @@ class TestPendingServers(ServersTestCase):
         self.assertEqual(reservation_id, lease['reservations'][0]['flavor_id'])
         flavor = self.flavor(reservation_id)
         self.assertEqual(before.id, flavor.id)
-        self.assertEqual({'blazar:reservation': reservation_id},
-                         flavor.extra_specs)
+        self.assertEqual(dict.fromkeys((
+            'aggregate_instance_extra_specs:reservation',
+            'blazar:reservation'), reservation_id),
+            flavor.extra_specs)
         self.assertEqual([nova_box.PROJECT_ID], flavor.projects)
         servers = [self.boot_active(f'in{number}', flavor=reservation_id)
                    for number in range(2)]

@@ -1119,7 +1119,7 @@ class TestUpdateOfTimes(PlacesTestCase):
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))
             with fixtures.MonkeyPatch(
-                    'blazar_core.leases.views.describe', self.fall):
+                    'blazar_core.books.ledger.add', self.fall):
                 self.assert_refused(
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))

@@ -119,7 +119,11 @@ class Enrolling:
         """
         host = self._write(enrolment.leave, host_id)
         steps.reached(steps.Step.LEAVE_BEGUN, host.name)
-        self._go(host)
+        try:
+            self._go(host)
+        except errors.NotFound:
+            LOG.info('Host %s (%s) was removed by another process meanwhile',
+                     host.id, host.name)
 
     def _go(self, host: models.Host) -> None:
         """A host that is leaving serves everybody again."""

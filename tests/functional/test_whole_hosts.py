@@ -188,6 +188,22 @@ class TestEnrolling(HostsTestCase):
         self.enrolling.remove(host_id)
         self.assertEqual([], self.enrolling.listed())
 
+    def test_two_who_take_it_out_at_once(self):
+        """Or a listener that finishes what a command has begun."""
+        one, = self.enrol('host1')
+        host_id, real, also = int(one['id']), pool.leave, []
+
+        def leave(host):
+            real(host)
+            if not also:
+                also.append(True)
+                self.enrolling.remove(host_id)
+
+        with fixtures.MonkeyPatch('blazar_nova.compat.pool.leave', leave):
+            self.enrolling.remove(host_id)
+        self.assertEqual(([True], []), (also, self.enrolling.listed()))
+        self.assertRaises(errors.NotFound, self.enrolling.remove, host_id)
+
     def test_who_takes_it_out_is_not_overtaken(self):
         """By who enrols it once more between two of his steps."""
         one, = self.enrol('host1')

@@ -96,8 +96,8 @@ OPTS: list[cfg.Opt] = [
              'roles, image, volumes, networks, ports, groups, quota, '
              'and a host. What is not is told by the notification '
              'lease.event.preflight, and shown in the warnings of the lease, '
-             'where it is looked at again every ten minutes. A lease that is '
-             'created after the last of these times is looked at within a '
+             'where it is checked again every ten minutes. A lease that is '
+             'created after the last of these times is checked within a '
              'minute. None: never.'),
     cfg.IntOpt(
         'max_occurrences', default=100, min=1, max=1000,

@@ -3,8 +3,8 @@
 """Builds of servers with reservation slots whose request died.
 
 A boot takes its slots, and sends the build itself. In between its call is
-kept, and to delete that is the right to send it: of the request and all
-listeners one sends the build, whoever stands still meanwhile.
+kept; deleting that row is the right to send it, so that exactly one of the
+request and the listeners does, even if another process is frozen.
 """
 
 import typing as ty

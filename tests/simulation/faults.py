@@ -163,7 +163,7 @@ class Faults:
             self.hinder(self._baton.now)
 
     def cease(self) -> None:
-        """Nothing goes wrong any more."""
+        """Let nothing fail from now on."""
         self.on = False
         for process in self._processes:
             self.drift(process)

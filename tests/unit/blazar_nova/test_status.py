@@ -194,6 +194,6 @@ class StatusTest(base.TestCase):
         self.assertIn('enable_isolated_aggregate_filtering = True', details)
         self.assertEqual((2, (
             '[scheduler] image_metadata_prefilter is False for nova-api, and '
-            'True for nova-scheduler. A lease may be promised that cannot '
-            'start: write the same in the nova.conf of each of them, and '
-            'restart them.')), results['Prefilters'])
+            'True for nova-scheduler. What one of them decides, another one '
+            'may not keep: write the same in the nova.conf of each of them, '
+            'and restart them.')), results['Prefilters'])

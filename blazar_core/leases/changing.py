@@ -158,11 +158,10 @@ class Changing:
         :param picked: by lease, what :meth:`_rewrite` is told
         :raises _Unfit: when hosts have to be picked for another one
         """
+        granted = [one.granted for one in changes.values() if one.granted]
         with self._database.writer() as session:
-            for granted in (one.granted for one in changes.values()):
-                if granted is not None:
-                    granted.lock(session.connection())
-                    break
+            for one in granted[:1]:
+                one.lock(session.connection())
             # Before the first look: what it sees is fixed by that.
             for lease_id in sorted(changes):
                 api.lock(session, lease_id)
@@ -183,10 +182,9 @@ class Changing:
                 ledger.amend(session, self._clock.now(), [
                     edit for each in edits.values() for edit in each])
             except ledger.Full as exc:
-                for lease_id, each in edits.items():
-                    if lease_id not in picked and any(
-                            edit.new is not None and
-                            edit.new.host_id == exc.host_id for edit in each):
+                for lease_id in edit_rows.leases_on(
+                        exc.host_id, session, edits):
+                    if lease_id not in picked:
                         raise _Unfit(lease_id) from exc
                 raise
         with self._database.reader() as session:

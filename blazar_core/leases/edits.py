@@ -4,6 +4,8 @@
 
 import typing as ty
 
+from sqlalchemy import orm
+
 from blazar_core.books import ledger
 from blazar_core.common import model
 from blazar_core.common import states
@@ -12,7 +14,7 @@ from blazar_core.db import models
 from blazar_core.leases import making
 from blazar_core.leases import resizing
 
-__all__ = ['Unpicked', 'of']
+__all__ = ['Unpicked', 'leases_on', 'of']
 
 
 class Unpicked(Exception):
@@ -75,6 +77,20 @@ def of(always: ty.Iterable[str], lease: models.Lease,
             reservation.id, host_id, None, window, **{
                 'resources': reservation.resources, **changed}))
           for host_id in added)]
+
+
+def leases_on(host_id: int, session: orm.Session,
+              edits: ty.Mapping[str, ty.Iterable[ledger.Edit]]) -> list[str]:
+    """Return the leases that are to have bookings on a host.
+
+    Those that have begun cannot go to another host, and come last.
+
+    :param edits: by lease
+    """
+    return sorted((lease_id for lease_id, each in edits.items() if any(
+        edit.new is not None and edit.new.host_id == host_id
+        for edit in each)), key=lambda lease_id: api.found(
+            session, lease_id).status in states.BEGUN)
 
 
 def _is_another(reservation: models.Reservation,

@@ -159,14 +159,14 @@ def window_of(lease: models.Lease, start: int | None, end: int | None,
             lease.status not in states.BEFORE):
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} is {views.status(lease)}: it cannot be '
-            f'changed any more. Make another lease.')
+            f'changed. Make another lease.')
     if begun and lease.end_date <= now and (
             end not in (None, lease.end_date)):
         # Others may count on its room: what is still there stays too long.
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} is over since '
-            f'{clocks.minute(lease.end_date)} UTC: its end cannot be moved '
-            f'any more. Make another lease.')
+            f'{clocks.minute(lease.end_date)} UTC: its end cannot be moved. '
+            f'Make another lease.')
     if begun and start not in (None, lease.start_date):
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} has started: only its end, its name, its '

@@ -132,8 +132,8 @@ def _reservation(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
     hosts.
 
     Before it is made there are none, and later Nova may move its servers:
-    the list is there for services that read it, and may be empty. What came
-    with a boot, or has joined a lease, was written by nobody: it has what its
+    the list is there for services that read it, and may be empty. A
+    reservation that comes from a boot or an adopted server has what its
     servers take.
     """
     said = {'allocations': [], **described}

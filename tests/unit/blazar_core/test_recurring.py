@@ -12,6 +12,7 @@ from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import recurrence
+from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import changing
 from blazar_core.leases import making
@@ -142,6 +143,21 @@ class TestMoved(RecurringTestCase):
         before = self.everything()
         error = self.assertRaises(errors.Refused, self.move, lease, 60)
         self.assertEqual(NOW + 360, error.refusal.occurrence)
+        self.assertEqual(before, self.everything())
+
+    def test_one_that_runs_is_not_refused_for_another_one(self):
+        lease = self.make(0, 100)
+        self.lifecycle.starting.start(lease['occurrences'][0]['id'])
+        found = self.leases.recurring.unfinished(lease['id'])
+        self.assertIn(found[0]['status'], states.BEGUN)
+        # In the way of the second one, on the host of both.
+        self.lease(155, 165)
+        before = self.everything()
+        error = self.assertRaises(
+            errors.Refused, self.leases.changing.update_all, {
+                one['id']: changing.Change(end=one['end_date'] + 10)
+                for one in found})
+        self.assertEqual(NOW + 100, error.refusal.occurrence)
         self.assertEqual(before, self.everything())
 
     def test_nor_is_what_is_said_of_them(self):

@@ -144,7 +144,7 @@ class TestFilters(ViewsTestCase):
 
         def page(limit):
             found, more = views.page(self.database, views.Query(
-                paged=False, ended_after=0, limit=limit, sort=(
+                paged=False, ended_after=base.NOW - 60, limit=limit, sort=(
                     ('start_date', False), ('name', False))))
             return [lease['name'] for lease in found], more
 

@@ -66,6 +66,16 @@ OPTS: list[cfg.Opt] = [
              'to an image of their own. The image of a server is the one of '
              'which Nova makes its root disk; a server on an existing volume '
              'has none.'),
+    cfg.StrOpt(
+        'server_status', default='RESERVED', ignore_case=True, choices=(
+            ('RESERVED', 'A status of its own.'),
+            ('BUILD', 'That of a server that is being built, with the task '
+             'state ``reserved``: tools that do not know RESERVED wait for '
+             'it. Where its lease fails before that, it is ERROR.')),
+        help='What Nova shows as the status of a server until its lease '
+             'starts. The key server_status of lease_params overrides it for '
+             'the servers of one boot; it is not changed for servers that '
+             'are reserved already.'),
     cfg.IntOpt(
         'minutes_before_end_lease', default=60, min=0,
         help='Minutes before the end of a lease at which the notification '

@@ -90,7 +90,8 @@ class LeaseRequest:
     ends when its window does. Before its end it is prolonged by
     ``auto_extend`` seconds; 0: it is not. ``timeout``: for so many seconds
     servers of others are moved where there is no room; None: none are.
-    ``recurrence``: None is once.
+    ``recurrence``: None is once. ``shows_build``: tools see servers of it that
+    are reserved as servers that are being built.
     """
 
     name: str | None
@@ -106,6 +107,7 @@ class LeaseRequest:
     auto_extend: int = 0
     timeout: int | None = None
     recurrence: Recurrence | None = None
+    shows_build: bool = False
 
     @property
     def patience(self) -> int | None:

@@ -37,16 +37,17 @@ class Servers:
         """The leases that hold servers whose builds have not been sent yet.
 
         :returns: by server, ``lease_id``, ``name``, ``project_id``,
-            ``status`` as users see it, ``warnings``, and ``start_date`` and
-            ``end_date`` in seconds since the epoch; nothing of one that is not
-            held
+            ``status`` as users see it, ``status_reason``, ``warnings``, and
+            ``start_date`` and ``end_date`` in seconds since the epoch; nothing
+            of one that is not held
         """
         lease = models.Lease
         with self._database.connection() as connection:
             rows = connection.execute(
                 sa.select(models.Booking.server_id, lease.id, lease.name,
                           lease.project_id, lease.status, lease.deleted_at,
-                          lease.start_date, lease.end_date, lease.warnings)
+                          lease.start_date, lease.end_date, lease.warnings,
+                          lease.status_reason)
                 .join(models.Booking.reservation)
                 .join(models.Reservation.lease)
                 .where(models.Booking.server_id.in_(server_ids),
@@ -55,6 +56,7 @@ class Servers:
             'lease_id': row.id, 'name': row.name,
             'project_id': row.project_id, 'status': views.status(row),
             'start_date': row.start_date, 'end_date': row.end_date,
+            'status_reason': row.status_reason,
             'warnings': row.warnings or [],
         } for row in rows}
 

@@ -138,7 +138,8 @@ def _by_default(now: int, defaults: lease_params.Defaults,
         name=None, window=window, before_end=lease_params.default_before_end(
             window, defaults), events=(), on_end=lease_params.on_end_of(
                 defaults.ends[0], defaults), starts_now=True,
-        grace_period=defaults.grace_period)
+        grace_period=defaults.grace_period,
+        shows_build=defaults.shows_build)
 
 
 def _folded(names: ty.Iterable[str]) -> set[str]:

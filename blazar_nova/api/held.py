@@ -200,14 +200,15 @@ class Admission:
 
     def _admit(self, request: requests.LeaseRequest, call: calls.BuildCall,
                ) -> tuple[_Lease, ty.Callable[[], None]]:
-        """Make a lease of a boot.
-
-        :returns: the lease, and what follows: from now on nothing is undone
+        """Make a lease of a boot; return it with what follows, as from now on
+        nothing is undone.
         """
         if request.timeout is not None:
             self._policy.authorize(
                 call.context, 'blazar:leases:best_effort',
                 {'project_id': call.context.project_id})
+        if request.shows_build:
+            call.show_as_build()
         if request.recurrence is not None:
             return self._recurring.hold(request, request.recurrence, call)
         demand = self._demand(call, request)

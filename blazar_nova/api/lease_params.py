@@ -11,7 +11,8 @@ says what that means, or which sentence answers it. What was decided:
   ``name``, ``start``, ``end`` or ``duration``, ``before_end``,
   ``before_end_action``, ``events``, ``on_end``, ``grace_period``,
   ``auto_extend``, ``lease_type``, ``retries``, ``retry_interval``,
-  ``timeout`` and ``recurrence``. One that is null is left out.
+  ``timeout``, ``recurrence`` and ``server_status``. One that is null is left
+  out.
 * Hints whose names begin with "blazar" are marks that the service makes.
 * Blanks around a name are cut, as Nova does for servers.
 * Dates and durations are what :mod:`blazar_nova.api.dates` says.
@@ -65,7 +66,11 @@ _KEYS = {
     'retry_interval': '"5m"',
     'timeout': '"30m"',
     'recurrence': recurrences.EXAMPLE,
+    'server_status': '"BUILD"',
 }
+
+#: What Nova may show as the status of a reserved server.
+_RESERVED, _BUILD = 'RESERVED', 'BUILD'
 
 _Object: ty.TypeAlias = dict[str, object]
 
@@ -92,6 +97,12 @@ class Defaults:
     max_amount: int = 1000
     #: Hints that mean something else here, whatever they look like.
     other_hints: tuple[str, ...] = ()
+    server_status: str = _RESERVED
+
+    @property
+    def shows_build(self) -> bool:
+        """Whether reserved servers are shown as being built."""
+        return self.server_status == _BUILD
 
     @property
     def actions(self) -> tuple[states.Action, ...]:
@@ -114,7 +125,8 @@ def defaults(conf: ty.Any) -> Defaults:
         timeout=group.best_effort_timeout,
         max_occurrences=group.max_occurrences,
         max_amount=group.max_amount,
-        other_hints=tuple(group.other_hints))
+        other_hints=tuple(group.other_hints),
+        server_status=group.server_status)
 
 
 def check_defaults(made: Defaults, now: int) -> None:
@@ -244,10 +256,21 @@ def _request(params: _Object, start: int, end: int, now: int,
         retry=retry, timeout=timeout,
         auto_extend=lease_types.extension_of(params.get('auto_extend', 0)),
         lasts=None if 'end' in params or (
-            retry is None and timeout is None) else end - start)
+            retry is None and timeout is None) else end - start,
+        shows_build=_shows_build(params, defaults))
     lease_types.check_extension(
         request.auto_extend, request.on_end, request.actions)
     return request
+
+
+def _shows_build(params: _Object, defaults: Defaults) -> bool:
+    status = _text(params, 'server_status', defaults.server_status)
+    if status.upper() not in (_RESERVED, _BUILD):
+        raise errors.InvalidLeaseParams(
+            f'"server_status" is "{inputs.shown(status)}". Write '
+            f'"{_RESERVED}" or "{_BUILD}": what is shown as the status of a '
+            f'server until its lease starts.')
+    return status.upper() == _BUILD
 
 
 def _end(params: _Object, start: int, now: int) -> int:

@@ -39,6 +39,8 @@ _NEXT = {
     states.Lease.IN_PROGRESS: _WAITS,
 }
 _NEVER = 'It is not built any more.'
+#: In one of these, no server that is still held will be built.
+_FAILED = (states.Lease.ACTIVE, states.Lease.ERROR, states.Lease.TIMEDOUT)
 #: Seconds after the start of a lease at which it should be under way.
 _DUE = 60
 _OVERDUE = ('It is due, and no blazar-listener has started its lease: ask '
@@ -60,12 +62,16 @@ class Telling:
         #: Until when nothing is asked.
         self._silent = 0.0
 
-    def metadata(self, server_ids: ty.Collection[str],
-                 ) -> dict[str, dict[str, str]]:
+    def words(self, server_ids: ty.Collection[str],
+              ) -> dict[str, shown.Words]:
         """By server that is held: its lease, when, and what to do."""
         held = self._asked(self._servers.held, server_ids) or {}
-        return {server_id: _metadata(lease, self._clock.now())
-                for server_id, lease in held.items()}
+        return {server_id: shown.Words(
+            _metadata(lease, self._clock.now()),
+            f'{_NEVER} Lease {lease["lease_id"]} is {lease["status"]}. '
+            f'{lease["status_reason"]}'.strip()
+            if lease['status'] in _FAILED else None)
+            for server_id, lease in held.items()}
 
     def action(self, server_id: str, project_id: str) -> shown.Action | None:
         """The lease of a server as one of its actions."""

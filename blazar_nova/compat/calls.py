@@ -138,6 +138,11 @@ class BuildCall:
         for build_request in self.build_requests:
             reserved.mark(build_request, unless_changed)
 
+    def show_as_build(self) -> None:
+        """Show its servers as being built for as long as they are held."""
+        for build_request in self.build_requests:
+            reserved.show_as_build(build_request)
+
     def reread_group(self) -> None:
         """Let its server group be what it is now."""
         spec = self.request_spec[0]

@@ -69,7 +69,9 @@ class _Server:
             return _SET[name]
         if name == 'tags':
             return self._rows.tags_of(self._id)
-        known = _DEFAULTS | self._rows.text_of(self._id)
+        text = self._rows.text_of(self._id)
+        known = _DEFAULTS | text | (reserved.states_of(
+            text.get('vm_state'), text.get('system_metadata') or {}) or {})
         if name not in known or _is_object(known[name]):
             return getattr(self._rows.whole(self._id).instance, name)
         return _FIELDS[name].from_primitive(
@@ -77,6 +79,11 @@ class _Server:
 
     def get(self, name: str, _default: ty.Any = None) -> ty.Any:
         return getattr(self, name)
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self._rows.text_of(self._id).get('vm_state') ==
+                    reserved.VM_STATE)
 
 
 def _is_object(value: ty.Any) -> bool:
@@ -138,8 +145,7 @@ class _Rows:
             self._filters.get, ('changes-since', 'changes-before'))
         changed = server.updated_at or server.created_at
         return (since is None or changed >= since) and (
-            before is None or changed <= before) or (
-                server.vm_state != reserved.VM_STATE)
+            before is None or changed <= before) or not server.is_held
 
     def text_of(self, row_id: int) -> dict[str, ty.Any]:
         """What is kept of a server, as it is kept; nothing when it is gone."""

@@ -6,6 +6,10 @@ A held server is a BuildRequest, and the instance in it carries a vm_state,
 which is free text. What the API shows for a vm_state, and what it looks for
 when asked ``?status=``, stands in one table; what it may answer, in the
 response schemas. RESERVED is added to both, in place.
+
+Tools that do not know RESERVED can be shown BUILD instead. The vm_state of
+the server is the same then, and so is all that is recognized by it: it has a
+mark in its system metadata, and what shows and searches goes by that.
 """
 
 import contextlib
@@ -22,7 +26,8 @@ from nova import objects
 import sqlalchemy as sa
 
 __all__ = ['TEXT', 'VM_STATE', 'changing', 'give_lock_reason', 'install',
-           'is_built', 'is_held', 'is_marked', 'mark', 'unmark']
+           'is_built', 'is_held', 'is_marked', 'mark', 'show_as_build',
+           'states_of', 'unmark']
 
 VM_STATE = 'reserved'
 STATUS = 'RESERVED'
@@ -32,6 +37,10 @@ TEXT = f'"vm_state": "{VM_STATE}"'
 
 #: Where Nova keeps why a server is locked.
 _LOCK_REASON = 'locked_reason'
+
+#: In the system metadata of a server that is shown as being built as long as
+#: it is held, and its task state then.
+_SHOWN_AS, TASK_STATE = 'blazar_shown_as', 'reserved'
 
 #: An enumeration of states is told by these members of it.
 _TELLING = frozenset({'VERIFY_RESIZE', 'SHELVED_OFFLOADED'})
@@ -77,6 +86,30 @@ def is_held(instance: ty.Any) -> bool:
 def is_marked(build_request: ty.Any) -> bool:
     """Whether a server is shown as RESERVED."""
     return bool(build_request.instance.vm_state == VM_STATE)
+
+
+def states_of(vm_state: str | None, system_metadata: ty.Mapping[str, ty.Any],
+              ) -> dict[str, str] | None:
+    """The vm_state and the task_state that are shown of a held server whose
+    record has these; None: those of its record.
+    """
+    return {'vm_state': vm_states.BUILDING, 'task_state': TASK_STATE} if (
+        vm_state == VM_STATE and _SHOWN_AS in system_metadata) else None
+
+
+def show_as_build(build_request: ty.Any) -> None:
+    """Show a server as being built whenever it is held, from now on.
+
+    :raises BuildRequestNotFound: when it is gone
+    """
+    with changing(build_request._context,
+                  build_request.instance_uuid) as request:
+        for instance in (request.instance, build_request.instance):
+            instance.system_metadata = {
+                **instance.system_metadata, _SHOWN_AS: vm_states.BUILDING}
+    # It was us who changed it: see mark().
+    build_request.updated_at = objects.BuildRequest.get_by_instance_uuid(
+        build_request._context, build_request.instance_uuid).updated_at
 
 
 def give_lock_reason(instance: ty.Any, reason: str | None) -> None:

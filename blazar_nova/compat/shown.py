@@ -3,7 +3,10 @@
 """What a held server says of its lease, in fields that Nova has for that.
 
 Its metadata tell of the lease as long as it is held: they are added to what is
-shown, and stored nowhere. Its actions (``server event list``) have one more,
+shown, and stored nowhere. One that is to be shown as being built is shown so,
+until its lease has failed: then it is in ERROR, and says why. (Lists that are
+asked for a status take it for one that is being built all the same.) Its
+actions (``server event list``) have one more,
 with an event for each one of the lease; that is there for a server that was
 built, too, as long as its lease is not over.
 """
@@ -15,14 +18,17 @@ import typing as ty
 
 from nova.api.openstack.compute.views import servers as views
 from nova.compute import api as compute_api
+from nova.compute import vm_states
 from nova import objects
 
 from blazar_nova.compat import reserved
 
-__all__ = ['Action', 'Event', 'Tells', 'install']
+__all__ = ['Action', 'Event', 'Tells', 'Words', 'install']
 
 #: Of an action that is none of Nova's, whose ids begin with 1.
 _ID = 0
+#: The code of a fault that is none of Nova's own.
+_FAULT = 409
 #: Where in a request the servers stand of which it has been told.
 _TOLD = 'blazar.told'
 
@@ -65,12 +71,23 @@ class Action:
     events: ty.Sequence[Event]
 
 
+class Words(ty.NamedTuple):
+    """What is said of a server that is held.
+
+    :ivar metadata: what its metadata say of its lease
+    :ivar failure: why it will not be built; None: it will
+    """
+
+    metadata: ty.Mapping[str, str]
+    failure: str | None
+
+
 class Tells(ty.Protocol):
     """Knows what there is to say."""
 
-    def metadata(self, server_ids: ty.Collection[str],
-                 ) -> ty.Mapping[str, ty.Mapping[str, str]]:
-        """By server that is held, what its metadata say of its lease."""
+    def words(self, server_ids: ty.Collection[str],
+              ) -> ty.Mapping[str, Words]:
+        """By server that is held, what is said of it."""
 
     def action(self, server_id: str, project_id: str) -> Action | None:
         """What its actions say of the lease of a server.
@@ -87,11 +104,12 @@ def install(tells: Tells) -> None:
         held = {one.uuid: one for one in servers
                 if one.uuid not in told and reserved.is_held(one)}
         told.update(held)
-        if held:
-            for server_id, words in tells.metadata(held).items():
-                # What its user has given that name stays his.
-                held[server_id].metadata = {
-                    **words, **held[server_id].metadata}
+        said = tells.words(held) if held else {}
+        for server_id, one in held.items():
+            words = said.get(server_id, Words({}, None))
+            # What its user has given that name stays his.
+            one.metadata = {**words.metadata, **one.metadata}
+            _show_state(one, words.failure)
 
     @functools.wraps(_show)
     def show(self: ty.Any, request: ty.Any, instance: ty.Any,
@@ -140,6 +158,20 @@ def install(tells: Tells) -> None:
     api = compute_api.InstanceActionAPI
     api.actions_get, api.action_get_by_request_id, api.action_events_get = (
         actions_get, action_get_by_request_id, action_events_get)
+
+
+def _show_state(instance: ty.Any, failure: str | None) -> None:
+    """Have a held server say the state in which it is to be shown."""
+    states = reserved.states_of(instance.vm_state, instance.system_metadata)
+    if states is None:
+        return
+    instance.update(states)
+    if failure is not None:
+        instance.vm_state, instance.task_state = vm_states.ERROR, None
+        instance.fault = objects.InstanceFault(
+            instance_uuid=instance.uuid, code=_FAULT, message=failure,
+            details=None, created_at=instance.updated_at or (
+                instance.created_at))
 
 
 def _passes(action: Action, filters: ty.Mapping[str, ty.Any]) -> bool:

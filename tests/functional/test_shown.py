@@ -142,6 +142,71 @@ class SaysTest(ShownTestCase):
             name for name, _id in self.actions(server['id'])])
 
 
+class AsBuildTest(ShownTestCase):
+    """A server that is shown as being built until its lease starts."""
+
+    def held_so(self, name='vm1', **kwargs):
+        return self.boot(name, hints=self.lease_hints(
+            name, 3600, server_status='BUILD'), **kwargs)['id']
+
+    def status(self, server_id, client=None):
+        got = (client or self.alice).get_server(server_id)
+        return (got['status'], got['OS-EXT-STS:vm_state'],
+                got['OS-EXT-STS:task_state'])
+
+    def listed(self, status, client=None):
+        response = (client or self.alice).api_request(
+            f'/servers/detail?status={status}')
+        self.assertEqual(200, response.status_code, response.text)
+        return {one['name']: one['status']
+                for one in response.json()['servers']}
+
+    def test_until_its_start(self):
+        server_id = self.held_so(count=2)
+        other = self.hold('vm2')['id']
+        for client in (self.alice, self.api(microversion='2.1'), self.admin):
+            self.assertEqual(('BUILD', 'building', 'reserved'),
+                             self.status(server_id, client))
+            self.assertEqual('RESERVED', self.status(other, client)[0])
+            self.assertEqual({'vm1-1': 'BUILD', 'vm1-2': 'BUILD'},
+                             self.listed('BUILD', client))
+            self.assertEqual({'vm2': 'RESERVED'},
+                             self.listed('RESERVED', client))
+        self.assertIn('lease_id', self.alice.get_server(
+            server_id)['metadata'])
+        # It is held as any other is.
+        self.assertEqual(200, self.set_metadata(server_id, {'a': 'b'}))
+        self.assertEqual(409, self.act(server_id, {'reboot': {
+            'type': 'HARD'}}))
+        self.assertEqual('BUILD', self.alice.put_server(
+            server_id, {'server': {'name': 'new'}})['server']['status'])
+        self.assert_verified()
+        self.start()
+        for name, metadata in (('new', {'a': 'b'}), ('vm1-2', {})):
+            one, = (one['id'] for one in self.alice.get_servers()
+                    if one['name'] == name)
+            got = self.wait_for_status(one, 'ACTIVE')
+            self.assertEqual(metadata, got['metadata'])
+
+    def test_deleted_before(self):
+        server_id = self.held_so()
+        self.alice.delete_server(server_id)
+        self.wait_until_gone(server_id)
+        self.assertEqual({}, self.listed('BUILD'))
+
+    def test_of_a_lease_that_has_failed(self):
+        """Tools would wait for it until they give up."""
+        server_id = self.held_so()
+        parts = self.listener.parts
+        parts.lifecycle.sending.never_started(
+            self.lease('vm1')['id'], 'The trust is gone.')
+        got = self.alice.get_server(server_id)
+        self.assertEqual(('ERROR', 'error', None), self.status(server_id))
+        self.assertIn('The trust is gone.', got['fault']['message'])
+        listed, = self.alice.get_servers(detail=True)
+        self.assertEqual(got['fault'], listed['fault'])
+
+
 class GivenTest(ShownTestCase):
     """What its user gives it."""
 

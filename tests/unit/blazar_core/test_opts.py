@@ -51,7 +51,7 @@ class TestOpts(base.BaseTestCase):
              'list_ended': 86400,
              'allow_untested_nova': False,
              'notification_topic': 'blazar_notifications',
-             'other_hints': [],
+             'other_hints': [], 'server_status': 'RESERVED',
              'enable_polling_monitor': True, 'polling_interval': 60,
              'enable_notification_monitor': True, 'failure_delay': 60,
              'recovery_delay': 300, 'healing_interval': 60,

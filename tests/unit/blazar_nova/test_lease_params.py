@@ -204,8 +204,23 @@ class TestJson(ParamsTestCase):
             self.assertEqual(plain, self.ask({'duration': '2h', key: None}))
         self.assert_refused({'duration': None}, 'needs "end" or "duration"')
 
+    def test_a_reserved_server_may_be_shown_as_being_built(self):
+        as_build = dataclasses.replace(DEFAULTS, server_status='BUILD')
+        for defaults, given, shows_build in (
+                (DEFAULTS, {}, False),
+                (DEFAULTS, {'server_status': 'build'}, True),
+                (as_build, {}, True),
+                (as_build, {'server_status': 'RESERVED'}, False)):
+            self.assertIs(shows_build, self.ask(
+                {'duration': '2h', **given}, defaults=defaults).shows_build)
+        self.assertTrue(parser.lease_request(
+            {'reserved': 'True'}, NOW, as_build).shows_build)
+        self.assert_refused({'duration': '2h', 'server_status': 'ACTIVE'},
+                            '"server_status" is "ACTIVE"', '"BUILD"')
+
     def test_values_of_wrong_types_are_refused(self):
-        for key in ('name', 'start', 'end', 'duration', 'before_end'):
+        for key in ('name', 'start', 'end', 'duration', 'before_end',
+                    'server_status'):
             for value, kind in ((1, 'a number'), (1.5, 'a number'),
                                 (True, 'a boolean'), ({}, 'an object'),
                                 (['now'], 'a list'), ([['x']], 'a list')):

@@ -41,7 +41,8 @@ class TestChanging(base.TestCase):
             tags=objects.TagList(), instance=objects.Instance(
                 uuid=uuids.server, project_id='mine', metadata={},
                 vm_state=reserved.VM_STATE, task_state=None, locked=False,
-                display_name='old')).create()
+                display_name='old',
+                system_metadata={'image_os': 'x'})).create()
 
     @staticmethod
     def context():
@@ -85,6 +86,33 @@ class TestChanging(base.TestCase):
         thread.join()
         self.assertEqual((reserved.VM_STATE, 'new'), (
             self.now().vm_state, self.now().display_name))
+
+    def test_one_that_is_shown_as_being_built_is_so_whenever_it_is_held(self):
+        build = objects.BuildRequest.get_by_instance_uuid(
+            self.context(), uuids.server)
+        reserved.show_as_build(build)
+        held = {'vm_state': 'building', 'task_state': 'reserved'}
+        for change, state, shown in (
+                (reserved.mark, 'reserved', held),
+                (reserved.unmark, 'building', None),
+                (reserved.mark, 'reserved', held)):
+            change(build)
+            for its in (build.instance, self.now()):
+                self.assertEqual(state, its.vm_state)
+                self.assertEqual(shown, reserved.states_of(
+                    its.vm_state, its.system_metadata))
+        self.assertEqual('x', self.now().system_metadata['image_os'])
+
+    def test_to_show_it_so_is_no_change_of_somebody_else(self):
+        reserved.unmark(objects.BuildRequest.get_by_instance_uuid(
+            self.context(), uuids.server))
+        build = objects.BuildRequest.get_by_instance_uuid(
+            self.context(), uuids.server)
+        # As it is where it was just written.
+        build.updated_at = None
+        reserved.show_as_build(build)
+        reserved.mark(build, unless_changed=True)
+        self.assertEqual(reserved.VM_STATE, self.now().vm_state)
 
     def test_limits_count_what_others_have_given_meanwhile(self):
         def limit(_context, metadata):

@@ -18,10 +18,13 @@ class TestMetadata(base.LeaseTestCase):
         self.lease_id = self.lease(3600, 7200)['id']
         self.telling = telling.Telling(self.leases.servers, self.clock)
 
-    def words(self):
+    def server_ids(self):
         with self.database.reader() as session:
-            server_id, = session.scalars(sa.select(models.Booking.server_id))
-        return self.telling.metadata([server_id])[server_id]
+            return [*session.scalars(sa.select(models.Booking.server_id))]
+
+    def words(self):
+        server_id, = self.server_ids()
+        return self.telling.words([server_id])[server_id].metadata
 
     def test_a_server_that_is_due_and_not_started(self):
         for seconds, begin in ((3660, 'It is built when its lease starts. '),
@@ -41,6 +44,19 @@ class TestMetadata(base.LeaseTestCase):
             words['lease_warnings'][:20], len(words['lease_warnings'])))
         self.assertEqual({'a': 'b'}, telling.own({**words, 'a': 'b'}))
 
+    def test_one_that_will_not_be_built_says_why(self):
+        server_id, = self.server_ids()
+        for status, failure in (
+                ('PENDING', None), ('STARTING', None),
+                ('ERROR', f'It is not built any more. Lease {self.lease_id} '
+                          f'is ERROR. No.'),
+                ('TERMINATING', None)):
+            with self.database.writer() as session:
+                lease = session.get(models.Lease, self.lease_id)
+                lease.status, lease.status_reason = status, 'No.'
+            self.assertEqual(failure, self.telling.words(
+                [server_id])[server_id].failure)
+
 
 class TestAsking(base.LeaseTestCase):
     """Books that do not answer are left alone for a while."""
@@ -52,7 +68,7 @@ class TestAsking(base.LeaseTestCase):
         self.telling = telling.Telling(self.leases.servers, self.clock)
 
     def is_told(self):
-        return (bool(self.telling.metadata([self.server_id])), bool(
+        return (bool(self.telling.words([self.server_id])), bool(
             self.telling.action(self.server_id, 'mine')))
 
     def test_that_do_not_answer(self):

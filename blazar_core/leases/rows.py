@@ -53,6 +53,7 @@ class NewLease:
     :ivar key: what its user calls his request, to get one lease for it
     :ivar granted: what the limits said of it; None: nothing limits it
     :ivar recurrence_id: of what it is an occurrence; None: of nothing
+    :ivar warnings: what of it is not reserved, in sentences
     """
 
     project_id: str
@@ -63,6 +64,7 @@ class NewLease:
     key: repeats.Key | None = None
     granted: limits.Granted | None = None
     recurrence_id: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def cleaning_time(self) -> int:
@@ -198,7 +200,8 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'status': states.Lease.PENDING,
         'status_reason': '', 'lease_type': request.lease_type,
         'retry_interval': None, 'retry_until': None, 'lasts': None,
-        'admitted_at': None, 'no_show_at': None, 'warnings': None,
+        'admitted_at': None, 'no_show_at': None,
+        'warnings': [*new.warnings] or None,
         'auto_extend': request.auto_extend, 'recurrence_id': new.recurrence_id,
         'used_at': None if not new.server_ids and all(
             types.of(one.resource_type, one.params is None).is_for_boots

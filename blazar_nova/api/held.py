@@ -33,6 +33,7 @@ from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
+from blazar_nova.compat import hostnames
 from blazar_nova.compat import router
 from blazar_nova.parts import granting
 from blazar_nova.parts import wiring
@@ -101,9 +102,8 @@ class Admission:
     def _leave(call: calls.BuildCall) -> None:
         """Leave servers of which it is not known whether they have a lease.
 
-        If they have no lease, the periodic sync deletes them, as they are
-        RESERVED. Those that are so already, and those that a listener has
-        taken meanwhile, have been changed: no other mark is written over its.
+        The periodic sync deletes those without a lease, as they are RESERVED.
+        Those that were changed meanwhile have another mark, which is kept.
         """
         try:
             call.mark_reserved(unless_changed=True)
@@ -156,6 +156,7 @@ class Admission:
                 f'The flavor is that of reservation {reservation_id}: its '
                 f'servers are in a lease already. Leave the hint reserved '
                 f'out.')
+        hostnames.check(call)
         try:
             apart = self._leases.places.occupy(
                 reservation_id, call.context.project_id, call.server_ids,
@@ -182,8 +183,7 @@ class Admission:
         their own could start that lasts as long as the reservation would.
         """
         now = self._parts.clock.now()
-        if full.until <= now:
-            # It has ended meanwhile.
+        if full.until <= now:  # It has ended meanwhile.
             return full
         try:
             window = model.Window(now, full.until)
@@ -216,7 +216,8 @@ class Admission:
             project_id=call.context.project_id, user_id=call.context.user_id,
             request=request, reservations=(making.NewReservation(
                 demand, call.server_ids, spec=within.spec(
-                    hosted.reservation_of(call.request_spec[0].flavor))),))
+                    hosted.reservation_of(call.request_spec[0].flavor))),),
+            warnings=boots.unreserved(call, demand, request))
         new = dataclasses.replace(new, granted=self._limits.check(
             granting.asked_of(
                 new, not request.starts_now or request.patience is not None,

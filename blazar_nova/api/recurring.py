@@ -62,9 +62,8 @@ class Recurring:
         :returns: all occurrences as one, and what follows: from now on
             nothing is undone
         """
-        times, ids = len(asked.windows), call.server_ids
-        if asked.keeps_servers:
-            times = 1
+        times = 1 if asked.keeps_servers else len(asked.windows)
+        ids = call.server_ids
         each = len(ids) // times
         if each * times != len(ids) or hosted.reservation_of(
                 call.request_spec[0].flavor) is not None:
@@ -83,7 +82,8 @@ class Recurring:
                 self._parts.expects_changes(request.window.start))
         new = making.NewLease(
             call.context.project_id, call.context.user_id, request,
-            (making.NewReservation(demand, parts[0].server_ids),))
+            (making.NewReservation(demand, parts[0].server_ids),),
+            warnings=boots.unreserved(call, demand, request))
         call.mark_reserved()
         fits, left_out = self._fitting(new, asked, ids)
         # The first servers are those of the first: one of them is answered.

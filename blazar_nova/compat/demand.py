@@ -5,7 +5,8 @@
 The amounts are those that Nova's scheduler will ask placement for. Which
 hosts may be used is what Nova's own prefilters say (availability zone,
 tenant isolation, image type, disabled services ...) together with the traits
-of the flavor; what only filters can judge is left to Nova at the start.
+of the flavor, and what filters judge by what a host is; what is free there,
+and only filters can judge, is left to Nova at the start.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.leases import growth
 from blazar_nova.compat import bounded
+from blazar_nova.compat import host_filters
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
 from blazar_nova.compat import releases
@@ -332,6 +334,12 @@ def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
     for trait in request.get_request_group(None).forbidden_traits:
         # The root is used by every server.
         roots -= placement.with_trait(trait).keys()
+    filters = host_filters.fixed(spec)
+    if filters:
+        refused = host_filters.refused(context, spec, roots, filters)
+        if refused and refused.issuperset(roots):
+            raise NoSuchHost(f'{" and ".join(filters)} refuse all hosts.')
+        roots -= refused
     return frozenset(roots), request
 
 

@@ -20,6 +20,8 @@ from nova.volume import cinder
 from blazar_core.common import errors
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand
+from blazar_nova.compat import host_filters
+from blazar_nova.compat import hostnames
 from blazar_nova.compat import quota
 
 __all__ = ['lacking']
@@ -47,7 +49,7 @@ def lacking(build: calls.BuildCall) -> list[str]:
     for name, check in (('Image', _images), ('Volumes', _volumes),
                         ('Networks', _networks),
                         ('Security groups', _security_groups),
-                        ('Server group', _group),
+                        ('Server group', _group), ('Names', _names),
                         ('Quota', _quota), ('Hosts', _hosts)):
         try:
             found += check(build)
@@ -142,6 +144,12 @@ def _group(build: calls.BuildCall) -> list[str]:
     return []
 
 
+def _names(build: calls.BuildCall) -> list[str]:
+    return [*hostnames.taken(build.context, {
+        server_id: request.instance.hostname
+        for server_id, request in build.stored.items()}).values()]
+
+
 def _quota(build: calls.BuildCall) -> list[str]:
     count, why = quota.admitted(build.context.elevated(), build.request_spec)
     return [f'Quota: {why}'] if count < len(build.request_spec) else []
@@ -152,4 +160,7 @@ def _hosts(build: calls.BuildCall) -> list[str]:
         found = demand.demand_of(build.context.elevated(), build.request_spec)
     except demand.NoSuchHost as exc:
         return [f'None of the hosts may be used: {exc}']
-    return [] if found.hosts else ['None of the hosts may be used.']
+    if not found.hosts:
+        return ['None of the hosts may be used.']
+    return host_filters.notes(
+        build.context, build.request_spec[0], found.hosts)[0]

@@ -24,6 +24,7 @@ from blazar_nova.compat import deletion
 from blazar_nova.compat import demand
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
+from blazar_nova.compat import hostnames
 from blazar_nova.compat import hosts
 from blazar_nova.compat import keeping
 from blazar_nova.compat import leftovers
@@ -100,6 +101,13 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
             waiting[server_id] for server_id in build.server_ids]
         admit()
         self._check_up(build)
+        taken = hostnames.taken(build.context, {
+            server_id: request.instance.hostname
+            for server_id, request in waiting.items()})
+        build.request_spec = [spec for spec in build.request_spec
+                              if spec.instance_uuid not in taken]
+        if not build.request_spec:
+            return ' '.join(taken.values())
         count, why = quota.admitted(
             build.context.elevated(), build.request_spec)
         build.request_spec = [
@@ -109,7 +117,7 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
             waiting[server_id] for server_id in build.server_ids]
         if build.request_spec:
             _cast(build, gate)
-        return why
+        return ' '.join(filter(None, [*taken.values(), why]))
 
     def cast(self, build: calls.BuildCall, gate: clouds.Gate) -> None:
         """Cast the build of a request that is under way: nothing is made

@@ -4,15 +4,19 @@
 
 import typing as ty
 
+from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.leases import requests
 from blazar_core.leases import servers
 from blazar_core import resources
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
+from blazar_nova.compat import host_filters
 from blazar_nova.compat import hosted
+from blazar_nova.compat import hostnames
 from blazar_nova.resources import groups
 
-__all__ = ['Boots', 'demand_of']
+__all__ = ['Boots', 'demand_of', 'unreserved']
 
 
 class Boots(resources.Kind):
@@ -63,6 +67,21 @@ def demand_of(context: ty.Any, call: calls.BuildCall, known: servers.Servers,
     """
     return _demand_of(context, call.context, call.request_spec,
                       call.server_ids, known, window, later)
+
+
+def unreserved(call: calls.BuildCall, demand: model.Demand,
+               request: requests.LeaseRequest) -> tuple[str, ...]:
+    """What servers of a boot need and no lease reserves, in sentences.
+
+    :raises Conflict: when they are to be built now, and cannot be for that
+    """
+    found, has_some = host_filters.notes(
+        call.context, call.request_spec[0], demand.hosts or ())
+    if request.starts_now:
+        hostnames.check(call)
+        if not has_some and request.patience is None:
+            raise errors.Conflict(' '.join(found))
+    return tuple(found)
 
 
 def _demand_of(context: ty.Any, owner: ty.Any, specs: ty.Sequence[ty.Any],

@@ -42,6 +42,9 @@ _HOSTS = entry.subject(
         'nova.objects.ComputeNodeList',
         entry.called('get_all(context)', 'all hosts'),
         entry.called(
+            'get_all_by_uuids(context, compute_uuids)',
+            'hosts that filters judge'),
+        entry.called(
             'get_all_by_host(context, host, use_slave=)',
             'the hosts of a nova-compute')),
     entry.of(

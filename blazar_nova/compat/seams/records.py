@@ -37,6 +37,9 @@ _RECORDS = entry.subject(
             'id instance_uuid project_id user_id flavor image instance_group '
             'scheduler_hints num_instances security_groups force_hosts '
             'force_nodes is_bfv', 'what a build asks for'),
+        entry.fields(
+            'numa_topology pci_requests',
+            'what a build asks for that only filters judge'),
         entry.named(
             'root_required root_forbidden', 'traits that a host must have'),
         entry.called(
@@ -123,7 +126,10 @@ _RECORDS = entry.subject(
     entry.of(
         'nova.db.main.api',
         entry.called(
-            'get_context_manager(context)', 'servers without a mapping')),
+            'get_context_manager(context)', 'servers without a mapping'),
+        entry.called(
+            '_validate_unique_server_name(context, name)',
+            'names that others have')),
     entry.of(
         'nova.db.main.models.Instance',
         entry.columns('uuid host deleted', 'servers without a mapping')),
@@ -140,7 +146,8 @@ _RECORDS = entry.subject(
         'nova.exception',
         entry.named(
             'BuildRequestNotFound InstanceMappingNotFound RequestSpecNotFound',
-            'a record is gone')))
+            'a record is gone'),
+        entry.named('InstanceExists', 'names that others have')))
 
 _PROCESS = entry.subject(
     'process and messages',
@@ -210,7 +217,8 @@ _PROCESS = entry.subject(
     entry.of(
         'nova.conf.CONF',
         entry.named(
-            'service_down_time default_availability_zone',
+            'service_down_time default_availability_zone '
+            'osapi_compute_unique_server_name_scope',
             'judge as Nova does')),
     entry.of(
         'nova.conf.CONF.wsgi',

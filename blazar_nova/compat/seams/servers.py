@@ -13,7 +13,17 @@ _SCHEDULER = entry.subject(
     'scheduler',
     entry.of(
         'nova.scheduler.filters',
-        entry.named('BaseHostFilter', 'the filter of leases')),
+        entry.named('BaseHostFilter', 'the filter of leases'),
+        entry.called('all_filters()', 'what only filters know of hosts')),
+    *(entry.of(
+        f'nova.scheduler.filters.{name}', entry.called(
+            'host_passes(self, host_state, spec_obj)',
+            'what only filters know of hosts')) for name in (
+                'aggregate_instance_extra_specs.'
+                'AggregateInstanceExtraSpecsFilter',
+                'compute_capabilities_filter.ComputeCapabilitiesFilter',
+                'numa_topology_filter.NUMATopologyFilter',
+                'pci_passthrough_filter.PciPassthroughFilter')),
     entry.of(
         'nova.scheduler.filters.BaseHostFilter',
         entry.replaced(
@@ -33,7 +43,13 @@ _SCHEDULER = entry.subject(
         'nova.scheduler.host_manager.HostState',
         entry.refers(
             '__init__', 'uuid allocation_candidates',
-            'what a server takes of a host')),
+            'what a server takes of a host'),
+        entry.called(
+            '__init__(self, host, node, cell_uuid)',
+            'hosts that filters judge'),
+        entry.called(
+            'update(self, compute=, service=, aggregates=, inst_dict=)',
+            'hosts that filters judge')),
     entry.of(
         'nova.scheduler.utils',
         entry.replaced(
@@ -107,7 +123,9 @@ _SCHEDULER = entry.subject(
         'nova.conf.CONF.filter_scheduler',
         entry.named(
             'available_filters enabled_filters weight_classes',
-            'see that filter and weigher are on')),
+            'see that filter and weigher are on'),
+        entry.named(
+            'pci_in_placement', 'what only filters know of hosts')),
     entry.of(
         'nova.conf.CONF.scheduler',
         entry.named(

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What only Nova's filters know of hosts: placement has no word for it.
+
+Some filters judge what a host is, or the aggregates that it is in. A host that
+they refuse is not booked. Others judge devices and CPUs that are free now:
+what is free at another time is not known, so these are not reserved. Nova's
+own filters are asked, of those that are enabled; for requests that have
+nothing for them to judge, none is.
+"""
+
+import collections
+import functools
+import typing as ty
+
+import nova.conf
+from nova import context as nova_context
+from nova import objects
+from nova.scheduler import filters
+from nova.scheduler import host_manager
+
+from blazar_nova.compat import bounded
+
+__all__ = ['fixed', 'notes', 'refused', 'unreserved']
+
+CONF = nova.conf.CONF
+
+#: By filter, the scopes of the extra specs that it judges; None: those that
+#: are of no scope.
+_FIXED: ty.Mapping[str, tuple[str | None, ...]] = {
+    'AggregateInstanceExtraSpecsFilter': (
+        None, 'aggregate_instance_extra_specs'),
+    'ComputeCapabilitiesFilter': (None, 'capabilities'),
+}
+#: What filters judge that is taken by servers.
+_NUMA, _PCI = 'NUMATopologyFilter', 'PciPassthroughFilter'
+_WHAT = {_NUMA: 'a NUMA topology (CPUs or memory pages of certain nodes)',
+         _PCI: 'PCI devices'}
+
+
+def fixed(spec: ty.Any) -> list[str]:
+    """The filters that judge, for a request, what hosts are."""
+    scopes = {name.split(':', 1)[0] if ':' in name else None
+              for name in spec.flavor.extra_specs or {}}
+    return [name for name, judged in _FIXED.items()
+            if not scopes.isdisjoint(judged) and _is_enabled(name)]
+
+
+def unreserved(spec: ty.Any) -> list[str]:
+    """The filters that judge, for a request, what is free on hosts and
+    placement does not count.
+    """
+    devices = spec.pci_requests if 'pci_requests' in spec else None
+    asks = {
+        _NUMA: 'numa_topology' in spec and spec.numa_topology is not None,
+        _PCI: bool(devices and devices.requests) and not (
+            CONF.filter_scheduler.pci_in_placement)}
+    return [name for name, is_asked in asks.items()
+            if is_asked]
+
+
+def _is_enabled(name: str) -> bool:
+    return name in CONF.filter_scheduler.enabled_filters
+
+
+def refused(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
+            names: ty.Collection[str]) -> set[str]:
+    """Of hosts, those that a filter refuses to a request now.
+
+    Hosts in cells that do not answer are not among them.
+
+    :param host_ids: uuids of compute nodes
+    :param names: of filters
+    """
+    asked = [_filters()[name]() for name in names]
+    groups = collections.defaultdict(list)
+    for aggregate in bounded.of_api(
+            objects.AggregateList.get_all, context.elevated()):
+        for host in aggregate.hosts:
+            groups[host].append(aggregate)
+    answers = bounded.of_cells(
+        context.elevated(), objects.ComputeNodeList.get_all_by_uuids,
+        [*host_ids])
+    return {node.uuid for cell_id, nodes in answers.items()
+            if not nova_context.is_cell_failure_sentinel(nodes)
+            for node in nodes if not all(one.host_passes(_state(
+                node, cell_id, groups[node.host]), spec) for one in asked)}
+
+
+def _state(node: ty.Any, cell_id: str, aggregates: list[ty.Any]) -> ty.Any:
+    state = host_manager.HostState(
+        node.host, node.hypervisor_hostname, cell_id)
+    state.update(node, aggregates=aggregates)
+    # What placement would offer; these filters do not go by it here.
+    state.allocation_candidates = [{'mappings': {}}]
+    return state
+
+
+@functools.cache
+def _filters() -> dict[str, ty.Any]:
+    return {one.__name__: one for one in filters.all_filters()}
+
+
+def notes(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
+          ) -> tuple[list[str], bool]:
+    """What is to be known of what a request needs and nothing reserves.
+
+    :returns: a sentence for each; and whether a host has all of it now
+    """
+    names = unreserved(spec)
+    if not names:
+        return [], True
+    has_some = not refused(context, spec, host_ids, [
+        *filter(_is_enabled, names)]).issuperset(host_ids)
+    what = ' and '.join(_WHAT[name] for name in names)
+    return [f'{what[:1].upper()}{what[1:]}: not reserved. The server is built '
+            f'only where that is free at the start of the lease' + (
+                '.' if has_some else '; now no host has it free.')], has_some

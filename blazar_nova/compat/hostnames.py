@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Names of servers, where Nova has them unique.
+
+Nova checks that when a conductor writes a server into its cell. One whose name
+another has is left behind in the middle of its build, and in no state of its
+own: so it is checked before.
+"""
+
+import typing as ty
+
+import nova.conf
+from nova import context as nova_context
+from nova.db.main import api as main_db
+from nova import exception
+
+from blazar_core.common import errors
+from blazar_nova.compat import bounded
+from blazar_nova.compat import calls
+
+__all__ = ['check', 'taken']
+
+CONF = nova.conf.CONF
+
+_WITHIN = {'project': 'in a project', 'global': 'in this cloud'}
+
+
+def taken(context: ty.Any, names: ty.Mapping[str, str]) -> dict[str, str]:
+    """By server, a sentence where another server has its name.
+
+    It may be built where one of the cells has no server of that name; of
+    cells that do not answer nothing is known.
+
+    :param context: of its user
+    :param names: by server, its hostname
+    """
+    within = _WITHIN.get(CONF.osapi_compute_unique_server_name_scope)
+    if within is None or not names:
+        return {}
+    nova_context.load_cells()
+    answers = bounded.of_cells(
+        context, _taken, {*names.values()},
+        cells=[one for one in nova_context.CELLS if not one.is_cell0()])
+    found: set[str] = set.intersection(*(
+        set() if nova_context.is_cell_failure_sentinel(answer) else answer
+        for answer in answers.values())) if answers else set()
+    return {server_id: f'Another server is named "{name}", and names of '
+                       f'servers are unique {within}: delete or rename one '
+                       f'of them.'
+            for server_id, name in names.items() if name in found}
+
+
+def check(call: calls.BuildCall) -> None:
+    """Make sure that the servers of a boot have names of their own.
+
+    :raises Conflict: when one has not
+    """
+    found = taken(call.context, {
+        request.instance_uuid: request.instance.hostname
+        for request in call.build_requests})
+    if found:
+        raise errors.Conflict(' '.join(found.values()))
+
+
+def _taken(context: ty.Any, names: ty.Iterable[str]) -> set[str]:
+    """:param context: of a cell"""
+    found = set()
+    with main_db.get_context_manager(context).reader.using(context):
+        for name in names:
+            try:
+                main_db._validate_unique_server_name(context, name)
+            except exception.InstanceExists:
+                found.add(name)
+    return found

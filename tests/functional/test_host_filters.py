@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What placement does not model: said, or refused, before the start."""
+
+from unittest import mock
+
+from blazar_nova.compat import host_filters
+
+from tests.functional import test_preflight
+
+HOUR = 3600
+
+
+class HostFiltersTestCase(test_preflight.PreflightTestCase):
+
+    more_conf = ('[filter_scheduler]\nenabled_filters = ComputeFilter,'
+                 'ComputeCapabilitiesFilter,'
+                 'AggregateInstanceExtraSpecsFilter,NUMATopologyFilter,'
+                 'PciPassthroughFilter,LeaseFilter\n')
+
+    def flavor(self, key, value):
+        flavor = self.admin.post_flavor({'flavor': {
+            'name': f'{key}={value}', 'ram': 512, 'vcpus': 1, 'disk': 1}})
+        self.admin.post_extra_spec(
+            flavor['id'], {'extra_specs': {key: value}})
+        return flavor['id']
+
+    def boot_now(self, flavor):
+        return self.boot('vm1', flavor=flavor, hints=self.lease_hints('vm1'))
+
+
+class HostFiltersTest(HostFiltersTestCase):
+
+    def test_what_an_aggregate_says(self):
+        flavor = self.flavor('aggregate_instance_extra_specs:ssd', 'true')
+        for boot in (self.boot_now, lambda one: self.hold(flavor=one)):
+            self.assertIn('no host', self.refused(409, boot, flavor))
+        aggregate = self.admin.post_aggregate({'aggregate': {'name': 'ssd'}})
+        self.admin.add_host_to_aggregate(aggregate['id'], 'host2')
+        self.admin.api_post(f'/os-aggregates/{aggregate["id"]}/action', {
+            'set_metadata': {'metadata': {'ssd': 'true'}}})
+        self.hold(flavor=flavor, count=3)
+        self.assertEqual(['host2'] * 3, [*self.bookings().values()])
+        self.before()
+        self.admin.api_post(f'/os-aggregates/{aggregate["id"]}/action', {
+            'set_metadata': {'metadata': {'ssd': None}}})
+        warning, = self.look()
+        self.assertIn('None of the hosts may be used', warning)
+
+    def test_what_a_hypervisor_says(self):
+        flavor = self.flavor('capabilities:hypervisor_type', 's== ironic')
+        self.refused(409, self.boot_now, flavor)
+        self.hold(flavor=self.flavor(
+            'capabilities:hypervisor_type', 's== fake'))
+        self.assertEqual([], self.lease('vm1')['warnings'])
+
+    def test_what_is_free_then(self):
+        flavor = self.flavor('hw:numa_nodes', '1')
+        self.assertIn('A NUMA topology', self.refused(
+            409, self.boot_now, flavor))
+        self.hold(flavor=flavor)
+        warning, = self.lease('vm1')['warnings']
+        self.assertIn('not reserved', warning)
+        self.assertIn('now no host has it free', warning)
+        self.clock.advance(HOUR)
+        self.assertEqual([warning], self.look())
+        with mock.patch.object(host_filters, 'refused', lambda *_args: set()):
+            self.clock.advance(600)
+            kept, = self.look()
+        self.assertIn('not reserved', kept)
+        self.assertNotIn('now no host', kept)
+
+    def test_others_ask_no_filter(self):
+        with mock.patch.object(host_filters, 'refused') as refused:
+            self.hold()
+            self.before()
+            self.assertEqual([], self.look())
+        refused.assert_not_called()
+
+
+class UniqueNameTest(HostFiltersTestCase):
+    """A name that another server has, where names are unique."""
+
+    more_conf = ('[DEFAULT]\n'
+                 'osapi_compute_unique_server_name_scope = project\n')
+
+    def test_a_start_says_so_and_waits(self):
+        plain = self.boot_active('vm1')
+        self.assertIn('vm1', self.refused(409, self.boot_now, '1'))
+        server = self.hold()
+        self.clock.advance(HOUR)
+        warning, = self.look()
+        self.assertIn('vm1', warning)
+        self.clock.advance(HOUR)
+        self.run_due()
+        lease = self.lease('vm1')
+        self.assertEqual('PENDING', lease['status'])
+        self.assertIn(warning, lease['status_reason'])
+        self.assertEqual('RESERVED', self.alice.get_server(
+            server['id'])['status'])
+        self.alice.delete_server(plain['id'])
+        self.wait_until_gone(plain['id'])
+        self.clock.advance(300)
+        self.run_due()
+        self.wait_for_status(server['id'], 'ACTIVE')

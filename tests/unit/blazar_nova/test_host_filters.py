@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from unittest import mock
+
+from nova.conf import CONF
+from nova import context as nova_context
+from nova import objects
+from nova.objects import pci_device_pool
+from oslo_config import fixture as conf_fixture
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from blazar_nova.compat import host_filters
+from blazar_nova.compat import service
+from tests.unit import base
+
+ENABLED = ['ComputeFilter', 'ComputeCapabilitiesFilter',
+           'NUMATopologyFilter', 'PciPassthroughFilter']
+
+
+def spec(extra_specs=(), **more):
+    return objects.RequestSpec(
+        flavor=objects.Flavor(extra_specs=dict(extra_specs)),
+        image=objects.ImageMeta(properties=objects.ImageMetaProps()),
+        instance_uuid=uuids.server, scheduler_hints={}, **{
+            'numa_topology': None, 'pci_requests': None, **more})
+
+
+def gpus(count):
+    return objects.InstancePCIRequests(requests=[objects.InstancePCIRequest(
+        count=count, request_id=uuids.pci, alias_name='gpu',
+        spec=[{'vendor_id': '10de', 'product_id': '1db4'}])])
+
+
+def pages(size):
+    return objects.InstanceNUMATopology(cells=[objects.InstanceNUMACell(
+        id=0, cpuset={0}, pcpuset=set(), memory=1024, pagesize=size)])
+
+
+def node(uuid, pools=(), page_sizes=()):
+    """A host with devices, and with four free pages of some sizes in KiB."""
+    topology = objects.NUMATopology(cells=[objects.NUMACell(
+        id=0, cpuset={0, 1}, pcpuset=set(), memory=8192, cpu_usage=0,
+        memory_usage=0, pinned_cpus=set(), siblings=[{0}, {1}], socket=0,
+        network_metadata=objects.NetworkMetadata(
+            physnets=set(), tunneled=False), mempages=[
+                objects.NUMAPagesTopology(size_kb=size, total=4, used=0)
+                for size in page_sizes])])
+    return objects.ComputeNode(
+        uuid=uuid, host=str(uuid), hypervisor_hostname=str(uuid),
+        memory_mb=8192, free_ram_mb=8192, local_gb=10, local_gb_used=0,
+        free_disk_gb=10, disk_available_least=None, vcpus=2, vcpus_used=0,
+        updated_at=None, hypervisor_type='fake', hypervisor_version=1,
+        cpu_info='', supported_hv_specs=[], stats={}, metrics='[]',
+        host_ip='127.0.0.1', cpu_allocation_ratio=1.0,
+        ram_allocation_ratio=1.0, disk_allocation_ratio=1.0,
+        numa_topology=topology._to_json() if page_sizes else None,
+        pci_device_pools=pci_device_pool.from_pci_stats([{
+            'vendor_id': '10de', 'product_id': '1db4', 'numa_node': None,
+            'count': count} for count in pools]))
+
+
+class TestAsked(base.TestCase):
+    """Which filters are asked about a request."""
+
+    def setUp(self):
+        super().setUp()
+        objects.register_all()
+        service.CONF([], project='nova', default_config_files=[],
+                     default_config_dirs=[])
+        self.addCleanup(service.CONF.reset)
+        self.conf = self.useFixture(conf_fixture.Config(CONF))
+        self.conf.config(group='filter_scheduler', enabled_filters=ENABLED)
+        self.context = nova_context.RequestContext('alice', 'mine')
+        self.nodes = []
+        self.patch('blazar_nova.compat.bounded.of_api', lambda *_args: [])
+        self.patch('blazar_nova.compat.bounded.of_cells',
+                   lambda *_args: {uuids.cell: self.nodes})
+
+    def patch(self, name, new):
+        patcher = mock.patch(name, new)
+        patcher.start()
+        self.addCleanup(patcher.stop)
+
+    def notes(self, request, *nodes):
+        self.nodes = nodes
+        return host_filters.notes(
+            self.context, request, {one.uuid for one in nodes})
+
+    def test_by_its_extra_specs(self):
+        for name, asked in (
+                ('capabilities:hypervisor_type', ENABLED[1:2]),
+                ('hypervisor_type', ENABLED[1:2]), ('hw:cpu_policy', []),
+                # Its filter is not enabled.
+                ('aggregate_instance_extra_specs:ssd', []),
+                ('resources:VGPU', [])):
+            self.assertEqual(asked, host_filters.fixed(spec({name: '1'})))
+        self.assertEqual([], host_filters.fixed(spec()))
+
+    def test_of_others_nothing_is_said(self):
+        self.assertEqual(([], True), self.notes(spec(), node(uuids.one)))
+
+    def test_devices_are_said(self):
+        request = spec(pci_requests=gpus(2))
+        said, has_some = self.notes(
+            request, node(uuids.one), node(uuids.two, pools=[2]))
+        self.assertEqual((1, True), (len(said), has_some))
+        self.assertIn('PCI devices: not reserved.', said[0])
+        said, has_some = self.notes(
+            request, node(uuids.one), node(uuids.two, pools=[1]))
+        self.assertIn('now no host has it free', said[0])
+        self.assertFalse(has_some)
+
+    def test_devices_in_placement_are_not(self):
+        self.conf.config(group='filter_scheduler', pci_in_placement=True)
+        self.assertEqual(([], True), self.notes(
+            spec(pci_requests=gpus(1)), node(uuids.one)))
+
+    def test_pages_are_said(self):
+        request = spec(numa_topology=pages(1048576))
+        for sizes, expected in (((4, 1048576), True), ((4,), False),
+                                ((), False)):
+            said, has_some = self.notes(
+                request, node(uuids.one, page_sizes=sizes))
+            self.assertEqual((1, expected), (len(said), has_some), sizes)
+
+    def test_without_their_filter_hosts_are_not_judged(self):
+        self.conf.config(group='filter_scheduler',
+                         enabled_filters=['ComputeFilter'])
+        said, has_some = self.notes(
+            spec(pci_requests=gpus(1)), node(uuids.one))
+        self.assertEqual((1, True), (len(said), has_some))

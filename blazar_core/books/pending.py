@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from blazar_core.common import clock as clocks
 from blazar_core.common import model
 from blazar_core.db import models
+from blazar_core.db import skew
 
 __all__ = ['BACK_SECONDS', 'CLAIM_SECONDS', 'awaited', 'coming_back', 'is_due',
            'is_pending', 'next_look']
@@ -62,8 +63,7 @@ def is_pending(instant: int, now: int) -> bool:
 
 def is_due(now: int) -> sa.ColumnElement[bool]:
     """SQL: whether it is time to ask the cloud again what runs on a host."""
-    return ty.cast('sa.ColumnElement[bool]', clocks.is_over(
-        _HOSTS.c.recheck_at, now, _FURTHEST))
+    return skew.is_over(_HOSTS.c.recheck_at, now, _FURTHEST)
 
 
 def next_look(consumers: ty.Mapping[str, models.Consumer], now: int,

@@ -11,8 +11,8 @@ import threading
 import time
 import typing as ty
 
-__all__ = ['Clock', 'SystemClock', 'ManualClock', 'is_over', 'is_within',
-           'iso', 'minute', 'stamp']
+__all__ = ['Clock', 'SystemClock', 'ManualClock', 'is_within', 'iso',
+           'minute', 'stamp']
 
 
 class Clock(ty.Protocol):
@@ -80,20 +80,16 @@ class ManualClock:
                 self._moved.wait(0.02)
 
 
-def is_within(until: int, now: int, longest: int) -> bool:
+def is_within(until: float, now: float, longest: float) -> bool:
     """Whether a pause or a claim lasts yet.
 
     One that would last for longer than any of its kind was written by a clock
-    that was ahead: it is over.
+    that was ahead: it is over. In SQL it is the opposite of
+    :func:`blazar_core.db.skew.is_over`.
 
     :param longest: seconds
     """
-    return not is_over(until, now, longest)
-
-
-def is_over(until: ty.Any, now: ty.Any, longest: ty.Any) -> ty.Any:
-    """The opposite of :func:`is_within`, also of columns: then it is SQL."""
-    return (until <= now) | (until > now + longest)
+    return now < until <= now + longest
 
 
 def iso(seconds: int) -> str:

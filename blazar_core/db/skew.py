@@ -20,7 +20,8 @@ from sqlalchemy.ext import compiler
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 
-__all__ = ['ClockSkew', 'FRESH_SECONDS', 'database_time', 'described']
+__all__ = ['ClockSkew', 'FRESH_SECONDS', 'database_time', 'described',
+           'is_over']
 
 LOG = logging.getLogger(__name__)
 
@@ -57,6 +58,21 @@ def _postgresql(*_args: ty.Any, **_kwargs: ty.Any) -> str:
 
 
 _TIME = sa.select(database_time())
+
+
+def is_over(until: ty.Any, now: ty.Any, longest: ty.Any,
+            ) -> sa.ColumnElement[bool]:
+    """SQL: whether a pause or a claim is over; see
+    :func:`blazar_core.common.clock.is_within`.
+
+    What lasts too long is judged by the database's time: a process may stand
+    still between its reading the clock and the statement, and others may have
+    claimed meanwhile, for what was a long time ahead then.
+    """
+    latest = sa.func.coalesce(sa.cast(
+        database_time() / 1_000_000, sa.BigInteger), now)
+    return sa.or_(until <= now, sa.and_(
+        until > now + longest, until > latest + longest))
 
 
 class ClockSkew:

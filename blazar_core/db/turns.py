@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from blazar_core.common import clock as clocks
 from blazar_core.db import api
 from blazar_core.db import notes
+from blazar_core.db import skew
 
 __all__ = ['Turns']
 
@@ -27,7 +28,7 @@ _MINE = sa.and_(_NAME, _TURNS.c.worker == sa.bindparam('me'))
 _READ = sa.select(_TURNS.c.worker, _TURNS.c.claimed_until,
                   _TURNS.c.due_at).where(_NAME)
 _TAKE = sa.update(_TURNS).where(_NAME, sa.or_(
-    clocks.is_over(_TURNS.c.claimed_until, _NOW, sa.bindparam(
+    skew.is_over(_TURNS.c.claimed_until, _NOW, sa.bindparam(
         'longest', type_=sa.BigInteger)),
     sa.and_(_MINE, _TURNS.c.due_at <= _NOW),
 )).values(worker=sa.bindparam('me'), claimed_until=_UNTIL,

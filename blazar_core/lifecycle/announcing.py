@@ -20,6 +20,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
+from blazar_core.db import skew
 
 __all__ = ['Announcing', 'EVENT', 'KEEP', 'told']
 
@@ -171,8 +172,7 @@ class Announcing:
 def _free(now: int) -> sa.ColumnElement[bool]:
     """SQL: no process is about to notify of a server, and it need not wait.
     """
-    return ty.cast('sa.ColumnElement[bool]', clocks.is_over(
-        _WOULD_END.c.claimed_until, now, 2 * _LATER))
+    return skew.is_over(_WOULD_END.c.claimed_until, now, 2 * _LATER)
 
 
 def told(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:

@@ -129,7 +129,7 @@ class Cleaning:
                 .where(held).order_by(_HOST.id)).all()
             dirty = [row for row in rows if row.cleaned_at is None]
             mine = sorted(
-                (row for row in dirty if clocks.is_over(
+                (row for row in dirty if not clocks.is_within(
                     row.cleaning_until or 0, now, until + seconds - now)),
                 key=lambda row: (row.cleaning_until or 0, row.id))[:MOST]
             connection.execute(

@@ -23,6 +23,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
+from blazar_core.db import skew
 from blazar_core.leases import within
 
 __all__ = ['AGAIN', 'Destinations', 'Room', 'is_due', 'pause']
@@ -192,7 +193,7 @@ _FURTHEST = sa.case(*(
     (_BOOKING.relocate_tries.is_(None), 2 * AGAIN),
     else_=2 * pause(_DOUBLED + 1))
 #: Whether a server may be asked for now; it says when again.
-is_due = sa.or_(_BOOKING.relocate_at.is_(None), clocks.is_over(
+is_due = sa.or_(_BOOKING.relocate_at.is_(None), skew.is_over(
     _BOOKING.relocate_at, _NOW, _FURTHEST))
 #: What was asked for, and may be on its way from a host that is away.
 _ON_THE_WAY = sa.select(

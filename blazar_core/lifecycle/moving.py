@@ -87,8 +87,8 @@ class Moving:
             return states.Move(move.status)
         if seen.host != self._uuid(move.source):
             return states.Move.MOVED
-        lost = clocks.is_over((move.asked_at or 0) + LOST, self._clock.now(),
-                              2 * LOST)
+        lost = not clocks.is_within(
+            (move.asked_at or 0) + LOST, self._clock.now(), 2 * LOST)
         return states.Move.FAILED if (
             lost or move.status == states.Move.UNDER_WAY
         ) else states.Move(move.status)

@@ -183,7 +183,7 @@ class Orphans:
                 row.missing, row.seen_at, row.claimed_until = missing, now, 0
             # A clock that was ahead has said what is later.
             row.seen_at = min(row.seen_at, now)
-            tells = row.told_at is None and clocks.is_over(
+            tells = row.told_at is None and not clocks.is_within(
                 row.claimed_until, now, 2 * _CLAIM)
             if tells:
                 row.claimed_until = now + _CLAIM

@@ -59,7 +59,7 @@ _NOW = sa.bindparam('now', type_=sa.BigInteger)
 _WAITING = sa.and_(
     models.Event.status == states.Event.UNDONE, models.Event.due <= _NOW)
 _ABANDONED = sa.and_(
-    models.Event.status == states.Event.IN_PROGRESS, clocks.is_over(
+    models.Event.status == states.Event.IN_PROGRESS, skew.is_over(
         models.Event.claimed_until, _NOW, sa.bindparam(
             'longest', type_=sa.BigInteger)))
 #: Seconds from now on beyond which no deferral goes: twice the longest pause,

@@ -17,6 +17,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import notes
+from blazar_core.db import skew
 from blazar_core.leases import places
 from blazar_core.lifecycle import permits
 from blazar_core.lifecycle import sending
@@ -34,7 +35,7 @@ _LONGEST = 3600
 _FURTHEST = 60
 
 _BUILDS = notes.SlotBuild.__table__
-_LEFT = sa.select(_BUILDS).where(clocks.is_over(
+_LEFT = sa.select(_BUILDS).where(skew.is_over(
     _BUILDS.c.created_at + sending.HEAD_START, sa.bindparam(
         'now', type_=sa.BigInteger), _FURTHEST)).order_by(
             _BUILDS.c.created_at).limit(100)

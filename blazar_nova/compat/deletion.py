@@ -231,4 +231,4 @@ def _left(last: ty.Any, pause: float) -> float:
     ages = [timeutils.delta_seconds(when.replace(tzinfo=None), now)
             for when in (last.updated_at, last.start_time) if when is not None]
     left = pause - next((age for age in ages if age >= 0), ages[-1])
-    return 0 if clocks.is_over(left, 0, 2 * pause) else min(left, pause)
+    return min(left, pause) if clocks.is_within(left, 0, 2 * pause) else 0

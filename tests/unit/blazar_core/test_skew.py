@@ -17,6 +17,7 @@ from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import skew
+from blazar_core.db import turns
 from blazar_core.lifecycle import engine
 from tests import databases
 from tests.unit import base
@@ -257,6 +258,22 @@ class TestEngine(test_engine.EngineTestCase):
     def due_in(self, lease_id, seconds):
         return self.event(lease_id, self.now + seconds - base.NOW,
                           'end_lease')
+
+    def test_who_stood_still_takes_nothing_that_was_taken_meanwhile(self):
+        """By the time it read before, the claim of another is far ahead."""
+        event_id = self.event('lease', claimed_until=self.now + 60,
+                              claimed_by='other', status='IN_PROGRESS')
+        queue = self.engine()._queue
+        queue._clock = before = Shifted()
+        before.ahead = -1000
+        self.assertEqual(set(), queue.claim([event_id]))
+        self.assertEqual('other', self.row(event_id).claimed_by)
+        other, stale = (
+            turns.Turns(self.database, clock, 'name', worker, 10, 60)
+            for clock, worker in ((self.clock, 'other'), (before, 'stale')))
+        self.assertIsNone(other.take())
+        self.assertIsNotNone(stale.take())
+        self.assertTrue(other.extend())
 
     def test_a_clock_that_is_ahead_ends_nothing_early(self):
         self.due_in('late', -100)

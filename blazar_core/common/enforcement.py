@@ -73,6 +73,23 @@ OPTS: list[cfg.Opt] = [
         'external_service_check_update_endpoint',
         help='URL that is asked about changes of leases, instead of '
              'check-update beside external_service_base_endpoint.'),
+    cfg.BoolOpt(
+        'external_service_commits', default=False,
+        help='Have the service commit leases, as coral-credits and the '
+             'StackHPC branch of Blazar do: by POST to commit-create when one '
+             'is made, and to commit-update when one was changed. Leases are '
+             'sent with their "id" and "resource_requests", and on-end is '
+             'sent until the service answers.'),
+    cfg.StrOpt(
+        'external_service_commit_create_endpoint',
+        help='URL that commits new leases, instead of commit-create beside '
+             'external_service_base_endpoint. It needs '
+             'external_service_commits.'),
+    cfg.StrOpt(
+        'external_service_commit_update_endpoint',
+        help='URL that commits changes of leases, instead of commit-update '
+             'beside external_service_base_endpoint. It needs '
+             'external_service_commits.'),
     cfg.StrOpt(
         'external_service_on_end_endpoint',
         help='URL that is notified of leases that are over, instead of on-end '

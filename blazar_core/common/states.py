@@ -179,7 +179,9 @@ class EventType(enum.StrEnum):
     """The events of leases; others are a resource type's, or the user's own.
 
     CHANGED: something of a lease that has begun has other bookings than it
-    had. No user can write a colon, so what has one is ours.
+    had. CHARGE, REFUND: the operator's budget service is notified of a lease
+    as it is now, or that it has ended. No user can write a colon, so what has
+    one is ours.
     """
 
     START = 'start_lease'
@@ -190,6 +192,13 @@ class EventType(enum.StrEnum):
     BEFORE_END = 'before_end_lease'
     END = 'end_lease'
     CHANGED = ':changed'
+    CHARGE = ':charge'
+    REFUND = ':refund'
+
+    @classmethod
+    def is_internal(cls, event_type: str) -> bool:
+        """Whether nobody outside is shown it."""
+        return event_type.startswith(':')
 
     @classmethod
     def is_users(cls, event_type: str) -> bool:

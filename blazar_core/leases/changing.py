@@ -304,6 +304,7 @@ class Changing:
         events.redate(lease, window, now)
         if change.auto_extend is not None:
             events.reextend(session, lease, change.auto_extend, now)
+        events.charge(session, lease, now)
         # Only what is written can be deleted again.
         session.flush()
         _rename(session, lease, change, window, now)

@@ -103,7 +103,8 @@ def forgotten(lease: models.Lease) -> list[models.Event]:
     done = [event for event in lease.events
             if event.status not in states.OPEN and event.event_type not in (
                 states.EventType.START, states.EventType.END,
-                states.EventType.EXPIRE, states.EventType.EXTEND)]
+                states.EventType.EXPIRE, states.EventType.EXTEND,
+                states.EventType.REFUND)]
     done.sort(key=lambda event: (event.time, event.id))
     return done[:-requests.MAX_EVENTS]
 
@@ -117,7 +118,7 @@ def changed(session: orm.Session, lease: models.Lease,
     if lease.status not in states.BEGUN or not any(
             types.of_row(one).minds_changes for one in reservations):
         return
-    _change(session, lease, now)
+    _again(session, lease, states.EventType.CHANGED, now)
 
 
 def handed_over(session: orm.Session, lease: models.Lease,
@@ -127,12 +128,22 @@ def handed_over(session: orm.Session, lease: models.Lease,
     """
     if lease.status in states.BEGUN and any(
             types.of_row(one).minds_owner for one in lease.reservations):
-        _change(session, lease, now)
+        _again(session, lease, states.EventType.CHANGED, now)
 
 
-def _change(session: orm.Session, lease: models.Lease, now: int) -> None:
+def charge(session: orm.Session, lease: models.Lease, now: int) -> None:
+    """Have the budget service notified of a lease that was changed, if it
+    was committed there (:mod:`blazar_core.leases.charging`).
+    """
+    if any(event.event_type == states.EventType.REFUND
+           for event in lease.events):
+        _again(session, lease, states.EventType.CHARGE, now)
+
+
+def _again(session: orm.Session, lease: models.Lease,
+           event_type: states.EventType, now: int) -> None:
     told = {event.status: event for event in lease.events
-            if event.event_type == states.EventType.CHANGED}
+            if event.event_type == event_type}
     if states.Event.DONE in told:
         # Only the last one is remembered.
         session.delete(told[states.Event.DONE])
@@ -141,7 +152,7 @@ def _change(session: orm.Session, lease: models.Lease, now: int) -> None:
         told[states.Event.UNDONE].due = now
     else:
         session.add(models.Event(**row(
-            lease.id, states.EventType.CHANGED, now, now)))
+            lease.id, event_type, now, now)))
 
 
 def begin(lease: models.Lease, over: states.EventType, now: int) -> None:

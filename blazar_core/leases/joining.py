@@ -23,6 +23,8 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import charging
+from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import repeats
@@ -58,10 +60,12 @@ class Joining:
     """Puts servers that run under leases."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 types: resources.Types) -> None:
+                 types: resources.Types, charges: charging.Charging,
+                 ) -> None:
         self._database = database
         self._clock = clock
         self._types = types
+        self._charges = charges
 
     def reservations(self, joiners: ty.Collection[Joiner],
                      ) -> tuple[making.NewReservation, ...]:
@@ -83,7 +87,8 @@ class Joining:
             meanwhile, or a lease was made with its key
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
-        lease = self._database.retried(self._create, new, joiners)
+        with self._charges.committed([new]) as [committed]:
+            lease = self._database.retried(self._create, committed, joiners)
         LOG.info('Lease %s (%s) of project %s: servers %s came under it, '
                  'until %s', lease['id'], lease['name'], new.project_id,
                  ', '.join(new.server_ids), clocks.iso(lease['end_date']))
@@ -94,7 +99,7 @@ class Joining:
         now = self._clock.now()
         with self._database.writer() as session:
             connection = session.connection()
-            _lock(connection, new.granted)
+            _lock(connection, new.granted, [new])
             counted = self._take(session, now, joiners, new.reservations)
             rows = lease_rows.rows_of(new, [
                 [counted[server_id].host_id for server_id in one.server_ids]
@@ -156,6 +161,7 @@ class Joining:
             session.flush()
             ledger.amend(session, now, edits, force=True)
             lease.updated_at = now
+            events.charge(session, lease, now)
             session.flush()
             session.expire_all()
             return views.describe(lease)
@@ -182,10 +188,13 @@ class Joining:
         return counted
 
 
-def _lock(connection: sa.Connection, granted: limits.Granted | None) -> None:
+def _lock(connection: sa.Connection, granted: limits.Granted | None,
+          new: ty.Sequence[making.NewLease] = ()) -> None:
     """Begin a transaction that gives a project more than it has."""
     if granted is not None:
         granted.lock(connection)
+    charging.settle(connection, new)
+    if granted is not None:
         granted.confirm(connection)
 
 

@@ -7,6 +7,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.db import api
 from blazar_core.leases import binding
 from blazar_core.leases import changing
+from blazar_core.leases import charging
 from blazar_core.leases import credentials
 from blazar_core.leases import joining
 from blazar_core.leases import making
@@ -20,18 +21,25 @@ __all__ = ['Leases']
 
 
 class Leases:
-    """The leases in the books."""
+    """The leases in the reservation database.
+
+    :param charge: the arguments of :class:`~.charging.Charging` for the
+        operator's budget service; none: there is no service
+    """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, types: resources.Types,
+                 charge: tuple[()] | tuple[charging.Commit, int] = (),
                  ) -> None:
-        self.making = making.Making(database, clock, admission, types)
+        charges = charging.Charging(database, clock, types, *charge)
+        self.making = making.Making(
+            database, clock, admission, types, charges)
         self.changing = changing.Changing(database, clock, admission, types)
         self.binding = binding.Binding(database, clock, types)
-        self.joining = joining.Joining(database, clock, types)
+        self.joining = joining.Joining(database, clock, types, charges)
         self.owning = owning.Owning(database, clock, types)
         self.recurring = recurring.Recurring(
-            database, clock, admission, self.making)
+            database, clock, admission, self.making, charges)
         self.places = places.Places(database, clock)
         self.credentials = credentials.Credentials(database, clock)
         self.servers = servers.Servers(database, clock)

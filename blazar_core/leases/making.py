@@ -20,6 +20,7 @@ from blazar_core.common import refusals
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import charging
 from blazar_core.leases import events
 from blazar_core.leases import repeats
 from blazar_core.leases import rows as lease_rows
@@ -41,11 +42,12 @@ class Making:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, types: resources.Types,
-                 ) -> None:
+                 charges: charging.Charging) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._types = types
+        self._charges = charges
 
     def check(self, new: NewLease) -> None:
         """Make sure that there is room now; books nothing.
@@ -82,9 +84,22 @@ class Making:
         :raises Refused: when there is no room; says why and when
         :raises BooksBusy: when too many others book at the same moment
         :raises Conflict: when one was made with its key meanwhile
-        :raises LimitExceeded: when others made meanwhile have what it needs
+        :raises LimitExceeded: when others made meanwhile have what it needs,
+            or the budget service refuses it
+        :raises CloudUnavailable: when that service does not answer
         """
         may_wait = new.request.patience is not None and head_start is None
+        with self._charges.committed(
+                [new], None if may_wait else self.check) as [committed]:
+            lease = self._create(committed, sealed, head_start, may_wait)
+        LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
+                 lease['id'], lease['name'], new.project_id, lease['status'],
+                 *map(clocks.iso, (lease['start_date'], lease['end_date'])),
+                 ', '.join(new.server_ids) or 'come later')
+        return lease
+
+    def _create(self, new: NewLease, sealed: str | None,
+                head_start: int | None, may_wait: bool) -> dict[str, ty.Any]:
         why = self.why_wait(new) if may_wait else ''
         lease = None
         if not why:
@@ -100,10 +115,6 @@ class Making:
                 why = str(exc)
         if lease is None:
             lease = self._database.retried(self._wait, new, sealed, why)
-        LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
-                 lease['id'], lease['name'], new.project_id, lease['status'],
-                 *map(clocks.iso, (lease['start_date'], lease['end_date'])),
-                 ', '.join(new.server_ids) or 'come later')
         return lease
 
     def write(self, connection: sa.Connection,
@@ -121,7 +132,7 @@ class Making:
         for new, sealed, picked in wanted:
             rows = lease_rows.rows_of(
                 new, picked, self._clock.now(), False, self._types)
-            self._keep_secrets(rows, new, sealed, head_start is not None)
+            _keep_secrets(rows, new, sealed, head_start is not None)
             if head_start is not None:
                 rows.events[0]['due'] = rows.lease['created_at'] + head_start
             planned.append(lease_rows.Planned(rows, new, picked))
@@ -152,7 +163,7 @@ class Making:
             'retry_until': until if request.lasts is not None
             else min(until, request.window.end),
             'lasts': request.lasts}
-        self._keep_secrets(rows, new, sealed)
+        _keep_secrets(rows, new, sealed)
         # Nothing of it happens before there is room.
         for event in rows.events:
             event['due'] = model.FOREVER
@@ -165,14 +176,6 @@ class Making:
             return self._book(
                 connection, [lease_rows.Planned(rows, new, nowhere)])[0]
 
-    def _keep_secrets(self, rows: lease_rows.Rows, new: NewLease,
-                      sealed: str | None, only_if_lost: bool = False) -> None:
-        if sealed is not None:
-            rows.held = [{'lease_id': rows.lease['id'], 'sealed': sealed,
-                          'only_if_lost': only_if_lost,
-                          'created_at': rows.lease['created_at']}]
-        rows.keep_credential(new)
-
     def _book(self, connection: sa.Connection,
               planned: ty.Sequence[lease_rows.Planned],
               ) -> list[dict[str, ty.Any]]:
@@ -184,6 +187,8 @@ class Making:
         granted = planned[0].new.granted
         if granted is not None:
             granted.lock(connection)
+        charging.settle(connection, [one.new for one in planned])
+        if granted is not None:
             granted.confirm(connection, [
                 (one.picked, one.new.booked) for one in planned])
         for rows, new, _picked in planned:
@@ -204,8 +209,6 @@ class Making:
         return [one.rows.describe([*itertools.islice(rest, len(some))])
                 for one, some in zip(planned, each, strict=True)]
 
-    # -- offers --------------------------------------------------------------
-
     def offer(self, new: NewLease, seconds: int) -> dict[str, ty.Any]:
         """Hold room for a lease for so many seconds, to be accepted.
 
@@ -217,10 +220,13 @@ class Making:
         offered = dataclasses.replace(new, reservations=tuple(
             dataclasses.replace(one, server_ids=())
             for one in new.reservations))
-        return self._admission.admit(
-            offered.demands, offered.booked,
-            lambda connection, picked: self._offer(
-                connection, offered, seconds, picked), offered.host_bound)
+        with self._charges.committed(
+                [offered], self.check) as [committed]:
+            return self._admission.admit(
+                offered.demands, offered.booked,
+                lambda connection, picked: self._offer(
+                    connection, committed, seconds, picked),
+                offered.host_bound)
 
     def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
                picked: picking.Picked) -> dict[str, ty.Any]:
@@ -256,8 +262,6 @@ class Making:
             session.flush()
             return views.describe(lease)
 
-    # -- taking it back ------------------------------------------------------
-
     def withdraw(self, lease_id: str) -> None:
         """Take a lease out of the books whose servers were never asked for.
 
@@ -279,3 +283,12 @@ class Making:
                 session.delete(row)
             session.flush()
             session.delete(lease)
+
+
+def _keep_secrets(rows: lease_rows.Rows, new: NewLease, sealed: str | None,
+                  only_if_lost: bool = False) -> None:
+    if sealed is not None:
+        rows.held = [{'lease_id': rows.lease['id'], 'sealed': sealed,
+                      'only_if_lost': only_if_lost,
+                      'created_at': rows.lease['created_at']}]
+    rows.keep_credential(new)

@@ -128,6 +128,7 @@ class Owning:
                 models.Credential, lease_id)
             if trust is not None:
                 session.delete(trust)
+            events.charge(session, lease, now)
             session.flush()
             if before != owner.project_id:
                 events.handed_over(session, lease, self._types, now)

@@ -28,6 +28,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
+from blazar_core.leases import charging
 from blazar_core.leases import making as makings
 from blazar_core.leases import requests
 from blazar_core.leases import views
@@ -45,11 +46,12 @@ class Recurring:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, making: makings.Making,
-                 ) -> None:
+                 charges: charging.Charging) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._making = making
+        self._charges = charges
 
     # -- making them ---------------------------------------------------------
 
@@ -104,7 +106,7 @@ class Recurring:
         def write(connection: sa.Connection, picked: list[picking.Picked],
                   ) -> list[_Lease]:
             made = self._making.write(connection, zip(
-                leases, sealed, picked, strict=True))
+                committed, sealed, picked, strict=True))
             connection.execute(notes.Recurrence.__table__.insert().values(
                 id=recurrence_id, rule=asked.rule, timezone=asked.timezone,
                 between_policy=asked.between, servers=list(kept),
@@ -112,9 +114,10 @@ class Recurring:
                 created_at=self._clock.now()))
             return made
 
-        made = self._admission.admit_all(
-            [(new.demands, new.booked) for new in leases], write,
-            leases[0].host_bound)
+        with self._charges.committed(leases) as committed:
+            made = self._admission.admit_all(
+                [(new.demands, new.booked) for new in leases], write,
+                leases[0].host_bound)
         LOG.info('Lease %s (%s) of project %s: from %s on, %s times (%s), '
                  'leases %s', recurrence_id, made[0]['name'],
                  made[0]['project_id'], clocks.iso(made[0]['start_date']),

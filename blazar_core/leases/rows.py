@@ -54,6 +54,8 @@ class NewLease:
     :ivar granted: what the limits said of it; None: nothing limits it
     :ivar recurrence_id: of what it is an occurrence; None: of nothing
     :ivar warnings: what of it is not reserved, in sentences
+    :ivar lease_id: the id under which the budget service has committed it;
+        None: it has not
     """
 
     project_id: str
@@ -65,6 +67,7 @@ class NewLease:
     granted: limits.Granted | None = None
     recurrence_id: str | None = None
     warnings: tuple[str, ...] = ()
+    lease_id: str | None = None
 
     @property
     def cleaning_time(self) -> int:
@@ -186,7 +189,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
     :param start_done: whether its start needs no worker
     """
     request = new.request
-    lease_id = uuidutils.generate_uuid()
+    lease_id = new.lease_id or uuidutils.generate_uuid()
     # They are read in the order of their ids: that in which they were asked
     # for.
     ids = sorted(uuidutils.generate_uuid() for _one in new.reservations)
@@ -218,7 +221,8 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
     } for reservation_id, one, host_ids in zip(
         ids, new.reservations, picked, strict=True)], [
         events.row(lease_id, event_type, time, now, action=action,
-                   done=start_done and event_type == states.EventType.START)
+                   done=event_type == states.EventType.REFUND or (
+                       start_done and event_type == states.EventType.START))
         for event_type, time, action in _events(new, types)])
 
 
@@ -232,6 +236,9 @@ def _events(new: NewLease, types: resources.Types,
     if request.before_end is not None:
         found.append((states.EventType.BEFORE_END, request.before_end,
                       request.before_end_action))
+    if new.lease_id is not None:
+        # It is still to come when the lease has ended.
+        found.append((states.EventType.REFUND, request.window.start, None))
     if request.auto_extend:
         found.append((states.EventType.EXTEND, events.extension(
             request.window, request.auto_extend), None))

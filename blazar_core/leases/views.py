@@ -349,7 +349,7 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
             'id', 'lease_id', 'event_type', 'time', 'status', 'created_at',
             'updated_at')} | {'action': _action(event)}
             for event in lease.events
-            if event.event_type != states.EventType.CHANGED],
+            if not states.EventType.is_internal(event.event_type)],
     }
 
 

@@ -283,13 +283,15 @@ class Engine:
         The end of a lease or an offer is never given up: its capacity would
         be lost; nor is a change: it would be used where it is not; nor are
         the retries of a lease, which would wait for ever, or making room for
-        it; nor is prolonging one, which is tried until its end comes.
+        it; nor is prolonging one, which is tried until its end comes; nor is
+        what the budget service is to know.
         """
         attempts = claim.attempts + 1
         if attempts > self._max_retries and claim.event_type not in (
                 states.EventType.END, states.EventType.EXPIRE,
                 states.EventType.RETRY, states.EventType.MAKE_ROOM,
-                states.EventType.CHANGED, states.EventType.EXTEND):
+                states.EventType.CHANGED, states.EventType.EXTEND,
+                states.EventType.CHARGE, states.EventType.REFUND):
             self._lifecycle.starting.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
                     self._outcomes.update, claim, None,
@@ -332,7 +334,9 @@ def _action(life: lifecycle.Lifecycle, claim: queues.Claim,
         kinds.RETRY: life.retrying.due,
         kinds.MAKE_ROOM: life.making_room.go_on,
         kinds.EXTEND: life.extending.extend,
-        kinds.CHANGED: life.telling.changed}
+        kinds.CHANGED: life.telling.changed,
+        kinds.CHARGE: life.billing.charge,
+        kinds.REFUND: life.billing.refund}
     return actions.get(claim.event_type, functools.partial(
         life.telling.happen, event_type=claim.event_type,
         event_id=claim.event_id))

@@ -17,6 +17,7 @@ from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.db import api
 from blazar_core.leases import changing
+from blazar_core.lifecycle import billing
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import copying
 from blazar_core.lifecycle import ending
@@ -58,6 +59,7 @@ class Lifecycle:
     :param granting: what the limits say of leases that are prolonged
     :param moves: how many servers are moved to make room for one lease
     :param pace: how often servers are moved for several leases
+    :param budget: the operator's budget service, if it commits leases
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -68,7 +70,8 @@ class Lifecycle:
                  policies: ends.Policies, end_limit: int = 0,
                  no_shows: tuple[int, int] = (0, 0),
                  granting: extending.Granting = lambda _lease, _change: None,
-                 moves: int = 0, pace: pacing.Pace = pacing.Pace()) -> None:
+                 moves: int = 0, pace: pacing.Pace = pacing.Pace(),
+                 budget: billing.Budget | None = None) -> None:
         self.closing = closing.Closing(
             database, clock, cloud, opens, notify, types)
         self.leaving = leaving.Leaving(
@@ -104,3 +107,4 @@ class Lifecycle:
         self.telling = telling.Telling(
             database, clock, notify, self.closing, copying.Copying(
                 database, cloud, self.closing, types), types)
+        self.billing = billing.Billing(database, clock, budget)

@@ -170,6 +170,7 @@ class Seeking:
             events.begin(lease, states.EventType.MAKE_ROOM if (
                 lease.lease_type == requests.LeaseType.BEST_EFFORT
             ) else states.EventType.RETRY, now)
+            events.charge(session, lease, now)
             session.flush()
             session.expire(lease)
             return views.describe(lease)

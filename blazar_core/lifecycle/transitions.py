@@ -66,7 +66,7 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
         reservation.enter(states.Reservation.DELETED, now)
     _cut_short(session, lease, now)
     for event in lease.events:
-        event.enter(_last_state(event, min(now, lease.end_date)), now)
+        _end_event(event, min(now, lease.end_date), now)
     session.execute(sa.delete(models.HeldBuild).where(
         models.HeldBuild.lease_id == lease.id))
     session.flush()
@@ -90,6 +90,20 @@ def _cut_short(session: orm.Session, lease: models.Lease, now: int) -> None:
             session.delete(event)
     session.flush()
     session.expire(lease, ['events'])
+
+
+def _end_event(event: models.Event, end: int, now: int) -> None:
+    """Nothing is left of an event whose lease is over, but its refund.
+
+    A charge that is under way is carried out: it may arrive after the refund,
+    which is then repeated.
+    """
+    if event.event_type == states.EventType.REFUND:
+        event.enter(states.Event.UNDONE, now)
+        event.due = now
+    elif event.event_type != states.EventType.CHARGE or (
+            event.status != states.Event.IN_PROGRESS):
+        event.enter(_last_state(event, end), now)
 
 
 def _last_state(event: models.Event, end: int) -> states.Event:

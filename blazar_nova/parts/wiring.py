@@ -123,9 +123,11 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
 
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
         service.notify(event_type, words.payload(lease))
-        if event_type in _OVER:
+        # Where it commits leases, their events notify it.
+        if event_type in _OVER and not outside.commits:
             outside.on_end(words.lease(lease))
 
+    budget = external.Budget(outside, words.lease) if outside.commits else None
     search = _admission(conf, books, clock)
     allowed = limits.Limits(conf, books, clock, quota.NovaQuota(),
                             [outside.check], types.serverless)
@@ -137,9 +139,12 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         functools.partial(granting.of_change, allowed, types, words),
         conf.blazar.best_effort_moves, pacing.Pace(
             conf.blazar.best_effort_move_interval,
-            conf.blazar.best_effort_moves_per_hour))
+            conf.blazar.best_effort_moves_per_hour),
+        budget)
     known = identity.Identity(trusts)
-    made = leases.Leases(books, clock, search, types)
+    made = leases.Leases(
+        books, clock, search, types,
+        () if budget is None else (budget.commit, _refund_after(conf)))
     moves = relocating.Relocating(
         books, clock, search, cloud, 60 * conf.blazar.healing_interval, types)
     return Parts(
@@ -160,6 +165,13 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         preflight.Preflight(
             books, clock, cloud, secrets.open, notify,
             [60 * minutes for minutes in conf.blazar.preflight]))
+
+
+def _refund_after(conf: ty.Any) -> int:
+    """Seconds after which a request that commits a lease has died, and the
+    service does nothing of it any more.
+    """
+    return int(_MARGIN + 2 * conf.blazar_enforcement.external_service_timeout)
 
 
 @functools.cache

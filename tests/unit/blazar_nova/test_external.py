@@ -180,6 +180,52 @@ class TestAsked(ExternalTestCase):
         self.assertEqual(['/a/b', '/v1/check-create', '/end'],
                          [path for path, *_rest in self.service.asked])
 
+    def test_what_is_committed(self):
+        lease = {**LEASE, 'reservations': [
+            {'resource_type': 'virtual:instance', 'amount': 2, 'affinity': at,
+             'resources': {'VCPU': 1, 'MEMORY_MB': memory, 'DISK_GB': 0}}
+            for at, memory in ((True, 64), (None, 1))]}
+        made = self.external(base_endpoint=self.service.url, commits=True)
+        made.commit(lease)
+        made.charge(lease)
+        made.refund(lease)
+        made.check(dataclasses.replace(CHANGED, described=lease))
+        sent = self.service.asked[0][2]['lease']
+        self.assertEqual(
+            ('the-lease', {'VCPU': 4, 'MEMORY_MB': 130}, ['True', 'None']),
+            (sent['id'], sent['resource_requests'],
+             [one['affinity'] for one in sent['reservations']]))
+        for (path, _headers, body), wanted, more in zip(
+                self.service.asked, ('/commit-create', '/commit-update',
+                                     '/on-end', '/check-update'),
+                ((), ('current_lease',), (), ('current_lease',)),
+                strict=True):
+            self.assertEqual((wanted, sent, {'context', 'lease', *more}),
+                             (path, body['lease'], body.keys()))
+
+    def test_a_change_of_a_lease_that_it_does_not_know_is_a_new_one(self):
+        self.service.answer = (404, {}, '')
+        made = self.external(base_endpoint=self.service.url, commits=True)
+        made.refund(LEASE)
+        self.assertRaises(errors.CloudUnavailable, made.charge, LEASE)
+        self.assertRaises(errors.CloudUnavailable, made.check, ASKED)
+        self.assertEqual(
+            ['/on-end', '/commit-update', '/commit-create', '/check-create'],
+            [path for path, *_rest in self.service.asked])
+
+    def test_commits_are_asked_for_by_name(self):
+        for name in ('commit_create_endpoint', 'commit_update_endpoint'):
+            refused = self.assertRaises(
+                errors.ConfigurationError, self.external,
+                **{name: self.service.url})
+            self.assertIn(f'external_service_{name} ', str(refused))
+        made = self.external(
+            commits=True, commit_create_endpoint=f'{self.service.url}create/')
+        made.commit(LEASE)
+        made.charge(LEASE)
+        self.assertEqual(['/create/'], [
+            path for path, *_rest in self.service.asked])
+
     def test_what_is_no_address_is_named(self):
         for name in ('base_endpoint', 'check_create_endpoint',
                      'check_update_endpoint', 'on_end_endpoint'):

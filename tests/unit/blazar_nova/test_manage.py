@@ -25,6 +25,7 @@ from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
 from blazar_core.db import vault
+from blazar_core.leases import leases as lease_parts
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import announcing
@@ -104,9 +105,9 @@ class ManageTest(base.TestCase):
         request = requests.LeaseRequest(
             name='lease1', window=model.Window(NOW + 10, NOW + 20),
             before_end=None, events=(), on_end='delete', starts_now=False)
-        return making.Making(
+        return lease_parts.Leases(
             database, clock, admission.Admission(database, clock),
-            resources.Types({}, base.FakeType())).create(
+            resources.Types({}, base.FakeType())).making.create(
                 making.NewLease('project', 'user', request, (
                     making.NewReservation(
                         model.Demand({'VCPU': 1}), ('server-1',)),)),

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A process that makes a lease, or carries out what is due, and is killed by
+the budget service that it asks.
+
+It is given a task in JSON, see :class:`test_budget.TestDeaths`.
+"""
+
+import json
+import logging
+import os
+import sys
+
+from blazar_core.books import admission as admissions
+from blazar_core.common import clock as clocks
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.leases import leases
+from blazar_core.leases import making
+from blazar_core.leases import requests
+from blazar_core.lifecycle import ends
+from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import lifecycle
+from blazar_core import resources
+from blazar_nova.parts import answers
+from blazar_nova.parts import external
+from tests import databases
+from tests.unit import base
+
+__all__ = ['Payer', 'main']
+
+
+class Payer:
+    """A nova-api and a blazar-listener in one, without a Nova."""
+
+    def __init__(self, url, service, now):
+        self.conf = databases.configuration(url)
+        for name, value in (('base_endpoint', service), ('commits', True)):
+            self.conf.set_override(f'external_service_{name}', value,
+                                   'blazar_enforcement')
+        self.database = api.Database(self.conf)
+        self.clock = clocks.ManualClock(now)
+        search = admissions.Admission(self.database, self.clock)
+        kind = base.FakeType()
+        types = resources.Types({'virtual:instance': kind}, kind)
+        budget = external.Budget(
+            external.External(self.conf, lambda: {}),
+            answers.Answers(types).lease)
+        self.leases = leases.Leases(
+            self.database, self.clock, search, types, (budget.commit, 80))
+        self.lifecycle = lifecycle.Lifecycle(
+            self.database, self.clock, search, base.FakeCloud(),
+            lambda sealed: sealed, lambda _event, _lease: None, 0, 120, types,
+            {ends.DELETE: ends.Delete()}, budget=budget)
+
+    def create(self):
+        now = self.clock.now()
+        return self.leases.making.create(making.NewLease(
+            'project', 'user', requests.LeaseRequest(
+                name='lease', window=model.Window(now + 1000, now + 2000),
+                before_end=None, events=(), on_end='delete',
+                starts_now=False), (making.NewReservation(
+                    model.Demand({'VCPU': 1}), params={'amount': 1},
+                    spec={}),)), None)
+
+    def run_due(self):
+        return engine.Engine(self.conf, self.database, self.clock,
+                             self.lifecycle, f'payer {os.getpid()}').run_due()
+
+
+def main():
+    logging.disable()
+    task = json.loads(sys.argv[1])
+    payer = Payer(task['url'], task['service'], task['now'])
+    getattr(payer, task['do'])()
+
+
+if __name__ == '__main__':
+    main()

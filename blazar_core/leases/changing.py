@@ -21,6 +21,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import edits as edit_rows
 from blazar_core.leases import events
+from blazar_core.leases import exclusive
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import replanning
@@ -273,8 +274,8 @@ class Changing:
             change.granted.confirm(session.connection(), [
                 ([*picked.values()], lease.booked(window))])
         within.check(session, lease, window)
-        if change.reservations.keys() - {
-                one.id for one in lease.reservations}:
+        exclusive.check_change(session, lease, window, change.grace_period)
+        if change.reservations.keys() - {one.id for one in lease.reservations}:
             raise errors.InvalidLeaseParams(
                 f'A reservation to be changed is not one of lease '
                 f'{lease_id}.')
@@ -431,7 +432,7 @@ def _count(bound: admissions.ProjectHosts, lease: models.Lease,
 
 
 def new_window(lease: models.Lease, change: Change, now: int) -> model.Window:
-    """The window that a lease would get: see :func:`.replanning.window_of`."""
+    """See :func:`.replanning.window_of`."""
     return replanning.window_of(
         lease, change.start, change.end, change.was_end, now)
 

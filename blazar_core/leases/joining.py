@@ -30,6 +30,7 @@ from blazar_core.leases import making
 from blazar_core.leases import repeats
 from blazar_core.leases import rows as lease_rows
 from blazar_core.leases import views
+from blazar_core.leases import within
 from blazar_core import resources
 
 __all__ = ['Joiner', 'Joining']
@@ -209,7 +210,8 @@ def _check(lease: models.Lease, now: int) -> None:
             f'Lease {lease.id} is {views.status(lease)}: servers come under '
             f'a lease while it is ACTIVE, before its end. Make a lease of '
             f'their own for them.')
-    if not all(one.booted and not one.spec for one in lease.reservations):
+    if not all(one.booted and within.of(one) is None
+               for one in lease.reservations):
         raise errors.Conflict(
             f'Lease {lease.id} is not one of servers alone: it has '
             f'reservations that servers are booted with. Make a lease of '

@@ -192,6 +192,7 @@ class Making:
             granted.confirm(connection, [
                 (one.picked, one.new.booked) for one in planned])
         for rows, new, _picked in planned:
+            new.check_exclusive(connection)
             if new.key is not None:
                 repeats.keep(connection, rows.lease['created_at'], new.key,
                              rows.lease['id'])

@@ -15,6 +15,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import events
+from blazar_core.leases import exclusive
 from blazar_core.leases import limits
 from blazar_core.leases import repeats
 from blazar_core.leases import requests
@@ -102,6 +103,14 @@ class NewLease:
     @property
     def demands(self) -> list[model.Demand]:
         return [one.demand for one in self.reservations]
+
+    def check_exclusive(self, connection: sa.Connection) -> None:
+        """See :func:`.exclusive.check`."""
+        window = self.request.window
+        exclusive.check(connection, self.project_id, frozenset().union(*(
+            exclusive.of(one.spec) for one in self.reservations
+            if one.params is None)), model.Window(
+                window.start, window.end + self.request.grace_period))
 
     @property
     def server_ids(self) -> list[str]:

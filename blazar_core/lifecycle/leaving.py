@@ -19,6 +19,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.leases import views
+from blazar_core.leases import within
 from blazar_core.lifecycle import closing
 from blazar_core.lifecycle import facts
 from blazar_core.lifecycle import steps
@@ -202,8 +203,8 @@ def _leaving(lease: models.Lease, server_ids: ty.Collection[str], now: int,
             f'Lease {lease.id} is {views.status(lease)}: servers leave a '
             f'lease while it is ACTIVE, before its end.')
     own = {row.server_id: row for row in facts.bookings(lease)
-           if row.reservation.booted and not row.reservation.spec and
-           row.running}
+           if row.reservation.booted and row.running and
+           within.of(row.reservation) is None}
     for server_id in server_ids:
         if server_id not in own:
             raise errors.Conflict(

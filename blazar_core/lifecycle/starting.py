@@ -17,6 +17,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
+from blazar_core.leases import exclusive
 from blazar_core.leases import views
 from blazar_core.leases import within
 from blazar_core.lifecycle import closing
@@ -86,8 +87,8 @@ class Starting:
                 booking.host_id for one in due
                 if now < one.start_date + self._patience
                 for booking in facts.bookings(one)}, now)
-            outside = {one.id: _why_not_within(session, one)
-                       for one in due}
+            outside = {one.id: _why_not_within(session, one) or (
+                exclusive.why_wait(session, one)) for one in due}
         return {lease_id: Read(
             lease, sealed.get(lease_id), not crowded.isdisjoint(
                 booking.host_id for booking in facts.bookings(lease))

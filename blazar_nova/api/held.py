@@ -18,6 +18,7 @@ from oslo_utils import excutils
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.leases import exclusive
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import within
@@ -215,8 +216,9 @@ class Admission:
         new = making.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,
             request=request, reservations=(making.NewReservation(
-                demand, call.server_ids, spec=within.spec(
-                    hosted.reservation_of(call.request_spec[0].flavor))),),
+                demand, call.server_ids, spec=exclusive.spec(within.spec(
+                    hosted.reservation_of(call.request_spec[0].flavor)),
+                    call.exclusive)),),
             warnings=boots.unreserved(call, demand, request))
         new = dataclasses.replace(new, granted=self._limits.check(
             granting.asked_of(

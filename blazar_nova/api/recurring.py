@@ -22,6 +22,7 @@ from blazar_core.common import model
 from blazar_core.common import recurrence as recurrences
 from blazar_core.common import refusals
 from blazar_core.leases import changing
+from blazar_core.leases import exclusive
 from blazar_core.leases import making
 from blazar_core.leases import recurring
 from blazar_core.leases import requests
@@ -82,7 +83,8 @@ class Recurring:
                 self._parts.expects_changes(request.window.start))
         new = making.NewLease(
             call.context.project_id, call.context.user_id, request,
-            (making.NewReservation(demand, parts[0].server_ids),),
+            (making.NewReservation(demand, parts[0].server_ids, spec=(
+                exclusive.spec(None, call.exclusive))),),
             warnings=boots.unreserved(call, demand, request))
         call.mark_reserved()
         fits, left_out = self._fitting(new, asked, ids)
@@ -90,8 +92,7 @@ class Recurring:
         # Where they are kept, no other has any before it begins.
         paired = [*itertools.zip_longest(fits, parts[:len(fits)])]
         leases = [
-            dataclasses.replace(new, reservations=(making.NewReservation(
-                demand, () if part is None else part.server_ids),))
+            _with_servers(new, () if part is None else part.server_ids)
             for new, part in paired]
         leases, made = self._make(call.context, asked, leases, left_out, [
             None if part is None else self._parts.vault.seal(part.dump())
@@ -314,3 +315,9 @@ def shifted(asked: requests.Recurrence | None) -> list[_Lease]:
          'end_date': clocks.iso(window.end),
          'reason': recurring.absence(asked.timezone, dates)}
         for window, dates in asked.shifted.items()]
+
+
+def _with_servers(new: making.NewLease, server_ids: tuple[str, ...],
+                  ) -> making.NewLease:
+    return dataclasses.replace(new, reservations=(dataclasses.replace(
+        new.reservations[0], server_ids=server_ids),))

@@ -8,6 +8,7 @@ is kept. What is in the databases is read again when the call is sent.
 """
 
 import dataclasses
+import ipaddress
 import typing as ty
 
 from nova import context as nova_context
@@ -83,6 +84,32 @@ class BuildCall:
             key.startswith(_OF_THE_USER)
             for key in (*spec.flavor.extra_specs, *(
                 name.replace('_', ':', 1) for name in properties)))
+
+    @property
+    def exclusive(self) -> frozenset[str]:
+        """What it needs that only one server at a time can have: ports, fixed
+        IP addresses, volumes that were there before.
+        """
+        return frozenset((*(
+            f'port {one.port_id}' if one.port_id else
+            f'fixed IP {ipaddress.ip_address(str(one.address))} of network '
+            f'{one.network_id}' for one in self.requested_networks or ()
+            if one.port_id or one.address), *(
+                f'volume {bdm.volume_id}'
+                for bdm in self.block_device_mapping or ()
+                if bdm.volume_id and not self._is_shared(bdm.volume_id))))
+
+    def _is_shared(self, volume_id: str) -> bool:
+        """Return whether several servers may have a volume, or cinder does
+        not say.
+        """
+        try:
+            return bool(cinder.API().get(self.context, volume_id).get(
+                'multiattach'))
+        except Exception as exc:
+            LOG.warning('Volume %s: whether it is for one server only is not '
+                        'known: %s', volume_id, exc)
+            return True
 
     @property
     def flavor_names(self) -> set[str]:

@@ -83,7 +83,8 @@ _RECORDS = entry.subject(
         entry.called('root_bdm(self)', 'the image of a root disk')),
     entry.of(
         'nova.objects.NetworkRequest',
-        entry.fields('address port_id', 'networks of a build')),
+        entry.fields(
+            'address network_id port_id', 'networks of a build')),
     entry.of(
         'nova.objects.NetworkRequestList',
         entry.named('no_allocate', 'networks of a build')),

@@ -3,6 +3,7 @@
 
 import types
 
+import fixtures
 from oslotest import base
 
 from blazar_nova.compat import calls
@@ -48,3 +49,35 @@ class MakesWhatIsTheUsersTest(base.BaseTestCase):
             flavor=types.SimpleNamespace(extra_specs={}))], None, None, None,
             None, None, None)
         self.assertFalse(call.makes_what_is_the_users)
+
+
+class ExclusiveTest(base.BaseTestCase):
+    """What only one server at a time can have."""
+
+    def needed(self, networks=(), volumes=(), networks_there=True):
+        return calls.BuildCall(
+            None, [], [], None, None, None, [types.SimpleNamespace(
+                port_id=port, address=address, network_id='net')
+                for port, address in networks] if networks_there else None,
+            [types.SimpleNamespace(volume_id=one) for one in volumes],
+            None).exclusive
+
+    def test_nothing(self):
+        self.assertEqual(frozenset(), self.needed(networks_there=False))
+        self.assertEqual(frozenset(), self.needed([(None, None)], [None]))
+
+    def test_ports_and_addresses_however_they_are_spelled(self):
+        self.assertEqual(
+            {'port p', 'fixed IP 10.0.0.5 of network net',
+             'fixed IP fd00::1 of network net'},
+            self.needed([('p', None), ('p', '10.0.0.9'), (None, '10.0.0.5'),
+                         (None, 'fd00:0::0001'), (None, 'FD00::1')]))
+
+    def test_volumes_that_one_server_has(self):
+        volumes = {'mine': {'multiattach': False}, 'all': {
+            'multiattach': True}}
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.volume.cinder.API', lambda: types.SimpleNamespace(
+                get=lambda _context, volume_id: volumes[volume_id])))
+        self.assertEqual(
+            {'volume mine'}, self.needed(volumes=['mine', 'all', 'gone']))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What only one server at a time can have: ports, fixed IPs, volumes.
+
+What the servers of a boot need of these is kept in the ``spec`` of their
+reservation, as phrases such as ``port ID``. Two leases of a project whose
+builds are deferred and whose times overlap do not need the same. Where one
+ends when the other starts, the start waits until the servers of the first are
+gone. What servers without a lease have is not known here.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import clock as clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+
+__all__ = ['check', 'check_change', 'of', 'spec', 'why_wait']
+
+_KEY = 'exclusive'
+_LEASES, _RESERVATIONS = models.Lease.__table__, models.Reservation.__table__
+_BUILDS = models.HeldBuild.__table__
+#: Of leases of a project, with what a boot has kept beside its reservations.
+_OTHERS = sa.select(
+    _LEASES.c.id, _LEASES.c.name, _LEASES.c.recurrence_id,
+    _LEASES.c.end_date, _LEASES.c.grace_period,
+    models.Reservation.spec.label('spec'),
+).join(_RESERVATIONS, _RESERVATIONS.c.lease_id == _LEASES.c.id).where(
+    _LEASES.c.project_id == sa.bindparam('project'),
+    _LEASES.c.status != states.Lease.TERMINATED,
+    models.Reservation.params.is_(None), models.Reservation.spec.is_not(None))
+
+
+def spec(its: ty.Mapping[str, ty.Any] | None, needed: ty.Iterable[str],
+         ) -> dict[str, ty.Any] | None:
+    """Return what is kept of a reservation that comes with a boot.
+
+    :param its: what is kept of it besides
+    :param needed: what only one server at a time can have
+    """
+    return {**(its or {}), **(
+        {_KEY: found} if (found := sorted(needed)) else {})} or None
+
+
+def of(kept: ty.Mapping[str, ty.Any] | None) -> frozenset[str]:
+    """Return what of this a reservation needs, by its ``spec``."""
+    return frozenset((kept or {}).get(_KEY, ()))
+
+
+def check(connection: sa.Connection, project_id: str, needed: frozenset[str],
+          window: model.Window, but: frozenset[str] = frozenset(),
+          ) -> None:
+    """Make sure that no other lease needs the same in the same time.
+
+    In a transaction that has locked the project. Nothing is read when nothing
+    is needed.
+
+    :param window: from the start of the lease until its servers are deleted
+    :param but: the lease itself, and the series of which it is an occurrence
+    :raises Conflict: when one does; says which, and until when
+    """
+    if not needed:
+        return
+    overlapping = _OTHERS.join(
+        _BUILDS, _BUILDS.c.lease_id == _LEASES.c.id).where(
+            _LEASES.c.start_date < window.end,
+            _LEASES.c.end_date + _LEASES.c.grace_period > window.start)
+    for row in connection.execute(overlapping, {'project': project_id}):
+        both = needed & of(row.spec)
+        if both and but.isdisjoint({row.id, row.recurrence_id}):
+            until = clocks.minute(row.end_date + row.grace_period)
+            raise errors.Conflict(
+                f'Lease {row.name} ({row.id}) needs {min(both)} until '
+                f'{until} UTC. Choose a start from then on, an end before '
+                f'its start, or another one.')
+
+
+def check_change(session: orm.Session, lease: models.Lease,
+                 window: model.Window, grace_period: int | None) -> None:
+    """:func:`check` a lease that is to have another window.
+
+    :param grace_period: None: its own
+    """
+    if grace_period is None:
+        grace_period = lease.grace_period
+    check(session.connection(), lease.project_id, _of_lease(lease),
+          model.Window(window.start, window.end + grace_period),
+          frozenset({lease.id, lease.recurrence_id or lease.id}))
+
+
+def _of_lease(lease: models.Lease) -> frozenset[str]:
+    return frozenset().union(*(
+        of(one.spec) for one in lease.reservations if one.booted))
+
+
+def why_wait(session: orm.Session, lease: models.Lease) -> str:
+    """Return why a lease cannot start yet: servers of another one of its
+    project still have what it needs. Empty: they do not.
+    """
+    needed = _of_lease(lease)
+    if not needed:
+        return ''
+    for row in session.execute(_OTHERS.where(
+            _LEASES.c.id != lease.id, _LEASES.c.status.not_in(
+                (*states.BEFORE, *states.SEEKING))),
+            {'project': lease.project_id}):
+        if both := needed & of(row.spec):
+            return (f'Servers of lease {row.name} ({row.id}) still have '
+                    f'{min(both)}.')
+    return ''

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A port, a fixed IP or a volume is one server's at a time."""
+
+import dataclasses
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import changing
+from blazar_core.leases import exclusive
+from blazar_core.lifecycle import sending
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+
+
+class TestExclusive(base.LeaseTestCase):
+
+    # No start waits for its host.
+    patience = 0
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=8)
+
+    def hold(self, start, end, *needed, **values):
+        new = self.new_lease(start, end, **values)
+        reservation, = new.reservations
+        return self.leases.making.create(dataclasses.replace(
+            new, reservations=(dataclasses.replace(
+                reservation, spec=exclusive.spec(None, needed)),)),
+            self.vault.seal('call'),
+            None if start else sending.HEAD_START)
+
+    def refused(self, *wanted, **values):
+        return str(self.assertRaises(
+            errors.Conflict, self.hold, *wanted, **values))
+
+    def test_two_that_overlap_do_not_need_the_same(self):
+        first = self.hold(60, 120, 'port a', 'volume b')
+        why = self.refused(119, 200, 'volume b')
+        for part in (first['id'], 'volume b', '08:02 UTC'):
+            self.assertIn(part, why)
+        self.refused(10, 61, 'port a')
+        self.refused(0, 61, 'port a')
+
+    def test_but_others_or_one_after_the_other(self):
+        self.hold(60, 120, 'port a')
+        self.hold(60, 120, 'port b')
+        self.hold(60, 120)
+        self.hold(120, 180, 'port a')
+        self.hold(10, 60, 'port a')
+
+    def test_servers_of_a_grace_period_still_have_it(self):
+        self.hold(60, 120, 'port a', request=self.request(
+            60, 120, grace_period=30))
+        self.refused(149, 180, 'port a')
+        self.hold(150, 180, 'port a')
+
+    def test_nothing_is_said_of_other_projects(self):
+        self.hold(60, 120, 'port a')
+        self.hold(60, 120, 'port a', project='other')
+
+    def test_nothing_is_left_of_one_that_is_refused(self):
+        self.hold(60, 120, 'port a')
+        before = self.everything()
+        self.refused(60, 120, 'port a')
+        self.assertEqual(before, self.everything())
+
+    def test_one_that_is_deleted_needs_nothing(self):
+        first = self.hold(60, 120, 'port a')
+        self.lifecycle.ending.delete(first['id'])
+        self.new_engine().run_due()
+        self.hold(60, 120, 'port a')
+
+    def test_none_is_moved_onto_another(self):
+        first = self.hold(60, 120, 'port a')
+        other = self.hold(120, 180, 'port a')
+        for lease, change in (
+                (first, {'end': NOW + 121}), (first, {'grace_period': 1}),
+                (other, {'start': NOW + 119})):
+            self.assertRaises(
+                errors.Conflict, self.leases.changing.update,
+                lease['id'], changing.Change(**change))
+        self.leases.changing.update(
+            first['id'], changing.Change(end=NOW + 119))
+        self.leases.changing.update(
+            other['id'], changing.Change(start=NOW + 119))
+
+    def test_a_start_waits_for_the_servers_of_the_one_before(self):
+        first = self.hold(60, 120, 'port a')
+        other = self.hold(120, 600, 'port a')
+        engine = self.new_engine()
+        self.clock.advance(60)
+        engine.run_due()
+        self.assertEqual('STARTING', self.status(first))
+        sent = base.servers_of(first)
+        for server_id in sent:
+            self.cloud.servers[server_id] = base.clouds.Seen(
+                base.State.RUNNING, self.uuid_of('one'))
+            self.lifecycle.observing.check(server_id)
+        self.clock.advance(60)
+        self.lifecycle.starting.start(other['id'])
+        self.assertEqual('PENDING', self.status(other))
+        self.assertIn('port a', self.reason(other))
+        self.assertIn(first['id'], self.reason(other))
+        self.cloud.servers.clear()
+        for _round in range(5):
+            engine.run_due()
+            self.clock.advance(30)
+        self.assertEqual('TERMINATED', self.status(first))
+        self.assertEqual('STARTING', self.status(other))
+
+    def test_a_boot_that_needs_nothing_reads_nothing(self):
+        with self.database.connection() as connection:
+            connection.close()
+            exclusive.check(connection, 'project', frozenset(),
+                            model.Window(0, 1))

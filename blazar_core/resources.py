@@ -29,7 +29,7 @@ from blazar_core.common import stays
 from blazar_core.db import models
 from blazar_core.db import notes
 
-__all__ = ['Kind', 'Reserved', 'ResourceType', 'Types', 'Values', 'Wanted',
+__all__ = ['Hosted', 'Kind', 'Reserved', 'ResourceType', 'Types', 'Values', 'Wanted',
            'kept_for', 'reserved', 'unknown']
 
 _EVENT = re.compile(r'[A-Za-z0-9_.-]+')
@@ -66,6 +66,17 @@ class Reserved:
     kept: tuple[str, ...] = ()
     window: model.Window | None = None
     servers: tuple[str, ...] = ()
+
+
+class Hosted(ty.NamedTuple):
+    """A server on a host of a reservation of hosts.
+
+    :ivar service_host: what runs the host
+    """
+
+    id: str
+    project_id: str
+    service_host: str
 
 
 class Wanted(ty.NamedTuple):
@@ -130,6 +141,15 @@ class Kind(abc.ABC):
         have no bookings of their own: they come to their end before it does.
 
         :param host: the uuid of one, where others do not matter
+        """
+        return ()
+
+    def hosted(self, service_hosts: ty.Collection[str],
+               ) -> ty.Collection[Hosted]:
+        """The servers on hosts that a reservation has, to be shown: unlike
+        :meth:`guests`, not those that are on their way there.
+
+        :raises CloudUnavailable: when that cannot be said now
         """
         return ()
 

@@ -12,7 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import requests
@@ -341,9 +343,9 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
             else requests.LeaseType.SCHEDULED),
         'retry_until': lease.retry_until,
         'recurrence_id': lease.recurrence_id,
-        # What was in the way of its start is history when it has begun.
-        'warnings': list(lease.warnings or ())
-        if lease.status == states.Lease.PENDING else [],
+        'warnings': [*preflight(lease), *(
+            sentence for one in lease.reservations
+            for sentence in _lacks(one, lease.status))],
         'reservations': reservations,
         'events': [{name: getattr(event, name) for name in (
             'id', 'lease_id', 'event_type', 'time', 'status', 'created_at',
@@ -351,6 +353,13 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
             for event in lease.events
             if not states.EventType.is_internal(event.event_type)],
     }
+
+
+def preflight(lease: ty.Any) -> list[str]:
+    """What is in the way of the start of a lease; history when it has begun.
+    """
+    return list(lease.warnings or ()) if (
+        lease.status == states.Lease.PENDING) else []
 
 
 def is_near_end(lease: dict[str, ty.Any]) -> bool:
@@ -381,8 +390,40 @@ def _describe_reservation(reservation: ty.Any, status: str,
         'missing_resources': status not in states.SEEKING and any(
             booking.host_id is None or booking.stranded_at is not None or
             booking.failed_at is not None for booking in reservation.bookings),
-        'resources_changed': (reservation.moved_at is not None and
-                              status not in states.LEASE.final()),
+        'resources_changed': _has_moved(reservation, status),
         'servers': [booking.server_id for booking in reservation.bookings
                     if booking.server_id is not None],
     }
+
+
+def _has_moved(reservation: ty.Any, status: str) -> bool:
+    return (reservation.moved_at is not None and
+            status not in states.LEASE.final())
+
+
+def _lacks(reservation: ty.Any, status: str) -> ty.Iterator[str]:
+    """What the owner of a lease should know of a reservation.
+
+    Not what ``status_reason`` says: that there is no capacity for it any more,
+    or that a server could not be built.
+
+    :param status: that of the lease
+    """
+    which = f'reservation {reservation.id}'
+    failed = sum(one.stranded_at is not None for one in reservation.bookings)
+    whole = model.HOST in reservation.resources
+    if failed and whole:
+        yield (f'{words.count(failed, "host")} of {which} failed. Another '
+               f'host is added when one is free.')
+    elif failed:
+        yield (f'The hosts of {words.count(failed, "server")} of {which} '
+               f'failed. The servers move when other hosts are free.')
+    if _has_moved(reservation, status):
+        yield (f'The hosts of {which} are not those that it had at first. '
+               f'"openstack reservation acknowledge" ends this warning.')
+    most = (reservation.params or {}).get('max')
+    if whole and status == states.Lease.ACTIVE and most and (
+            reservation.amount < most):
+        yield (f'Reservation {reservation.id} has {reservation.amount} of at '
+               f'most {words.count(most, "host")}, and no host is added '
+               f'later. To get more, write a larger "min".')

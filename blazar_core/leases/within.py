@@ -7,6 +7,7 @@ that has the hosts has all of them already.
 """
 
 import collections
+import typing as ty
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -18,7 +19,19 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['astray', 'check', 'hosts', 'of', 'spec', 'why_not']
+__all__ = ['Host', 'astray', 'booked', 'check', 'hosts', 'of', 'spec',
+           'why_not']
+
+
+class Host(ty.NamedTuple):
+    """A host that is booked for a reservation.
+
+    :ivar failed: whether it is known to have failed
+    """
+
+    name: str
+    service_host: str
+    failed: bool
 
 
 def spec(reservation_id: str | None) -> dict[str, str] | None:
@@ -102,6 +115,20 @@ def hosts(session: orm.Session, reservation_id: str) -> frozenset[str]:
             models.Booking.reservation_id == reservation_id)).all()
     return frozenset(row.uuid for row in rows if not row.failed) or (
         frozenset(row.uuid for row in rows))
+
+
+def booked(session: orm.Session, reservation_ids: ty.Collection[str],
+           ) -> dict[str, list[Host]]:
+    """The hosts that are booked for reservations, by their names."""
+    found: dict[str, list[Host]] = {}
+    for row in session.execute(_HOSTS.add_columns(
+            models.Host.name, models.Host.service_host).join(
+            models.Host, models.Host.id == models.Booking.host_id).where(
+                models.Booking.reservation_id.in_(reservation_ids)).order_by(
+                    models.Host.name)):
+        found.setdefault(row.reservation_id, []).append(
+            Host(row.name, row.service_host, row.failed))
+    return found
 
 
 def astray(connection: sa.Connection) -> frozenset[int]:

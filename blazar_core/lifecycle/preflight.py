@@ -166,16 +166,18 @@ class Preflight:
             self._opens(held.sealed), None if credential is None else
             self._opens(credential.sealed))
         with self._database.reader() as session:
-            described = _as_seen(session, lease_id, seen)
-        if described is None:
-            # It has begun, or ended, or others have been faster.
-            return
-        if lacks != described['warnings']:
+            lease = _as_seen(session, lease_id, seen)
+            if lease is None:
+                # It has begun, or ended, or others have been faster.
+                return
+            told, described = views.preflight(lease), views.describe(lease)
+        if lacks != told:
             if lacks:
                 LOG.warning('Lease %s: %s', lease_id, ' '.join(lacks))
             else:
                 LOG.info('Lease %s: nothing prevents its start', lease_id)
-            self._notify(EVENT, {**described, 'warnings': lacks})
+            self._notify(EVENT, {**described, 'warnings': [
+                *lacks, *described['warnings'][len(told):]]})
         self._database.retried(self._write_down, lease_id, seen, lacks)
 
     def _write_down(self, lease_id: str, seen: int | None,
@@ -189,10 +191,10 @@ class Preflight:
 
 
 def _as_seen(session: orm.Session, lease_id: str, seen: int | None,
-             ) -> facts.Lease | None:
+             ) -> models.Lease | None:
     """A lease that is still to start, at which nobody has looked since."""
     lease = api.found(session, lease_id)
-    return views.describe(lease) if lease.preflight_at == seen and (
+    return lease if lease.preflight_at == seen and (
         lease.status == states.Lease.PENDING) else None
 
 

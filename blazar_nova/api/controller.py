@@ -20,6 +20,7 @@ from blazar_nova.api import changes
 from blazar_nova.api import dates
 from blazar_nova.api import faults
 from blazar_nova.api import handing
+from blazar_nova.api import host_leases
 from blazar_nova.api import joining
 from blazar_nova.api import lease_params
 from blazar_nova.api import policy
@@ -44,6 +45,7 @@ class Leases:
         self._parts = parts
         self._defaults = lease_params.defaults(parts.conf)
         self._policy = policy.Policy(parts.conf)
+        self._host_leases = host_leases.HostLeases(parts, self._policy)
         self._changes = changes.Changes(parts)
         self._handing = handing.Handing(parts)
         self._joining = joining.Joining(parts)
@@ -78,6 +80,7 @@ class Leases:
                 f'the other.')
         if not query.occurrences:
             found = self._parts.leases.recurring.as_one(found)
+        found = self._host_leases.complete(context, found)
         body: dict[str, ty.Any] = {
             'leases': [_chosen(self._parts.answers.lease(lease), fields)
                        for lease in found]}
@@ -86,10 +89,12 @@ class Leases:
         return 200, body
 
     def show(self, request: webob.Request, lease_id: str) -> web.Answer:
-        return self._answer(200, self._lease(
+        return self._answer(request, 200, self._lease(
             request, lease_id, 'blazar:leases:get'))
 
-    def _answer(self, code: int, lease: dict[str, ty.Any]) -> web.Answer:
+    def _answer(self, request: webob.Request, code: int,
+                lease: dict[str, ty.Any]) -> web.Answer:
+        (lease,) = self._host_leases.complete(web.context(request), [lease])
         return code, {'lease': self._parts.answers.lease(lease)}
 
     def _lease(self, request: webob.Request, lease_id: str, rule: str,
@@ -124,7 +129,7 @@ class Leases:
                 made = repeats.made_by(self._parts.database, key)
                 if made is None:
                     raise
-        return self._answer(201, self._parts.leases.recurring.as_one(
+        return self._answer(request, 201, self._parts.leases.recurring.as_one(
             [made])[0])
 
     def _create(self, request: webob.Request, key: repeats.Key | None,
@@ -163,7 +168,8 @@ class Leases:
                          else self._parts.leases.making.quote)
                 return 200, {'quote': _quote(new, quote(new))}
             if recurs:
-                return self._answer(201, self._recurring.create(context, new))
+                return self._answer(
+                    request, 201, self._recurring.create(context, new))
         except errors.Refused as exc:
             if not dry:
                 raise
@@ -176,7 +182,7 @@ class Leases:
         if asked.offer_seconds is None and new.credential is None:
             trusts.entrust(self._parts, context, lease, new.span.end)
         self._parts.notify('lease.create', lease)
-        return self._answer(201, lease)
+        return self._answer(request, 201, lease)
 
     def _create_of_servers(self, request: webob.Request,
                            key: repeats.Key | None) -> web.Answer:
@@ -186,7 +192,7 @@ class Leases:
         if web.flag(request, 'dry_run'):
             raise errors.InvalidLeaseParams(
                 'Servers that run have their capacity. Leave "dry_run" out.')
-        return self._answer(201, self._joining.create(
+        return self._answer(request, 201, self._joining.create(
             context, web.body(request), key))
 
     def accept(self, request: webob.Request, lease_id: str) -> web.Answer:
@@ -195,7 +201,7 @@ class Leases:
         if changes.is_owner(web.context(request), lease):
             trusts.entrust(self._parts, web.context(request), lease)
         self._parts.notify('lease.update', lease)
-        return self._answer(200, lease)
+        return self._answer(request, 200, lease)
 
     # -- changing ----------------------------------------------------------
 
@@ -215,18 +221,20 @@ class Leases:
                 self._policy.authorize(
                     context, 'blazar:leases:remove_servers',
                     {'project_id': lease['project_id']})
-            return self._answer(200, self._joining.make(body, lease))
+            return self._answer(request, 200, self._joining.make(body, lease))
         if 'recurrence' in lease:
-            return self._answer(200, self._recurring.update(
+            return self._answer(request, 200, self._recurring.update(
                 context, body, lease))
         if not handing.is_asked(body):
-            return self._answer(200, self._changes.make(context, body, lease))
+            return self._answer(
+                request, 200, self._changes.make(context, body, lease))
         if not self._policy.allows(context, 'blazar:leases:hand_over', {
                 'project_id': lease['project_id']}):
             raise errors.Forbidden(
                 'Leases are handed over to another project or user by admins '
                 '(blazar:leases:hand_over). Leave project_id and user_id out.')
-        return self._answer(200, self._handing.make(context, body, lease_id))
+        return self._answer(
+            request, 200, self._handing.make(context, body, lease_id))
 
     def delete(self, request: webob.Request, lease_id: str) -> web.Answer:
         try:
@@ -240,6 +248,8 @@ class Leases:
                     {'project_id': owner}):
                 raise
             return 204, None
+        if not web.flag(request, 'force'):
+            self._host_leases.check_deletion(lease)
         if 'recurrence' in lease:
             self._recurring.delete(lease_id)
         else:

@@ -63,6 +63,10 @@ _RULES = [
     _rule('leases:get_all_projects', ADMIN,
           'List the leases of all projects, or of another one.',
           'GET /v1/leases'),
+    _rule('leases:get_hosts', PROJECT_READER_OR_ADMIN,
+          'See the names of the hosts of a lease of whole hosts; who may must '
+          'be allowed to see the lease, too.',
+          'GET /v1/leases', f'GET {_LEASE}'),
     _rule('leases:post', PROJECT_MEMBER_OR_ADMIN,
           'Make a lease, or ask what would become of it (dry_run).',
           'POST /v1/leases'),

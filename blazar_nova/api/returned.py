@@ -48,10 +48,12 @@ def _reservation(value: ty.Any, own: ty.Mapping[str, _Shown],
     if shown is None:
         return [value]
     kind = types.named.get(shown['resource_type'])
+    # Which servers are on hosts is Nova's, and has changed by then.
+    told = ('hosts', 'servers') if kind and kind.has_hosts else ()
     asked = (kind.parameters.keys() if kind else set()) - {*_SHOWN_OTHERWISE}
     return [{key: one for key, one in value.items()
-             if key in asked or key == 'id' or key not in shown or
-             one != shown[key]}]
+             if key in asked or key == 'id' or key not in told and (
+                 key not in shown or one != shown[key])}]
 
 
 def _event(value: ty.Any, own: ty.Mapping[str, _Shown],

@@ -20,6 +20,7 @@ from nova import objects
 import sqlalchemy as sa
 
 from blazar_core.common import errors
+from blazar_core import resources
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
@@ -28,7 +29,7 @@ from blazar_nova.compat import reserved
 from blazar_nova.compat import stranded
 from blazar_nova.compat import survey
 
-__all__ = ['Occupant', 'everybody', 'guests', 'of', 'on', 'shelved',
+__all__ = ['Occupant', 'everybody', 'guests', 'hosted', 'of', 'on', 'shelved',
            'strangers', 'under_way']
 
 
@@ -72,6 +73,25 @@ def guests(members: ty.Collection[pool.Member], reservation_id: str,
         *pool.for_each(reservation_id, 'looked at', _everybody, members),
         *_in_cells(_between_hosts))
         for one, bound_to in found.items() if bound_to == reservation_id})
+
+
+def hosted(service_hosts: ty.Collection[str]) -> list[resources.Hosted]:
+    """The servers that cells have on some hosts, by their ids.
+
+    One query for each cell, however many hosts there are.
+
+    :raises CloudUnavailable: when a cell does not answer
+    """
+    return sorted(one for found in _in_cells(_on_hosts, [*service_hosts])
+                  for one in found) if service_hosts else []
+
+
+def _on_hosts(context: ty.Any, service_hosts: list[str],
+              ) -> list[resources.Hosted]:
+    return [resources.Hosted(one.uuid, one.project_id, one.host)
+            for one in objects.InstanceList.get_by_filters(
+                context, {'host': service_hosts, 'deleted': False},
+                expected_attrs=[])]
 
 
 def strangers(members: ty.Collection[pool.Member], reservation_id: str,

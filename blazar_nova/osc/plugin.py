@@ -45,7 +45,8 @@ class Client(adapter.Adapter):
     """The lease API, in the words of the commands."""
 
     def ask(self, method: str, path: str, **kwargs: ty.Any) -> Json:
-        """Send a request; returns the JSON object of the answer.
+        """Send a request; returns the JSON object of the answer, which is
+        empty for one without a body.
 
         :raises CommandError: with the sentence of the server
         """
@@ -61,6 +62,8 @@ class Client(adapter.Adapter):
                 refusal(body)
                 or f'The server answered {response.status_code} '
                    f'{response.reason} to {method} {response.url}')
+        if response.status_code == 204:
+            return {}
         if not isinstance(body, dict):
             raise exceptions.CommandError(
                 f'What answers at {response.url} is not the lease API. Its '

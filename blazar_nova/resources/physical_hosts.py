@@ -123,6 +123,10 @@ class PhysicalHosts(resources.ResourceType):
                             *pool.members_of(reserved.id))
             if host in (None, one.uuid)}, reserved.id)
 
+    def hosted(self, service_hosts: ty.Collection[str],
+               ) -> ty.Collection[resources.Hosted]:
+        return occupants.hosted(service_hosts)
+
     def servers_of(self, reserved: resources.Reserved) -> ty.Collection[str]:
         if reserved.project_id in reserved.params.get('projects', ()):
             return ()

@@ -489,10 +489,23 @@ class TestLife(HostsTestCase):
         self.assertEqual('host1', self.host_of(server))
         self.assertNotEqual(
             [(None,)], self.books('SELECT used_at FROM leases'))
+        for shown in (self.get(lease), self.ask('GET', '/leases')['leases'][0],
+                      self.ask('PUT', f'/leases/{lease["id"]}', self.get(lease),
+                               code=200)['lease']):
+            (reservation,) = shown['reservations']
+            self.assertEqual([server['id']], reservation['servers'])
+            self.assertEqual(
+                [{'name': 'host1', 'failed': False,
+                  'servers': [server['id']]}], reservation['hosts'])
+        answer = self.ask('DELETE', f'/leases/{lease["id"]}', code=409)
+        self.assertIn('1 server of 1 other project', answer['error_message'])
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
         self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
             {'id': reservation_id, 'projects': []}]}, code=200)
         self.refused(400, self.within, 'late', reservation_id,
                      client=self.bob)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=409)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204, force='true')
 
     def test_not_before_its_time_and_not_after_it(self):
         self.enrol('host1')

@@ -9,6 +9,7 @@ from unittest import mock
 import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
+from testtools import matchers
 
 from blazar_core.books import claims
 from blazar_core.books import enrolment
@@ -612,6 +613,8 @@ class TestFailing(WholeHostsTestCase):
         self.assertEqual((False, True), tuple(
             listed['reservations'][0][flag] for flag in (
                 'missing_resources', 'resources_changed')))
+        self.assertThat(listed['warnings'], matchers.MatchesListwise([
+            matchers.Contains('are not those that it had at first')]))
         # What else is said of it is not about its hosts.
         for _time in range(2):
             self.change(lease, 1, 1)
@@ -634,6 +637,30 @@ class TestFailing(WholeHostsTestCase):
         self.assertEqual({}, self.held())
         self.assertEqual(0, self.count_rows()['bookings'])
 
+    def test_one_that_runs_says_how_many_it_has_of_those_it_may_have(self):
+        lease = self.reserve_machines(0, 7200)
+        self.assertEqual([], lease['warnings'])
+        self.engine.run_due()
+        lease = self.change(lease, 1, 3)
+        (warning,) = lease['warnings']
+        self.assertIn('has 2 of at most 3 hosts', warning)
+        self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
+        self.assertEqual([], self.change(lease, 1, 2)['warnings'])
+
+    def test_where_they_are(self):
+        lease = self.reserve_machines(0, 7200, 2, 2)
+        (reservation,) = lease['reservations']
+        self.engine.run_due()
+        self.fail('two')
+        with self.database.reader() as session:
+            service_hosts = {host.name: host.service_host
+                             for host in session.scalars(
+                                 sa.select(models.Host))}
+            found = within.booked(session, [reservation['id'], 'other'])
+        self.assertEqual({reservation['id']: [
+            within.Host('one', service_hosts['one'], False),
+            within.Host('two', service_hosts['two'], True)]}, found)
+
     def test_it_waits_for_one_where_there_is_none(self):
         lease = self.reserve_machines(0, 7200)
         other = self.reserve_machines(100, 200)
@@ -644,6 +671,11 @@ class TestFailing(WholeHostsTestCase):
         self.assertIs(True, self.missing(lease))
         (listed,), _more = views.page(self.database, views.Query(limit=1))
         self.assertIs(True, listed['degraded'])
+        (warning,) = listed['warnings']
+        self.assertIn('1 host of reservation', warning)
+        self.assertIn('failed', warning)
+        self.assertEqual([warning], views.get(
+            self.database, lease['id'])['warnings'])
         self.lifecycle.ending.delete(other['id'])
         self.engine.run_due()
         self.fail('one')

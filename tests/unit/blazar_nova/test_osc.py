@@ -81,7 +81,7 @@ class FakeCloud(fixtures.Fixture):
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_POST = do_PUT = do_GET
+            do_DELETE = do_POST = do_PUT = do_GET
 
             def log_message(self, *args):
                 pass
@@ -696,6 +696,29 @@ class OwnersTestCase(OscTestCase):
         """What the lease API was asked to change."""
         return [one.body for one in self.cloud.requests
                 if one.method == 'PUT']
+
+
+class DeleteTest(OscTestCase):
+
+    def test_several_by_id_and_name(self):
+        self.cloud.sees('GET /leases', (200, {'leases': [a_lease(id=OTHER)]}))
+        for one in (ID, OTHER):
+            self.cloud.sees(f'DELETE /leases/{one}', (204, ''))
+        self.assertEqual((0, '', ''), self.openstack(
+            'reservation', 'delete', ID, 'lease1'))
+        self.assertEqual([(ID, {}), (OTHER, {})], [
+            (one.path.rsplit('/', 1)[1], one.query)
+            for one in self.cloud.requests if one.method == 'DELETE'])
+
+    def test_servers_of_others_by_force(self):
+        self.cloud.sees(f'DELETE /leases/{ID}', (409, {
+            'error_message': 'Servers of others run there.'}), (204, ''))
+        self.assertIn('Servers of others run there.',
+                      self.fails('delete', ID))
+        code, _out, _error = self.openstack(
+            'reservation', 'delete', '--force', ID)
+        self.assertEqual((0, {'force': 'true'}), (
+            code, self.cloud.requests[-1].query))
 
 
 class ShareTest(OwnersTestCase):

@@ -27,6 +27,7 @@ ROLES = ['reader', 'member', 'manager', 'admin']
 LEAST = {
     'blazar:leases:get': 'reader',
     'blazar:leases:get_all_projects': 'admin',
+    'blazar:leases:get_hosts': 'reader',
     'blazar:leases:post': 'member',
     'blazar:leases:best_effort': 'member',
     'blazar:leases:offer': 'member',

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The command that deletes leases."""
+
+import argparse
+
+from osc_lib.command import command
+
+from blazar_nova.osc import commands
+
+__all__ = ['Delete']
+
+
+class Delete(command.Command):
+    """Delete leases, and their servers with them."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('leases', metavar='<lease>', nargs='+',
+                            help='Name or ID of a lease')
+        parser.add_argument(
+            '--force', action='store_true',
+            help='Also where servers of other projects run on its hosts, '
+                 'which are deleted')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        client = commands.client_of(self.app)
+        for lease in parsed_args.leases:
+            client.ask('DELETE', f'/leases/{client.find(lease)}', params={
+                'force': 'true'} if parsed_args.force else {})

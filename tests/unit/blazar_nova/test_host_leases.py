@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is shown of leases of whole hosts."""
+
+import types
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.leases import making
+from blazar_core.leases import views
+from blazar_core import resources
+from blazar_nova.api import host_leases
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+
+class Machines(base.WholeType):
+    """Whole hosts with servers; None: nobody knows."""
+
+    def __init__(self):
+        self.servers = []
+
+    def so_many(self, params):
+        return model.Demand(model.WHOLE, params['max'], least=params['min'],
+                            among=model.Among.COMMON)
+
+    def hosted(self, service_hosts):
+        if self.servers is None:
+            raise errors.CloudUnavailable('A cell does not answer.')
+        return [one for one in self.servers
+                if one.service_host in service_hosts]
+
+
+class TestHostLeases(base.LeaseTestCase):
+
+    kind = 'sqlite'
+
+    def more_types(self):
+        self.machines = Machines()
+        return {'machine': self.machines}
+
+    def setUp(self):
+        super().setUp()
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=4)
+        self.allowed = True
+        self.host_leases = host_leases.HostLeases(
+            types.SimpleNamespace(database=self.database, types=self.types),
+            types.SimpleNamespace(allows=lambda *_args: self.allowed))
+        params = {'min': 2, 'max': 2}
+        self.lease = self.reserve(0, 100, making.NewReservation(
+            self.machines.so_many(params), resource_type='machine',
+            params=params, spec={}), active=True)
+        self.machines.servers = [
+            resources.Hosted('a', 'project', self.service_of('one')),
+            resources.Hosted('b', 'others', self.service_of('two')),
+            resources.Hosted('c', 'others', self.service_of('three'))]
+
+    def service_of(self, name):
+        return next(host.service_host for host in self.scalars(models.Host)
+                    if host.name == name)
+
+    def complete(self, lease=None):
+        (found,) = self.host_leases.complete(None, [lease or self.lease])
+        return found
+
+    def test_its_hosts_and_the_servers_there(self):
+        (reservation,) = self.complete()['reservations']
+        self.assertEqual(['a', 'b'], reservation['servers'])
+        self.assertEqual([
+            {'name': 'one', 'failed': False, 'servers': ['a']},
+            {'name': 'two', 'failed': False, 'servers': ['b']},
+        ], reservation['hosts'])
+
+    def test_no_names_for_users_who_may_not_see_them(self):
+        self.allowed = False
+        (reservation,) = self.complete()['reservations']
+        self.assertEqual([(None, ['a']), (None, ['b'])], [
+            (host['name'], host['servers'])
+            for host in reservation['hosts']])
+
+    def test_before_its_start_it_has_no_servers(self):
+        params = {'min': 1, 'max': 1}
+        later = self.reserve(200, 300, making.NewReservation(
+            self.machines.so_many(params), resource_type='machine',
+            params=params, spec={}))
+        self.machines.servers = None
+        (reservation,) = self.complete(later)['reservations']
+        self.assertEqual(1, len(reservation['hosts']))
+        self.assertEqual([], reservation['servers'])
+        self.host_leases.check_deletion(later)
+
+    def test_what_nova_does_not_say_is_no_empty_list_without_a_word(self):
+        self.machines.servers = None
+        lease = self.complete()
+        self.assertEqual([host_leases._UNKNOWN], lease['warnings'])
+        self.assertEqual(2, len(lease['reservations'][0]['hosts']))
+        self.assertRaises(errors.CloudUnavailable,
+                          self.host_leases.check_deletion, self.lease)
+
+    def test_leases_of_servers_cost_nothing(self):
+        lease = self.reserve(0, 100, self.places())
+        self.machines.servers = None
+        self.assertEqual(lease, self.complete(lease))
+
+    def test_servers_of_others_are_not_deleted_unasked(self):
+        refused = self.assertRaises(
+            errors.Conflict, self.host_leases.check_deletion, self.lease)
+        self.assertIn('1 server of 1 other project', str(refused))
+        del self.machines.servers[1]
+        self.host_leases.check_deletion(
+            views.get(self.database, self.lease['id']))

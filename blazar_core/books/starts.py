@@ -40,7 +40,7 @@ class Starts:
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
-                     ) -> tuple[list[tuple[int, int]], bool]:
+                     ) -> tuple[list[tuple[int, int]], int | None]:
         """How many servers fit for so long, from each start in a window.
 
         The number changes where a booking ends, and where one begins that
@@ -51,8 +51,7 @@ class Starts:
         :param duration: seconds
         :param most: how many instants are looked at
         :returns: starts, and how many fit from there until the next one;
-            and whether there are more instants in the window: after the last
-            start then
+            and until when that is known, or None: to the end of the window
         """
         late = self._clock.elapsed() + PATIENCE
         demand, = self._picking.named([demand])
@@ -60,11 +59,11 @@ class Starts:
         with self._index.fresh() as timeline:
             instants = timeline.instants(window, duration)
         instants = np.unique(instants)
-        more = len(instants) >= most
-        starts = [window.start, *instants[:most - 1].tolist()]
+        starts = [window.start, *instants[:most].tolist()]
+        known = starts.pop() if len(starts) > most else None
         for done in range(0, len(starts), SLICE):
             if done and self._clock.elapsed() > late:
-                more, starts = True, starts[:done]
+                known = starts[done]
                 break
             with self._index.fresh(PATIENCE) as timeline:
                 hosts = self._picking.allowed(timeline, demand)
@@ -74,10 +73,7 @@ class Starts:
                     fits = min(picking.most_of(demand, rooms), demand.count)
                     if not found or found[-1][1] != fits:
                         found.append((start, fits))
-        if more and found[-1][0] < starts[-1]:
-            # A request that begins there goes on from it.
-            found.append((starts[-1], found[-1][1]))
-        return found, more
+        return found, known
 
     def lasting(self, bookings: ty.Sequence[ty.Any],
                 instead_of: ty.Sequence[ty.Any], since: int, until: int,

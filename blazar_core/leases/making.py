@@ -64,7 +64,7 @@ class Making:
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
-                     ) -> tuple[list[tuple[int, int]], bool]:
+                     ) -> tuple[list[tuple[int, int]], int | None]:
         """See :meth:`blazar_core.books.starts.Starts.availability`."""
         return self._admission.starts.availability(
             demand, window, duration + demand.cleaning_time, most)

@@ -21,6 +21,7 @@ __all__ = ['Servers']
 
 _BOOKED = sa.select(
     models.Reservation.lease_id, models.Booking.host_id,
+    models.Booking.failed_at,
 ).join(models.Reservation.bookings).where(
     models.Booking.server_id == sa.bindparam('server'))
 
@@ -37,9 +38,10 @@ class Servers:
         """The leases that hold servers whose builds have not been sent yet.
 
         :returns: by server, ``lease_id``, ``name``, ``project_id``,
-            ``status`` as users see it, ``status_reason``, ``warnings``, and
-            ``start_date`` and ``end_date`` in seconds since the epoch; nothing
-            of one that is not held
+            ``status`` as users see it, ``warnings``, and ``start_date`` and
+            ``end_date`` in seconds since the epoch; ``failed_at`` (when it was
+            known that it is not built; None: it may be) and the
+            ``status_reason`` of its lease; nothing of one that is not held
         """
         lease = models.Lease
         with self._database.connection() as connection:
@@ -47,7 +49,7 @@ class Servers:
                 sa.select(models.Booking.server_id, lease.id, lease.name,
                           lease.project_id, lease.status, lease.deleted_at,
                           lease.start_date, lease.end_date, lease.warnings,
-                          lease.status_reason)
+                          lease.status_reason, models.Booking.failed_at)
                 .join(models.Booking.reservation)
                 .join(models.Reservation.lease)
                 .where(models.Booking.server_id.in_(server_ids),
@@ -56,17 +58,20 @@ class Servers:
             'lease_id': row.id, 'name': row.name,
             'project_id': row.project_id, 'status': views.status(row),
             'start_date': row.start_date, 'end_date': row.end_date,
+            'warnings': row.warnings or [], 'failed_at': row.failed_at,
             'status_reason': row.status_reason,
-            'warnings': row.warnings or [],
         } for row in rows}
 
     def lease_of(self, server_id: str) -> dict[str, ty.Any] | None:
-        """The lease that a server is in, as :func:`views.describe` has it;
-        None when it is in none that is not over.
+        """The lease that a server is in, as :func:`views.describe` has it,
+        and whether the server ``failed`` to be built; None when it is in none
+        that is not over.
         """
-        booked = self.booked(server_id)
+        with self._database.connection() as connection:
+            row = connection.execute(_BOOKED, {'server': server_id}).first()
         try:
-            return booked and views.get(self._database, booked[0])
+            return row and {**views.get(self._database, row.lease_id),
+                            'failed': row.failed_at is not None}
         except errors.NotFound:
             # It has ended meanwhile.
             return None

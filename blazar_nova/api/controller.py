@@ -282,17 +282,20 @@ class Leases:
             values.setdefault('resource_type', asking.guess(values))
             new = asking.new_reservation(values)
         except errors.Refused:
-            found, more = [(window.start, 0)], False
+            found, known = [(window.start, 0)], None
         else:
-            found, more = self._parts.leases.making.availability(
+            found, known = self._parts.leases.making.availability(
                 dataclasses.replace(
                     new.demand, count=self._defaults.max_amount),
                 window, duration + self._defaults.grace_period, most)
+        ends = [*(time for time, _fits in found[1:]),
+                window.end if known is None else known]
         return 200, {
             'availability': [
-                {'start_date': clocks.iso(time), 'fits': fits,
-                 'enough': fits >= wanted} for time, fits in found],
-            'truncated': more}
+                {'start_date': clocks.iso(time), 'end_date': clocks.iso(end),
+                 'fits': fits, 'enough': fits >= wanted}
+                for (time, fits), end in zip(found, ends, strict=True)],
+            'truncated': known is not None}
 
 
 def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,

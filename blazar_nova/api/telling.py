@@ -38,9 +38,7 @@ _NEXT = {
     states.Lease.WAITING: _WAITS,
     states.Lease.IN_PROGRESS: _WAITS,
 }
-_NEVER = 'It is not built any more.'
-#: In one of these, no server that is still held will be built.
-_FAILED = (states.Lease.ACTIVE, states.Lease.ERROR, states.Lease.TIMEDOUT)
+_NEVER = 'The server will not be built.'
 #: Seconds after the start of a lease at which it should be under way.
 _DUE = 60
 _OVERDUE = ('It is due, and no blazar-listener has started its lease: ask '
@@ -62,15 +60,11 @@ class Telling:
         #: Until when nothing is asked.
         self._silent = 0.0
 
-    def words(self, server_ids: ty.Collection[str],
-              ) -> dict[str, shown.Words]:
+    def held(self, server_ids: ty.Collection[str]) -> dict[str, shown.Held]:
         """By server that is held: its lease, when, and what to do."""
         held = self._asked(self._servers.held, server_ids) or {}
-        return {server_id: shown.Words(
-            _metadata(lease, self._clock.now()),
-            f'{_NEVER} Lease {lease["lease_id"]} is {lease["status"]}. '
-            f'{lease["status_reason"]}'.strip()
-            if lease['status'] in _FAILED else None)
+        return {server_id: shown.Held(
+            _metadata(lease, self._clock.now()), _fault(lease))
             for server_id, lease in held.items()}
 
     def action(self, server_id: str, project_id: str) -> shown.Action | None:
@@ -88,7 +82,8 @@ class Telling:
                 f'from {clocks.minute(lease["start_date"])} to '
                 f'{clocks.minute(lease["end_date"])} UTC.',
                 *filter(None, [lease['status_reason']]), *lease['warnings']]),
-            events=[_event(event) for event in lease['events']])
+            events=[_event(event, lease['failed'])
+                    for event in lease['events']])
 
     def _asked(self, work: ty.Callable[[A], R], of: A) -> R | None:
         """What the books say; None: nothing now."""
@@ -128,9 +123,22 @@ def _metadata(lease: ty.Mapping[str, ty.Any], now: int) -> dict[str, str]:
     return words
 
 
-def _event(event: ty.Mapping[str, ty.Any]) -> shown.Event:
+def _fault(lease: ty.Mapping[str, ty.Any]) -> shown.Fault | None:
+    if lease['failed_at'] is None:
+        return None
+    return shown.Fault(
+        f'{_NEVER} {lease["status_reason"]}'.strip()[:_LONGEST],
+        clocks.utc(lease['failed_at']))
+
+
+def _event(event: ty.Mapping[str, ty.Any], failed: bool) -> shown.Event:
+    """
+    :param failed: whether the server could not be built
+    """
     well = {states.Event.DONE: True, states.Event.ERROR: False}.get(
         event['status'])
+    if failed and event['event_type'] == states.EventType.START:
+        well = well and False
     over = None if well is None else event['updated_at']
     return shown.Event(
         event['event_type'], clocks.utc(event['time']),

@@ -3,10 +3,10 @@
 """What a held server says of its lease, in fields that Nova has for that.
 
 Its metadata tell of the lease as long as it is held: they are added to what is
-shown, and stored nowhere. One that is to be shown as being built is shown so,
-until its lease has failed: then it is in ERROR, and says why. (Lists that are
-asked for a status take it for one that is being built all the same.) Its
-actions (``server event list``) have one more,
+shown, and stored nowhere. One that is to be shown as being built is shown so.
+One that will not be built is in ERROR, with a fault that says why. (Lists that
+are asked for a status take both for what they were.) Its actions (``server
+event list``) have one more,
 with an event for each one of the lease; that is there for a server that was
 built, too, as long as its lease is not over.
 """
@@ -23,12 +23,10 @@ from nova import objects
 
 from blazar_nova.compat import reserved
 
-__all__ = ['Action', 'Event', 'Tells', 'Words', 'install']
+__all__ = ['Action', 'Event', 'Fault', 'Held', 'Tells', 'install']
 
 #: Of an action that is none of Nova's, whose ids begin with 1.
 _ID = 0
-#: The code of a fault that is none of Nova's own.
-_FAULT = 409
 #: Where in a request the servers stand of which it has been told.
 _TOLD = 'blazar.told'
 
@@ -36,6 +34,26 @@ _show, _detail = views.ViewBuilder.show, views.ViewBuilder.detail
 _actions = compute_api.InstanceActionAPI.actions_get
 _by_request_id = compute_api.InstanceActionAPI.action_get_by_request_id
 _events = compute_api.InstanceActionAPI.action_events_get
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a server that was held is not built, and since when."""
+
+    message: str
+    since: datetime.datetime
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """What is shown of a server that is held.
+
+    :ivar metadata: what its metadata say of its lease
+    :ivar fault: None: it is built when its lease starts
+    """
+
+    metadata: ty.Mapping[str, str]
+    fault: Fault | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,23 +89,11 @@ class Action:
     events: ty.Sequence[Event]
 
 
-class Words(ty.NamedTuple):
-    """What is said of a server that is held.
-
-    :ivar metadata: what its metadata say of its lease
-    :ivar failure: why it will not be built; None: it will
-    """
-
-    metadata: ty.Mapping[str, str]
-    failure: str | None
-
-
 class Tells(ty.Protocol):
     """Knows what there is to say."""
 
-    def words(self, server_ids: ty.Collection[str],
-              ) -> ty.Mapping[str, Words]:
-        """By server that is held, what is said of it."""
+    def held(self, server_ids: ty.Collection[str]) -> ty.Mapping[str, Held]:
+        """By server that is held, what is shown of it."""
 
     def action(self, server_id: str, project_id: str) -> Action | None:
         """What its actions say of the lease of a server.
@@ -104,12 +110,16 @@ def install(tells: Tells) -> None:
         held = {one.uuid: one for one in servers
                 if one.uuid not in told and reserved.is_held(one)}
         told.update(held)
-        said = tells.words(held) if held else {}
+        found = tells.held(held) if held else {}
         for server_id, one in held.items():
-            words = said.get(server_id, Words({}, None))
+            one.update(reserved.states_of(
+                one.vm_state, one.system_metadata) or {})
+            if server_id not in found:
+                continue
             # What its user has given that name stays his.
-            one.metadata = {**words.metadata, **one.metadata}
-            _show_state(one, words.failure)
+            one.metadata = {**found[server_id].metadata, **one.metadata}
+            if found[server_id].fault is not None:
+                _fail(one, found[server_id].fault)
 
     @functools.wraps(_show)
     def show(self: ty.Any, request: ty.Any, instance: ty.Any,
@@ -160,18 +170,12 @@ def install(tells: Tells) -> None:
         actions_get, action_get_by_request_id, action_events_get)
 
 
-def _show_state(instance: ty.Any, failure: str | None) -> None:
-    """Have a held server say the state in which it is to be shown."""
-    states = reserved.states_of(instance.vm_state, instance.system_metadata)
-    if states is None:
-        return
-    instance.update(states)
-    if failure is not None:
-        instance.vm_state, instance.task_state = vm_states.ERROR, None
-        instance.fault = objects.InstanceFault(
-            instance_uuid=instance.uuid, code=_FAULT, message=failure,
-            details=None, created_at=instance.updated_at or (
-                instance.created_at))
+def _fail(instance: ty.Any, fault: Fault) -> None:
+    """Show a server as one in ERROR; in this answer alone."""
+    instance.vm_state, instance.task_state = vm_states.ERROR, None
+    instance.fault = objects.InstanceFault(
+        instance_uuid=instance.uuid, code=500, message=fault.message,
+        created_at=fault.since, details='')
 
 
 def _passes(action: Action, filters: ty.Mapping[str, ty.Any]) -> bool:

@@ -17,7 +17,8 @@ __all__ = ['Availability']
 class Availability(command.Lister):
     """Show from when how many servers of a size could be leased.
 
-    Each row holds from its date until the date of the next one.
+    Each row holds for starts from its start_date to its end_date. If "more"
+    is true in the last row, the list was cut there.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -55,7 +56,8 @@ class Availability(command.Lister):
             help='Until when (default: 30 days later)')
         parser.add_argument(
             '--limit', metavar='<n>', type=int,
-            help='At most so many rows (default: 100)')
+            help='At most so many rows (default: 100). To read on, write the '
+                 'end_date of the last row as --start-date')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace,
@@ -64,13 +66,17 @@ class Availability(command.Lister):
         answer = client.ask('GET', '/availability',
                             params=self._question(parsed_args))
         rows = answer['availability']
-        if answer.get('truncated') and rows:
+        cut = bool(answer.get('truncated') and rows)
+        if cut:
             self.log.warning(
-                'There is more: ask again with --start-date %s',
-                progresses.when(rows[-1]['start_date']))
-        columns = ['start_date', 'fits']
+                'There is more: ask again with --start-date "%s"',
+                progresses.when(rows[-1]['end_date']))
+        for number, row in enumerate(rows, 1):
+            row['more'] = cut or number < len(rows)
+        columns = ['start_date', 'end_date', 'fits']
         if parsed_args.amount is not None:
             columns.append('enough')
+        columns.append('more')
         return columns, [[row[column] for column in columns] for row in rows]
 
     def _question(self, parsed_args: argparse.Namespace) -> commands.Json:

@@ -96,6 +96,11 @@ class TestRetrying(RetryingTestCase):
         lease = self.lease('mine')
         self.assertEqual('ERROR', lease['status'])
         self.assertIn('It got no capacity until', lease['status_reason'])
+        for shown in (self.alice.get_server(server['id']),
+                      *self.alice.get_servers(detail=True)):
+            self.assertEqual('ERROR', shown['status'])
+            self.assertIn('It got no capacity until',
+                          shown['fault']['message'])
         self.assert_right()
         self.alice.delete_server(server['id'])
         self.wait_until_gone(server['id'])

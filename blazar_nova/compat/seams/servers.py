@@ -176,7 +176,8 @@ _SERVERS = entry.subject(
             'filters=)', 'how far a deletion is')),
     entry.of(
         'nova.objects.InstanceFault',
-        entry.fields('message', 'why a server is in ERROR')),
+        entry.fields('message instance_uuid code details created_at',
+                     'why a server is in ERROR')),
     entry.of(
         'nova.objects.InstancePCIRequests',
         entry.fields('requests', 'servers that cannot move')),

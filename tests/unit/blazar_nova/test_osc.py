@@ -335,9 +335,11 @@ class PluginTest(OscTestCase):
 
 class AvailabilityTest(OscTestCase):
 
-    ROWS = [{'start_date': '2026-12-01T14:00:00.000000', 'fits': 1,
+    ROWS = [{'start_date': '2026-12-01T14:00:00.000000',
+             'end_date': '2026-12-01T16:00:00.000000', 'fits': 1,
              'enough': False},
-            {'start_date': '2026-12-01T16:00:00.000000', 'fits': 5,
+            {'start_date': '2026-12-01T16:00:00.000000',
+             'end_date': '2026-12-02T14:00:00.000000', 'fits': 5,
              'enough': True}]
 
     def setUp(self):
@@ -361,7 +363,8 @@ class AvailabilityTest(OscTestCase):
                 'duration': '2h', 'start_date': '2026-12-01 14:00',
                 'end_date': '2026-12-02 14:00', 'limit': '50',
             }, None, 'a-token'), self.asked())
-        self.assertEqual(self.ROWS, rows)
+        self.assertEqual([{**row, 'more': more} for row, more in zip(
+            self.ROWS, (True, False), strict=True)], rows)
 
     def test_what_was_not_said_is_not_sent(self):
         self.reservation('availability', '--vcpus', '1')
@@ -374,15 +377,15 @@ class AvailabilityTest(OscTestCase):
 
     def test_enough_is_shown_to_who_said_how_many(self):
         self.assertEqual(
-            [{'start_date': row['start_date'], 'fits': row['fits']}
-             for row in self.ROWS],
-            self.reservation('availability', '--vcpus', '1'))
+            [['start_date', 'end_date', 'fits', 'more']] * 2,
+            [[*row] for row in self.reservation(
+                'availability', '--vcpus', '1')])
 
     def test_as_a_table_and_by_column(self):
         code, out, _error = self.openstack(
             'reservation', 'availability', '--vcpus', '1')
         self.assertEqual(0, code)
-        self.assertIn('| start_date                 | fits |', out)
+        self.assertIn('| fits |', out)
         self.assertEqual((0, '1\n5\n', ''), self.openstack(
             'reservation', 'availability', '--vcpus', '1', '-f', 'value',
             '-c', 'fits'))
@@ -391,8 +394,9 @@ class AvailabilityTest(OscTestCase):
         self.cloud.sees('GET /availability', (200, {
             'availability': self.ROWS, 'truncated': True}))
         self.assertEqual(
-            'There is more: ask again with --start-date 2026-12-01 16:00:00',
+            'There is more: ask again with --start-date "2026-12-02 14:00:00"',
             self.openstack('reservation', 'availability')[2].strip())
+        self.assertIs(True, self.reservation('availability')[-1]['more'])
 
     def flavors(self):
         """A Nova that has the flavor m1.small with the ID 42."""

@@ -4,9 +4,12 @@ from unittest import mock
 
 import sqlalchemy as sa
 
+from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.leases import views
 from blazar_nova.api import telling
+from blazar_nova.compat import shown
 from tests.unit import base
 
 
@@ -18,13 +21,13 @@ class TestMetadata(base.LeaseTestCase):
         self.lease_id = self.lease(3600, 7200)['id']
         self.telling = telling.Telling(self.leases.servers, self.clock)
 
-    def server_ids(self):
+    def held(self):
         with self.database.reader() as session:
-            return [*session.scalars(sa.select(models.Booking.server_id))]
+            server_id, = session.scalars(sa.select(models.Booking.server_id))
+        return self.telling.held([server_id])[server_id]
 
     def words(self):
-        server_id, = self.server_ids()
-        return self.telling.words([server_id])[server_id].metadata
+        return self.held().metadata
 
     def test_a_server_that_is_due_and_not_started(self):
         for seconds, begin in ((3660, 'It is built when its lease starts. '),
@@ -33,6 +36,34 @@ class TestMetadata(base.LeaseTestCase):
             following = self.words()['lease_next']
             self.assertTrue(following.startswith(begin), following)
             self.assertLessEqual(len(following), 255)
+
+    def test_a_server_that_is_not_built_is_in_error_and_says_why(self):
+        self.assertIsNone(self.held().fault)
+        self.clock.advance(3600)
+        self.lifecycle.starting.give_up(self.lease_id, 'start_lease')
+        held = self.held()
+        self.assertEqual('ERROR', held.metadata['lease_status'])
+        self.assertEqual(shown.Fault(
+            'The server will not be built. The build of its servers '
+            'could not be sent.', clocks.utc(self.clock.now())), held.fault)
+
+    def test_a_start_that_failed_is_no_success(self):
+        def start():
+            action = self.telling.action(self.server_id, 'project')
+            return {event.name: event.well for event in action.events}[
+                'start_lease']
+
+        self.server_id, = base.servers_of(
+            views.get(self.database, self.lease_id))
+        self.assertIsNone(start())
+        self.clock.advance(3600)
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Event).where(
+                models.Event.event_type == 'start_lease').values(
+                    status='DONE'))
+        self.assertIs(True, start())
+        self.lifecycle.starting.give_up(self.lease_id, 'start_lease')
+        self.assertIs(False, start())
 
     def test_warnings_are_shown_and_not_stored(self):
         self.assertNotIn('lease_warnings', self.words())
@@ -43,19 +74,6 @@ class TestMetadata(base.LeaseTestCase):
         self.assertEqual(('Its image is gone. x', 255), (
             words['lease_warnings'][:20], len(words['lease_warnings'])))
         self.assertEqual({'a': 'b'}, telling.own({**words, 'a': 'b'}))
-
-    def test_one_that_will_not_be_built_says_why(self):
-        server_id, = self.server_ids()
-        for status, failure in (
-                ('PENDING', None), ('STARTING', None),
-                ('ERROR', f'It is not built any more. Lease {self.lease_id} '
-                          f'is ERROR. No.'),
-                ('TERMINATING', None)):
-            with self.database.writer() as session:
-                lease = session.get(models.Lease, self.lease_id)
-                lease.status, lease.status_reason = status, 'No.'
-            self.assertEqual(failure, self.telling.words(
-                [server_id])[server_id].failure)
 
 
 class TestAsking(base.LeaseTestCase):
@@ -68,7 +86,7 @@ class TestAsking(base.LeaseTestCase):
         self.telling = telling.Telling(self.leases.servers, self.clock)
 
     def is_told(self):
-        return (bool(self.telling.words([self.server_id])), bool(
+        return (bool(self.telling.held([self.server_id])), bool(
             self.telling.action(self.server_id, 'mine')))
 
     def test_that_do_not_answer(self):

@@ -350,9 +350,9 @@ class Admission:
         return refusals.Refusal(
             reason, picking.count_of(kept) + sum(
                 demand.count for demand in demands),
-            short.fits, next_start, after,
-            detail=self._too_much(demands)
-            if reason is refusals.Reason.TOO_BIG else '')
+            short.fits, next_start, after, detail=self._too_much(demands)
+            if reason is refusals.Reason.TOO_BIG else '', whole=all(
+                model.HOST in one.resources for one in demands))
 
     def _too_much(self, demands: ty.Iterable[model.Demand]) -> str:
         """What no host gives one server, whatever is booked there."""

@@ -18,6 +18,7 @@ from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
@@ -252,9 +253,10 @@ def check_unbooked(session: orm.Session, now: int, host: models.Host,
             _BOOKING.host_id == host.id, *_still(now))).one()
     if count:
         raise errors.Conflict(
-            f'Host {host.name} cannot be {done}: {count} bookings of leases '
-            f'are on it, the last one until {clocks.minute(until)} UTC. Try '
-            f'again when they are over, or delete these leases.')
+            f'Host {host.name} cannot be {done}: it has '
+            f'{words.count(count, "booking")} of leases, the last one until '
+            f'{clocks.minute(until)} UTC. Try again after that, or delete '
+            f'these leases.')
 
 
 def _still(now: int) -> list[ty.Any]:

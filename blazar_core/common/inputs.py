@@ -97,6 +97,8 @@ def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
     if number is None or not least <= number <= most:
         given = shown(value) if isinstance(value, str) else (
             number if number is not None else kind_of(value))
+        if not str(given).strip():
+            given = 'empty or missing'
         raise errors.InvalidLeaseParams(
             f'"{key}" is {given}. Write a whole number from {least} to '
             f'{most}.')

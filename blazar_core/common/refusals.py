@@ -6,6 +6,7 @@ import dataclasses
 import enum
 
 from blazar_core.common import clock
+from blazar_core.common import words
 
 __all__ = ['Reason', 'Refusal']
 
@@ -29,7 +30,8 @@ class Refusal:
     ``next_start_after`` is the instant before which there is none. A lease
     that was to end later can last until ``latest_end``; None: it cannot last
     longer than it does, or something else was asked for. ``detail`` is a
-    sentence of its own that says what exactly is too big.
+    sentence of its own that says what exactly is too big; ``whole`` says that
+    whole hosts were asked for.
     """
 
     reason: Reason
@@ -40,6 +42,7 @@ class Refusal:
     occurrence: int | None = None
     latest_end: int | None = None
     detail: str = ''
+    whole: bool = dataclasses.field(default=False, compare=False)
 
     def sentence(self, start: str = 'start', end: str = 'end') -> str:
         """What the user reads.
@@ -56,6 +59,10 @@ class Refusal:
         return ' '.join([self._why(), self._when(start, end)])
 
     def _why(self) -> str:
+        if self.whole and self.reason is Reason.TOO_BIG and not self.detail:
+            return (f'Only {self.fits_now} of the '
+                    f'{words.count(self.wanted, "host")} asked for fit now; '
+                    f'no start would give {self.wanted}.')
         return f'{_WHY[self.reason]} {self.detail}'.rstrip()
 
     def _when(self, start: str, end: str) -> str:

@@ -2,9 +2,21 @@
 
 """Words of sentences that are the same in all of them."""
 
-__all__ = ['count']
+__all__ = ['count', 'duration']
+
+_UNITS = (('day', 86400), ('hour', 3600), ('minute', 60), ('second', 1))
 
 
 def count(number: int, noun: str) -> str:
     """A number with its noun: ``1 host``, ``2 hosts``."""
     return f'{number} {noun}' + ('' if number == 1 else 's')
+
+
+def duration(seconds: int) -> str:
+    """A time in words, exactly: ``365 days``, ``1 hour 30 minutes``."""
+    said, rest = [], seconds
+    for unit, size in _UNITS:
+        number, rest = divmod(rest, size)
+        if number:
+            said.append(count(number, unit))
+    return ' '.join(said) or count(0, 'second')

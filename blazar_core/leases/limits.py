@@ -27,6 +27,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import opts
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import quotas
@@ -401,8 +402,8 @@ class Limits:
 
 def _generation(connection: sa.Connection, project_id: str) -> int:
     """It has grown whenever somebody may have taken more."""
-    return connection.scalar(sa.select(_PROJECTS.c.generation).where(
-        _PROJECTS.c.id == project_id)) or 0
+    return connection.scalar(sa.select(
+        _PROJECTS.c.generation).where(_PROJECTS.c.id == project_id)) or 0
 
 
 def _reserved(resources: model.Resources) -> dict[str, int]:
@@ -426,12 +427,12 @@ def _refuse(limits: ty.Mapping[str, int], wanted: usage.Amounts,
 
 def _sentence(name: str, limit: int, in_use: int, wanted: int) -> str:
     if name == _DURATION:
-        return (f'A lease may last {limit} seconds at most ({name}), and '
-                f'this one would last {wanted}. Write an earlier end.')
+        return (f'A lease may last {words.duration(limit)} at most ({name}). '
+                f'This one would last {words.duration(wanted)}: shorten it.')
     if name == _AHEAD:
-        return (f'A lease may start {limit} seconds from now at the latest '
-                f'({name}), and this one would start in {wanted}. Write an '
-                f'earlier start.')
+        return (f'A lease may start {words.duration(limit)} from now at most '
+                f'({name}), and this one is {words.duration(wanted)} from '
+                f'now. Write an earlier start.')
     then = ' at the same time' if name in _CLASSES else ''
     return (f'A project may have {limit} {_WHAT[name]} at most ({name}): its '
             f'other leases have {in_use}{then}, and this one asks for '

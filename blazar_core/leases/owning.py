@@ -12,6 +12,7 @@ from sqlalchemy import orm
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
@@ -179,16 +180,16 @@ def _check_project(session: orm.Session, lease: models.Lease) -> None:
     inside = _inside(session, lease)
     if inside:
         raise errors.Conflict(
-            f'Of project {lease.project_id}, {inside} leases are on the hosts '
-            f'of lease {lease.id}. Delete them first, or share the hosts with '
-            f'the project.')
+            f'{words.count(inside, "lease")} of project {lease.project_id} '
+            f'use the hosts of lease {lease.id}. Delete what uses them '
+            f'first, or share the hosts with the project.')
 
 
 def occupied(lease_id: str, count: int) -> str:
     """Why a lease cannot be of another project."""
-    return (f'{count} servers of its project are in lease {lease_id}, and '
-            f'servers stay in their project. Delete them first, or change '
-            f'its user alone.')
+    return (f'Lease {lease_id} has {words.count(count, "server")} of its '
+            f'project, and servers stay in their project. Delete them first, '
+            f'or change its user alone.')
 
 
 def _inside(session: orm.Session, lease: models.Lease) -> int:

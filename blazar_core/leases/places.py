@@ -10,6 +10,7 @@ from sqlalchemy import orm
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
@@ -76,10 +77,8 @@ class Places:
             free = [row for row in rows if row.server_id is None]
             if len(free) < len(server_ids):
                 raise errors.ReservationFull(
-                    f'Reservation {reservation_id} holds {len(rows)} '
-                    f'servers, and {len(rows) - len(free)} of them are there '
-                    f'already: boot at most {len(free)} more, or raise the '
-                    f'amount of lease {lease.id}.', len(free), lease.end_date)
+                    _full(reservation_id, len(rows), len(free)), len(free),
+                    lease.end_date)
             using.begin(lease, now)
             apart = _take(session, now, free, server_ids, lease.end_date)
             if sealed is not None:
@@ -166,7 +165,20 @@ def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],
             return kind
     most = max(map(len, kinds.values()))
     raise errors.ReservationFull(
-        f'Reservation {free[0].reservation_id} has {len(free)} free places, '
-        f'{len(kinds[True])} of them on hosts that serve leases only. Servers '
+        f'Reservation {free[0].reservation_id} has '
+        f'{words.count(len(free), "free slot")}, {len(kinds[True])} of them '
+        f'on hosts that serve leases only. Servers '
         f'of one request go to hosts of one kind: boot at most '
         f'{most} at once.', most, until)
+
+
+def _full(reservation_id: str, slots: int, free: int) -> str:
+    """Why servers cannot be booted into a reservation."""
+    which = f'of reservation {reservation_id}'
+    if not free:
+        whole = 'The slot' if slots == 1 else f'All {slots} slots'
+        return (f'{whole} {which} {"is" if slots == 1 else "are"} in use. '
+                f'Delete a server or raise the amount.')
+    return (f'{words.count(slots - free, "slot")} of {slots} {which} in use. '
+            f'Boot at most {words.count(free, "server")}, delete some, or '
+            f'raise the amount.')

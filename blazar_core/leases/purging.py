@@ -26,6 +26,7 @@ from blazar_core.books import news
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
@@ -119,8 +120,8 @@ class Purging:
                 deleted += len(done)
             kept += over - len(done)
             since, last = page[-1].end_date, page[-1].id
-            self._tell(f'{deleted} leases; those that ended until '
-                       f'{clocks.minute(since)} UTC are seen to.')
+            self._tell(f'{words.count(deleted, "lease")}; those that ended '
+                       f'until {clocks.minute(since)} UTC are seen to.')
         if not dry_run:
             self._tidy(before)
         return Purged(deleted, kept)

@@ -4,6 +4,7 @@
 
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.leases import making
 
@@ -26,9 +27,8 @@ def check(lease: models.Lease, reservation: models.Reservation,
             f'are what they are. Leave it out.')
     if count < used:
         raise errors.InvalidLeaseParams(
-            f'{used} servers of reservation {reservation.id} are there: '
-            f'delete some of them first, or write an amount of at least '
-            f'{used}.')
+            f'Reservation {reservation.id} has {words.count(used, "server")}: '
+            f'delete some first, or write an amount of at least {used}.')
     if begun and others:
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} has started: of its reservations only the '
@@ -36,8 +36,9 @@ def check(lease: models.Lease, reservation: models.Reservation,
     if begun and reservation.whole and count < reservation.amount:
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} has started: reservation {reservation.id} has '
-            f'{reservation.amount} hosts, and cannot give some of them back '
-            f'before all. Write a number of at least {reservation.amount}.')
+            f'{words.count(reservation.amount, "host")} and keeps all of them '
+            f'until its end. Write a number of at least '
+            f'{reservation.amount}.')
 
 
 def beside(reservation: models.Reservation) -> int:

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import facts
@@ -82,8 +83,8 @@ class Cleaning:
         dirty = held.dirty - len(clean)
         if dirty:
             return facts.Later(
-                facts.AWAY, f'{dirty} of its {held.hosts} hosts are not clean '
-                f'yet', 0 if clean else facts.LONGEST_WAIT)
+                facts.AWAY, f'of its {words.count(held.hosts, "host")}, not '
+                f'clean yet: {dirty}', 0 if clean else facts.LONGEST_WAIT)
         if held.left > 0:
             return facts.Later(
                 min(held.left, facts.LONGEST_PAUSE),

@@ -10,6 +10,7 @@ from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import closing
@@ -107,7 +108,8 @@ class Copying:
         if not waiting:
             return None
         return facts.Later(
-            facts.AGAIN, f'{len(waiting)} images are not there yet. {why}',
+            facts.AGAIN, f'not there yet: '
+            f'{words.count(len(waiting), "image")}. {why}',
             facts.LONGEST_PAUSE)
 
     def _is_over(self, lease_id: str) -> bool:

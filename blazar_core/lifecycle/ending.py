@@ -11,6 +11,7 @@ from sqlalchemy import orm
 from blazar_core.books import holding
 from blazar_core.common import clock as clocks
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
@@ -168,7 +169,8 @@ class Ending:
                     self._explain, lease_id, f'{facts.REFUSED}{why}' if why
                     else facts.LEFT if begun.others[-1].for_guests else '')
             return facts.Later(
-                facts.AGAIN, f'{len(waiting)} servers are not over yet: '
+                facts.AGAIN, f'not over yet: '
+                f'{words.count(len(waiting), "server")}: '
                 f'{", ".join([*waiting][:_SHOWN])}', facts.LONGEST_PAUSE
                 if begun.others[-1].for_guests else
                 # Of what a user does to them meanwhile, nothing tells.

@@ -214,10 +214,10 @@ def whole(moves: ty.Iterable[models.Move]) -> str:
     Whose servers they are does not concern its owner.
     """
     counts = collections.Counter(move.status for move in moves)
-    said = [f'{counts[states.Move.MOVED]} servers were moved for it']
-    said += [f'{count} {what}' for count, what in (
-        (sum(counts[one] for one in states.UNSETTLED), 'are being moved yet'),
-        (counts[states.Move.FAILED], 'could not be moved')) if count]
+    said = [f'Servers moved for it: {counts[states.Move.MOVED]}']
+    said += [f'{what}: {count}' for what, count in (
+        ('being moved', sum(counts[one] for one in states.UNSETTLED)),
+        ('not moved', counts[states.Move.FAILED])) if count]
     return ', '.join(said) + '.'
 
 

@@ -195,8 +195,7 @@ class Observing:
             transitions.give_room_back(
                 session, [booking], self._clock.now())
             if lease.status != states.Lease.TERMINATING:
-                lease.status_reason = (
-                    f'Server {server_id} could not be built: {fault}')
+                lease.status_reason = _unbuilt(lease, server_id, fault)
             transitions.settle(session, lease, self._clock.now())
             described = views.describe(lease)
         LOG.warning('Lease %s: server %s could not be built: %s',
@@ -268,3 +267,13 @@ class Observing:
         seen = self._cloud.look(server_id)
         return seen, self.observe(
             server_id, seen, None if booking is None else (booking.sent_at,))
+
+
+def _unbuilt(lease: models.Lease, server_id: str, fault: str) -> str:
+    """Why servers of a lease were not built, the last one included."""
+    rows = [row for row in facts.bookings(lease) if row.server_id is not None]
+    failed = sum(row.failed_at is not None for row in rows)
+    if failed < 2:
+        return f'Server {server_id} could not be built: {fault}'
+    return (f'{failed} of {len(rows)} servers could not be built, the last '
+            f'one: {fault}')

@@ -38,6 +38,9 @@ _AHEAD = 30 * 86400
 _STARTS = 100
 
 
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
 class Leases:
     """The handlers; each is given a request whose user is known."""
 
@@ -80,10 +83,10 @@ class Leases:
                 f'the other.')
         if not query.occurrences:
             found = self._parts.leases.recurring.as_one(found)
-        found = self._host_leases.complete(context, found)
         body: dict[str, ty.Any] = {
             'leases': [_chosen(self._parts.answers.lease(lease), fields)
-                       for lease in found]}
+                       for lease in self._host_leases.complete(
+                           context, found)]}
         if more:
             body['leases_links'] = web.next_page(request, found[-1]['id'])
         return 200, body
@@ -92,17 +95,14 @@ class Leases:
         return self._answer(request, 200, self._lease(
             request, lease_id, 'blazar:leases:get'))
 
-    def _answer(self, request: webob.Request, code: int,
-                lease: dict[str, ty.Any]) -> web.Answer:
+    def _answer(self, request: webob.Request, code: int, lease: _Lease,
+                ) -> web.Answer:
         (lease,) = self._host_leases.complete(web.context(request), [lease])
         return code, {'lease': self._parts.answers.lease(lease)}
 
     def _lease(self, request: webob.Request, lease_id: str, rule: str,
                ) -> dict[str, ty.Any]:
-        """A lease with which the user may do something.
-
-        A user who may not even see it gets the answer that there is none.
-        """
+        """A lease; to users who may not see it, there is none."""
         try:
             lease = views.get(self._parts.database, lease_id)
         except errors.NotFound:
@@ -129,8 +129,8 @@ class Leases:
                 made = repeats.made_by(self._parts.database, key)
                 if made is None:
                     raise
-        return self._answer(request, 201, self._parts.leases.recurring.as_one(
-            [made])[0])
+        (made,) = self._parts.leases.recurring.as_one([made])
+        return self._answer(request, 201, made)
 
     def _create(self, request: webob.Request, key: repeats.Key | None,
                 ) -> web.Answer:
@@ -187,8 +187,8 @@ class Leases:
     def _create_of_servers(self, request: webob.Request,
                            key: repeats.Key | None) -> web.Answer:
         context = web.context(request)
-        self._policy.authorize(context, 'blazar:leases:post', {
-            'project_id': context.project_id})
+        target = {'project_id': context.project_id}
+        self._policy.authorize(context, 'blazar:leases:post', target)
         if web.flag(request, 'dry_run'):
             raise errors.InvalidLeaseParams(
                 'Servers that run have their capacity. Leave "dry_run" out.')
@@ -216,11 +216,11 @@ class Leases:
                 f'Lease {lease_id} recurs: servers cannot join or leave it, '
                 f'and it cannot be handed over. Ask for a lease that does '
                 f'not.')
+        target = {'project_id': lease['project_id']}
         if joining.is_asked(body):
             if joining.lets_leave(body):
                 self._policy.authorize(
-                    context, 'blazar:leases:remove_servers',
-                    {'project_id': lease['project_id']})
+                    context, 'blazar:leases:remove_servers', target)
             return self._answer(request, 200, self._joining.make(body, lease))
         if 'recurrence' in lease:
             return self._answer(request, 200, self._recurring.update(
@@ -228,8 +228,8 @@ class Leases:
         if not handing.is_asked(body):
             return self._answer(
                 request, 200, self._changes.make(context, body, lease))
-        if not self._policy.allows(context, 'blazar:leases:hand_over', {
-                'project_id': lease['project_id']}):
+        if not self._policy.allows(
+                context, 'blazar:leases:hand_over', target):
             raise errors.Forbidden(
                 'Leases are handed over to another project or user by admins '
                 '(blazar:leases:hand_over). Leave project_id and user_id out.')
@@ -250,10 +250,8 @@ class Leases:
             return 204, None
         if not web.flag(request, 'force'):
             self._host_leases.check_deletion(lease)
-        if 'recurrence' in lease:
-            self._recurring.delete(lease_id)
-        else:
-            self._parts.lifecycle.ending.delete(lease_id)
+        (self._recurring.delete if 'recurrence' in lease else
+         self._parts.lifecycle.ending.delete)(lease_id)
         return 204, None
 
     # -- asking what would fit ---------------------------------------------
@@ -288,14 +286,21 @@ class Leases:
                 dataclasses.replace(
                     new.demand, count=self._defaults.max_amount),
                 window, duration + self._defaults.grace_period, most)
-        ends = [*(time for time, _fits in found[1:]),
-                window.end if known is None else known]
         return 200, {
-            'availability': [
-                {'start_date': clocks.iso(time), 'end_date': clocks.iso(end),
-                 'fits': fits, 'enough': fits >= wanted}
-                for (time, fits), end in zip(found, ends, strict=True)],
+            'availability': _rows(found, known or window.end, wanted),
             'truncated': known is not None}
+
+
+def _rows(found: ty.Sequence[tuple[int, int]], end: int, wanted: int,
+          ) -> list[dict[str, ty.Any]]:
+    """Each start with how many fit from there until the next one.
+
+    :param end: until when the last one holds
+    """
+    ends = [*(time for time, _fits in found[1:]), end]
+    return [{'start_date': clocks.iso(time), 'end_date': clocks.iso(until),
+             'fits': fits, 'enough': fits >= wanted}
+            for (time, fits), until in zip(found, ends, strict=True)]
 
 
 def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,

@@ -8,6 +8,7 @@ import typing as ty
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_core.leases import requests
 from blazar_nova.api import boot_hints
 from blazar_nova.api import lease_params
@@ -108,10 +109,10 @@ def _too_long(conf: ty.Any) -> str:
     limit, length = conf.blazar_enforcement.max_lease_duration, (
         defaults.length + defaults.grace_period)
     return '' if not 0 <= limit < length else (
-        f'a lease by default would last {length} seconds with its grace '
-        f'period, which is more than [blazar_enforcement] max_lease_duration, '
-        f'{limit}: every boot would be refused. Write a smaller '
-        f'reservation_length_days, or a larger limit.')
+        f'a lease by default would last {words.duration(length)} with its '
+        f'grace period, which is more than [blazar_enforcement] '
+        f'max_lease_duration, {limit}: every boot would be refused. Write a '
+        f'smaller reservation_length_days, or a larger limit.')
 
 
 def doubts(conf: ty.Any) -> list[str]:

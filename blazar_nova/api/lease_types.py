@@ -10,6 +10,7 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.leases import requests
 from blazar_core.lifecycle import ends
 from blazar_nova.api import dates
@@ -80,8 +81,8 @@ def timeout_of(values: ty.Mapping[str, object], window: model.Window,
         values.get('timeout', default), 'timeout', 10, MAX_WAIT)
     if window.end + seconds >= model.LATEST:
         raise errors.InvalidLeaseParams(
-            f'The end and a timeout of {seconds} seconds lead beyond the year '
-            f'9998. Write an earlier end.')
+            f'The end and a timeout of {words.duration(seconds)} lead beyond '
+            f'the year 9998. Write an earlier end.')
     return seconds
 
 
@@ -94,10 +95,10 @@ def _retry(values: ty.Mapping[str, object], window: model.Window,
     if interval * times > MAX_WAIT or (
             window.end + interval * times >= model.LATEST):
         raise errors.InvalidLeaseParams(
-            f'{times} retries, {interval} seconds apart, are '
-            f'{interval * times} seconds. Write fewer "retries" or a shorter '
-            f'"retry_interval": a lease waits for capacity {MAX_WAIT} seconds '
-            f'at most.')
+            f'{times} retries, {words.duration(interval)} apart, are '
+            f'{words.duration(interval * times)}. Write fewer "retries" or a '
+            f'shorter "retry_interval": a lease waits for capacity '
+            f'{words.duration(MAX_WAIT)} at most.')
     return requests.Retry(interval, times)
 
 
@@ -110,8 +111,9 @@ def extension_of(value: object) -> int:
     period = dates.length(value, 'auto_extend', 0, MAX_EXTENSION)
     if 0 < period < MIN_EXTENSION:
         raise errors.InvalidLeaseParams(
-            f'"auto_extend" is {period} seconds. Write {MIN_EXTENSION} at '
-            f'least, such as "1h", or leave it out.')
+            f'"auto_extend" is {words.duration(period)}. Write '
+            f'{words.duration(MIN_EXTENSION)} at least, such as "1h", or '
+            f'leave it out.')
     return period
 
 

@@ -11,6 +11,7 @@ from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_core.lifecycle import health
 from blazar_core.lifecycle import maintenance
 from blazar_nova.api import dates
@@ -60,7 +61,8 @@ class Maintaining:
             return 200, {'maintenance': body}
         if stay and not anyway:
             raise errors.Conflict(
-                f'{len(stay)} of {len(body["promised"])} bookings of leases '
+                f'{len(stay)} of '
+                f'{words.count(len(body["promised"]), "booking")} of leases '
                 f'would not go to other hosts, the first one of lease '
                 f'{stay[0]["lease_id"]}: {stay[0]["obstacle"]} Nothing was '
                 f'done. Ask with dry_run=true for all of them; with "anyway": '

@@ -9,6 +9,7 @@ import typing as ty
 import prettytable
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import words
 from blazar_core.lifecycle import maintenance
 from blazar_nova.api import dates
 
@@ -96,8 +97,8 @@ def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
     if promised:
         print(table)
     obstacles = sum(bool(one.obstacle) for one in promised)
-    print(f'{len(promised)} bookings: {len(promised) - obstacles} go to other '
-          f'hosts, {obstacles} do not.')
+    print(f'{words.count(len(promised), "booking")}: '
+          f'{len(promised) - obstacles} to other hosts, {obstacles} not.')
     return obstacles
 
 
@@ -110,7 +111,8 @@ def _empty(hosts: maintenance.Maintenance, name: str,
         if not left:
             print(f'Host {name} is free of leases.')
             return 0
-        waiting = f'Waiting for {len(left)} leases, the first one {left[0]}.'
+        waiting = (f'Waiting for {words.count(len(left), "lease")}, the first '
+                   f'one {left[0]}.')
         if waiting != said:
             said = waiting
             print(said, flush=True)

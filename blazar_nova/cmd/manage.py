@@ -16,6 +16,7 @@ from oslo_config import cfg
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import vault
@@ -257,8 +258,8 @@ def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     failed = sum(one['status'] in ('failed', 'coming back')
                  for one in hosts.rows)
     if parsed.format != listings.JSON:
-        print(f'{failed} hosts have failed, {len(leases.rows)} leases are '
-              f'degraded.')
+        print(f'Failed: {words.count(failed, "host")}. Degraded: '
+              f'{words.count(len(leases.rows), "lease")}.')
 
 
 def _host_list(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
@@ -383,7 +384,7 @@ def _tell(report: 'verify.Report', sizes: ty.Mapping[str, int], form: str,
     for sentence in (*report.problems, *report.failures):
         print(sentence)
     found = len(report.mended) + len(report.left)
-    print(f'{found or "No"} difference{"s" if found > 1 else ""}, '
+    print(f'{words.count(found, "difference") if found else "No difference"}, '
           f'{len(report.mended)} mended, {len(report.left)} left; compared: ' +
           ', '.join(f'{count} {what}' for what, count in sizes.items()) + (
               '; NOT EVERYTHING COULD BE COMPARED.'
@@ -424,7 +425,8 @@ def _tell_import(plan: 'importing.Plan', applied: bool, form: str) -> int:
         print(f'{item.kind} {named}: {item.outcome}' + (
             f': {item.text}' if item.text else '.'))
     if plan.over:
-        print(f'{plan.over.total()} leases are over and left out: ' +
+        print(f'Left out, as over: '
+              f'{words.count(plan.over.total(), "lease")}: ' +
               ', '.join(f'{count} {status}' for status, count in sorted(
                   plan.over.items())) + '.')
     print((', '.join(f'{count} {outcome}' for outcome, count in

@@ -10,6 +10,7 @@ from oslo_config import cfg
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.leases import purging
 from blazar_nova.api import dates
@@ -59,9 +60,9 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     kept = (f' {purged.kept} stay, because something of them is not finished '
             f'("blazar-nova-manage verify" says what), or not all of their '
             f'occurrences may go.' if purged.kept else '')
-    print(f'{purged.deleted} leases '
-          f'{"would be" if parsed.dry_run else "were"} deleted that were over '
-          f'before {clocks.minute(before)} UTC.{kept}')
+    print(f'{"Would delete" if parsed.dry_run else "Deleted"} '
+          f'{words.count(purged.deleted, "lease")} that ended before '
+          f'{clocks.minute(before)} UTC.{kept}')
 
 
 def say_since(database: api.Database) -> None:

@@ -25,6 +25,7 @@ from oslo_db import exception as db_exception
 import sqlalchemy as sa
 
 from blazar_core.common import errors
+from blazar_core.common import words
 from blazar_nova.compat import bounded
 
 __all__ = ['put', 'take_out', 'tell']
@@ -131,8 +132,9 @@ def _refuse_used(context: ty.Any, aggregate: ty.Any,
         if nova_context.is_cell_failure_sentinel(count):
             silent.append(cell)
         elif count:
-            raise _not_now(aggregate, mine, f'{count} servers are there, '
-                           f'which would change their availability zone')
+            raise _not_now(
+                aggregate, mine, f'{words.count(count, "server")} there '
+                f'would change the availability zone')
     if silent:
         mine = [one for one in mine if _cell_of(context, one) in silent]
         if mine:

@@ -75,7 +75,10 @@ def _asked(what: str, ask: ty.Callable[..., ty.Any],
         # Nova would say by which server, whosever that is.
         return None, [f'{what}: a fixed IP address is in use.']
     except _LACKS as exc:
-        return None, [f'{what}: {exc.format_message()}']
+        message = exc.format_message()
+        # Nova names most of them itself.
+        named = what.rpartition(' ')[2] in message
+        return None, [message if named else f'{what}: {message}']
 
 
 def _images(build: calls.BuildCall) -> list[str]:

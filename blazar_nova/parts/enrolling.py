@@ -16,6 +16,7 @@ from blazar_core.books import enrolment
 from blazar_core.books import pending
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.lifecycle import steps
 from blazar_nova.compat import aggregates
@@ -97,8 +98,9 @@ class Enrolling:
             there = sorted(self._there(attempt.host_id, host) - {*staying})
             if there:
                 raise errors.Conflict(
-                    f'Host {name} cannot be enrolled: {len(there)} servers '
-                    f'run on it. Migrate or delete them first: '
+                    f'Host {name} cannot be enrolled: it has '
+                    f'{words.count(len(there), "server")}. Migrate or '
+                    f'delete first: '
                     f'{shown(there)}. Nova may free the room of one that is '
                     f'deleted only a minute later.')
             steps.reached(steps.Step.ENROL_LOOKED, name)
@@ -291,8 +293,9 @@ def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,
     def pause(server_ids: ty.Sequence[str]) -> None:
         nonlocal over, said
         over = time.monotonic() + seconds if over is None else over
-        waiting = (f'{len(server_ids)} servers are being built or resized '
-                   f'that Nova may still put onto the host: '
+        waiting = (f'Nova may still put onto the host '
+                   f'{words.count(len(server_ids), "server")} that it builds '
+                   f'or resizes: '
                    f'{shown(server_ids)}.')
         if time.monotonic() >= over:
             raise errors.Conflict(

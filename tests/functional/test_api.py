@@ -124,7 +124,7 @@ class TestLeases(ApiTestCase):
         self.listener.mirror.compare_all()
         message = self.refused(409, self.boot, 'three',
                                flavor=reservation['id'])
-        self.assertIn('holds 2 servers, and 2 of them are there', message)
+        self.assertIn('All 2 slots of reservation', message)
         # A place that is left may be taken again.
         self.alice.delete_server(first['id'])
         self.wait_until_gone(first['id'])
@@ -157,8 +157,8 @@ class TestLeases(ApiTestCase):
         # Both hosts are full until the lease ends.
         self.assertEqual((1, lease['end_date']), (
             fault['fits_now'], fault['next_start']))
-        self.assertIn(f'boot at most 1 more, or raise the amount of lease '
-                      f'{lease["id"]}. next_start: {lease["end_date"]}, of a '
+        self.assertIn(f'Boot at most 1 server, delete some, or raise the '
+                      f'amount. next_start: {lease["end_date"]}, of a '
                       f'lease of their own. fits_now: 1.', fault['message'])
 
     def test_a_reservation_that_ends_while_it_is_found_to_be_full(self):
@@ -177,7 +177,7 @@ class TestLeases(ApiTestCase):
         with mock.patch.object(parts.leases.places, 'occupy', slowly):
             fault = self.fault(lease['reservations'][0]['flavor_id'], 2)
         self.assertNotIn('next_start', fault)
-        self.assertIn('boot at most 1 more', fault['message'])
+        self.assertIn('Boot at most 1 server', fault['message'])
         self.assertEqual([], self.alice.get_servers())
 
     def fault(self, flavor, count):

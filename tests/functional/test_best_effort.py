@@ -159,7 +159,7 @@ class TestBestEffort(BestEffortTestCase):
         self.go_on(70)
         lease = self.lease('mine')
         self.assertEqual('TIMEDOUT', lease['status'])
-        self.assertIn('0 servers were moved for it.', lease['status_reason'])
+        self.assertIn('Servers moved for it: 0.', lease['status_reason'])
         self.assertEqual(before, self.where())
         self.fill_books()
         self.assert_verified()

@@ -567,7 +567,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         code, text = self.maintain(booked, None, '--dry-run')
         self.assertEqual(0, code, text)
         for words in (self.lease('vm1')['id'], held, 'vm1',
-                      '1 bookings: 1 go to other hosts, 0 do not.',
+                      '1 booking: 1 to other hosts, 0 not.',
                       'Nothing was done.'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
@@ -633,7 +633,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         host = server['OS-EXT-SRV-ATTR:host']
         code, text = self.maintain(host)
         self.assertEqual(0, code, text)
-        self.assertIn('1 bookings: 1 go to other hosts, 0 do not.', text)
+        self.assertIn('1 booking: 1 to other hosts, 0 not.', text)
         self.listener.parts.relocating.look()
         self.leaves(server)
         code, text = self.maintain(host, None, '--wait')

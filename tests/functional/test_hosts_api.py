@@ -171,7 +171,7 @@ class TestRefusals(HostsTestCase):
     def test_one_on_which_servers_run(self):
         server = self.boot_active('server1')
         host = self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
-        self.assertIn(f'Host {host} cannot be enrolled: 1 servers run on it.',
+        self.assertIn(f'Host {host} cannot be enrolled: it has 1 server.',
                       self.refusal(409, 'POST', body={'name': host}))
         self.assertEqual({'hosts': []}, self.hosts_api('GET'))
         self.assertNotIn(TRAIT, self.traits(host))
@@ -179,14 +179,14 @@ class TestRefusals(HostsTestCase):
     def test_one_that_is_booked(self):
         for _host in self.hosts:
             self.make(start_in=HOUR, reservations=[self.reservation(vcpus=4)])
-        self.assertIn('cannot be enrolled: 1 bookings of leases are on it',
+        self.assertIn('cannot be enrolled: it has 1 booking of leases',
                       self.refusal(409, 'POST', body={'name': 'host1'}))
         self.assertEqual({'hosts': []}, self.hosts_api('GET'))
 
     def test_one_that_is_reserved_stays(self):
         made = self.enrol('host1')
         lease = self.reserve()
-        self.assertIn('cannot be taken out: 1 bookings of leases are on it',
+        self.assertIn('cannot be taken out: it has 1 booking of leases',
                       self.refusal(409, 'DELETE', f'/{made["id"]}'))
         self.assertEqual({'hosts': [made]}, self.hosts_api('GET'))
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)

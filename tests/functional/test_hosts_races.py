@@ -195,7 +195,7 @@ class TestUnderWay(AlternatesTestCase):
                 self.enrolling.add(host, {}, pause=pause)
             except errors.Conflict as exc:
                 refused.append(host)
-                self.assertIn('1 servers run on it', str(exc))
+                self.assertIn('it has 1 server', str(exc))
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual([server['id']], told[0])
         self.assertEqual([self.host_of(server)], refused)

@@ -148,7 +148,7 @@ class TestHandingOver(HandingMixin, test_api.ApiTestCase):
         server = self.boot_active(
             'vm', flavorRef=lease['reservations'][0]['id'])
         said = self.hand(lease, 409, project_id='b0b')['error_message']
-        self.assertIn('1 servers of its project are in lease', said)
+        self.assertIn('has 1 server of its', said)
         self.assertEqual('carol', self.hand(
             lease, user_id='carol')['lease']['user_id'])
         self.alice.delete_server(server['id'])

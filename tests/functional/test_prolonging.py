@@ -48,7 +48,7 @@ class TestExtending(test_api.ApiTestCase):
         self.run_before_its_end(lease, HOUR)
         kept = self.get(lease)
         self.assertEqual(prolonged['end_date'], kept['end_date'])
-        self.assertIn('A lease may last 14400 seconds at most',
+        self.assertIn('A lease may last 4 hours at most',
                       kept['status_reason'])
         self.flags(group='blazar_enforcement', max_lease_duration=-1)
         self.run_before_its_end(lease, HOUR // 2)

@@ -39,7 +39,7 @@ class PurgeTest(test_api.ApiTestCase):
         before = self.at(DAY)
         code, text = self.command('db', 'purge', '--before', before)
         self.assertEqual(0, code, text)
-        self.assertIn(f'2 leases were deleted that were over before {before}',
+        self.assertIn(f'Deleted 2 leases that ended before {before}',
                       text)
         self.ask('GET', f'/leases/{over["id"]}', code=404)
         self.assertEqual(['later'], [one['name'] for one in self.leases()])

@@ -165,7 +165,7 @@ class TestEnrolling(HostsTestCase):
         server = self.boot_active('there')
         host = self.host_of(server)
         exc = self.assertRaises(errors.Conflict, self.enrol, host)
-        self.assertIn('1 servers run on it', str(exc))
+        self.assertIn('it has 1 server', str(exc))
         self.assertEqual([], self.enrolling.listed())
         self.assertEqual(set(), self.traits(host))
         self.alice.delete_server(server['id'])
@@ -490,8 +490,8 @@ class TestLife(HostsTestCase):
         self.assertNotEqual(
             [(None,)], self.books('SELECT used_at FROM leases'))
         for shown in (self.get(lease), self.ask('GET', '/leases')['leases'][0],
-                      self.ask('PUT', f'/leases/{lease["id"]}', self.get(lease),
-                               code=200)['lease']):
+                      self.ask('PUT', f'/leases/{lease["id"]}',
+                               self.get(lease), code=200)['lease']):
             (reservation,) = shown['reservations']
             self.assertEqual([server['id']], reservation['servers'])
             self.assertEqual(

@@ -296,7 +296,7 @@ class FailuresTest(FailuresTestCase):
 
         self.addCleanup(maintain, '--until', 'now')
         until = base.date(time.time() + 600)
-        self.assertIn('go to other hosts, 0 do not.', maintain(
+        self.assertIn('to other hosts, 0 not.', maintain(
             '--until', until, '--dry-run'))
         self.assertIn(f'Host {host} is free of leases.', maintain(
             '--until', until, '--wait'))

@@ -307,7 +307,7 @@ class LifeTest(LeaseApiTestCase):
         reservation, = self.get(lease_id)['reservations']
         flavor_id = reservation['flavor_id']
         first = self.boot_in(flavor_id, 'first')
-        self.assertIn('holds 1 servers, and 1 of them are there',
+        self.assertIn('The slot of reservation',
                       self.refused(409, *self.boot_words(flavor_id, 'more')))
         blazar('update', '--reservation', f'id={reservation["id"]},amount=2',
                'life')

@@ -1164,10 +1164,9 @@ class TestOccupy(PlacesTestCase):
     def test_servers_take_places_until_all_are_taken(self):
         lease = self.reserve(0, 100, self.places(3), active=True)
         first, second = self.occupy(lease, 2)
-        self.assert_conflict('holds 3 servers, and 2 of them are there '
-                             'already: boot at most 1 more', lease, 2)
+        self.assert_conflict('in use. Boot at most 1 server', lease, 2)
         third, = self.occupy(lease)
-        self.assert_conflict('boot at most 0 more', lease)
+        self.assert_conflict('All 3 slots of reservation', lease)
         self.assertEqual(sorted(('one', one) for one in (
             first, second, third)), self.booked(lease))
         self.assertEqual(
@@ -1180,7 +1179,7 @@ class TestOccupy(PlacesTestCase):
         lease = self.reserve(0, 100, self.places(1), self.places(2),
                              active=True)
         self.occupy(lease)
-        self.assert_conflict('holds 1 servers', lease)
+        self.assert_conflict('The slot of reservation', lease)
         self.occupy(lease, 2, number=1)
 
     def test_other_projects_are_told_that_there_is_none(self):

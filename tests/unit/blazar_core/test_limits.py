@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.leases import changing
 from blazar_core.leases import limits
@@ -79,7 +80,9 @@ class LimitsTestCase(base.LeaseTestCase):
             errors.LimitExceeded, self.limits.check, self.asked(**values)))
         self.assertIn(f'({name})', sentence)
         for fact in facts:
-            self.assertRegex(sentence, rf'\b{fact}\b')
+            said = words.duration(fact) if (
+                name in (DURATION, 'max_lease_ahead')) else fact
+            self.assertRegex(sentence, rf'\b{said}\b')
         self.assertEqual([], self.asked_others)
 
     def allowed(self, **values):

@@ -285,7 +285,7 @@ class TestMoving(FourHosts):
         reason = self.reason(lease)
         self.assertIn('No room could be made for it until', reason)
         self.assertIn(
-            '1 servers were moved for it, 1 are being moved yet.', reason)
+            'Servers moved for it: 1, being moved: 1.', reason)
         # Whose they are is nobody else's concern.
         self.assertNotIn(first, reason)
         self.assertEqual('DONE', self.events_of(lease)['make_room'])

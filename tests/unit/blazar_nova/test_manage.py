@@ -223,12 +223,12 @@ class ManageTest(base.TestCase):
         # What is read by scripts is on stdout.
         self.assertNotIn('purged', self.manage('lease', 'list', '--ended')[1])
         before = '2027-01-14 08:00'
-        for words, said in ((['--dry-run'], 'would be'), ([], 'were'),):
+        for words, said in ((['--dry-run'], 'Would delete'), ([], 'Deleted'),):
             code, text = self.purge('--before', before, *words)
             self.assertEqual((0, (
-                f'1 leases {said} deleted that were over before {before} UTC.'
+                f'{said} 1 lease that ended before {before} UTC.'
                 f'\n')), (code, text.partition('\n')[0] + '\n'))
-            self.assertIn('1 leases; those that ended until 1970', text)
+            self.assertIn('1 lease; those that ended until 1970', text)
         code, text = self.purge('--before', before, '--format', 'json')
         self.assertEqual({'deleted': 0, 'kept': 0, 'dry_run': False},
                          json.loads(text))
@@ -252,7 +252,7 @@ class ManageTest(base.TestCase):
         database = self.database()
         code, text = self.manage('health')
         self.assertEqual((0, True), (
-            code, '0 hosts have failed, 0 leases are degraded.' in text))
+            code, 'Failed: 0 hosts. Degraded: 0 leases.' in text))
         with database.writer() as session:
             inventory.report(session, NOW, model.HostFacts(
                 'uuid', 'compute7', 'compute7', {'VCPU': 2}), {})
@@ -268,7 +268,7 @@ class ManageTest(base.TestCase):
         self.assertEqual(0, code)
         for words in ('compute7', 'failed', 'Its power is off.',
                       clocks.iso(NOW)[:19], clocks.iso(NOW + 3600)[:19],
-                      lease['id'], '1 hosts have failed, 1 leases'):
+                      lease['id'], 'Failed: 1 host. Degraded: 1 lease.'):
             self.assertIn(words, text)
         self.assertEqual({
             'hosts_failed': 1, 'leases_degraded': 1, 'leases_pending': 1,

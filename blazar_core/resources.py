@@ -29,8 +29,8 @@ from blazar_core.common import stays
 from blazar_core.db import models
 from blazar_core.db import notes
 
-__all__ = ['Hosted', 'Kind', 'Reserved', 'ResourceType', 'Types', 'Values', 'Wanted',
-           'kept_for', 'reserved', 'unknown']
+__all__ = ['Hosted', 'Kind', 'Reserved', 'ResourceType', 'Types', 'Values',
+           'Wanted', 'kept_for', 'reserved', 'unknown']
 
 _EVENT = re.compile(r'[A-Za-z0-9_.-]+')
 #: What the column of an event's type holds.

@@ -70,8 +70,9 @@ class Servers:
         with self._database.connection() as connection:
             row = connection.execute(_BOOKED, {'server': server_id}).first()
         try:
-            return row and {**views.get(self._database, row.lease_id),
-                            'failed': row.failed_at is not None}
+            return None if row is None else {
+                **views.get(self._database, row.lease_id),
+                'failed': row.failed_at is not None}
         except errors.NotFound:
             # It has ended meanwhile.
             return None

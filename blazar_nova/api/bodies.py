@@ -38,6 +38,7 @@ _CREATE_KEYS = {
     'name': '"lease1"',
     'start_date': '"2026-12-01 16:07" or "now"',
     'end_date': '"2026-12-02 16:07"',
+    'duration': '"2d"',
     'before_end_date': '"2026-12-02 15:07"',
     'before_end_action': '"snapshot"',
     'reservations': '[{"resource_type": "virtual:instance", ...}]',
@@ -55,7 +56,7 @@ _CREATE_KEYS = {
 CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'name', 'start_date', 'end_date', 'before_end_date', 'before_end_action',
     'reservations', 'events', 'on_end', 'grace_period', 'auto_extend')} | {
-        'end': _CREATE_KEYS['end_date'], 'duration': '"2d"',
+        'end': _CREATE_KEYS['end_date'], 'duration': _CREATE_KEYS['duration'],
         'resources_changed': 'false'}
 #: By each of which a change may say when a lease ends: in the words of the
 #: API, and in those of lease_params.
@@ -129,8 +130,7 @@ def create(body: object, now: int, defaults: lease_params.Defaults,
     values, local = recurrences.localized(values, now, defaults.start)
     start = dates.start_of(
         _text(values, 'start_date', defaults.start), now)
-    end = dates.parse_date(_text(values, 'end_date'), now)
-    window = lease_params.window_of(start, end, now)
+    window = lease_params.window_of(start, _end(values, start, now), now)
     offer = values.get('offer_seconds')
     retry = lease_types.retry_of(values, window, now, defaults.retry)
     timeout = lease_types.timeout_of(values, window, defaults.timeout)
@@ -279,6 +279,17 @@ def _sort(text: str) -> tuple[tuple[str, bool], ...]:
                 f'":desc", such as "sort=created_at:desc,name".')
         keys.append((key, direction == 'desc'))
     return tuple(dict(keys).items())
+
+
+def _end(values: _Object, start: int, now: int) -> int:
+    """When a new lease is to end."""
+    if 'duration' not in values:
+        return dates.parse_date(_text(values, 'end_date'), now)
+    if 'end_date' in values:
+        raise errors.InvalidLeaseParams(
+            'A lease has both "end_date" and "duration". Write only one of '
+            'them.')
+    return start + dates.parse_duration(_text(values, 'duration'))
 
 
 def _new_end(values: _Object, start: int | None,

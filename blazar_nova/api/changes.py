@@ -76,7 +76,7 @@ class Changes:
         for (before, change), trust, lease in zip(
                 asked, given, changed, strict=True):
             if trust is None and self._lasts_longer(before, change) and (
-                    is_owner(context, before)):
+                    context.project_id == before['project_id']):
                 trusts.entrust(self._parts, context, lease)
             self._parts.notify('lease.update', lease)
             if views.is_near_end(before) and not views.is_near_end(lease):
@@ -118,6 +118,8 @@ class Changes:
                ) -> str | None:
         """The trust that a change of a lease takes; None: none.
 
+        It may be that of another user of the project than the one before.
+
         :raises Forbidden: when the lease is built by its trust, and the user
             cannot give another one
         """
@@ -138,12 +140,13 @@ class Changes:
 
     def _trust_until(self, context: ty.Any, lease: _Lease,
                      end: int, on_end: str, takes_one: bool) -> str:
-        if not is_owner(context, lease):
+        if context.project_id != lease['project_id']:
             raise errors.Forbidden(
-                f'What happens to the servers of lease {lease["id"]} '
-                f'is done in the name of the user who made it, by a trust '
-                f'until its end. Only that user can let it end later, or have '
-                f'something else done at its end or before.')
+                f'What happens to the servers of lease {lease["id"]} is done '
+                f'in the name of a user of its project, by a trust until its '
+                f'end. Only such a user can let it end later, or have '
+                f'something else done at its end or before. Ask again with a '
+                f'token for project {lease["project_id"]}.')
         try:
             return ty.cast(str, trusts.needed(
                 self._parts, context, on_end, end) if takes_one else (

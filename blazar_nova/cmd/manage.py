@@ -340,7 +340,7 @@ def _parts(files: ty.Sequence[str] | None) -> ty.Any:
     opts.register_opts(service.CONF)
     service.configure(['blazar-nova-manage', *(
         word for path in files or () for word in ('--config-file', path))],
-        'blazar')
+        'blazar', quiet=True)
     return wiring.assemble(service.CONF)
 
 

@@ -29,7 +29,7 @@ from blazar_nova.compat import reserved
 from blazar_nova.compat import stranded
 from blazar_nova.compat import survey
 
-__all__ = ['Occupant', 'everybody', 'guests', 'hosted', 'of', 'on', 'shelved',
+__all__ = ['Occupant', 'everybody', 'guests', 'of', 'on', 'running', 'shelved',
            'strangers', 'under_way']
 
 
@@ -75,7 +75,7 @@ def guests(members: ty.Collection[pool.Member], reservation_id: str,
         for one, bound_to in found.items() if bound_to == reservation_id})
 
 
-def hosted(service_hosts: ty.Collection[str]) -> list[resources.Hosted]:
+def running(service_hosts: ty.Collection[str]) -> list[resources.Hosted]:
     """The servers that cells have on some hosts, by their ids.
 
     One query for each cell, however many hosts there are.

@@ -48,14 +48,21 @@ def bound_waiting() -> None:
         CONF.set_default('timeout', _ANSWER_SECONDS, group)
 
 
-def configure(argv: list[str], prog: str) -> None:
-    """Read nova.conf and set up what Nova's objects need."""
+def configure(argv: list[str], prog: str, quiet: bool = False) -> None:
+    """Read nova.conf and set up what Nova's objects need.
+
+    :param quiet: without what libraries log at INFO, unless debug is set
+    """
     objects.register_all()
     nova_config.parse_args(argv)
     if not (CONF.log_file or CONF.log_dir or CONF.use_journal):
         # oslo.log would take stdout, which is for answers.
         CONF.set_override('use_stderr', True)
     logging.setup(CONF, prog)
+    if quiet and not CONF.debug:
+        logging.getLogger(None).logger.setLevel(logging.WARNING)
+        for name in ('blazar_core', 'blazar_nova'):
+            logging.getLogger(name).logger.setLevel(logging.INFO)
     objects.Service.enable_min_version_cache()
 
 

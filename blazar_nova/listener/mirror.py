@@ -163,19 +163,26 @@ class Mirror:
         for number, batch in enumerate(survey.batches(books), 1):
             if not go_on():
                 return
+            differ: list[str] = []
             self.apart(f'Some of the servers {", ".join(batch)}',
-                       self._compare_batch, nova, books, batch)
-            LOG.info('Compared %s of %s servers',
-                     min(number * survey.BATCH, len(books)), len(books))
+                       self._compare_batch, nova, books, batch, differ)
+            LOG.log(logging.INFO if differ else logging.DEBUG,
+                    'Compared %s of %s servers; different: %s',
+                    min(number * survey.BATCH, len(books)), len(books),
+                    ', '.join(differ) or 'none')
         self.apart('Servers that wait for their build',
                    self._delete_orphans, nova, books)
 
     def _compare_batch(self, nova: survey.Survey,
                        books: ty.Mapping[str, clouds.Seen],
-                       batch: ty.Sequence[str]) -> None:
-        """Look at all of them together, and again at those that differ."""
+                       batch: ty.Sequence[str], differ: list[str]) -> None:
+        """Look at all of them together, and again at those that differ.
+
+        :param differ: gets their ids
+        """
         for server_id, seen in nova.look(batch).items():
             if seen != books[server_id]:
+                differ.append(server_id)
                 self._look_into(hints.Hint('server', server_id, None))
 
     def trim(self) -> None:

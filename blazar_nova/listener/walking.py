@@ -98,7 +98,7 @@ def walk(clock: clocks.Clock, what: str, things: ty.Sequence[T],
             for _visited in pool.map(one.visit, things[first:last]):
                 pass
             if last // _STEP > first // _STEP and not one.over.is_set():
-                LOG.info('Compared %s of %s %s', last, len(things), what)
+                LOG.debug('Compared %s of %s %s', last, len(things), what)
     if one.silent:
         raise errors.CloudUnavailable(
             f'{SILENT} {what} one after the other could not be looked at; '

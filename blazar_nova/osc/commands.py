@@ -118,9 +118,7 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--start-date', metavar='<date>', default='now',
         help='Start, as YYYY-MM-DD HH:MM in UTC (default: now)')
-    parser.add_argument(
-        '--end-date', metavar='<date>', required=True,
-        help='End, as YYYY-MM-DD HH:MM in UTC (required)')
+    add_end(parser, '--end-date', 'end_date')
     parser.add_argument(
         '--reservation', metavar='<key=value,...>', action='append',
         dest='reservations', type=reservation, required=True,
@@ -153,6 +151,17 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
              'occurrences (default: all)')
 
 
+def add_end(parser: argparse.ArgumentParser, option: str, dest: str) -> None:
+    """When a lease ends, in one of two ways."""
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument(
+        option, metavar='<date>', dest=dest,
+        help='End, as YYYY-MM-DD HH:MM in UTC (this or --duration)')
+    either.add_argument(
+        '--duration', metavar='<duration>',
+        help=f'How long it lasts, such as 2h or 1d12h (this or {option})')
+
+
 def add_named(parser: argparse.ArgumentParser) -> None:
     """What offer and request have in common."""
     parser.add_argument('name', metavar='<name>', help='Name of the lease')
@@ -180,11 +189,11 @@ def add_lease(parser: argparse.ArgumentParser, what: str) -> None:
 def demand(parsed_args: argparse.Namespace, name: str) -> Json:
     return {'name': name,
             'start_date': parsed_args.start_date,
-            'end_date': parsed_args.end_date,
             'reservations': parsed_args.reservations,
             'events': [],
             **recurrence(parsed_args),
-            **given(parsed_args, 'on_end', 'grace_period', 'auto_extend')}
+            **given(parsed_args, 'end_date', 'duration', 'on_end',
+                    'grace_period', 'auto_extend')}
 
 
 def recurrence(parsed_args: argparse.Namespace) -> Json:

@@ -8,6 +8,7 @@ import datetime
 import typing as ty
 
 from osc_lib.command import command
+from osc_lib import exceptions
 
 from blazar_nova.osc import commands
 from blazar_nova.osc import progress
@@ -15,7 +16,10 @@ from blazar_nova.osc import progress
 __all__ = ['List']
 
 _COLUMNS = ('id', 'name', 'status', 'start_date', 'end_date', 'left',
-            'servers', 'warnings')
+            'servers', 'status_reason', 'degraded', 'warnings', 'project_id')
+#: Those of a table, which is to fit a terminal.
+_OF_TABLE = ('id', 'name', 'status', 'left', 'servers', 'status_reason',
+             'warnings')
 
 #: The units that are shown, with their seconds.
 _UNITS = (('w', 604800), ('d', 86400), ('h', 3600), ('m', 60), ('s', 1))
@@ -26,6 +30,8 @@ class List(command.Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
+        parser.set_defaults(fit_width=True)
+        parser.epilog = f'Columns: {", ".join(_COLUMNS)}.'
         parser.add_argument(
             '--name', metavar='<name>', help='Only leases of this name')
         parser.add_argument(
@@ -37,17 +43,30 @@ class List(command.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace,
                     ) -> tuple[tuple[str, ...], list[tuple[ty.Any, ...]]]:
+        wanted = {*parsed_args.columns, *parsed_args.sort_columns}
+        if unknown := wanted.difference(_COLUMNS):
+            raise exceptions.CommandError(
+                f'There is no column {", ".join(sorted(unknown))}. Write some '
+                f'of {", ".join(_COLUMNS)}.')
+        columns = _OF_TABLE if parsed_args.formatter == 'table' and (
+            wanted <= {*_OF_TABLE} and not parsed_args.columns) else _COLUMNS
         now = datetime.datetime.now(datetime.UTC)
-        return _COLUMNS, [(
-            lease['id'], lease['name'], lease['status'],
-            progress.when(lease['start_date']),
-            progress.when(lease['end_date']), left(lease, now),
-            commands.column([
-                server for reservation in lease['reservations']
-                for server in reservation.get('servers') or []]),
-            commands.column(lease.get('warnings') or []))
+        return columns, [
+            tuple(_values(lease, now)[name] for name in columns)
             for lease in commands.client_of(self.app).leases(
                 **commands.given(parsed_args, 'name', 'status', 'ended'))]
+
+
+def _values(lease: commands.Json, now: datetime.datetime) -> commands.Json:
+    """What the columns have of a lease."""
+    return {**{name: lease.get(name) for name in _COLUMNS},
+            'start_date': progress.when(lease['start_date']),
+            'end_date': progress.when(lease['end_date']),
+            'left': left(lease, now),
+            'servers': commands.column([
+                server for reservation in lease['reservations']
+                for server in reservation.get('servers') or []]),
+            'warnings': commands.column(lease.get('warnings') or [])}
 
 
 def left(lease: commands.Json, now: datetime.datetime) -> str:

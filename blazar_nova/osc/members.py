@@ -3,7 +3,6 @@
 """Commands that put servers which run under leases, and take them out."""
 
 import argparse
-import typing as ty
 
 from osc_lib.command import command
 from osc_lib import exceptions
@@ -54,18 +53,13 @@ class Adopt(_Members):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument('--name', metavar='<name>',
                             help='Name of the lease')
-        parser.add_argument(
-            '--end', metavar='<end>', required=True,
-            help='When the lease ends: a date (YYYY-MM-DD HH:MM, UTC)')
+        commands.add_end(parser, '--end', 'end_date')
         parser.add_argument('--on-end', metavar='<on-end>',
                             help='What is done to the servers then')
 
     def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
-        asked: dict[str, ty.Any] = {
-            'end_date': parsed_args.end, 'servers': self.ids(parsed_args)}
-        asked |= {key: value for key, value in (
-            ('name', parsed_args.name), ('on_end', parsed_args.on_end))
-            if value is not None}
+        asked = {'servers': self.ids(parsed_args), **commands.given(
+            parsed_args, 'end_date', 'duration', 'name', 'on_end')}
         return commands.shown(commands.client_of(self.app).ask(
             'POST', '/leases', json=asked)['lease'])
 

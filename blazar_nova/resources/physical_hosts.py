@@ -125,7 +125,7 @@ class PhysicalHosts(resources.ResourceType):
 
     def hosted(self, service_hosts: ty.Collection[str],
                ) -> ty.Collection[resources.Hosted]:
-        return occupants.hosted(service_hosts)
+        return occupants.running(service_hosts)
 
     def servers_of(self, reserved: resources.Reserved) -> ty.Collection[str]:
         if reserved.project_id in reserved.params.get('projects', ()):

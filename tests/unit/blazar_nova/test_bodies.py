@@ -62,6 +62,13 @@ class TestCreate(base.RefusalTestCase):
                     'delete', True), (), None),
                 bodies.create(body, NOW, DEFAULTS))
 
+    def test_it_lasts_so_long(self):
+        lease = self.create(without=['end_date'], duration='1h30m').lease
+        self.assertEqual(model.Window(
+            base.NOW + HOUR, base.NOW + 2 * HOUR + HOUR // 2), lease.window)
+        self.assert_create_refused(['"end_date" and "duration"'],
+                                   duration='1h')
+
     def test_the_operator_says_what_is_not_said(self):
         defaults = lease_params.Defaults(
             start='2027-01-15 09:30', length=1, minutes_before_end=10)

@@ -221,6 +221,16 @@ class MembersTest(OscTestCase):
             'name': 'lease1', 'end_date': '2026-12-01 16:00',
             'on_end': 'stop', 'servers': [OTHER]}], self.told())
 
+    def test_for_how_long_in_the_place_of_an_end(self):
+        self.reservation('adopt', '--duration', '2h', 'vm1')
+        self.reservation('request', 'lease1', '--duration', '1d12h',
+                         '--reservation', INSTANCE)
+        self.assertEqual([('2h', False), ('1d12h', False)], [
+            (one['duration'], 'end_date' in one) for one in self.told()])
+        self.assertIn('not allowed with argument', self.fails(
+            'adopt', '--duration', '2h', '--end', '2026-12-01 16:00', 'vm1',
+            code=2))
+
     def test_what_is_not_said_is_not_asked_for(self):
         self.reservation('adopt', '--end', '2026-12-01 16:00', OTHER)
         self.assertEqual([{
@@ -256,15 +266,27 @@ class ListTest(OscTestCase):
     def test_it_says_what_there_is(self):
         found = self.listed(reservations=[
             {'servers': ['one', 'two']}, {'servers': ['three']}],
-            warnings=['Its image is gone.'])
+            warnings=['Its image is gone.'], status_reason='Why.',
+            degraded=True, project_id='p')
         del found['left']
         self.assertEqual(
             {'id': ID, 'name': 'lease1', 'status': 'PENDING',
              'start_date': '2026-12-01 14:00:00',
              'end_date': '2026-12-01 16:00:00',
-             'servers': ['one', 'two', 'three'],
+             'servers': ['one', 'two', 'three'], 'status_reason': 'Why.',
+             'degraded': True, 'project_id': 'p',
              'warnings': ['Its image is gone.']}, found)
         self.assertEqual({}, self.cloud.requests[0].query)
+
+    def test_columns(self):
+        self.assertEqual({'name': 'lease1', 'degraded': False}, self.listed(
+            '-c', 'name', '-c', 'degraded', reservations=[]))
+        self.assertIn('There is no column reason.', self.fails(
+            'list', '-c', 'name', '-c', 'reason'))
+        _code, out, _error = self.openstack('reservation', 'list')
+        self.assertEqual(
+            ['id', 'name', 'status', 'left', 'servers', 'status_reason',
+             'warnings'], out.splitlines()[1].replace('|', '').split())
 
     def test_only_some_are_asked_for(self):
         self.listed('--name', 'lease1', '--status', 'PENDING', '--ended',
@@ -289,7 +311,7 @@ class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
     OURS = ['accept', 'acknowledge', 'add server', 'adopt', 'availability',
-            'hand over', 'list', 'occurrences', 'offer', 'quote',
+            'delete', 'hand over', 'list', 'occurrences', 'offer', 'quote',
             'remove server', 'request', 'share', 'wait']
 
     def listed(self):
@@ -330,7 +352,7 @@ class PluginTest(OscTestCase):
                 'reservation', *name.split(), '--help')
             self.assertEqual(0, code)
             self.assertIn(f' reservation {name} [-h]', out)
-            self.assertIn('--format', out)
+            self.assertIn('--force' if name == 'delete' else '--format', out)
 
 
 class AvailabilityTest(OscTestCase):
@@ -525,7 +547,9 @@ class QuoteTest(OscTestCase):
 
     def test_an_end_and_a_reservation_have_to_be_said(self):
         error = self.fails('quote', code=2)
-        self.assertIn('--end-date, --reservation', error)
+        self.assertIn('--reservation', error)
+        self.assertIn('--end-date --duration is required', self.fails(
+            'quote', '--reservation', INSTANCE, code=2))
 
 
 class OfferTest(OscTestCase):

@@ -59,7 +59,7 @@ def configure(argv: list[str], prog: str, quiet: bool = False) -> None:
         # oslo.log would take stdout, which is for answers.
         CONF.set_override('use_stderr', True)
     logging.setup(CONF, prog)
-    if quiet and not CONF.debug:
+    if quiet and not logging.is_debug_enabled(CONF):
         logging.getLogger(None).logger.setLevel(logging.WARNING)
         for name in ('blazar_core', 'blazar_nova'):
             logging.getLogger(name).logger.setLevel(logging.INFO)

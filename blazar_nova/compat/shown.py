@@ -6,9 +6,8 @@ Its metadata tell of the lease as long as it is held: they are added to what is
 shown, and stored nowhere. One that is to be shown as being built is shown so.
 One that will not be built is in ERROR, with a fault that says why. (Lists that
 are asked for a status take both for what they were.) Its actions (``server
-event list``) have one more,
-with an event for each one of the lease; that is there for a server that was
-built, too, as long as its lease is not over.
+event list``) have one more, with an event for each one of the lease; that is
+there for a server that was built, too, as long as its lease is not over.
 """
 
 import dataclasses
@@ -114,12 +113,11 @@ def install(tells: Tells) -> None:
         for server_id, one in held.items():
             one.update(reserved.states_of(
                 one.vm_state, one.system_metadata) or {})
-            if server_id not in found:
-                continue
+            shown = found.get(server_id, Held({}, None))
             # What its user has given that name stays his.
-            one.metadata = {**found[server_id].metadata, **one.metadata}
-            if found[server_id].fault is not None:
-                _fail(one, found[server_id].fault)
+            one.metadata = {**shown.metadata, **one.metadata}
+            if shown.fault is not None:
+                _fail(one, shown.fault)
 
     @functools.wraps(_show)
     def show(self: ty.Any, request: ty.Any, instance: ty.Any,

@@ -168,10 +168,10 @@ class Adopting:
         return adopted
 
     def _adopt(self, known: KnownLease) -> bool:
-        now = self._clock.now()
         with self._database.writer() as session:
             connection = session.connection()
             limits.lock(connection, known.project_id)
+            now = self._clock.now()
             if session.get(models.Lease, known.id) is not None:
                 return False
             _check_enrolled(session, known)

@@ -97,10 +97,10 @@ class Joining:
 
     def _create(self, new: making.NewLease, joiners: ty.Collection[Joiner],
                 ) -> dict[str, ty.Any]:
-        now = self._clock.now()
         with self._database.writer() as session:
             connection = session.connection()
             _lock(connection, new.granted, [new])
+            now = self._clock.now()
             counted = self._take(session, now, joiners, new.reservations)
             rows = lease_rows.rows_of(new, [
                 [counted[server_id].host_id for server_id in one.server_ids]
@@ -143,10 +143,10 @@ class Joining:
     def _join(self, lease_id: str, joiners: ty.Collection[Joiner],
               wanted: ty.Sequence[making.NewReservation],
               granted: limits.Granted | None) -> dict[str, ty.Any]:
-        now = self._clock.now()
         with self._database.writer() as session:
             _lock(session.connection(), granted)
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             _check(lease, now)
             counted = self._take(session, now, joiners, wanted)
             window = lease.booked(model.Window(

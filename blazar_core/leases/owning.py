@@ -100,7 +100,6 @@ class Owning:
     def _hand_over(self, lease_id: str, seen: int, owner: Owner,
                    granted: limits.Granted | None, keep_trust: bool,
                    back: bool) -> tuple[dict[str, ty.Any], list[str]]:
-        now = self._clock.now()
         with self._database.connection() as connection:
             before = connection.scalar(sa.select(
                 models.Lease.project_id).where(models.Lease.id == lease_id))
@@ -113,6 +112,7 @@ class Owning:
                 else:
                     limits.lock(session.connection(), project_id)
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             if lease.generation != seen + 1 or lease.project_id != before:
                 raise _changed(lease_id)
             if granted is not None:

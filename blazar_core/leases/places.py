@@ -59,10 +59,10 @@ class Places:
 
     def _occupy(self, reservation_id: str, project_id: str,
                 server_ids: ty.Sequence[str], sealed: str | None) -> bool:
-        now = self._clock.now()
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             _check_owner(lease, reservation_id, project_id)
             if lease.status != states.Lease.ACTIVE or lease.end_date <= now:
                 raise errors.Conflict(

@@ -109,9 +109,9 @@ class Cleaning:
         """Take what nobody is cleaning; those that were not asked for longest
         come first.
         """
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, reserved.lease_id)
+            now = self._clock.now()
             if lease.status not in states.ENDING:
                 # What could not start was not used.
                 return _Held(0, 0, set(), now, 0)

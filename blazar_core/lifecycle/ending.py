@@ -116,9 +116,9 @@ class Ending:
         """Returns the lease, if nobody has deleted it before, and whether
         somebody or something has to go first.
         """
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             if lease.deleted_at is not None or (
                     project_id not in (None, lease.project_id)):
                 return None, False
@@ -212,9 +212,9 @@ class Ending:
                    ) -> _Begun | facts.Later:
         """No start after this; returns the steps that each server needs.
         """
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             last = [self._policies[ends.DELETE]]
             if lease.status == states.Lease.TERMINATED:
                 return _Begun({}, last)

@@ -150,9 +150,9 @@ class Health:
         """
         :returns: None when nothing has become of it
         """
-        now = self._clock.now()
         with self._database.writer() as session:
             host = outages.locked(session, uuid)
+            now = self._clock.now()
             if host is None:
                 return None
             outage = session.get(notes.Outage, (host.id, outages.FAILURE))

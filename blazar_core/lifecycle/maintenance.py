@@ -182,9 +182,9 @@ class Maintenance:
             self._announce, self._uuid(name), window, reason)
 
     def _announce(self, uuid: str, window: model.Window, reason: str) -> None:
-        now = self._clock.now()
         with self._database.writer() as session:
             host = outages.locked(session, uuid)
+            now = self._clock.now()
             if host is None:
                 raise errors.NotFound(f'Host {uuid} is gone.')
             outage = session.get(notes.Outage, (host.id, outages.MAINTENANCE))
@@ -237,9 +237,9 @@ def forget(database: api.Database, clock: clocks.Clock) -> None:
 
 def _end(database: api.Database, clock: clocks.Clock, uuid: str,
          early: bool) -> None:
-    now = clock.now()
     with database.writer() as session:
         host = outages.locked(session, uuid)
+        now = clock.now()
         outage = host and session.get(
             notes.Outage, (host.id, outages.MAINTENANCE))
         if host and outage and (

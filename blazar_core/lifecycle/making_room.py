@@ -108,9 +108,9 @@ class MakingRoom:
 
     def _write_end(self, lease_id: str, why: str,
                    ) -> tuple[facts.Lease | None, list[str]]:
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             if lease.status != states.Lease.IN_PROGRESS:
                 return None, []
             moves = list(session.scalars(sa.select(models.Move).where(

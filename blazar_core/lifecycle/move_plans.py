@@ -215,7 +215,6 @@ class MovePlans:
         :raises Outdated: when the lease is for others than was thought, or
             other leases have used up the pace
         """
-        now = self._clock.now()
         hosts = {host_id for some in plan.picked.values()
                  for host_id in some} | {
             host_id for move in plan.moves
@@ -223,6 +222,7 @@ class MovePlans:
         with self._database.writer() as session:
             limits.lock(session.connection(), project_id)
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             if lease.status != states.Lease.IN_PROGRESS:
                 return None
             self._check_pace(session, lease, plan, now)

@@ -156,9 +156,9 @@ class Moving:
         :returns: the lease if it says something else now, nothing if not;
             None: no room is made for it any more
         """
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             if lease.status != states.Lease.IN_PROGRESS:
                 return None
             rows = {row.server_id: row for row in session.scalars(

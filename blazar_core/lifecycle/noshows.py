@@ -118,9 +118,9 @@ class NoShows:
             self._notify('lease.update', described)
 
     def _end(self, lease_id: str) -> facts.Lease | None:
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             if lease.status != states.Lease.ACTIVE or (
                     lease.used_at is not None or lease.end_date <= now or
                     (lease.no_show_at or 0) + self._notice > now):

@@ -159,9 +159,9 @@ class Orphans:
         return True
 
     def _note(self, seen: _Owned, missing: str | None, asked: int) -> _Noted:
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, seen.id)
+            now = self._clock.now()
             if _is_over(lease) or (seen.project_id, seen.user_id) != (
                     lease.project_id, lease.user_id):
                 # It was handed over meanwhile: what is known is of others.

@@ -139,9 +139,9 @@ class Resuming:
         :returns: what to wait for, None: nothing; and the event and the lease
             to notify of, if that has changed
         """
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             if lease.status != states.Lease.PENDING or lease.end_date <= now:
                 return None, None
             if when_due and lease.start_date > now:

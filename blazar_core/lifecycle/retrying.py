@@ -166,7 +166,7 @@ class Retrying:
 
         :returns: the lease; None when it does not wait any more
         """
-        now, reason = self._clock.now(), waiting.reason(why)
+        reason = waiting.reason(why)
         with self._database.reader() as session:
             if not last and api.found(
                     session, lease_id).status_reason == reason:
@@ -175,6 +175,7 @@ class Retrying:
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.WAITING:
                 return None
+            now = self._clock.now()
             lease.status_reason, lease.updated_at = reason, now
             if last:
                 seeking.fail(session, lease, f'It got no capacity until '

@@ -142,11 +142,13 @@ class Seeking:
         :raises LostRace: when another process decided about one meanwhile
         :raises Outdated: when it is for others than was thought
         """
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status not in states.SEEKING:
                 return None
+            now = self._clock.now()
+            if window.end <= now:
+                raise api.Outdated('its end has come')
             booked = lease.booked(window)
             edits = []
             for one in lease.reservations:

@@ -223,9 +223,9 @@ class Starting:
     def _take_places(self, lease_id: str, when_due: bool,
                      ) -> tuple[bool, facts.Outcome]:
         """Whether it may; what is to start is not changed any more then."""
-        now = self._clock.now()
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            now = self._clock.now()
             if when_due and lease.start_date > now:
                 return False, facts.Later(
                     lease.start_date - now, 'it was just moved')

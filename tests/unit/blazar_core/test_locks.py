@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A transaction that has waited for a lock decides by the time it is then."""
+
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.leases import views
+from tests import databases
+from tests.unit.blazar_core import test_joining
+from tests.unit.blazar_core import test_retrying
+
+load_tests = databases.load_tests
+
+
+class Waiting:
+    """Another process has a lease locked until its end has come."""
+
+    scenarios = databases.RACES
+
+    def decide(self, lease, work, *args):
+        """What becomes of work that waits for the lock meanwhile."""
+        found = []
+
+        def attempt():
+            try:
+                found.append(work(*args))
+            except errors.BlazarError as exc:
+                found.append(exc)
+
+        other = self.books.connect()
+        with other.writer() as session:
+            api.locked(session, lease['id'])
+            thread = self.books.meanwhile(attempt)
+            self.clock.advance(lease['end_date'] - self.clock.now())
+        thread.join(20)
+        return found.pop()
+
+
+class TestJoining(Waiting, test_joining.JoiningTestCase):
+
+    def test_no_server_joins(self):
+        lease = self.adopt(self.runs(1))
+        self.assertIsInstance(
+            self.decide(lease, self.join, lease, self.runs(2)),
+            errors.Conflict)
+
+
+class TestCapacity(Waiting, test_retrying.RetryingTestCase):
+
+    def test_no_slot_is_taken(self):
+        lease = self.fill(end=100)
+        self.assertIsInstance(self.decide(
+            lease, self.leases.places.occupy, lease['reservations'][0]['id'],
+            'project', ['one']), errors.Conflict)
+
+    def test_no_lease_is_admitted_that_has_waited(self):
+        first = self.fill(end=1000)
+        lease = self.asked(amount=2, end=100)
+        self.assertEqual('WAITING', lease['status'])
+        self.free(first)
+        self.decide(lease, self.look)
+        self.assertNotIn(views.get(self.database, lease['id'])['status'],
+                         ('PENDING', 'ACTIVE'))

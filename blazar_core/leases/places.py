@@ -52,7 +52,11 @@ class Places:
 
         :param server_id: the first of them
         :returns: false when another process has it
+        :raises OutcomeUnknown: when it is not known who has it
         """
+        return self._database.retried(self._dispatch, server_id)
+
+    def _dispatch(self, server_id: str) -> bool:
         with self._database.begin() as connection:
             return bool(connection.execute(
                 _DISPATCH, {'server': server_id}).rowcount)

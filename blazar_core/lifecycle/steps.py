@@ -26,6 +26,7 @@ class Step(enum.Enum):
     # Taking reservation slots, in the process that was asked.
     SLOT_TAKEN = 'slot: the slots are taken, their build is not'
     SLOT_DISPATCHED = 'slot: the build is taken, and not sent yet'
+    SLOT_SENT = 'slot: the build is sent'
     # Its start.
     START_CLAIMED = 'start: the event is claimed'
     START_READ = 'start: the call was read'

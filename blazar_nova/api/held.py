@@ -13,7 +13,6 @@ import functools
 import typing as ty
 
 from oslo_log import log as logging
-from oslo_utils import excutils
 
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -81,11 +80,10 @@ class Admission:
                 if boot is not None:
                     boot.lease = lease
         except Exception as exc:
-            if reservation_id is not None or not isinstance(
-                    exc, errors.OutcomeUnknown):
-                call.undo()
-            else:
+            if isinstance(exc, errors.OutcomeUnknown):
                 self._leave(call)
+            else:
+                call.undo()
             # Nothing of a refused boot is left if that fails.
             if isinstance(exc, errors.ReservationFull):
                 exc = self._with_start(exc, call)
@@ -101,7 +99,7 @@ class Admission:
 
     @staticmethod
     def _leave(call: calls.BuildCall) -> None:
-        """Leave servers of which it is not known whether they have a lease.
+        """Leave servers that may have a lease, or slots.
 
         The periodic sync deletes those without a lease, as they are RESERVED.
         Those that were changed meanwhile have another mark, which is kept.
@@ -128,6 +126,7 @@ class Admission:
                 return
             steps.reached(steps.Step.SLOT_DISPATCHED, servers)
             send()
+            steps.reached(steps.Step.SLOT_SENT, servers)
         except Exception:
             LOG.exception('Servers %s: it is not known whether their build '
                           'was sent', servers)
@@ -168,15 +167,16 @@ class Admission:
         try:
             hosted.admit(call, apart)
         except Exception:
-            with excutils.save_and_reraise_exception() as failed:
-                if self._leases.places.dispatch(call.server_ids[0]):
-                    self._leases.places.vacate(call.server_ids)
-                else:
-                    # A listener has sent the build: nothing is undone.
-                    LOG.warning('Servers %s: their request failed when their '
-                                'build was sent',
-                                ', '.join(call.server_ids), exc_info=True)
-                    failed.reraise = False
+            try:
+                unsent = self._leases.places.dispatch(call.server_ids[0])
+            except (errors.BooksUnavailable, errors.BooksBusy) as exc:
+                # A listener may send the build.
+                raise errors.OutcomeUnknown from exc
+            if unsent:
+                self._leases.places.vacate(call.server_ids)
+                raise
+            LOG.warning('Servers %s: their request failed when their build '
+                        'was sent', ', '.join(call.server_ids), exc_info=True)
 
     def _with_start(self, full: errors.ReservationFull,
                     call: calls.BuildCall) -> Exception:

@@ -21,6 +21,7 @@ from blazar_core.books import follower
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.leases import places
 from blazar_core.leases import repeats
 from blazar_core.lifecycle import steps
 from blazar_nova.api import held
@@ -1102,6 +1103,38 @@ class TestRequestsThatDie(ApiTestCase):
             self.refused(500, self.boot_two)
         self.assertEqual(([], set()), (self.left(), self.own_servers()))
         self.assert_built_once(self.boot_two())
+
+    def refused_and_left(self, name, then):
+        """Boot by a request that does not learn what it has written."""
+        taken, before = getattr(places.Places, name), self.own_servers()
+
+        def unsure(*args):
+            taken(*args)
+            then()
+            raise errors.OutcomeUnknown
+
+        with mock.patch.object(places.Places, name, unsure):
+            self.refused(503, self.boot_two)
+        return self.own_servers() - before
+
+    def test_one_that_does_not_know_whether_it_has_them_undoes_nothing(self):
+        for then in (self.look, lambda: None):
+            self.sent = 0
+            servers = self.refused_and_left('occupy', then)
+            self.look()
+            self.assert_built_once(servers)
+            for server_id in servers:
+                self.alice.delete_server(server_id)
+                self.wait_until_gone(server_id)
+            self.fill_books()
+
+    def test_nor_one_that_does_not_know_who_sends_its_build(self):
+        with mock.patch.object(hosted, 'admit', side_effect=ValueError):
+            servers = self.refused_and_left('dispatch', lambda: None)
+        self.assertEqual((2, []), (len(servers), self.left()))
+        # As a build that got lost.
+        self.assertEqual({'RESERVED'}, {
+            self.alice.get_server(one)['status'] for one in servers})
 
     def test_none_is_sent_whose_servers_are_deleted(self):
         with mock.patch.object(held.Admission, '_send'):

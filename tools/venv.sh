@@ -73,9 +73,12 @@ missing_databases() {
         command -v postgres >/dev/null || echo postgresql
 }
 
-# The same for a stack on one of them: mariadb or postgresql.
+# The same for a stack on one of them, mariadb or postgresql, whose nova-api is
+# served by waitress or uwsgi.
 missing_stack_servers() {
     missing_databases | grep "^$1" || true
+    [[ $2 != uwsgi ]] || PATH=$PATH:/usr/sbin command -v nginx >/dev/null ||
+        echo nginx-light
     [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || echo rabbitmq-server
 }
 
@@ -113,7 +116,7 @@ need_databases() {
 # The same for a stack, which can do without none of its servers.
 need_stack_servers() {
     local missing
-    mapfile -t missing < <(missing_stack_servers "$1")
+    mapfile -t missing < <(missing_stack_servers "$@")
     [[ ${#missing[@]} == 0 ]] && return
     if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
         die "Not installed: ${missing[*]}. On Debian or Ubuntu, run this" \
@@ -121,7 +124,7 @@ need_stack_servers() {
     fi
     say "Installing ${missing[*]} (half a minute or so) ..."
     without_services apt_install "${missing[@]}"
-    mapfile -t missing < <(missing_stack_servers "$1")
+    mapfile -t missing < <(missing_stack_servers "$@")
     [[ ${#missing[@]} == 0 ]] ||
         die "apt-get could not install ${missing[*]}."
 }

@@ -5,7 +5,8 @@
 The stack is started for the first test and taken down at the end of the
 process. BLAZAR_STACK=FOLDER names one that stays (it is made if it is not
 there): then a run begins at once. BLAZAR_STACK_DATABASE=postgresql is for
-that instead of MariaDB.
+that instead of MariaDB, BLAZAR_STACK_API=uwsgi for that, behind nginx, instead
+of waitress.
 """
 
 import atexit
@@ -90,7 +91,8 @@ def start(cloud: stack.Stack, hosts: int, token_expiry: int | None = None,
           ) -> None:
     """Start a stack, on the database that is to be tested on."""
     begun = time.monotonic()
-    cloud.up(os.environ.get('BLAZAR_STACK_DATABASE'), hosts, token_expiry)
+    cloud.up(os.environ.get('BLAZAR_STACK_DATABASE'), hosts, token_expiry,
+             os.environ.get('BLAZAR_STACK_API'))
     say(f'  {cloud.folder} is up with {len(cloud.hosts())} hosts, after '
         f'{time.monotonic() - begun:.0f} s')
 
@@ -304,6 +306,22 @@ class IntegrationTestCase(testtools.TestCase):
 
         self.wait_for(there, f'lease {lease_id} is {status}', seconds)
         return lease
+
+    # -- the configuration -------------------------------------------------
+
+    def configure(self, more: str) -> None:
+        """Add to the configuration of nova-api until the test is over."""
+        path = os.path.join(self.cloud.folder, 'etc', 'nova', 'nova.conf')
+        with open(path) as file:
+            before = file.read()
+        self.addCleanup(self._configure, path, before)
+        self._configure(path, before + more)
+
+    def _configure(self, path: str, text: str) -> None:
+        with open(path, 'w') as file:
+            file.write(text)
+        for name in ('nova-api-1', 'nova-api-2'):
+            self.cloud.restart(name)
 
     # -- asking over HTTP --------------------------------------------------
 

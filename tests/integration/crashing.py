@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A process of ours that kills itself when it has come so far, or freezes.
+"""A process of ours that kills itself when it has come so far, or freezes, or
+whose clock is wrong.
 
 python -m tests.integration.crashing STEP SIGNAL listener ARGUMENTS...
 python -m tests.integration.crashing STEP SIGNAL manage ARGUMENTS...
 python -m tests.integration.crashing STEP SIGNAL tests.stack.wsgi ARGUMENTS...
 
-With SIGSTOP it freezes, the first time, until it is sent a SIGCONT.
+With SIGSTOP it freezes, the first time, until it is sent a SIGCONT. The step
+- is none. BLAZAR_CLOCK names a file with the seconds by which its clock is
+ahead.
 """
 
+import os
 import runpy
 import signal
 import sys
 import threading
+import time
 
 from blazar_core.lifecycle import steps
 
 
 def main() -> int:
     name, ending, what, *arguments = sys.argv[1:]
-    wanted = [steps.Step[name]]
+    wanted = [step for step in steps.Step if step.name == name]
+    if 'BLAZAR_CLOCK' in os.environ:
+        set_clock(os.environ['BLAZAR_CLOCK'])
 
     def reached(step: steps.Step, _what: str) -> None:
         if step in wanted:
@@ -40,6 +47,17 @@ def main() -> int:
         return manage.main()
     runpy.run_module(what, run_name='__main__')
     return 0
+
+
+def set_clock(path: str) -> None:
+    """Let the clock be ahead by what a file says from time to time."""
+    right = time.time
+
+    def wrong() -> float:
+        with open(path) as file:
+            return right() + float(file.read() or 0)
+
+    time.time = wrong
 
 
 if __name__ == '__main__':

@@ -24,6 +24,7 @@ from blazar_core.lifecycle import steps
 from tests.integration import base
 from tests.integration import test_best_effort
 from tests.integration import test_hosts
+from tests.integration import test_lease_api
 from tests.stack import processes
 
 #: What makes the wait for another worker short. Longer than anything takes
@@ -54,15 +55,24 @@ def steps_of(prefix):
 class CrashTestCase(base.IntegrationTestCase):
     """
     :cvar OPTIONS: of the listeners that a test starts for itself
+    :ivar clock: says how many seconds the clocks are ahead of processes that
+        die or freeze
     """
 
     OPTIONS = QUICK
 
     def setUp(self):
         super().setUp()
+        self.clock = os.path.join(self.cloud.folder, 'etc', 'clock')
+        self.set_clock(0)
         self.quick = os.path.join(self.cloud.folder, 'etc', 'quick.conf')
         with open(self.quick, 'w') as file:
             file.write(self.OPTIONS)
+
+    def set_clock(self, seconds):
+        with open(f'{self.clock}.new', 'w') as file:
+            file.write(str(seconds))
+        os.replace(f'{self.clock}.new', self.clock)
 
     def process(self, name, command, ready):
         """A process of the stack, but not one of those that it knows."""
@@ -70,6 +80,7 @@ class CrashTestCase(base.IntegrationTestCase):
             name, command, ready, options={'cwd': base.ROOT}, environ={
                 'OS_NOVA_DISABLE_EVENTLET_PATCHING': '1',
                 'OS_NOVA_CONFIG_DIR': self.etc(), 'PYTHONWARNINGS': 'ignore',
+                'BLAZAR_CLOCK': self.clock,
             }))
         self.addCleanup(process.kill)
         process.start()
@@ -86,11 +97,25 @@ class CrashTestCase(base.IntegrationTestCase):
 
     def crashing(self, step, what, *arguments, ready, ending='SIGKILL',
                  number=1):
-        """A process that dies at a step, or freezes there."""
+        """A process that dies at a step, or freezes there.
+
+        :param step: None: it does neither
+        """
+        name = '-' if step is None else step.name
         return self.process(
-            f'crashing-{step.name.lower()}-{number}',
-            [sys.executable, '-m', 'tests.integration.crashing', step.name,
+            f'crashing-{what.split(".")[-1]}-{name.lower()}-{number}',
+            [sys.executable, '-m', 'tests.integration.crashing', name,
              ending, what, *arguments], ready)
+
+    def api(self, step, ending='SIGKILL'):
+        """The only nova-api, which ends at a step, if any."""
+        *_python, _script, port, module, threads, server = (
+            self.cloud.nova_api_command())
+        process = self.crashing(
+            step, 'tests.stack.wsgi', port, module, threads, server,
+            ready='Serving requests', ending=ending)
+        process.wait_until_up(PATIENCE)
+        return process
 
     def listener_dies_at(self, step):
         """A listener takes up what there is until it comes to a step."""
@@ -383,16 +408,20 @@ class EnrolmentTest(CrashTestCase, test_hosts.HostsTestCase):
         self.assertEqual('ACTIVE', self.forced(hosts[0]))
 
 
-class ApiTest(CrashTestCase):
+class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
 
-    def api(self, step, ending='SIGKILL'):
-        """The only nova-api, which ends at a step."""
-        process = self.crashing(
-            step, 'tests.stack.wsgi', str(self.cloud.ports['nova-api']),
-            'nova.wsgi.osapi_compute', '8', ready='Serving requests',
-            ending=ending)
-        process.wait_until_up(PATIENCE)
-        return process
+    def boot_unanswered(self, process, hints=None, **boot):
+        """Boot by a nova-api that dies before it answers."""
+        exc = self.assertRaises(
+            requests.RequestException, self.boot, hints, **boot)
+        if self.cloud.settings.api == 'uwsgi':
+            # This answer is that of nginx.
+            self.assertEqual(502, exc.response.status_code)
+        else:
+            self.assertIsInstance(exc, requests.ConnectionError)
+        # Its connections end a moment before it does.
+        self.wait_for(lambda: process.pid is None,
+                      f'{process.name} comes to its step')
 
     def test_at_each_step_of_a_boot_from_now_on(self):
         self.without('nova-api-1', 'nova-api-2', 'blazar-listener-1',
@@ -400,10 +429,7 @@ class ApiTest(CrashTestCase):
         before, leases = set(self.leases()), []
         for step in steps_of('BOOT'):
             process = self.api(step)
-            self.assertRaises(requests.ConnectionError, self.boot,
-                              self.lease_hints(), name=step.name)
-            self.wait_for(lambda process=process: process.pid is None,
-                          f'nova-api comes to {step.name}')
+            self.boot_unanswered(process, self.lease_hints())
             lease_id, = set(self.leases()) - before
             before.add(lease_id)
             leases.append(lease_id)
@@ -458,17 +484,41 @@ class ApiTest(CrashTestCase):
         self.assertIn('this process stood still',
                       self.stand_still(Step.BOOT_TAKEN, 'STARTING'))
 
+    def test_at_each_step_of_a_boot_with_a_slot(self):
+        lease = self.make(time.time(), reservations=[{
+            'resource_type': 'virtual:instance', 'vcpus': 1, 'memory_mb': 64,
+            'disk_gb': 1, 'amount': len(steps_of('SLOT'))}])
+        self.wait_for_lease(lease['id'], 'ACTIVE')
+        flavor_id = self.get(lease['id'])['reservations'][0]['flavor_id']
+        self.without('nova-api-1', 'nova-api-2', 'blazar-listener-1',
+                     'blazar-listener-2')
+        servers = []
+        for step in steps_of('SLOT'):
+            process = self.api(step)
+            self.boot_unanswered(process, flavorRef=flavor_id)
+            servers += set(self.servers_of(lease['id'])) - set(servers)
+        self.cloud.restart('nova-api-1')
+        taken, dispatched, sent = servers
+        self.wait_for_server(sent)
+        self.new_listener()
+        self.wait_for_server(taken, seconds=20)
+        # Of this one no process can know whether it was sent.
+        self.wait_for_server(dispatched, 'ERROR')
+        for server_id in (taken, sent):
+            self.assert_built_once(server_id)
+        self.assertEqual([], self.spawns(dispatched))
+        self.delete(*servers)
+        self.wait_for(lambda: not self.servers_of(lease['id']),
+                      'the slots are free')
+        self.assert_nothing_left()
+
     def test_at_each_step_of_a_held_create(self):
         self.without('nova-api-1', 'nova-api-2')
         before = set(self.leases())
         for step in steps_of('CREATE'):
             process = self.api(step)
-            # The answer never comes.
-            self.assertRaises(requests.ConnectionError, self.post_held_boot,
-                              step.name, starts_in=20, lasts=600)
-            # Its connections end a moment before it does.
-            self.wait_for(lambda process=process: process.pid is None,
-                          f'nova-api comes to {step.name}')
+            self.boot_unanswered(
+                process, self.lease_hints(time.time() + 20))
         self.cloud.restart('nova-api-1')
         # Only the last one was written down: it starts, the others go.
         lease_id, = set(self.leases()) - before

@@ -2,7 +2,6 @@
 
 """Every boot has a lease, on a real OpenStack."""
 
-import os
 import time
 
 from tests.integration import base
@@ -17,24 +16,13 @@ reservation_length_minutes = 30
 reservation_length_days = 0
 default_reservation_exempt_flavors = m1.tiny
 '''
-APIS = ('nova-api-1', 'nova-api-2')
 
 
 class EveryBootTest(test_tour.TourTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        path = os.path.join(self.cloud.folder, 'etc', 'nova', 'nova.conf')
-        with open(path) as file:
-            before = file.read()
-        self.addCleanup(self.configure, path, before)
-        self.configure(path, before + EVERY)
-
-    def configure(self, path: str, text: str) -> None:
-        with open(path, 'w') as file:
-            file.write(text)
-        for name in APIS:
-            self.cloud.restart(name)
+        self.configure(EVERY)
 
     def test_it_is_shown_prolonged_and_reclaimed(self) -> None:
         now = time.time()

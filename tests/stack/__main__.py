@@ -25,6 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument('--database', choices=('mariadb', 'postgresql'))
     up.add_argument('--hosts', type=int)
     up.add_argument('--token-expiry', type=int)
+    up.add_argument('--api', choices=('waitress', 'uwsgi'))
     # ./tools/stack has chosen the environment by it.
     up.add_argument('--nova', choices=('33', '34'))
     commands.add_parser('down')
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def _up(stack: stacks.Stack, words: argparse.Namespace) -> None:
-    stack.up(words.database, words.hosts, words.token_expiry)
+    stack.up(words.database, words.hosts, words.token_expiry, words.api)
     print('It is up. For the openstack client, as an ordinary user:\n'
           '  eval "$(./tools/stack shell demo)"')
 

@@ -65,7 +65,7 @@ class Site(ty.NamedTuple):
 def write(site: Site) -> None:
     """Write all of them."""
     for folder in ('etc/keystone', 'etc/placement', 'etc/glance', 'etc/nova',
-                   'etc/rabbitmq', 'data/images', 'data/staging',
+                   'etc/rabbitmq', 'etc/nginx', 'data/nginx', 'data/images', 'data/staging',
                    'data/tasks', 'data/locks', 'data/nova', 'data/guests'):
         os.makedirs(os.path.join(site.folder, folder), exist_ok=True)
     write_file(f'{site.etc("keystone")}/keystone.conf', _keystone(site))
@@ -85,6 +85,37 @@ def write(site: Site) -> None:
             'log.console = true\nlog.file = false\n')
     with open(f'{site.etc("rabbitmq")}/enabled_plugins', 'w') as file:
         file.write('[].\n')
+    with open(f'{site.etc("nginx")}/nginx.conf', 'w') as file:
+        file.write(_nginx(site))
+
+
+def _nginx(site: Site) -> str:
+    """What is in front of uWSGI, if that serves nova-api."""
+    temporary = '\n    '.join(
+        f'{name}_temp_path {site.data("nginx", name)};'
+        for name in ('client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'))
+    return f'''\
+daemon off;
+master_process off;
+pid {site.data('nginx', 'pid')};
+error_log stderr notice;
+events {{ }}
+http {{
+    access_log off;
+    {temporary}
+    server {{
+        listen 127.0.0.1:{site.ports['nova-api']};
+        include /etc/nginx/uwsgi_params;
+        # Nova adds to it.
+        uwsgi_param SCRIPT_NAME "";
+        # The links in answers have the port of the request.
+        uwsgi_param HTTP_HOST $http_host;
+        uwsgi_read_timeout 300;
+        client_max_body_size 0;
+        location / {{ uwsgi_pass 127.0.0.1:{site.ports['nova-api-uwsgi']}; }}
+    }}
+}}
+'''
 
 
 def write_own(site: Site, name: str, host: str) -> None:

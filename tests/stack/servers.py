@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""MariaDB and PostgreSQL as those of the tests, but on a port; RabbitMQ."""
+"""MariaDB and PostgreSQL as those of the tests, but on a port; RabbitMQ;
+nginx.
+"""
 
 import abc
 import os
+import shutil
 import sys
 import typing as ty
 import unittest
@@ -13,7 +16,7 @@ from tests.stack import configuration
 from tests.stack import processes
 
 __all__ = ['DATABASES', 'Mariadb', 'Postgresql', 'database', 'erlang',
-           'rabbitmq']
+           'nginx', 'rabbitmq']
 
 #: database -> the user it belongs to
 DATABASES = {'keystone': 'keystone', 'placement': 'placement',
@@ -174,6 +177,18 @@ def rabbitmq(site: configuration.Site) -> processes.Program:
     return processes.Program(
         'rabbitmq', [f'{_BIN}/rabbitmq-server'], 'Server startup complete',
         environ=erlang(site), needs=('epmd',))
+
+
+def nginx(site: configuration.Site) -> processes.Program:
+    """Nginx in front of uWSGI, as one process."""
+    path = os.pathsep.join([os.environ.get('PATH', ''), '/usr/sbin'])
+    binary = shutil.which('nginx', path=path)
+    if binary is None:
+        raise processes.Failure('The package nginx-light is not installed.')
+    return processes.Program(
+        'nginx', [binary, '-p', site.data('nginx'), '-c', os.path.join(
+            site.etc('nginx'), 'nginx.conf'), '-e', 'stderr'],
+        'event method')
 
 
 def python(*words: str) -> list[str]:

@@ -32,7 +32,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 DATABASES = ('mariadb', 'postgresql')
 PORTS = ('database', 'epmd', 'erlang', 'rabbitmq', 'keystone', 'placement',
-         'glance', 'neutron', 'nova-api')
+         'glance', 'neutron', 'nova-api', 'nova-api-uwsgi')
 #: Seconds that anything may take to be up.
 PATIENCE = 240
 #: What Nova writes, for each of its hosts, when it takes messages.
@@ -61,6 +61,8 @@ class Settings:
     database: str = 'mariadb'
     hosts: int = 3
     token_expiry: int | None = None
+    #: What serves nova-api: uwsgi stands behind nginx.
+    api: str = 'waitress'
     #: The Python, and so the Nova, of all processes; of some another one.
     python: str = sys.executable
     pythons: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -95,19 +97,23 @@ class Stack:
     # What others use
 
     def up(self, database: str | None = None, hosts: int | None = None,
-           token_expiry: int | None = None) -> None:
+           token_expiry: int | None = None, api: str | None = None,
+           ) -> None:
         """Start what is missing, and return when a server can be booted.
 
-        What is left out is as before, or ``mariadb``, 3 and a day.
+        What is left out is as before, or ``mariadb``, 3, a day and
+        ``waitress``.
 
         :param database: ``mariadb`` or ``postgresql``
         :param hosts: how many are in one process, beside the two that have
             processes of their own
         :param token_expiry: seconds for which keystone's tokens are good
+        :param api: what serves nova-api, ``waitress`` or ``uwsgi``
         :raises Failure: when something does not come up
         """
         wanted = {'database': database, 'hosts': hosts,
-                  'token_expiry': token_expiry, 'python': sys.executable}
+                  'token_expiry': token_expiry, 'api': api,
+                  'python': sys.executable}
         wanted = {name: value for name, value in wanted.items()
                   if value is not None}
         with self._lock():
@@ -255,6 +261,14 @@ class Stack:
         return own | {f'host{number}': 'nova-computes'
                       for number in range(3, 3 + self.settings.hosts)}
 
+    def nova_api_command(self, name: str = 'nova-api-1') -> list[str]:
+        """Serve nova-api as a process of this name does."""
+        api = self.settings.api
+        return wsgi_command(
+            self._python(name), self.settings.ports[
+                'nova-api-uwsgi' if api == 'uwsgi' else 'nova-api'],
+            'nova.wsgi.osapi_compute', api)
+
     # What it is made of
 
     @functools.cached_property
@@ -344,9 +358,12 @@ class Stack:
             yield self._nova(f'nova-scheduler-{number}', 'scheduler',
                              (*nova, 'setup-blazar', 'placement'))
         for number in (1, 2):
-            yield self._wsgi(f'nova-api-{number}', 'nova-api',
-                             'nova.wsgi.osapi_compute', *nova,
-                             'setup-blazar')
+            name = f'nova-api-{number}'
+            yield self._program(
+                name, self.nova_api_command(name), 'Serving requests',
+                needs=(*nova, 'setup-blazar'))
+        if settings.api == 'uwsgi':
+            yield servers.nginx(site)
         for number in (1, 2):
             yield self._program(
                 f'blazar-listener-{number}',
@@ -410,8 +427,9 @@ class Stack:
             'databases': (('database',), self._database.create_all),
             'accounts': (('keystone',), records.accounts),
             'image': (('glance', 'accounts'), records.image),
-            'flavors': (('nova-api-1', 'nova-api-2', 'accounts'),
-                        records.compute),
+            'flavors': (('nova-api-1', 'nova-api-2', 'accounts', *(
+                ('nginx',) if self.settings.api == 'uwsgi' else ())),
+                records.compute),
             'hosts': (('setup-nova',), self._wait_for_hosts),
             'books': (('setup-blazar', 'hosts'), self._wait_for_books),
         }
@@ -572,10 +590,11 @@ class Stack:
             self.__dict__.pop(name, None)
 
 
-def wsgi_command(python: str, port: int, module: str) -> list[str]:
+def wsgi_command(python: str, port: int, module: str,
+                 server: str = 'waitress') -> list[str]:
     """Serve a WSGI application by a Python that need not have the tests."""
     return [python, '-P', os.path.join(os.path.dirname(__file__), 'wsgi.py'),
-            str(port), module, '8']
+            str(port), module, '8', server]
 
 
 def free_ports(count: int) -> list[int]:

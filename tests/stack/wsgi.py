@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Serves a WSGI application: python -P wsgi.py PORT MODULE THREADS
+"""Serves a WSGI application: python -P wsgi.py PORT MODULE THREADS SERVER
 
-Several of these on the same port share its requests: the kernel gives each
+The server is waitress, or uWSGI with its own protocol. Several of these on the same port share its requests: the kernel gives each
 new connection to one of them. So there is no master that starts a killed one
 again, and a test decides when it comes back.
 """
@@ -12,13 +12,27 @@ import logging
 import socket
 import sys
 
-import waitress
-
 
 def main() -> None:
-    port, module, threads = sys.argv[1:]
+    port, module, threads, server = sys.argv[1:]
     # Nova's application takes the arguments for its own.
     sys.argv[1:] = []
+    serve = _serve_by_uwsgi if server == 'uwsgi' else _serve_by_waitress
+    serve(port, module, threads)
+
+
+def _serve_by_uwsgi(port: str, module: str, threads: str) -> None:
+    """Serve in this process: without a master, as it would start another."""
+    import pyuwsgi
+    pyuwsgi.run([
+        '--socket', f'127.0.0.1:{port}', '--reuse-port', '--listen', '100',
+        '--module', module, '--need-app', '--enable-threads', '--threads',
+        threads, '--die-on-term', '--buffer-size', '65535',
+        '--hook-post-app', 'print:Serving requests'])
+
+
+def _serve_by_waitress(port: str, module: str, threads: str) -> None:
+    import waitress
     application = importlib.import_module(module).application
     # "Task queue depth is 1" for every request that has to wait.
     logging.getLogger('waitress.queue').setLevel(logging.ERROR)

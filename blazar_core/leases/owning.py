@@ -27,6 +27,9 @@ from blazar_core import resources
 __all__ = ['Looked', 'Owner', 'Owning', 'occupied']
 
 
+_Also: ty.TypeAlias = ty.Callable[[orm.Session], None]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owner:
     """The project and the user that own a lease."""
@@ -80,13 +83,15 @@ class Owning:
 
     def hand_over(self, lease_id: str, seen: int, owner: Owner,
                   granted: limits.Granted | None, keep_trust: bool,
-                  back: bool = False) -> tuple[dict[str, ty.Any], list[str]]:
+                  back: bool = False, also: _Also | None = None,
+                  ) -> tuple[dict[str, ty.Any], list[str]]:
         """Give a lease to another project or user.
 
         :param seen: its generation when this was decided
         :param granted: what the limits said of it; None: nothing limits it
         :param keep_trust: what lets us act for the owner before stays
         :param back: to whom it has belonged; what came meanwhile is his
+        :param also: writes what else belongs to the new owner
         :returns: the lease as it is then, and all that let us act for the
             owner before, sealed: it is not kept any more
         :raises NotFound: when there is none of that id
@@ -95,11 +100,13 @@ class Owning:
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
         return self._database.retried(
-            self._hand_over, lease_id, seen, owner, granted, keep_trust, back)
+            self._hand_over, lease_id, seen, owner, granted, keep_trust, back,
+            also)
 
     def _hand_over(self, lease_id: str, seen: int, owner: Owner,
                    granted: limits.Granted | None, keep_trust: bool,
-                   back: bool) -> tuple[dict[str, ty.Any], list[str]]:
+                   back: bool, also: _Also | None,
+                   ) -> tuple[dict[str, ty.Any], list[str]]:
         with self._database.connection() as connection:
             before = connection.scalar(sa.select(
                 models.Lease.project_id).where(models.Lease.id == lease_id))
@@ -131,12 +138,14 @@ class Owning:
                 session.delete(trust)
             events.charge(session, lease, now)
             session.flush()
+            sealed = credentials.all_of(trust) if trust else []
+            if also is not None:
+                also(session)
             if before != owner.project_id:
                 events.handed_over(session, lease, self._types, now)
             session.flush()
             session.expire(lease)
-            return views.describe(lease), (
-                credentials.all_of(trust) if trust else [])
+            return views.describe(lease), sealed
 
 
 def _changed(lease_id: str) -> errors.Conflict:

@@ -73,13 +73,16 @@ class Handing:
         # are built.
         keep = looked.build and owner.project_id == before.project_id
         trust = None if keep else self._trust(context, looked, owner)
+        keeping = trusts.Keeping(
+            self._parts, {} if trust is None else {lease_id: trust}, None)
         with trusts.unless_reserved(self._parts, trust):
             granted = self._granted(looked, owner)
             lease, sealed = self._parts.leases.owning.hand_over(
-                lease_id, looked.generation, owner, granted, keep)
+                lease_id, looked.generation, owner, granted, keep,
+                also=keeping.write)
         if owner.project_id != before.project_id:
             self._check_again(looked, before, trust)
-        self._after(lease, before, sealed, trust)
+        self._after(lease, before, sealed)
         return lease
 
     def _check_again(self, looked: owning.Looked, before: owning.Owner,
@@ -101,11 +104,11 @@ class Handing:
                 own.hand_over(
                     looked.described['id'],
                     own.look(looked.described['id']).generation, before, None,
-                    True, back=True)
+                    False, back=True)
                 trusts.take_back(self._parts, trust)
 
     def _after(self, lease: dict[str, ty.Any], before: owning.Owner,
-               sealed: ty.Iterable[str], trust: str | None) -> None:
+               sealed: ty.Iterable[str]) -> None:
         """A lease was handed over. What fails now does not change that."""
         LOG.info('Lease %s was handed over by project %s, user %s, to project '
                  '%s, user %s', lease['id'], before.project_id,
@@ -116,8 +119,6 @@ class Handing:
             except errors.VaultError as exc:
                 LOG.warning('Lease %s: the trust of its owner before is not '
                             'revoked: %s', lease['id'], exc)
-        if trust is not None:
-            trusts.keep(self._parts, lease, trust)
         try:
             self._parts.orphans.forget(lease['id'])
         except errors.BlazarError as exc:

@@ -4,6 +4,7 @@
 """Leases are handed over, as they were when that was decided."""
 
 from blazar_core.common import errors
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import making
 from blazar_core.leases import owning
@@ -48,6 +49,29 @@ class TestOwning(base.LeaseTestCase):
         self.assertEqual(['another', 'trust'],
                          list(map(self.vault.open, sealed)))
         self.assertEqual([], self.scalars(models.Credential.lease_id))
+
+    def test_its_trust_is_there_with_its_new_owner(self):
+        lease_id = self.made(credential=self.vault.seal('trust'))
+        looked, keys = self.owning.look(lease_id), self.leases.credentials
+
+        def keep(session):
+            keys.put(session, api.found(session, lease_id),
+                     self.vault.seal('of the new owner'))
+
+        def die(session):
+            keep(session)
+            raise errors.CloudUnavailable('It dies')
+
+        what = lease_id, looked.generation, NEW, None, False
+        before = self.everything()
+        self.assertRaises(errors.CloudUnavailable, self.owning.hand_over,
+                          *what, also=die)
+        self.assertEqual(before, self.everything())
+        _lease, sealed = self.owning.hand_over(*what, also=keep)
+        self.assertEqual(['trust'], list(map(self.vault.open, sealed)))
+        self.assertEqual(['of the new owner'], [
+            self.vault.open(one)
+            for one in self.scalars(models.Credential.sealed)])
 
     def test_one_that_was_changed_meanwhile_is_decided_about_again(self):
         lease_id = self.made()

@@ -2,6 +2,7 @@
 
 """What becomes of servers at the end of their leases on a real OpenStack."""
 
+import collections
 import time
 import typing as ty
 
@@ -14,6 +15,38 @@ LASTS = 25
 KINDS = {'ACTIVE': None, 'SHUTOFF': 'os-stop', 'PAUSED': 'pause',
          'SUSPENDED': 'suspend', 'SHELVED_OFFLOADED': 'shelve',
          'RESERVED': None}
+
+
+class SoftDeleteTest(base.IntegrationTestCase):
+    """Nova keeps servers that users delete for an hour."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.configure('\n[DEFAULT]\nreclaim_instance_interval = 3600\n')
+
+    def test_who_deletes_and_restores_a_server_does_not_keep_it(self) -> None:
+        ends = time.time() + 45
+        server_id = self.boot(self.lease_hints(
+            'now', 45))['server']['id']
+        lease_id = self.lease_of(server_id)['id']
+        self.wait_for_server(server_id)
+        done: collections.Counter[tuple[str, int]] = collections.Counter()
+
+        def is_gone() -> bool:
+            answer = self.demo.request('DELETE', f'/servers/{server_id}')
+            done['delete', answer.status_code] += 1
+            restored = self.demo.request(
+                'POST', f'/servers/{server_id}/action', {'restore': None})
+            done['restore', restored.status_code] += 1
+            return answer.status_code == 404
+
+        self.wait_for(is_gone, 'it is gone', 120)
+        self.assertGreaterEqual(time.time(), ends)
+        base.say(f'  {time.time() - ends:.0f} s after its end: {dict(done)}')
+        self.assertGreater(done['restore', 202], 1)
+        self.wait_for_lease(lease_id, 'TERMINATED')
+        self.assertEqual([], self.guests(server_id))
+        self.assertEqual({}, self.allocations(server_id))
 
 
 class EndsTest(test_tour.TourTestCase):

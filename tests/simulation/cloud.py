@@ -297,6 +297,9 @@ class Cloud:
             server.casts += 1
             if server.casts - server.tried > 1:
                 self.baton.tell(f'{server_id} is asked for once more')
+                if server.reservation is not None:
+                    self.wrong.append(f'{server_id} has a slot, and its build '
+                                      f'is sent twice')
             if self.faults.happens('cast lost'):
                 self.baton.tell(f'the build of {server_id} is lost')
                 continue
@@ -584,6 +587,13 @@ class Port:
         self._baton.tell(f'sends {", ".join(ready)}')
         self.answer('sent')
         return ''
+
+    def send_slots(self, call: str, apart: bool, gate: clouds.Gate) -> None:
+        """See :meth:`blazar_nova.compat.servers.Servers.send_slots`."""
+        server_ids = json.loads(call)['servers']
+        for server_id in server_ids:
+            self._cloud.servers[server_id].pooled = apart
+        self.send(call, None, server_ids, gate)
 
     def hold(self, server_ids: ty.Collection[str]) -> None:
         self.call('hold')

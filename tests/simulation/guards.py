@@ -176,6 +176,10 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'twice': ('tests.simulation.owners.GRACE', 0),
     'healed': ('blazar_core.lifecycle.rebinding.Rebinding.bind_all',
                lambda self, found: True),
+    'slots': ('blazar_core.lifecycle.slots.Slots.send_left',
+              lambda self: None),
+    'slot': ('blazar_core.leases.places.Places.dispatch',
+             lambda self, server_id: True),
     'undo': ('blazar_core.books.claims.Claims._undo',
              lambda self, work, *args: lambda: None),
 }
@@ -243,6 +247,10 @@ TESTS: dict[str, str] = {
                'test_what_is_booked_where_somebody_is_to_go_is_seen',
     'pace': 'blazar_core.test_making_room.TestPace.'
             'test_after_the_interval_they_may_be_moved_again',
+    'slots': 'blazar_core.test_slots.TestDying.'
+             'test_what_a_killed_process_has_not_sent_is_sent',
+    'slot': 'blazar_core.test_slots.TestOnce.'
+            'test_of_a_request_and_two_listeners_one_sends_it',
     'clock': 'blazar_core.test_skew.TestDatabase.'
              'test_with_a_wrong_clock_nothing_is_written',
 }

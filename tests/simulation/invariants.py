@@ -39,6 +39,8 @@ LEFT = LATE + 2 * worlds.COMPARISON
 #: Seconds within which a host is looked at that is to be looked at, and for
 #: which that may be otherwise after something has failed.
 LOOKED, EXCUSED = 60, 600
+#: Seconds within which the build of servers with slots is sent.
+SENT = 30
 
 
 #: What few texts in many rows say; nobody changes it.
@@ -67,6 +69,8 @@ class Always:
         #: the ends of leases that are prolonged by themselves.
         self._waiting: dict[str, tuple[str, int, int]] = {}
         self._ends: dict[str, int] = {}
+        #: The servers with slots whose builds were not sent, and since when.
+        self._slots: dict[str, int] = {}
         #: The leases that were ended as nobody used them, and those that
         #: were deleted.
         self._unused: set[str] = set()
@@ -84,6 +88,7 @@ class Always:
             self.nobody_has_what_is_of_another()
             self.no_event_is_taken_from_who_has_it()
             self.hosts_are_looked_at_soon()
+            self.builds_of_slots_are_sent_soon()
             self.who_waits_longest_is_first()
             self.nobody_is_prolonged_from_another_end()
             self.nothing_that_is_used_ends_as_unused()
@@ -299,6 +304,18 @@ class Always:
                 due[0], self._world.faults.last + EXCUSED):
             raise Broken(f'{due[1]} was to be looked at {now - due[0]:.0f} s '
                          f'ago, and nobody has')
+
+    def builds_of_slots_are_sent_soon(self) -> None:
+        """By a listener, if their request died, and if all can do their work.
+        """
+        now, waits = self._world.baton.now, self._slots
+        self._slots = {row[0]: row[1] for row in self._world.look(
+            'SELECT server_id, created_at FROM slot_builds')}
+        for server_id, since in waits.items():
+            if SENT + self._ahead < now - max(
+                    since, self._world.faults.last + EXCUSED):
+                raise Broken(f'{server_id} has had its slot for '
+                             f'{now - since:.0f} s, and its build is not sent')
 
     def what_is_refused_counts_no_more(
             self, server: clouds.Server, host: clouds.Host) -> None:

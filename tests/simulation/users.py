@@ -19,6 +19,7 @@ from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import steps
 from tests.simulation import asking
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
@@ -244,9 +245,16 @@ class Users:
 
     def reserve(self) -> None:
         now = self._dice.random() < 0.5
-        self._accepted(self._core.leases.making.create(making.NewLease(
+        lease = self._core.leases.making.create(making.NewLease(
             self._project(), 'user', self._request(self._window(now), now),
-            (self._places(self._dice.choice([1, 2, 3])),)), None))
+            (self._places(self._dice.choice([1, 2, 3])),)), None)
+        self._accepted(lease)
+        if now:
+            # It was asked for to boot in it.
+            self._baton.let_pass(self._dice.choice([10, 60]))
+            for number in range(2):
+                self._core.process.spawn(f'slot{number}', functools.partial(
+                    self._try, 'boot_in', self._boot_in, lease))
 
     def wait(self) -> None:
         """Where there is no room now, wait for it."""
@@ -453,14 +461,23 @@ class Users:
         server = self._cloud.new_server(
             project, {'VCPU': one['params']['vcpus']}, clouds.State.READY,
             reservation=one['id'], preemptible=self._dice.random() < 0.3)
+        slots = self._core.leases.places
         try:
-            server.pooled = self._core.leases.places.occupy(
-                one['id'], project, [server.id])
+            server.pooled = slots.occupy(
+                one['id'], project, [server.id], worlds.call_of([server]))
+        except errors.OutcomeUnknown:
+            # A listener may be building it.
+            if not server.casts and server.state is clouds.State.READY:
+                server.state = clouds.State.HELD
+            raise
         except Exception:
             server.state = clouds.State.GONE
             raise
         server.leased = True
-        self._cloud.cast([server.id])
+        steps.reached(steps.Step.SLOT_TAKEN, server.id)
+        if slots.dispatch(server.id):
+            steps.reached(steps.Step.SLOT_DISPATCHED, server.id)
+            self._cloud.cast([server.id])
 
     def boot_within(self) -> None:
         lease = self._lease('ACTIVE', of=whole.HOSTS)

@@ -44,6 +44,7 @@ from blazar_core.lifecycle import lifecycle
 from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import relocating
 from blazar_core.lifecycle import retrying
+from blazar_core.lifecycle import slots
 from blazar_core.lifecycle import watch
 from blazar_core import resources
 from tests import databases
@@ -494,6 +495,7 @@ class World:
         core.process.spawn('watch', lambda: self._watch(watching))
         core.process.spawn('retrying', lambda: self._retry(core))
         core.process.spawn('monitors', lambda: self._monitor(core))
+        core.process.spawn('slots', lambda: self._send_left(core))
         if self.relocates:
             core.process.spawn('relocating', lambda: self._relocate(core))
         if self.keystone.knows:
@@ -520,6 +522,19 @@ class World:
                 COMPARISON if self.look(
                     "SELECT 1 FROM outages WHERE kind = 'maintenance' LIMIT 1")
                 else REST)
+
+    def _send_left(self, core: Core) -> None:
+        """Send the builds of slots whose requests died, where there are any.
+        """
+        left = slots.Slots(
+            core.database, core.clock, core.leases.places,
+            self.port.send_slots, str)
+        while True:
+            self.baton.wait(lambda: bool(self.look(
+                'SELECT 1 FROM slot_builds LIMIT 1')), REST)
+            self.baton.let_pass(slots.PAUSE)
+            with contextlib.suppress(errors.BooksUnavailable):
+                left.send_left()
 
     def _monitor(self, core: Core) -> None:
         """See again and again which hosts are down."""

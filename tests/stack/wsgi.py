@@ -2,9 +2,10 @@
 
 """Serves a WSGI application: python -P wsgi.py PORT MODULE THREADS SERVER
 
-The server is waitress, or uWSGI with its own protocol. Several of these on the same port share its requests: the kernel gives each
-new connection to one of them. So there is no master that starts a killed one
-again, and a test decides when it comes back.
+The server is waitress, or uWSGI with its own protocol. Several of these on the
+same port share its requests: the kernel gives each new connection to one of
+them. So there is no master that starts a killed one again, and a test decides
+when it comes back.
 """
 
 import importlib

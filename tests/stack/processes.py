@@ -10,6 +10,7 @@ command finds it again: ``run/NAME.json``. All that a process writes goes to
 import collections.abc
 import contextlib
 import dataclasses
+import glob
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import threading
 import time
 import typing as ty
 
-__all__ = ['Failure', 'Process', 'Program', 'wait_for']
+__all__ = ['Failure', 'Process', 'Program', 'kill_others', 'wait_for']
 
 #: Seconds between two looks at something that is waited for.
 _LOOK = 0.05
@@ -203,6 +204,14 @@ class Process:
         """Take notice of its end, if it is a child of this process."""
         if self._popen is not None:
             self._popen.poll()
+
+
+def kill_others(folder: str, names: collections.abc.Container[str]) -> None:
+    """Kill every process that was started in a folder but those."""
+    for record in glob.glob(os.path.join(folder, 'run', '*.json')):
+        name = os.path.basename(record).removesuffix('.json')
+        if name not in names:
+            Process(folder, Program(name, [], '')).kill()
 
 
 def _environ() -> dict[str, str]:

@@ -98,7 +98,7 @@ class Stack:
 
     def up(self, database: str | None = None, hosts: int | None = None,
            token_expiry: int | None = None, api: str | None = None,
-           ) -> None:
+           pythons: dict[str, str] | None = None) -> None:
         """Start what is missing, and return when a server can be booted.
 
         What is left out is as before, or ``mariadb``, 3, a day and
@@ -109,11 +109,13 @@ class Stack:
             processes of their own
         :param token_expiry: seconds for which keystone's tokens are good
         :param api: what serves nova-api, ``waitress`` or ``uwsgi``
+        :param pythons: by the name of a process, the Python that it runs by
+            instead of this one
         :raises Failure: when something does not come up
         """
         wanted = {'database': database, 'hosts': hosts,
                   'token_expiry': token_expiry, 'api': api,
-                  'python': sys.executable}
+                  'python': sys.executable, 'pythons': pythons}
         wanted = {name: value for name, value in wanted.items()
                   if value is not None}
         with self._lock():
@@ -556,6 +558,8 @@ class Stack:
                     self.site, name, hosts[0] if hosts else name)
 
     def _remove(self) -> None:
+        # Tests start more than there is in every stack.
+        processes.kill_others(self.folder, self._processes)
         for process in self._processes.values():
             # At once: nothing of it is needed any more.
             process.kill(process.program.end

@@ -266,10 +266,10 @@ def absence(timezone: str, dates: recurrences.Dates) -> str:
     """What is said of an occurrence of which the wall does not show both
     dates.
     """
-    return (f'It was to be from {dates.start:%Y-%m-%d %H:%M} to '
-            f'{dates.end:%Y-%m-%d %H:%M} ({timezone}), which is not there, '
-            f'as the clocks go forward: it starts at the first time that is, '
-            f'and is as long.')
+    return (f'Its dates are {dates.start:%Y-%m-%d %H:%M} to '
+            f'{dates.end:%Y-%m-%d %H:%M} ({timezone}), and not both exist, '
+            f'as the clocks go forward: it starts at the first time that '
+            f'does, and is as long.')
 
 
 def _shifted(shifted: _Shifted) -> list[dict[str, ty.Any]]:

@@ -242,7 +242,7 @@ class _Gated:
     The message is complete by then: for a large boot that takes longer than
     a permit is valid, and must not count.
 
-    :param ask: raises when nothing is to be sent
+    :param ask: raises when nothing may be sent
     """
 
     def __init__(self, transport: ty.Any, ask: ty.Callable[[], None]) -> None:

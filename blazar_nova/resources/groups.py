@@ -84,7 +84,7 @@ def _together(stays: _Stays, window: model.Window | None) -> frozenset[str]:
     """
     hosts = [frozenset(host for host, _its in stays)]
     if window is not None:
-        # Who is there changes only when one comes or goes.
+        # The members there change only when one comes or goes.
         instants = {window.start, *(
             when for _host, its in stays for when in (its.start, its.end)
             if window.start < when < window.end)}

@@ -18,7 +18,7 @@ from blazar_core.db import api
 from blazar_core.db import notes
 from blazar_core.db import skew
 
-__all__ = ['Turns']
+__all__ = ['Last', 'Turns', 'last']
 
 _TURNS = notes.Turn.__table__
 _NAME = _TURNS.c.name == sa.bindparam('of')
@@ -46,6 +46,24 @@ _HURRY = sa.update(_TURNS).where(_NAME).values(
     due_at=sa.case((_TURNS.c.due_at > _NOW, _NOW), else_=_TURNS.c.due_at),
     claimed_until=sa.case((_TURNS.c.claimed_until > _UNTIL, _UNTIL),
                           else_=_TURNS.c.claimed_until))
+
+
+class Last(ty.NamedTuple):
+    """The process that has had the turn last.
+
+    :ivar worker: None: it has left, as it was stopped
+    :ivar until: when another process may take the turn
+    """
+
+    worker: str | None
+    until: int
+
+
+def last(database: api.Database, name: str) -> Last | None:
+    """Return what is recorded of the last turn; None: none was taken yet."""
+    with database.connection() as connection:
+        row = connection.execute(_READ, {'of': name}).one_or_none()
+    return row and Last(row.worker, row.claimed_until)
 
 
 class Turns:

@@ -17,8 +17,8 @@ from blazar_core.common import errors
 from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import settings
+from blazar_core.db import turns
 from blazar_core.db import vault
-from blazar_core.lifecycle import audit
 from blazar_nova.api import defaulting
 from blazar_nova.api import lease_params
 from blazar_nova.cmd import verify
@@ -26,6 +26,7 @@ from blazar_nova.compat import checks
 from blazar_nova.compat import pool
 from blazar_nova.compat.seams import check
 from blazar_nova.compat import service
+from blazar_nova.listener import comparison
 from blazar_nova.parts import credentials
 from blazar_nova.parts import wiring
 
@@ -135,15 +136,10 @@ class Checks(upgradecheck.UpgradeCommands):
         return _result(checks.volumes(CONF), Code.WARNING)
 
     def _listener(self) -> Result:
-        """A worker carries out what is due."""
-        overdue: list[audit.Difference] = []
-        result = _checked(lambda: overdue.extend(
-            verify.auditor(wiring.assemble(CONF)).overdue()), Code.WARNING)
-        if overdue:
-            return Result(Code.WARNING, (
-                f'Events of leases are overdue, {len(overdue)} in all: start '
-                f'blazar-listener. The first: {overdue[0].text}'))
-        return result
+        """A worker is there, and carries out what is due."""
+        found: list[str] = []
+        result = _checked(lambda: found.extend(_undone(CONF)), Code.WARNING)
+        return _result(found, Code.WARNING) if found else result
 
     def _prefilters(self) -> Result:
         """The API and the scheduler judge hosts alike."""
@@ -190,6 +186,27 @@ class Checks(upgradecheck.UpgradeCommands):
         ('Volumes at the end', _volumes),
         ('blazar-listener', _listener),
     )
+
+
+def _undone(conf: ty.Any) -> ty.Iterator[str]:
+    """What is known of listeners that do not run."""
+    parts = wiring.assemble(conf)
+    overdue = list(verify.auditor(parts).overdue())
+    if overdue:
+        yield (f'Events of leases are overdue, {len(overdue)} in all: start '
+               f'blazar-listener. The first: {overdue[0].text}')
+    last = turns.last(parts.database, comparison.NAME)
+    if last is None:
+        yield ('No blazar-listener has ever run on this database: start one, '
+               'or no lease starts or ends.')
+    elif last.until + conf.blazar.claim_seconds < parts.clock.now():
+        yield (f'No blazar-listener has compared hosts, although one had to '
+               f'by {clocks.minute(last.until)} UTC: start one, or no lease '
+               f'starts or ends.')
+    elif last.worker is None:
+        yield (f'The blazar-listener that compared hosts last was stopped. '
+               f'Another one does so by {clocks.minute(last.until)} UTC if '
+               f'it runs: else start one.')
 
 
 def main() -> int:

@@ -20,9 +20,12 @@ from blazar_core.common import errors
 from blazar_core.db import turns
 from blazar_nova.listener import mirror
 
-__all__ = ['Comparison']
+__all__ = ['NAME', 'Comparison']
 
 LOG = logging.getLogger(__name__)
+
+#: Of what the listeners take turns at.
+NAME = 'comparison'
 
 #: Seconds between two looks whose turn it is, and after a comparison that
 #: failed altogether.

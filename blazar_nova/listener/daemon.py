@@ -136,7 +136,7 @@ class Listener:
         patience: int = conf.blazar.claim_seconds
         return comparison.Comparison(
             parts.clock, turns.Turns(
-                parts.database, parts.clock, 'comparison', name,
+                parts.database, parts.clock, comparison.NAME, name,
                 self._interval, patience),
             self._interval, patience, self.mirror, self._stopping,
             life.observing.settle_left, life.lost.send,

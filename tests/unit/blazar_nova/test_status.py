@@ -12,6 +12,7 @@ import fixtures
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
+from blazar_core.db import notes
 from blazar_core.db import settings
 from blazar_core.db import vault
 from tests import databases
@@ -26,6 +27,8 @@ transport_url = fake:/
 auth_type = password
 """
 
+#: An instant that does not come while the tests run.
+FAR = 2 ** 32
 #: Of Nova's api-paste.ini, what leases change.
 _NOVA = """[composite:osapi_compute]
 use = call:nova.api.openstack.urlmap:urlmap_factory
@@ -70,6 +73,14 @@ class StatusTest(base.TestCase):
         migration.upgrade(database)
         return database
 
+    @staticmethod
+    def listen(database, worker, until):
+        """As a listener does when it compares hosts."""
+        with database.writer() as session:
+            session.merge(notes.Turn(
+                name='comparison', worker=worker, claimed_until=until,
+                due_at=until))
+
     def type(self, *words):
         """Type the command; returns its code and what it printed."""
         done = subprocess.run(
@@ -89,7 +100,7 @@ class StatusTest(base.TestCase):
 
     def test_where_everything_is_there(self):
         self.write()
-        self.make_books()
+        self.listen(self.make_books(), 'listener', FAR)
         results = self.results()
         # There is no keystone here, and the command says so.
         code, details = results.pop('Keystone')
@@ -156,6 +167,19 @@ class StatusTest(base.TestCase):
         code, details = results['Clock']
         self.assertEqual(2, code)
         self.assertRegex(details, r'is\s+at least 100[01] s ahead')
+        code, details = results['blazar-listener']
+        self.assertEqual(1, code)
+        self.assertIn('No blazar-listener has ever run on this database: '
+                      'start one', details)
+
+    def test_a_listener_that_was_stopped(self):
+        """Whether another one runs is not known yet."""
+        self.write()
+        self.listen(self.make_books(), None, FAR)
+        code, details = self.results()['blazar-listener']
+        self.assertEqual(1, code)
+        self.assertIn('was stopped. Another one does so by 2106-02-07 '
+                      '06:28:16 UTC if it runs: else start one.', details)
 
     def test_what_is_wrong_in_the_books_and_who_is_exempt(self):
         """Each start of the command takes seconds: all of it at once."""
@@ -176,6 +200,7 @@ class StatusTest(base.TestCase):
             session.add(models.Event(
                 id='event', lease_id='lease', event_type='end_lease', time=1,
                 due=1, status='UNDONE'))
+        self.listen(database, 'listener', 60)
         for process, value in (('nova-api', False), ('nova-scheduler', True)):
             settings.write(database, 0, process, {
                 '[scheduler] image_metadata_prefilter': value})
@@ -189,6 +214,9 @@ class StatusTest(base.TestCase):
             'Events of leases are overdue, 1 in all: start blazar-listener. '
             'The first: Lease lease (lease1): its end_lease is due since '
             '1970-01-01 00:00:01 UTC', details)
+        self.assertIn(
+            'No blazar-listener has compared hosts, although one had to by '
+            '1970-01-01 00:01 UTC: start one', details)
         code, details = results['Enrolled hosts']
         self.assertEqual(2, code)
         self.assertIn('enable_isolated_aggregate_filtering = True', details)

@@ -149,11 +149,16 @@ class Client:
         :param path: without the version, such as ``/servers``
         """
         prefix, kind, default = _SERVICES[service]
-        return requests.request(
+        return self.send(
             method, self._url(service, prefix + path), json=body,
             timeout=PATIENCE, headers={
-                'X-Auth-Token': self.token, 'Connection': 'close',
+                'X-Auth-Token': self.token,
                 'OpenStack-API-Version': f'{kind} {microversion or default}'})
+
+    def send(self, method: str, url: str, **options: ty.Any,
+             ) -> requests.Response:
+        options['headers']['Connection'] = 'close'
+        return requests.request(method, url, **options)
 
     def __call__(self, method: str, path: str, body: ty.Any = None,
                  **options: str) -> ty.Any:

@@ -19,15 +19,20 @@ _PINNED = ('constraints.txt', 'tests/packaging/blazar-constraints.txt')
 
 
 class Packages(fixtures.Fixture):
-    """What is uploaded for a release, made of this tree.
+    """What is uploaded for a release.
 
+    :param tree: of what it is made; by default of this one
     :ivar sdist: the path of the source distribution
     :ivar wheel: the path of the wheel, which is built of that
     """
 
+    def __init__(self, tree=TOP):
+        super().__init__()
+        self._tree = tree
+
     def _setUp(self):
         folder = self.useFixture(fixtures.TempDir()).path
-        self.sdist = _build('sdist', folder, TOP)
+        self.sdist = _build('sdist', folder, self._tree)
         with tarfile.open(self.sdist) as archive:
             archive.extractall(folder, filter='data')
         self.wheel = _build('wheel', folder,

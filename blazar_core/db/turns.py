@@ -63,7 +63,7 @@ def last(database: api.Database, name: str) -> Last | None:
     """Return what is recorded of the last turn; None: none was taken yet."""
     with database.connection() as connection:
         row = connection.execute(_READ, {'of': name}).one_or_none()
-    return row and Last(row.worker, row.claimed_until)
+    return None if row is None else Last(row.worker, row.claimed_until)
 
 
 class Turns:

@@ -89,13 +89,15 @@ class Connected(base.Client):
         super().__init__(cloud, user)
         self._log = cloud.log(name)
         self._session = requests.Session()
+
+    def connect(self) -> None:
+        """Have a connection: the server ends one that was idle for long."""
         for _attempt in range(MOST):
-            # Each attempt after the first one on another connection.
             with contextlib.suppress(AnotherProcess):
                 self('GET', '/servers')
                 return
             self._session = requests.Session()
-        raise AssertionError(f'{name} gets no requests')
+        raise AssertionError(f'No request came to {self._log}')
 
     def send(self, method: str, url: str, **options: ty.Any,
              ) -> requests.Response:
@@ -176,10 +178,10 @@ class VersionsTest(lease_api.LeaseApiTestCase):
         self.manage('db', 'sync')
         self.assertNotEqual(version, self.version())
         # What there is of the old version goes on, without a listener.
-        for name in APIS:
-            self.boot_each(name, early)
         self.change(early, APIS[0])
         self.end(later, APIS[1])
+        for name in APIS:
+            self.boot_each(name, early)
         self.upgrade(*SCHEDULERS)
         self.boot_each(APIS[0], early)
         self.upgrade(*LISTENERS)
@@ -192,9 +194,9 @@ class VersionsTest(lease_api.LeaseApiTestCase):
         for name in APIS:
             self.boot_each(name, by_new)
             self.boot_each(name, by_old)
+        self.wait_until_active()
         self.change(by_old, APIS[0])
         self.change(by_new, APIS[1])
-        self.wait_until_active()
         self.check()
         self.end(by_new, APIS[1])
         self.end(early, APIS[0])
@@ -205,8 +207,9 @@ class VersionsTest(lease_api.LeaseApiTestCase):
         self.wait_until_active()
         for made in (by_old, by_new):
             self.boot_each(APIS[1], made)
-            self.change(made, APIS[1])
         self.wait_until_active()
+        for made in (by_old, by_new):
+            self.change(made, APIS[1])
         self.check()
         for made in (by_old, by_new):
             self.end(made, APIS[1])
@@ -242,6 +245,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
         assert pid is not None, name
         if pid not in self._clients:
             self._clients[pid] = Connected(self.cloud, 'demo', name)
+        self._clients[pid].connect()
         return self._clients[pid]
 
     # -- leases --------------------------------------------------------------
@@ -271,11 +275,10 @@ class VersionsTest(lease_api.LeaseApiTestCase):
 
     def boot_each(self, name: str, made: Made) -> None:
         """Boot by a nova-api, from now on and for later, and within leases."""
-        client = self.by(name)
         for start in ('now', time.time() + 10):
             lease = f'lease-{uuid.uuid4()}'
             made.servers.append(self.boot(self.lease_hints(
-                start, LENGTH, name=lease), client)['server']['id'])
+                start, LENGTH, name=lease), self.by(name))['server']['id'])
             its, = (one for one in self.leases().values()
                     if one['name'] == lease)
             made.leases.append(its['id'])
@@ -283,7 +286,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
                 ({'reservation': made.whole}, {}),
                 (None, {'flavorRef': made.places})):
             made.servers.append(
-                self.boot(hints, client, **more)['server']['id'])
+                self.boot(hints, self.by(name), **more)['server']['id'])
 
     def change(self, made: Made, name: str) -> None:
         """Change the name and the end of each lease by a nova-api."""

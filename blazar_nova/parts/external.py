@@ -256,8 +256,8 @@ def _reservation(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
     for key, classes in _AMOUNTS.items():
         if resources and key not in said:
             said[key] = sum(resources.get(rc, 0) for rc in classes)
-    if said.get('affinity') is None:
-        said['affinity'] = 'None'
+    # Blazar passes on what its client writes, which is text.
+    said['affinity'] = str(said.get('affinity'))
     return said
 
 

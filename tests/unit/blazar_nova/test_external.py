@@ -149,10 +149,10 @@ class TestAsked(ExternalTestCase):
                 ({'resource_type': 'flavor:instance', 'amount': 1,
                   'affinity': False, 'flavor_id': 'of the reservation',
                   'source_flavor_id': '7', 'resources': amounts},
-                 {**shown, 'flavor_id': '7'}),
+                 {**shown, 'affinity': 'False', 'flavor_id': '7'}),
                 ({'resource_type': 'virtual:instance', 'vcpus': 1,
                   'memory_mb': 2, 'disk_gb': 0, 'affinity': True,
-                  'resources': amounts}, {}),
+                  'resources': amounts}, {'affinity': 'True'}),
                 ({'resource_type': 'physical:host', 'min': 1, 'max': 1,
                   'resources': {'HOST': 1}}, {})):
             self.external().check(dataclasses.replace(

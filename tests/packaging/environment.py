@@ -51,12 +51,14 @@ class Environment(fixtures.Fixture):
     """A virtual environment with packages.
 
     :param packages: what pip is told to install
+    :param pins: the files of constraints, from the top folder
     :ivar folder: an empty one, in which its commands run
     """
 
-    def __init__(self, *packages):
+    def __init__(self, *packages, pins=_PINNED):
         super().__init__()
         self._packages = packages
+        self._pins = pins
 
     def _setUp(self):
         self.folder = self.useFixture(fixtures.TempDir()).path
@@ -66,7 +68,7 @@ class Environment(fixtures.Fixture):
         self.install(*self._packages)
 
     def install(self, *packages):
-        pins = (word for name in _PINNED
+        pins = (word for name in self._pins
                 for word in ('-c', os.path.join(TOP, name)))
         self.do('pip', 'install', *pins, *packages)
 

@@ -3,7 +3,8 @@
 """A network service without networks: python -m tests.stack.network PORT
 
 Nova asks for ports, networks, security groups and quotas even of servers
-that are booted without a network.
+that are booted without a network. Who lets Nova choose ("auto") gets a port
+of one network that is in no list: Ansible cannot ask for none.
 """
 
 import collections.abc
@@ -11,9 +12,18 @@ import json
 import socketserver
 import sys
 import typing as ty
+import urllib.parse
+import uuid
 from wsgiref import simple_server
 
 __all__ = ['application']
+
+Json: ty.TypeAlias = dict[str, ty.Any]
+
+#: What Nova gets that asks for a network to be made for a project.
+_AUTO: Json = {'id': str(uuid.uuid4()), 'name': 'auto', 'tenant_id': '',
+               'mtu': 1500, 'subnets': [], 'port_security_enabled': False}
+_ports: dict[str, Json] = {}
 
 
 class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
@@ -37,6 +47,8 @@ def application(environ: dict[str, ty.Any],
         body = {'versions': [{'id': 'v2.0', 'status': 'CURRENT', 'links': [
             {'rel': 'self', 'href': f'http://{environ["HTTP_HOST"]}/v2.0/'},
         ]}]}
+    elif found := _auto(environ, path[1:]):
+        status, body = found
     elif environ['REQUEST_METHOD'] == 'GET' and len(path) == 2:
         body = {path[1].replace('-', '_'): []}
     elif environ['REQUEST_METHOD'] == 'GET' and path[1:2] == ['quotas']:
@@ -47,10 +59,51 @@ def application(environ: dict[str, ty.Any],
         status, body = '404 Not Found', {'NeutronError': {
             'type': 'NotFound', 'message': 'There are no networks here.',
             'detail': ''}}
-    data = json.dumps(body).encode()
+    data = b'' if status.startswith('204') else json.dumps(body).encode()
     start(status, [('Content-Type', 'application/json'),
                    ('Content-Length', str(len(data)))])
     return [data]
+
+
+def _auto(environ: dict[str, ty.Any], path: list[str],
+          ) -> tuple[str, Json] | None:
+    """What is asked about that network and its ports; None: something else.
+    """
+    method = environ['REQUEST_METHOD']
+    wanted = urllib.parse.parse_qs(environ['QUERY_STRING'])
+    if path[:1] == ['auto-allocated-topology']:
+        return '200 OK', {'auto_allocated_topology': {
+            'id': 'dry-run=pass' if 'fields' in wanted else _AUTO['id']}}
+    if path == ['networks', _AUTO['id']]:
+        return '200 OK', {'network': _AUTO}
+    if path == ['networks'] and _AUTO['id'] in wanted.get('id', ()):
+        return '200 OK', {'networks': [_AUTO]}
+    if path == ['ports'] and method == 'GET':
+        return '200 OK', {'ports': [
+            port for port in list(_ports.values()) if all(
+                port.get(key, value) == value for key, (value, *_rest)
+                in wanted.items() if key in ('device_id', 'tenant_id'))]}
+    if path == ['ports'] or path[1:] and path[1] in _ports:
+        return _port(environ, method, path[1:])
+    return None
+
+
+def _port(environ: dict[str, ty.Any], method: str, path: list[str],
+          ) -> tuple[str, Json]:
+    """What is done to a port."""
+    port_id = path[0] if path else str(uuid.uuid4())
+    if method == 'DELETE':
+        _ports.pop(port_id, None)
+        return '204 No Content', {}
+    if method in ('POST', 'PUT'):
+        given = json.loads(environ['wsgi.input'].read(
+            int(environ['CONTENT_LENGTH'])))['port']
+        _ports[port_id] = {
+            'id': port_id, 'mac_address': 'fa:16:3e:00:00:01',
+            'status': 'ACTIVE', 'fixed_ips': [], 'security_groups': [],
+            'binding:vif_type': 'ovs', **_ports.get(port_id, {}), **given}
+    return '201 Created' if method == 'POST' else '200 OK', {
+        'port': _ports[port_id]}
 
 
 if __name__ == '__main__':

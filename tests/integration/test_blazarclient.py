@@ -80,9 +80,12 @@ class CommandsTest(test_hosts.HostsTestCase):
                        'property_values': ['H100']}, self.type(
             tool, 'host-property-list', '--detail', *show))
         self.type(tool, 'host-property-set', '--private', 'gpu')
-        self.assertIs(True, self.type(
-            tool, 'host-property-show', 'gpu', *show)['private'])
+        self.type(tool, 'host-property-show', 'gpu',
+                  fails='The resource property does not exist')
         self.type(tool, 'host-property-set', '--public', 'gpu')
+        self.assertEqual(('gpu', False), tuple(self.type(
+            tool, 'host-property-show', 'gpu', *show)[key]
+            for key in ('property', 'private')))
         lease = self.make(lease_api.days_ahead(30), reservations=[{
             'resource_type': 'physical:host', 'min': 1, 'max': 1,
             'hypervisor_properties': '', 'resource_properties': ''}])

@@ -9,6 +9,7 @@ the stack's keystone, database server and RabbitMQ.
 import os
 import subprocess
 
+from tests.stack import beside
 from tests.stack import configuration
 from tests.stack import processes
 from tests.stack import stack as stacks
@@ -21,11 +22,10 @@ FILTER_CLASS = 'blazarnova.scheduler.filters.blazar_filter.BlazarFilter'
 FILTERS = ('AggregateMultiTenancyIsolation',
            'AggregateInstanceExtraSpecsFilter', 'BlazarFilter')
 _DATABASE = 'blazar'
-_PATIENCE = 120
 
 
-class Blazar:
-    """blazar-api and blazar-manager, which somebody has to stop.
+class Blazar(beside.Services):
+    """blazar-api and blazar-manager.
 
     :param cloud: the stack, which is up
     :param python: of the environment that has Blazar
@@ -35,15 +35,14 @@ class Blazar:
 
     def __init__(self, cloud: stacks.Stack, python: str) -> None:
         self._cloud = cloud
-        self._bin = os.path.dirname(python)
+        super().__init__(cloud.folder, python)
         folder = cloud.site.etc('blazar')
         port = stacks.free_ports(1)[0]
         self.conf = os.path.join(folder, 'blazar.conf')
         self.url = f'http://127.0.0.1:{port}/v1'
         environ = {'OS_BLAZAR_CONFIG_DIR': folder, 'PYTHONWARNINGS': 'ignore'}
         # The script blazar-api ends at once: its server is a daemon thread.
-        self._processes = [processes.Process(cloud.folder, program) for
-                           program in (
+        self._have((
             processes.Program(
                 'blazar-api',
                 stacks.wsgi_command(python, port, 'blazar.wsgi.api'),
@@ -51,7 +50,7 @@ class Blazar:
             processes.Program(
                 'blazar-manager',
                 [self._command('blazar-manager'), '--config-file', self.conf],
-                'start method', environ=environ))]
+                'start method', environ=environ)))
 
     def set_up(self) -> None:
         """Make its database, its tables and ``blazar.conf``."""
@@ -61,21 +60,6 @@ class Blazar:
         subprocess.run([self._command('blazar-db-manage'), '--config-file',
                         self.conf, 'upgrade', 'head'], check=True,
                        capture_output=True)
-
-    def start(self) -> None:
-        """Start both; returns when the API answers."""
-        for process in self._processes:
-            process.start()
-        for process in self._processes:
-            process.wait_until_up(_PATIENCE)
-
-    def stop(self) -> None:
-        """End both as an operator would."""
-        for process in self._processes:
-            process.stop()
-
-    def _command(self, name: str) -> str:
-        return os.path.join(self._bin, name)
 
     def _lines(self) -> configuration.Lines:
         site = self._cloud.site

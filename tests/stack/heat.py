@@ -10,6 +10,7 @@ the stack's keystone, database server and RabbitMQ, as the stack's user
 import os
 import subprocess
 
+from tests.stack import beside
 from tests.stack import configuration
 from tests.stack import processes
 from tests.stack import stack as stacks
@@ -17,11 +18,10 @@ from tests.stack import stack as stacks
 __all__ = ['Heat']
 
 _DATABASE = 'heat'
-_PATIENCE = 120
 
 
-class Heat:
-    """heat-api and heat-engine, which somebody has to stop.
+class Heat(beside.Services):
+    """heat-api and heat-engine.
 
     :param cloud: the stack, which is up
     :param python: of the environment that has Heat
@@ -30,15 +30,14 @@ class Heat:
 
     def __init__(self, cloud: stacks.Stack, python: str) -> None:
         self._cloud = cloud
-        self._bin = os.path.dirname(python)
+        super().__init__(cloud.folder, python)
         folder = cloud.site.etc('heat')
         port = stacks.free_ports(1)[0]
         self._conf = os.path.join(folder, 'heat.conf')
         self.url = f'http://127.0.0.1:{port}/v1'
         # It looks for its configuration in the home of its user.
         environ = {'HOME': folder, 'PYTHONWARNINGS': 'ignore'}
-        self._processes = [processes.Process(cloud.folder, program) for
-                           program in (
+        self._have((
             processes.Program(
                 'heat-api', stacks.wsgi_command(
                     python, port, 'heat.wsgi.api'),
@@ -46,7 +45,7 @@ class Heat:
             processes.Program(
                 'heat-engine', [self._command('heat-engine'),
                                 '--config-file', self._conf],
-                'Starting engine_worker', environ=environ))]
+                'Starting engine_worker', environ=environ)))
 
     def set_up(self) -> None:
         """Make its database, its tables and ``heat.conf``."""
@@ -57,21 +56,6 @@ class Heat:
         subprocess.run([self._command('heat-manage'), '--config-file',
                         self._conf, 'db_sync'], check=True,
                        capture_output=True)
-
-    def start(self) -> None:
-        """Start both; returns when they do their work."""
-        for process in self._processes:
-            process.start()
-        for process in self._processes:
-            process.wait_until_up(_PATIENCE)
-
-    def stop(self) -> None:
-        """End both as an operator would."""
-        for process in self._processes:
-            process.stop()
-
-    def _command(self, name: str) -> str:
-        return os.path.join(self._bin, name)
 
     def _lines(self) -> configuration.Lines:
         site = self._cloud.site

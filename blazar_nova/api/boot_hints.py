@@ -12,14 +12,14 @@ from oslo_utils import strutils
 from blazar_core.common import errors
 from blazar_core.common import inputs
 
-__all__ = ['LEASE_PARAMS', 'RESERVED', 'ask_for_lease', 'scalar']
+__all__ = ['HINTS', 'LEASE_PARAMS', 'RESERVED', 'ask_for_lease', 'scalar']
 
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
 SERVICE_PREFIX = 'blazar'
 
 #: The hints that users write, each with an example of its value.
-_OURS = {RESERVED: 'True',
+HINTS = {RESERVED: 'True',
          LEASE_PARAMS: '\'{"start": "now", "duration": "2h"}\'',
          'reservation': 'ID'}
 #: From which likeness on one word is taken for a slip of another
@@ -60,11 +60,11 @@ def _refuse_near_misses(hints: collections.abc.Mapping[str, object],
     """
     for name in hints:
         near = difflib.get_close_matches(
-            name.lower().replace('-', '_'), _OURS, 1, _NEAR)
-        if near and name not in _OURS and name not in others:
+            name.lower().replace('-', '_'), HINTS, 1, _NEAR)
+        if near and name not in HINTS and name not in others:
             raise errors.InvalidLeaseParams(
                 f'The hint "{inputs.shown(name)}" is nearly "{near[0]}", and '
-                f'not the same. Write --hint {near[0]}={_OURS[near[0]]}, or '
+                f'not the same. Write --hint {near[0]}={HINTS[near[0]]}, or '
                 f'leave it out for a server without a lease.')
 
 

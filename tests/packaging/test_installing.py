@@ -10,7 +10,9 @@ import testtools
 from tests.packaging import environment
 
 COMMANDS = ('blazar-listener', 'blazar-nova-manage', 'blazar-nova-status')
-SAMPLES = ('api-paste.ini', 'nova.conf')
+SAMPLES = ('api-paste.ini', 'nova.conf', 'nova_leases_horizon.py',
+           'metadefs/compute-leases.json',
+           'metadefs/compute-reserved-hosts.json')
 
 #: Every module but those of the client plug-in, which are of an extra; the
 #: commands are loaded by their scripts.

@@ -3,10 +3,12 @@
 """Every configuration that operators are shown parses and knows its options.
 
 That is the sample under etc/nova-leases and each block of nova.conf in the
-documentation and in the READMEs.
+documentation and in the READMEs. So do the hints that Horizon offers.
 """
 
+import glob
 import itertools
+import json
 import os
 import re
 
@@ -20,6 +22,8 @@ import testscenarios
 
 from blazar_core.common import opts
 from blazar_core.db import vault
+from blazar_nova.api import boot_hints
+from blazar_nova.api import lease_params
 from blazar_nova.compat import pool
 from blazar_nova.parts import credentials
 from tests import samples
@@ -144,6 +148,29 @@ class TestSample(ExampleTestCase):
         for name in ('nova.conf', 'api-paste.ini'):
             self.assertIn(f'.. literalinclude:: ../../../etc/nova-leases/'
                           f'{name}\n', guide)
+
+
+class TestHints(base.TestCase):
+    """Those that are loaded into glance."""
+
+    def hints(self):
+        found = {}
+        for path in glob.glob(os.path.join(
+                TOP, 'etc/nova-leases/metadefs/*.json')):
+            with open(path) as file:
+                found |= json.load(file)['properties']
+        return found
+
+    def test_they_are_those_that_a_boot_may_have(self):
+        self.assertEqual(set(boot_hints.HINTS), set(self.hints()))
+
+    def test_their_defaults_are_a_lease_from_now_on(self):
+        hints = {name: hint['default'] for name, hint in self.hints().items()
+                 if 'default' in hint}
+        self.assertTrue(boot_hints.ask_for_lease(hints, ()))
+        window = lease_params.lease_request(
+            hints, 0, lease_params.Defaults('now', 60, 60)).window
+        self.assertEqual((0, 7200), (window.start, window.end))
 
 
 class TestWhatIsFound(ExampleTestCase):

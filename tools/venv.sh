@@ -6,8 +6,9 @@
 # testing need, or finds that it has been made before; it sets VENV.
 # `use_venv stack-requirements.txt` adds what that file asks for.
 # `need_databases` and `need_stack_servers` install the servers that are
-# started. `use_nova 33 ...` is use_venv for an environment of its own, with
-# that release of Nova in the place of the other.
+# started, `need_browser` what Horizon is looked at with. `use_nova 33 ...` is
+# use_venv for an environment of its own, with that release of Nova in the
+# place of the other.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
@@ -82,6 +83,11 @@ missing_stack_servers() {
     [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || echo rabbitmq-server
 }
 
+missing_browser() {
+    command -v chromium >/dev/null || echo chromium
+    command -v chromedriver >/dev/null || echo chromium-driver
+}
+
 # Runs a command during which packages start nothing, in the way of invoke-rc.d
 # and deb-systemd-invoke: they ask this file first.
 without_services() (
@@ -97,8 +103,17 @@ without_services() (
 # Tests start servers of their own, privately; as services of the machine
 # they must not run.
 need_databases() {
+    need_or_skip missing_databases
+}
+
+need_browser() {
+    need_or_skip missing_browser
+}
+
+# Installs what a function names; tests can do without.
+need_or_skip() {
     local missing
-    mapfile -t missing < <(missing_databases)
+    mapfile -t missing < <("$1")
     [[ ${#missing[@]} == 0 ]] && return
     if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
         say "Tests of ${missing[*]} will be skipped. To have them, on" \
@@ -107,7 +122,7 @@ need_databases() {
     fi
     say "Installing ${missing[*]} (half a minute or so) ..."
     without_services apt_install "${missing[@]}"
-    mapfile -t missing < <(missing_databases)
+    mapfile -t missing < <("$1")
     [[ ${#missing[@]} == 0 ]] ||
         say "apt-get could not install ${missing[*]}: tests that need them" \
             "will be skipped."

@@ -9,7 +9,7 @@ import tarfile
 
 import fixtures
 
-__all__ = ['OURS', 'TOP', 'Environment', 'Packages']
+__all__ = ['OURS', 'TOP', 'Environment', 'Packages', 'run']
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))

@@ -55,6 +55,11 @@ def application(environ: dict[str, ty.Any],
         body = {'quota': dict.fromkeys(
             ('network', 'subnet', 'port', 'floatingip', 'router',
              'security_group', 'security_group_rule'), -1)}
+    elif environ['REQUEST_METHOD'] == 'GET' and (
+            path[1:2] == ['auto-allocated-topology']):
+        # A boot that leaves the choice to Nova is accepted: Nova asks before
+        # whether there would be a network, and makes it for the build.
+        body = {'auto_allocated_topology': {'id': 'dry-run=pass'}}
     else:
         status, body = '404 Not Found', {'NeutronError': {
             'type': 'NotFound', 'message': 'There are no networks here.',

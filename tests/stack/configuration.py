@@ -65,8 +65,9 @@ class Site(ty.NamedTuple):
 def write(site: Site) -> None:
     """Write all of them."""
     for folder in ('etc/keystone', 'etc/placement', 'etc/glance', 'etc/nova',
-                   'etc/rabbitmq', 'etc/nginx', 'data/nginx', 'data/images', 'data/staging',
-                   'data/tasks', 'data/locks', 'data/nova', 'data/guests'):
+                   'etc/rabbitmq', 'etc/nginx', 'data/nginx', 'data/images',
+                   'data/staging', 'data/tasks', 'data/locks', 'data/nova',
+                   'data/guests'):
         os.makedirs(os.path.join(site.folder, folder), exist_ok=True)
     write_file(f'{site.etc("keystone")}/keystone.conf', _keystone(site))
     write_file(f'{site.etc("placement")}/placement.conf', _placement(site))

@@ -107,15 +107,12 @@ class Admission:
         try:
             call.mark_reserved(unless_changed=True)
         except Exception:
-            LOG.exception('Servers %s: it is not known whether they have a '
-                          'lease', ', '.join(call.server_ids))
+            LOG.exception('Servers %s: they may have a lease, or none',
+                          ', '.join(call.server_ids))
 
     def _send(self, call: calls.BuildCall, send: ty.Callable[[], None],
               ) -> None:
-        """Send the build of servers that have reservation slots.
-
-        An error does not tell whether it was sent: a listener sends a build
-        that was not taken, and finds one that was as one that got lost.
+        """Send the build of servers with slots, or leave it to a listener.
         """
         servers = ', '.join(call.server_ids)
         steps.reached(steps.Step.SLOT_TAKEN, servers)
@@ -175,8 +172,8 @@ class Admission:
             if unsent:
                 self._leases.places.vacate(call.server_ids)
                 raise
-            LOG.warning('Servers %s: their request failed when their build '
-                        'was sent', ', '.join(call.server_ids), exc_info=True)
+            LOG.exception('Servers %s: their request failed when their build '
+                          'was sent', ', '.join(call.server_ids))
 
     def _with_start(self, full: errors.ReservationFull,
                     call: calls.BuildCall) -> Exception:

@@ -148,7 +148,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
         cls._stack = stack.Stack(base.folder() + '-versions')
         cls._stack.down()
         cls.addClassCleanup(cls._stack.down)
-        base.start(cls._stack, hosts=4, pythons=dict.fromkeys(
+        base.start(cls._stack, hosts=12, pythons=dict.fromkeys(
             ('setup-blazar', *SCHEDULERS, *APIS, *LISTENERS), cls._python))
 
     @classmethod
@@ -275,10 +275,12 @@ class VersionsTest(lease_api.LeaseApiTestCase):
 
     def boot_each(self, name: str, made: Made) -> None:
         """Boot by a nova-api, from now on and for later, and within leases."""
-        for start in ('now', time.time() + 10):
+        for seconds in (0, 15):
             lease = f'lease-{uuid.uuid4()}'
+            client = self.by(name)
             made.servers.append(self.boot(self.lease_hints(
-                start, LENGTH, name=lease), self.by(name))['server']['id'])
+                time.time() + seconds if seconds else 'now', LENGTH,
+                name=lease), client)['server']['id'])
             its, = (one for one in self.leases().values()
                     if one['name'] == lease)
             made.leases.append(its['id'])

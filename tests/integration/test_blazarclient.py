@@ -66,6 +66,9 @@ class CommandsTest(test_hosts.HostsTestCase):
         host_id = host['id']
         self.addCleanup(self.run_client, 'blazar', 'host-delete', host_id,
                         user='admin')
+        # It stays what it is beyond the host.
+        self.addCleanup(self.run_client, 'blazar', 'host-property-set',
+                        '--public', 'gpu', user='admin')
         self.assertEqual(('host1', 'A100'), (
             host['hypervisor_hostname'], host['gpu']))
         self.assertEqual([host_id], [one['id'] for one in self.type(

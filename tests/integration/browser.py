@@ -47,7 +47,8 @@ class Browser:
         port = stacks.free_ports(1)[0]
         self._driver = f'http://127.0.0.1:{port}/session'
         self._process = processes.Process(cloud.folder, processes.Program(
-            'chromedriver', ['chromedriver', f'--port={port}'],
+            # A test may have several.
+            f'chromedriver-{port}', ['chromedriver', f'--port={port}'],
             'started successfully'))
 
     def start(self) -> None:

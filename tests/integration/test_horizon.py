@@ -378,8 +378,9 @@ class HorizonTest(test_hosts.HostsTestCase):
         browser.shoot('hints-chosen')
         browser.run(_LAUNCH, 'by-horizon', 'm1.nano')
         lease = self.wait_for(lambda: next((
-            one for one in self.leases().values()
-            if one['name'] == 'by-horizon'), None), 'there is a lease')
+            one for one in self.leases().values() if (
+                one['name'], one['status']) == ('by-horizon', 'PENDING')),
+            None), 'there is a lease')
         server_id, = self.servers_of(lease['id'])
         self.assertEqual(['by-horizon', 'RESERVED'], [
             self.server(server_id)[key] for key in ('name', 'status')])

@@ -141,11 +141,6 @@ _RESERVED = entry.subject(
             'event action_id start_time finish_time traceback host details '
             'result', 'show the lease as an action')),
     entry.of(
-        'nova.objects.InstanceFault',
-        entry.fields(
-            'instance_uuid code details created_at',
-            'say why a reserved server will not be built')),
-    entry.of(
         'nova.compute.api.API',
         entry.replaced(
             'update_instance(self, context, instance, updates)',

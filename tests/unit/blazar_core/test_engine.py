@@ -38,6 +38,7 @@ class Actions:
     def __init__(self, database):
         self.starting = self.ending = self.telling = self
         self.retrying = self.making_room = self.extending = self
+        self.billing = self
         self.read_with = {}
         self.unread = None
         self.done = []
@@ -80,6 +81,12 @@ class Actions:
 
     def changed(self, lease_id):
         return self._act('changed', lease_id)
+
+    def charge(self, lease_id):
+        return self._act('charge', lease_id)
+
+    def refund(self, lease_id):
+        return self._act('refund', lease_id)
 
     def give_up(self, lease_id, event_type, settle):
         with self.database.writer() as session:
@@ -206,13 +213,14 @@ class TestRunDue(EngineTestCase):
         for number, kind in enumerate((
                 'before_end_lease', 'mine', 'expire_offer',
                 'retry_lease', 'make_room', 'extend_lease', ':changed',
-                'end_lease', 'start_lease')):
+                ':charge', ':refund', 'end_lease', 'start_lease')):
             self.event('a', number - 10, kind)
         self.engine().run_due()
         # What moves a lease before what tells of it, and its start first.
         self.assertEqual(
             ['start_lease', 'expire', 'retry', 'make_room', 'extend',
-             'changed', 'end_lease', 'before_end_lease', 'mine'],
+             'changed', 'end_lease', 'before_end_lease', 'mine', 'charge',
+             'refund'],
             [what for what, _lease_id in self.actions.done])
 
     def test_more_than_one_batch_is_done(self):

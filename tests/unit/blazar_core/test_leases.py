@@ -826,7 +826,7 @@ class TestResize(PlacesTestCase):
         self.assertEqual(sorted([('one', second), ('one', third)]),
                          self.booked(lease))
         refused = self.assert_refused(
-            errors.InvalidLeaseParams, '2 servers of reservation', lease,
+            errors.InvalidLeaseParams, 'has 2 servers: delete some', lease,
             self.places(1))
         self.assertIn('at least 2', str(refused))
 
@@ -1550,7 +1550,8 @@ class TestQuestions(base.LeaseTestCase):
                     'lease_id': lease['id'], 'name': 'lease',
                     'project_id': 'mine', 'status': 'PENDING',
                     'start_date': lease['start_date'],
-                    'end_date': lease['end_date'], 'warnings': []}},
+                    'end_date': lease['end_date'], 'warnings': [],
+                    'failed_at': None, 'status_reason': ''}},
                 self.leases.servers.held([server_id, 'unheard of']))
 
     def test_a_server_whose_lease_has_started_is_not_held(self):

@@ -79,7 +79,7 @@ class TestOwning(base.LeaseTestCase):
         self.leases.places.occupy(self.reservation(), 'project', ['server'])
         self.assertRaises(errors.Conflict, self.hand, lease_id, NEW, seen)
         said = str(self.assertRaises(errors.Conflict, self.hand, lease_id))
-        self.assertIn('1 servers', said)
+        self.assertIn('1 server of its project', said)
         lease, _sealed = self.hand(
             lease_id, owning.Owner('project', 'other'))
         self.assertEqual('other', lease['user_id'])

@@ -174,7 +174,7 @@ class TestMoved(RecurringTestCase):
         self.move(lease, 10, recurring.shift(lease['id'], {window: dates}))
         self.assertEqual({window: dates}, recurring.nominal(lease['id']))
         one, other = recurring.get(lease['id'])['occurrences']
-        self.assertIn('from 2027-03-28 02:15 to 2027-03-28 02:45 (UTC)',
+        self.assertIn('2027-03-28 02:15 to 2027-03-28 02:45 (UTC)',
                       one['reason'])
         self.assertEqual('', other['reason'])
 

@@ -756,7 +756,7 @@ class TestLimits(WholeHostsTestCase):
         check(1050)
         check(1000)
         exc = self.assertRaises(errors.LimitExceeded, check, 1051)
-        self.assertIn('this one would last 1101', str(exc))
+        self.assertIn('would last 18 minutes 21 seconds', str(exc))
         check(450, None)
         self.assertRaises(errors.LimitExceeded, check, 451, None)
 

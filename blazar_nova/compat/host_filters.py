@@ -103,7 +103,7 @@ def _filters() -> dict[str, ty.Any]:
 
 def notes(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
           ) -> tuple[list[str], bool]:
-    """What is to be known of what a request needs and nothing reserves.
+    """What must be known of what a request needs and nothing reserves.
 
     :returns: a sentence for each; and whether a host has all of it now
     """

@@ -3,7 +3,7 @@
 """What a held server says of its lease, in fields that Nova has for that.
 
 Its metadata tell of the lease as long as it is held: they are added to what is
-shown, and stored nowhere. One that is to be shown as being built is shown so.
+shown, and stored nowhere. One that has to be shown as being built is shown so.
 One that will not be built is in ERROR, with a fault that says why. (Lists that
 are asked for a status take both for what they were.) Its actions (``server
 event list``) have one more, with an event for each one of the lease; that is

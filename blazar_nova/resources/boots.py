@@ -73,7 +73,7 @@ def unreserved(call: calls.BuildCall, demand: model.Demand,
                request: requests.LeaseRequest) -> tuple[str, ...]:
     """What servers of a boot need and no lease reserves, in sentences.
 
-    :raises Conflict: when they are to be built now, and cannot be for that
+    :raises Conflict: when they have to be built now, and cannot be for that
     """
     found, has_some = host_filters.notes(
         call.context, call.request_spec[0], demand.hosts or ())

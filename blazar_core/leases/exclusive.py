@@ -99,15 +99,18 @@ def _of_lease(lease: models.Lease) -> frozenset[str]:
 
 
 def why_wait(session: orm.Session, lease: models.Lease) -> str:
-    """Return why a lease cannot start yet: servers of another one of its
-    project still have what it needs. Empty: they do not.
+    """Return why a lease cannot start yet: servers of one of its project that
+    ends before have what it needs until they are gone. Empty: none does.
+
+    What a server of a lease that goes on has had, it may have given back.
     """
     needed = _of_lease(lease)
     if not needed:
         return ''
     for row in session.execute(_OTHERS.where(
-            _LEASES.c.id != lease.id, _LEASES.c.status.not_in(
-                (*states.BEFORE, *states.SEEKING))),
+            _LEASES.c.id != lease.id,
+            _LEASES.c.end_date + _LEASES.c.grace_period <= lease.start_date,
+            _LEASES.c.status.not_in((*states.BEFORE, *states.SEEKING))),
             {'project': lease.project_id}):
         if both := needed & of(row.spec):
             return (f'Servers of lease {row.name} ({row.id}) still have '

@@ -24,7 +24,7 @@ from blazar_nova.parts import granting
 from blazar_nova.parts import wiring
 from blazar_nova.resources import types
 
-__all__ = ['Changes', 'actions_of', 'asking', 'is_owner']
+__all__ = ['Changes', 'actions_of', 'asking', 'is_owner', 'may_entrust']
 
 
 _Lease: ty.TypeAlias = dict[str, ty.Any]
@@ -76,7 +76,7 @@ class Changes:
         for (before, change), trust, lease in zip(
                 asked, given, changed, strict=True):
             if trust is None and self._lasts_longer(before, change) and (
-                    context.project_id == before['project_id']):
+                    may_entrust(context, before)):
                 trusts.entrust(self._parts, context, lease)
             self._parts.notify('lease.update', lease)
             if views.is_near_end(before) and not views.is_near_end(lease):
@@ -140,13 +140,14 @@ class Changes:
 
     def _trust_until(self, context: ty.Any, lease: _Lease,
                      end: int, on_end: str, takes_one: bool) -> str:
-        if context.project_id != lease['project_id']:
+        if not may_entrust(context, lease):
             raise errors.Forbidden(
                 f'What happens to the servers of lease {lease["id"]} is done '
-                f'in the name of a user of its project, by a trust until its '
-                f'end. Only such a user can let it end later, or have '
+                f'in the name of a member of its project, by a trust until '
+                f'its end. Only a member can let it end later, or have '
                 f'something else done at its end or before. Ask again with a '
-                f'token for project {lease["project_id"]}.')
+                f'token for project {lease["project_id"]} that has not the '
+                f'role of an administrator.')
         try:
             return ty.cast(str, trusts.needed(
                 self._parts, context, on_end, end) if takes_one else (
@@ -252,6 +253,14 @@ def _over(lease: _Lease, change: changing.Change) -> int:
         lease['end_date'] if change.end is None else change.end) + (
         lease['grace_period'] if change.grace_period is None
         else change.grace_period))
+
+
+def may_entrust(context: ty.Any, lease: _Lease) -> bool:
+    """Whether the servers of a lease may be built and ended by a trust of the
+    user. By that of an administrator its owner would get what is not theirs.
+    """
+    return context.project_id == lease['project_id'] and (
+        is_owner(context, lease) or not context.is_admin)
 
 
 def is_owner(context: ty.Any, lease: _Lease) -> bool:

@@ -26,10 +26,16 @@ class Hosts:
     # -- hosts -------------------------------------------------------------
 
     def index(self, request: webob.Request) -> web.Answer:
-        self._authorize(request, 'get')
+        may_show = self._policy.allows(*_who(request, 'get'))
+        if not may_show:
+            self._authorize(request, 'list')
         after, limit = host_bodies.page(web.query(request))
         found = self._enrolling.listed(
             after, None if limit is None else limit + 1)
+        if not may_show:
+            private = [name for name, one in
+                       self._enrolling.properties().items() if one.private]
+            found = [_public(host, private) for host in found]
         body: dict[str, ty.Any] = {'hosts': found[:limit]}
         if len(body['hosts']) < len(found):
             body['hosts_links'] = web.next_page(
@@ -101,6 +107,14 @@ class Hosts:
         :raises Forbidden: when the user may not do this
         """
         self._policy.authorize(*_who(request, rule))
+
+
+def _public(host: ty.Mapping[str, ty.Any], private: ty.Collection[str],
+            ) -> dict[str, ty.Any]:
+    """A host as those see it who may not know which one it is."""
+    return {**{key: value for key, value in host.items()
+               if key not in private},
+            'hypervisor_hostname': None, 'service_name': None}
 
 
 def _who(request: webob.Request, rule: str,

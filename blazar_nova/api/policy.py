@@ -95,6 +95,10 @@ _RULES = [
           'List the hosts that are enrolled, show one, see which of their '
           'properties are private.',
           f'GET {_HOSTS}', f'GET {_HOST}', f'GET {_HOSTS}/properties'),
+    _rule('oshosts:list', PROJECT_READER_OR_ADMIN,
+          'List the hosts that are enrolled without their names and their '
+          'private properties. Heat does so before it makes a lease.',
+          f'GET {_HOSTS}'),
     _rule('oshosts:post', ADMIN,
           'Enrol a host: it serves leases only from then on.',
           f'POST {_HOSTS}'),

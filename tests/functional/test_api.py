@@ -607,7 +607,7 @@ class TestChanges(ApiTestCase):
         for body, words in (
                 ({'start_date': self.at(HOUR)}, 'has started'),
                 ({'reservations': [{'id': reservation_id, 'amount': 1}]},
-                 'delete some of them first'),
+                 'delete some first'),
                 ({'reservations': [{'id': reservation_id, 'vcpus': 1}]},
                  'only the amount'),
                 ({'reservations': [{'id': reservation_id,

@@ -187,7 +187,8 @@ class TestOn(DefaultTestCase):
         self.assertEqual([server['id']],
                          self.only()['reservations'][0]['servers'])
         # Nor does it help to name an image beside it.
-        self.boot('vm3', block_device_mapping_v2=[device])
+        other = nova_fixtures.CinderFixture.IMAGE_WITH_TRAITS_BACKED_VOL
+        self.boot('vm3', block_device_mapping_v2=[{**device, 'uuid': other}])
         self.assertEqual(2, len(self.leases()))
         # Nova makes this one's volume of the image.
         self.boot_active('vm2', imageRef='', block_device_mapping_v2=[{

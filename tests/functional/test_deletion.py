@@ -223,6 +223,17 @@ class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
         self.run_due()
         self.wait_for_status(self.alice.get_servers()[0]['id'], 'ACTIVE')
 
+    def test_of_a_boot_that_another_member_extends(self):
+        server_id = self.hold('vm1')['id']
+        self.change(self.lease('vm1'), self.api(user='bob'),
+                    end_date=self.at(9000))
+        self.assertEqual([('alice', 7200), ('bob', 9000)], self.until())
+        self.assertEqual(['trust-0'], self.revoked)
+        self.clock.advance(3600)
+        self.run_due()
+        self.assertEqual('alice', self.wait_for_status(
+            server_id, 'ACTIVE')['user_id'])
+
     def test_those_replaced_do_not_pile_up(self):
         """What may be in use with the build is revoked with the lease."""
         server_id = self.hold('vm1', start_in=300)['id']

@@ -220,6 +220,15 @@ class TestRefusals(HostsTestCase):
                     self.assertEqual('FORBIDDEN', answer['error_name'])
         self.assertEqual({'hosts': [made]}, self.hosts_api('GET'))
 
+    def test_which_one_it_is_members_do_not_see(self):
+        made = self.enrol('host1', gpu='A100', rack='7')
+        self.hosts_api('PATCH', '/properties/rack', {'private': True})
+        self.assertEqual('host1', made['hypervisor_hostname'])
+        del made['rack']
+        made.update(hypervisor_hostname=None, service_name=None)
+        self.assertEqual({'hosts': [made]}, self.hosts_api(
+            'GET', client=self.alice))
+
     def test_methods_that_are_not_for_a_url(self):
         for method, path, allowed in (
                 ('PATCH', '', 'GET, POST'), ('POST', '/1', 'GET, PUT'),

@@ -52,7 +52,8 @@ DIFFERENCES = (
     # As each API shows it.
     r'leases/[^/]*/reservations/[^/]*/(amount: is new|before_end: is gone)',
     r'leases/[^/]*/reservations/[^/]*/(disk_gb|memory_mb|vcpus): is gone',
-    r"leases/[^/]*/reservations/[^/]*/resource_properties: .* became ''",
+    r'leases/[^/]*/reservations/[^/]*/resource_properties: '
+    r"'\{\"id\": (\"[^\"]*\"), .* became '\{\"id\": \1, .*",
 )
 
 

@@ -97,11 +97,7 @@ class TestExclusive(base.LeaseTestCase):
         self.clock.advance(60)
         engine.run_due()
         self.assertEqual('STARTING', self.status(first))
-        sent = base.servers_of(first)
-        for server_id in sent:
-            self.cloud.servers[server_id] = base.clouds.Seen(
-                base.State.RUNNING, self.uuid_of('one'))
-            self.lifecycle.observing.check(server_id)
+        self.run_servers(first)
         self.clock.advance(60)
         self.lifecycle.starting.start(other['id'])
         self.assertEqual('PENDING', self.status(other))
@@ -112,6 +108,24 @@ class TestExclusive(base.LeaseTestCase):
             engine.run_due()
             self.clock.advance(30)
         self.assertEqual('TERMINATED', self.status(first))
+        self.assertEqual('STARTING', self.status(other))
+
+    def run_servers(self, lease):
+        for server_id in base.servers_of(lease):
+            self.cloud.servers[server_id] = base.clouds.Seen(
+                base.State.RUNNING, self.uuid_of('one'))
+            self.lifecycle.observing.check(server_id)
+
+    def test_what_a_running_server_had_it_may_have_given_back(self):
+        """Whether it has, Nova knows when the other one is built."""
+        first = self.hold(60, 600, 'volume a')
+        self.clock.advance(60)
+        self.new_engine().run_due()
+        self.run_servers(first)
+        self.assertEqual('ACTIVE', self.status(first))
+        other = self.hold(120, 180, 'volume a')
+        self.clock.advance(60)
+        self.lifecycle.starting.start(other['id'])
         self.assertEqual('STARTING', self.status(other))
 
     def test_a_boot_that_needs_nothing_reads_nothing(self):

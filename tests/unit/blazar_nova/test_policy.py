@@ -37,6 +37,7 @@ LEAST = {
     'blazar:leases:delete': 'member',
     'blazar:availability:get': 'reader',
     'blazar:oshosts:get': 'admin',
+    'blazar:oshosts:list': 'reader',
     'blazar:oshosts:post': 'admin',
     'blazar:oshosts:put': 'admin',
     'blazar:oshosts:delete': 'admin',

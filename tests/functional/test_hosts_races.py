@@ -238,7 +238,8 @@ class TestUnderWay(AlternatesTestCase):
             answer = self.ask('POST', '/os-hosts', {'name': host}, code=409,
                               client=self.admin)
         self.assertThat(str(answer), matchers.MatchesAll(
-            matchers.Contains(f'put onto the host: {server["id"]}.'),
+            matchers.Contains(f'1 server that it builds or resizes: '
+                              f'{server["id"]}.'),
             matchers.Contains('Try again in a minute')))
         self.assertEqual([], self.enrolling.listed())
         self.assertEqual(set(), self.traits(host))
@@ -372,7 +373,7 @@ class TestUnderWay(AlternatesTestCase):
                 'blazar_nova.compat.occupants.under_way', under_way):
             code, text = self.command('host', 'add', host)
         self.assertEqual(0, code, text)
-        self.assertRegex(text, rf'Waiting: 1 .*{server["id"]}\.\n.*'
+        self.assertRegex(text, rf'Waiting: .* 1 server .*{server["id"]}\.\n.*'
                                rf'it serves leases only')
 
     def test_those_that_wait_for_a_lease_keep_nobody_waiting(self):

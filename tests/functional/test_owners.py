@@ -132,7 +132,7 @@ class TestHandingOver(HandingMixin, test_api.ApiTestCase):
             f'/os-server-groups/{lease["reservations"][0]["id"]}').body
         self.assertEqual('b0b', group['server_group']['project_id'])
         self.try_boot(self.bob, lease, 202)
-        self.assertIn('1 servers', self.hand(
+        self.assertIn('1 server of its project', self.hand(
             lease, 409, project_id=nova_box.PROJECT_ID)['error_message'])
 
     def try_boot(self, client, lease, code):
@@ -288,7 +288,7 @@ class TestHosts(HandingMixin, test_whole_hosts.HostsTestCase):
         server = self.within('vm', reservation_id)
         self.wait_for_status(server['id'], 'ACTIVE')
         said = self.hand(lease, 409, project_id='b0b')['error_message']
-        self.assertIn('1 servers of its project', said)
+        self.assertIn('1 server of its project', said)
         self.assertEqual(lease['project_id'], self.get(lease)['project_id'])
 
     def test_who_comes_at_that_moment_keeps_it(self):
@@ -298,7 +298,7 @@ class TestHosts(HandingMixin, test_whole_hosts.HostsTestCase):
                 physical_hosts.PhysicalHosts, 'servers_of',
                 side_effect=[(), ('somebody',)]):
             said = self.hand(lease, 409, project_id='b0b')['error_message']
-        self.assertIn('1 servers of its project', said)
+        self.assertIn('1 server of its project', said)
         there = self.get(lease)
         self.assertEqual(lease['project_id'], there['project_id'])
         self.assertEqual(lease['user_id'], there['user_id'])

@@ -60,8 +60,7 @@ class PreflightTest(PreflightTestCase):
         self.before()
         image = self.glance.images.pop(base.IMAGE)
         warning, = self.look()
-        self.assertEqual(f'Image {base.IMAGE}: Image {base.IMAGE} could not '
-                         f'be found.', warning)
+        self.assertEqual(f'Image {base.IMAGE} could not be found.', warning)
         self.glance.images[base.IMAGE] = image
         self.assertEqual([warning], self.look())
         self.clock.advance(preflight.AGAIN)
@@ -100,7 +99,7 @@ class PreflightTest(PreflightTestCase):
             security_group_id=group))
         with mock.patch(f'{groups}.get', new=gone):
             warning, = self.look()
-        self.assertIn(f'Security group {group}: ', warning)
+        self.assertEqual(f'Security group {group} not found.', warning)
 
     def test_of_very_many_things_some_are_named(self):
         self.hold(imageRef='', block_device_mapping_v2=[

@@ -230,7 +230,7 @@ class TestBoots(RecurringTestCase):
         self.assertTrue(quote['fits'])
         one, = quote['shifted']
         self.assertEqual(there[1], self.wall(one['start_date']))
-        self.assertIn(f'from {day} 02:15 to {day} 02:45 (Europe/Berlin)',
+        self.assertIn(f'{day} 02:15 to {day} 02:45 (Europe/Berlin)',
                       one['reason'])
         made = self.make(name='made', **dates)
         self.boot('vm', hints=self.lease_hints(

@@ -48,7 +48,7 @@ BAD_PARAMS = (
     (f'{{{NOW}, "zzz": 1}}', 'Known keys: name, start, end, duration, '
      'before_end, before_end_action, events, on_end, grace_period, '
      'auto_extend, lease_type, retries, retry_interval, timeout, '
-     'recurrence.'),
+     'recurrence, server_status.'),
     ('{"start": "now", "start": "now", "duration": "2h"}', 'Write it once.'),
     ('{"start": "now", "duration": null}', 'needs "end" or "duration"'),
     ('{"start": "now", "duration": 2}', 'Write a string, such as '
@@ -327,9 +327,9 @@ class NoRoomTest(RefusedTestCase):
         (service,) = self.admin.get_services('nova-compute', 'host1')
         self.admin.put_service(service['id'], {'status': 'disabled'})
         for name in ('vm1', 'vm2'):
-            self.hold(name, flavor='4')
+            self.hold(name, flavor='4', start_in=1800)
             self.assertEqual('host2', self.booked(name))
-        self.conflict(self.hold, 'vm3', flavor='4')
+        self.conflict(self.hold, 'vm3', flavor='4', start_in=1800)
 
     def booked(self, name):
         """The host of the one server of the lease of that name."""

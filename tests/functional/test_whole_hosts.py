@@ -273,8 +273,9 @@ class TestCommands(HostsTestCase):
         self.assertEqual(0, code)
         self.assertEqual(['leaving'] * 3, seen)
         self.assertEqual([1, 1], [
-            text.count(f'Waiting: Host host1 cannot be taken out: {count} '
-                       f'bookings') for count in (2, 1)])
+            text.count(f'Waiting: Host host1 cannot be taken out: it has '
+                       f'{count} of leases')
+            for count in ('2 bookings', '1 booking')])
         self.assertIn('serves everybody again', text)
         self.assertEqual([], self.enrolling.listed())
 
@@ -1144,7 +1145,7 @@ class TestParts(PartsTestCase):
         self.make_active(reservations=[self.parts_wanted(1)])
         exc = self.assertRaises(
             errors.Conflict, self.enrolling.remove, int(host['id']))
-        self.assertIn('1 bookings', str(exc))
+        self.assertIn('1 booking of leases', str(exc))
 
 
 class TestAsking(HostsTestCase):
@@ -1459,7 +1460,7 @@ class TestZones(HostsTestCase):
         """They would be in another zone than they were booted into."""
         server = self.boot_active('one')
         host = self.host_of(server)
-        self.assertIn('1 servers are there', self.refused_by_it(
+        self.assertIn('1 server there', self.refused_by_it(
             membership.put, 'host1', 'host2', 'plain'))
         self.assertEqual([], self.hosts_in())
         self.admin.delete_server(server['id'])

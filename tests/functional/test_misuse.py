@@ -120,8 +120,7 @@ class TestMisuse(test_whole_hosts.HostsTestCase):
 
     def test_hosts_are_the_operators_and_odd_values_break_nothing(self):
         for method, path in (
-                ('GET', '/os-hosts'), ('GET', '/os-hosts/1'),
-                ('GET', '/os-hosts/allocations'),
+                ('GET', '/os-hosts/1'), ('GET', '/os-hosts/allocations'),
                 ('GET', '/os-hosts/1/allocation'),
                 ('POST', '/os-hosts'), ('PUT', '/os-hosts/1'),
                 ('DELETE', '/os-hosts/1'),

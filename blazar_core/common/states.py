@@ -197,7 +197,7 @@ class EventType(enum.StrEnum):
 
     @classmethod
     def is_internal(cls, event_type: str) -> bool:
-        """Whether nobody outside is shown it."""
+        """Whether the API and notifications leave it out."""
         return event_type.startswith(':')
 
     @classmethod

@@ -164,7 +164,7 @@ def settle(connection: sa.Connection,
 
 
 def _forget(connection: sa.Connection, ids: ty.Sequence[str]) -> int:
-    """Delete intents that nobody refunds; returns how many there were."""
+    """Delete intents whose refund has not begun; returns how many."""
     refunds = connection.execute(sa.delete(_EVENTS).where(
         _EVENTS.c.lease_id.in_(ids),
         _EVENTS.c.event_type == states.EventType.REFUND,

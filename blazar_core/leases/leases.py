@@ -2,6 +2,8 @@
 
 """Leases: the parts that make, change and find them, put together."""
 
+import typing as ty
+
 from blazar_core.books import admission as admissions
 from blazar_core.common import clock as clocks
 from blazar_core.db import api
@@ -17,20 +19,22 @@ from blazar_core.leases import recurring
 from blazar_core.leases import servers
 from blazar_core import resources
 
-__all__ = ['Leases']
+__all__ = ['Charge', 'Leases']
+
+#: The arguments of :class:`~.charging.Charging` for a budget service; none:
+#: there is no service.
+Charge: ty.TypeAlias = tuple[()] | tuple[charging.Commit, int]
 
 
 class Leases:
     """The leases in the reservation database.
 
-    :param charge: the arguments of :class:`~.charging.Charging` for the
-        operator's budget service; none: there is no service
+    :param charge: commits new leases with the operator's budget service
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, types: resources.Types,
-                 charge: tuple[()] | tuple[charging.Commit, int] = (),
-                 ) -> None:
+                 charge: Charge = ()) -> None:
         charges = charging.Charging(database, clock, types, *charge)
         self.making = making.Making(
             database, clock, admission, types, charges)

@@ -189,9 +189,10 @@ def _check_project(session: orm.Session, lease: models.Lease) -> None:
     inside = _inside(session, lease)
     if inside:
         raise errors.Conflict(
-            f'{words.count(inside, "lease")} of project {lease.project_id} '
-            f'use the hosts of lease {lease.id}. Delete what uses them '
-            f'first, or share the hosts with the project.')
+            f'The hosts of lease {lease.id} are used by '
+            f'{words.count(inside, "lease")} of project {lease.project_id}. '
+            f'Delete what uses them first, or share the hosts with the '
+            f'project.')
 
 
 def occupied(lease_id: str, count: int) -> str:

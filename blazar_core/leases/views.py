@@ -404,8 +404,8 @@ def _has_moved(reservation: ty.Any, status: str) -> bool:
 def _lacks(reservation: ty.Any, status: str) -> ty.Iterator[str]:
     """What the owner of a lease should know of a reservation.
 
-    Not what ``status_reason`` says: that there is no capacity for it any more,
-    or that a server could not be built.
+    Not what ``status_reason`` says: that its capacity is gone, or that a
+    server could not be built.
 
     :param status: that of the lease
     """

@@ -28,9 +28,9 @@ _UNKNOWN = ('Nova does not say now which servers run on the hosts of this '
 class HostLeases:
     """Adds hosts and servers to what is shown of leases."""
 
-    def __init__(self, parts: wiring.Parts, policy: policy.Policy) -> None:
+    def __init__(self, parts: wiring.Parts, rules: policy.Policy) -> None:
         self._parts = parts
-        self._policy = policy
+        self._policy = rules
 
     def complete(self, context: ty.Any, leases: ty.Sequence[_Lease],
                  ) -> list[_Lease]:
@@ -74,11 +74,12 @@ class HostLeases:
                   if one.project_id != lease['project_id']]
         if others:
             raise errors.Conflict(
+                f'The hosts of this lease have '
                 f'{words.count(len(others), "server")} of '
-                f'{words.count(len(set(others)), "other project")} run on '
-                f'the hosts of this lease and would be deleted. Ask their '
-                f'owners to delete them, let the lease end by its end_date, '
-                f'or delete it and them with ?force=true.')
+                f'{words.count(len(set(others)), "other project")}, which '
+                f'would be deleted too. Ask the owners to delete them, let '
+                f'the lease end at its end_date, or write ?force=true to '
+                f'delete all.')
 
     def _of_hosts(self, lease: _Lease,
                   ) -> ty.Iterator[tuple[_Lease, resources.Kind]]:

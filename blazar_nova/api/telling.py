@@ -137,8 +137,8 @@ def _event(event: ty.Mapping[str, ty.Any], failed: bool) -> shown.Event:
     """
     well = {states.Event.DONE: True, states.Event.ERROR: False}.get(
         event['status'])
-    if failed and event['event_type'] == states.EventType.START:
-        well = well and False
+    if failed and well and event['event_type'] == states.EventType.START:
+        well = False
     over = None if well is None else event['updated_at']
     return shown.Event(
         event['event_type'], clocks.utc(event['time']),

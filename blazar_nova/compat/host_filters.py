@@ -55,8 +55,7 @@ def unreserved(spec: ty.Any) -> list[str]:
         _NUMA: 'numa_topology' in spec and spec.numa_topology is not None,
         _PCI: bool(devices and devices.requests) and not (
             CONF.filter_scheduler.pci_in_placement)}
-    return [name for name, is_asked in asks.items()
-            if is_asked]
+    return [name for name, is_asked in asks.items() if is_asked]
 
 
 def _is_enabled(name: str) -> bool:

@@ -104,31 +104,16 @@ class Tells(ty.Protocol):
 
 def install(tells: Tells) -> None:
     """Let this process say it. Safe to call again."""
-    def tell(request: ty.Any, servers: ty.Iterable[ty.Any]) -> None:
-        told: set[str] = request.environ.setdefault(_TOLD, set())
-        held = {one.uuid: one for one in servers
-                if one.uuid not in told and reserved.is_held(one)}
-        told.update(held)
-        found = tells.held(held) if held else {}
-        for server_id, one in held.items():
-            one.update(reserved.states_of(
-                one.vm_state, one.system_metadata) or {})
-            shown = found.get(server_id, Held({}, None))
-            # What its user has given that name stays his.
-            one.metadata = {**shown.metadata, **one.metadata}
-            if shown.fault is not None:
-                _fail(one, shown.fault)
-
     @functools.wraps(_show)
     def show(self: ty.Any, request: ty.Any, instance: ty.Any,
              *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-        tell(request, [instance])
+        _tell(tells, request, [instance])
         return _show(self, request, instance, *args, **kwargs)
 
     @functools.wraps(_detail)
     def detail(self: ty.Any, request: ty.Any, instances: ty.Any,
                *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-        tell(request, instances)
+        _tell(tells, request, instances)
         return _detail(self, request, instances, *args, **kwargs)
 
     @functools.wraps(_actions)
@@ -166,6 +151,24 @@ def install(tells: Tells) -> None:
     api = compute_api.InstanceActionAPI
     api.actions_get, api.action_get_by_request_id, api.action_events_get = (
         actions_get, action_get_by_request_id, action_events_get)
+
+
+def _tell(tells: Tells, request: ty.Any, servers: ty.Iterable[ty.Any],
+          ) -> None:
+    """Have the servers of an answer that are held say it, once a request."""
+    told: set[str] = request.environ.setdefault(_TOLD, set())
+    held = {one.uuid: one for one in servers
+            if one.uuid not in told and reserved.is_held(one)}
+    told.update(held)
+    found = tells.held(held) if held else {}
+    for server_id, one in held.items():
+        one.update(reserved.states_of(
+            one.vm_state, one.system_metadata) or {})
+        shown = found.get(server_id, Held({}, None))
+        # What the user has set under the same name stays.
+        one.metadata = {**shown.metadata, **one.metadata}
+        if shown.fault is not None:
+            _fail(one, shown.fault)
 
 
 def _fail(instance: ty.Any, fault: Fault) -> None:

@@ -11,7 +11,6 @@ id and what they reserve of each resource class.
 """
 
 import collections
-
 import typing as ty
 import urllib.parse
 
@@ -124,17 +123,8 @@ class External:
                ) -> dict[str, ty.Any]:
         """A lease as Blazar sends it."""
         return {**described, 'reservations': [
-            self._reservation(one) for one in described.get(
-                'reservations', ())], **(
-                    _requests(described) if self.commits else {})}
-
-    def _reservation(self, described: ty.Mapping[str, ty.Any],
-                     ) -> dict[str, ty.Any]:
-        said = _reservation(described)
-        if self.commits and isinstance(said.get('affinity'), bool):
-            # coral-credits reads a string.
-            said['affinity'] = str(said['affinity'])
-        return said
+            _reservation(one) for one in described.get('reservations', ())],
+            **(_requests(described) if self.commits else {})}
 
     def _ask(self, url: str | None, user_id: str, project_id: str,
              body: dict[str, ty.Any]) -> bool:

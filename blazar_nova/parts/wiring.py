@@ -127,7 +127,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         if event_type in _OVER and not outside.commits:
             outside.on_end(words.lease(lease))
 
-    budget = external.Budget(outside, words.lease) if outside.commits else None
+    budget, charge = _budget(conf, outside, words)
     search = _admission(conf, books, clock)
     allowed = limits.Limits(conf, books, clock, quota.NovaQuota(),
                             [outside.check], types.serverless)
@@ -142,9 +142,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             conf.blazar.best_effort_moves_per_hour),
         budget)
     known = identity.Identity(trusts)
-    made = leases.Leases(
-        books, clock, search, types,
-        () if budget is None else (budget.commit, _refund_after(conf)))
+    made = leases.Leases(books, clock, search, types, charge)
     moves = relocating.Relocating(
         books, clock, search, cloud, 60 * conf.blazar.healing_interval, types)
     return Parts(
@@ -167,11 +165,17 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             [60 * minutes for minutes in conf.blazar.preflight]))
 
 
-def _refund_after(conf: ty.Any) -> int:
-    """Seconds after which a request that commits a lease has died, and the
-    service does nothing of it any more.
+def _budget(conf: ty.Any, outside: external.External, words: answers.Answers,
+            ) -> tuple[external.Budget | None, leases.Charge]:
+    """The service that commits leases, and what commits new ones, with the
+    seconds after which a request has died and the service carries out nothing
+    for it; None and nothing where no leases are committed.
     """
-    return int(_MARGIN + 2 * conf.blazar_enforcement.external_service_timeout)
+    if not outside.commits:
+        return None, ()
+    budget = external.Budget(outside, words.lease)
+    return budget, (budget.commit, int(
+        _MARGIN + 2 * conf.blazar_enforcement.external_service_timeout))
 
 
 @functools.cache

@@ -116,6 +116,14 @@ class LeasedTestCase(base.FunctionalTestCase):
         return self.boot(name, hints=self.lease_hints(name, start_in),
                          **kwargs)
 
+    def flavor_with(self, key: str, value: str) -> str:
+        """The id of a flavor of the size of '1' with an extra spec."""
+        flavor = self.admin.post_flavor({'flavor': {
+            'name': f'{key}={value}', 'ram': 512, 'vcpus': 1, 'disk': 1}})
+        self.admin.post_extra_spec(
+            flavor['id'], {'extra_specs': {key: value}})
+        return ty.cast(str, flavor['id'])
+
     def bookings(self) -> dict[str, str | None]:
         """Where servers are booked: server id -> name of the host."""
         return dict(self.books(

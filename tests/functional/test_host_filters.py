@@ -18,13 +18,6 @@ class HostFiltersTestCase(test_preflight.PreflightTestCase):
                  'AggregateInstanceExtraSpecsFilter,NUMATopologyFilter,'
                  'PciPassthroughFilter,LeaseFilter\n')
 
-    def flavor(self, key, value):
-        flavor = self.admin.post_flavor({'flavor': {
-            'name': f'{key}={value}', 'ram': 512, 'vcpus': 1, 'disk': 1}})
-        self.admin.post_extra_spec(
-            flavor['id'], {'extra_specs': {key: value}})
-        return flavor['id']
-
     def boot_now(self, flavor):
         return self.boot('vm1', flavor=flavor, hints=self.lease_hints('vm1'))
 
@@ -32,7 +25,7 @@ class HostFiltersTestCase(test_preflight.PreflightTestCase):
 class HostFiltersTest(HostFiltersTestCase):
 
     def test_what_an_aggregate_says(self):
-        flavor = self.flavor('aggregate_instance_extra_specs:ssd', 'true')
+        flavor = self.flavor_with('aggregate_instance_extra_specs:ssd', 'true')
         for boot in (self.boot_now, lambda one: self.hold(flavor=one)):
             self.assertIn('no host', self.refused(409, boot, flavor))
         aggregate = self.admin.post_aggregate({'aggregate': {'name': 'ssd'}})
@@ -48,14 +41,14 @@ class HostFiltersTest(HostFiltersTestCase):
         self.assertIn('None of the hosts may be used', warning)
 
     def test_what_a_hypervisor_says(self):
-        flavor = self.flavor('capabilities:hypervisor_type', 's== ironic')
+        flavor = self.flavor_with('capabilities:hypervisor_type', 's== ironic')
         self.refused(409, self.boot_now, flavor)
-        self.hold(flavor=self.flavor(
+        self.hold(flavor=self.flavor_with(
             'capabilities:hypervisor_type', 's== fake'))
         self.assertEqual([], self.lease('vm1')['warnings'])
 
     def test_what_is_free_then(self):
-        flavor = self.flavor('hw:numa_nodes', '1')
+        flavor = self.flavor_with('hw:numa_nodes', '1')
         self.assertIn('A NUMA topology', self.refused(
             409, self.boot_now, flavor))
         self.hold(flavor=flavor)

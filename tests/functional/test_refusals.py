@@ -312,14 +312,14 @@ class NoRoomTest(RefusedTestCase):
         self.assertEqual('host1', self.booked('other'))
 
     def test_traits_of_the_flavor(self):
-        flavor = self.flavor('trait:HW_CPU_X86_SGX', 'required')
+        flavor = self.flavor_with('trait:HW_CPU_X86_SGX', 'required')
         fault = self.conflict(self.hold, flavor=flavor)
         self.assertEqual(('no_host', 0, None), (
             fault['reason'], fault['fits_now'], fault['next_start']))
         self.give_trait('host2', 'HW_CPU_X86_SGX')
         self.hold('with', flavor=flavor)
         self.assertEqual('host2', self.booked('with'))
-        flavor = self.flavor('trait:HW_CPU_X86_SGX', 'forbidden')
+        flavor = self.flavor_with('trait:HW_CPU_X86_SGX', 'forbidden')
         self.hold('without', flavor=flavor)
         self.assertEqual('host1', self.booked('without'))
 
@@ -340,14 +340,6 @@ class NoRoomTest(RefusedTestCase):
         aggregate = self.admin.post_aggregate(
             {'aggregate': {'name': zone, 'availability_zone': zone}})
         self.admin.add_host_to_aggregate(aggregate['id'], host)
-
-    def flavor(self, key, value):
-        """A flavor of the size of '1' with an extra spec."""
-        flavor = self.admin.post_flavor({'flavor': {
-            'name': f'{key}={value}', 'ram': 512, 'vcpus': 1, 'disk': 1}})
-        self.admin.post_extra_spec(
-            flavor['id'], {'extra_specs': {key: value}})
-        return flavor['id']
 
     def give_trait(self, host, trait):
         (provider,) = self.placement.get(

@@ -23,7 +23,7 @@ AFTER = 100
 
 
 class Killed(BaseException):
-    """The process is gone: nothing of it runs any more."""
+    """The process has died."""
 
 
 class Budget:

@@ -69,6 +69,21 @@ class TestCreate(base.RefusalTestCase):
         self.assert_create_refused(['"end_date" and "duration"'],
                                    duration='1h')
 
+    def test_a_series_by_its_duration_is_that_by_its_end(self):
+        """Over a change of the clocks, too."""
+        recurrence = {'rule': 'FREQ=DAILY;COUNT=4',
+                      'timezone': 'Europe/Berlin'}
+        by_end, by_duration = (self.create(
+            without=without, start_date='2027-03-26 02:15', events=[],
+            recurrence=recurrence, **end).lease.recurrence
+            for without, end in (
+                ([], {'end_date': '2027-03-26 02:45'}),
+                (['end_date'], {'duration': '30m'})))
+        self.assertEqual(by_end, by_duration)
+        self.assertEqual([1800] * 4, [
+            one.end - one.start for one in by_end.windows])
+        self.assertEqual(1, len(by_end.shifted))
+
     def test_the_operator_says_what_is_not_said(self):
         defaults = lease_params.Defaults(
             start='2027-01-15 09:30', length=1, minutes_before_end=10)

@@ -129,6 +129,18 @@ class HeatTest(test_hosts.HostsTestCase):
         checked = self.over(self.demo, stack['path'], 'CHECK')
         self.assertEqual('CHECK_COMPLETE', checked['stack_status'], checked)
 
+    def test_a_lease_that_starts_later_and_is_shown_as_a_build(self) -> None:
+        stack = self.create(
+            self.demo, 'built', self.example('heat_hints.yaml'),
+            flavor='m1.nano', lease=json.dumps({
+                'start': base.date(time.time() + 20), 'duration': '1h',
+                'server_status': 'BUILD'}))
+        self.assertEqual('CREATE_COMPLETE', stack['stack_status'], stack)
+        server_id = stack['outputs']['server']
+        self.assertEqual('ACTIVE', self.server(server_id)['status'])
+        self.delete_stack(self.demo, stack['path'])
+        self.wait_until_gone(server_id)
+
     def server_ids_of(self, user: str) -> list[str]:
         return [one['id'] for one in self.client(user)(
             'GET', '/servers')['servers']]
@@ -140,8 +152,9 @@ class HeatTest(test_hosts.HostsTestCase):
         self.assertIn(name, self.aggregates()['freepool'])
         self.assertRegex(stack['outputs']['made'],
                          r'^\d{4}-\d\d-\d\d \d\d:\d\d')
+        # Whose user sees which hosts there are, and not their names.
         leased = self.create(
-            self.admin, 'leased', self.example('heat_lease.yaml'),
+            self.demo, 'leased', self.example('heat_lease.yaml'),
             start=lease_api.minute(time.time()),
             end=lease_api.minute(time.time() + 7200))
         self.assertEqual('CREATE_COMPLETE', leased['stack_status'], leased)
@@ -151,7 +164,7 @@ class HeatTest(test_hosts.HostsTestCase):
                                  lease['events']])
         self.assertEqual([leased['outputs']['server']],
                          lease['reservations'][0]['servers'])
-        self.delete_stack(self.admin, leased['path'])
+        self.delete_stack(self.demo, leased['path'])
         self.wait_for_lease(lease['id'], 'TERMINATED')
         self.delete_stack(self.admin, stack['path'])
         self.assertNotIn(name, self.aggregates()['freepool'])

@@ -78,7 +78,7 @@ missing_databases() {
 # served by waitress or uwsgi.
 missing_stack_servers() {
     missing_databases | grep "^$1" || true
-    [[ $2 != uwsgi ]] || PATH=$PATH:/usr/sbin command -v nginx >/dev/null ||
+    [[ ${2-} != uwsgi ]] || PATH=$PATH:/usr/sbin command -v nginx >/dev/null ||
         echo nginx-light
     [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || echo rabbitmq-server
 }

@@ -4,9 +4,11 @@
 
 import os
 import signal
+import subprocess
 
 import fixtures
 
+from tests import imports
 from tests.stack import processes
 from tests.stack import stack
 from tests.unit import base
@@ -27,3 +29,18 @@ class StackTest(base.TestCase):
         stack.Stack(folder).down()
         self.assertEqual((pid, signal.SIGKILL), os.waitpid(pid, os.WNOHANG))
         self.assertEqual({'lock', 'log'}, set(os.listdir(folder)))
+
+    def test_packages_that_a_bare_machine_has_not(self):
+        """What is missing is named to the end, whatever the stack is of."""
+        for words, packages in (
+                ('mariadb', {'mariadb-server'}),
+                ('postgresql', {'postgresql'}),
+                ('mariadb uwsgi', {'mariadb-server', 'nginx-light'})):
+            done = subprocess.run(
+                ['bash', '-euo', 'pipefail', '-c',
+                 f'source tools/venv.sh; command() {{ return 1; }}; '
+                 f'compgen() {{ return 1; }}; missing_stack_servers {words}'],
+                cwd=imports.ROOT, capture_output=True, text=True, timeout=60)
+            self.assertEqual((0, ''), (done.returncode, done.stderr))
+            self.assertEqual(
+                packages, {*done.stdout.split()} - {'rabbitmq-server'})

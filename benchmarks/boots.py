@@ -330,7 +330,8 @@ class Cloud:
                 'user_id': 'user', 'start_date': first,
                 'end_date': first + 7200 * (bookings // len(hosts) + 1),
                 'before_end_date': None, 'on_end': 'delete',
-                'status': 'PENDING', 'status_reason': '', **stamps}
+                'status': 'PENDING', 'conditions': None,
+                'lease_type': 'scheduled', **stamps}
                 for one in ids],
             models.Reservation: [{
                 'id': one, 'lease_id': one,

@@ -52,8 +52,9 @@ def fill(url: str, world: worlds.World, leases: int,
             'id': one, 'name': 'lease', 'project_id': 'project',
             'user_id': 'user', 'start_date': worlds.NOW + number,
             'end_date': worlds.NOW + worlds.YEAR, 'before_end_date': None,
-            'on_end': 'delete', 'status': 'PENDING', 'status_reason': '',
-            **stamps} for number, one in enumerate(ids)))
+            'on_end': 'delete', 'status': 'PENDING', 'conditions': None,
+            'lease_type': 'scheduled', **stamps}
+            for number, one in enumerate(ids)))
         _insert(connection, models.Reservation, ({
             'id': one, 'lease_id': one, 'resource_type': 'virtual:instance',
             'amount': 1, 'resources': {}, 'status': 'pending', **stamps}

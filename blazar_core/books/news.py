@@ -217,7 +217,7 @@ def _is_whole(rows: ty.Sequence[ty.Any], generations: int) -> bool:
     """Whether changes of a host are all that so many generations made."""
     counts = collections.Counter(row.generation for row in rows)
     return len(counts) == generations and all(
-        row.parts in (None, counts[row.generation]) for row in rows)
+        row.parts == counts[row.generation] for row in rows)
 
 
 def overdue(connection: sa.Connection, now: int) -> list[ty.Any]:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy import orm
 
+from blazar_core.common import conditions
 from blazar_core.common import model
 from blazar_core.common import states
 
@@ -26,6 +27,8 @@ Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
 #: What something takes that has no end, and when Nova told of it; 0 when
 #: placement was asked. One that takes nothing has left.
 Consumer: ty.TypeAlias = tuple[dict[str, int], int]
+
+_Conditions: ty.TypeAlias = list[conditions.Row]
 
 
 class Base(orm.DeclarativeBase):
@@ -66,17 +69,17 @@ class Lease(Stateful, Base):
     servers run for ``grace_period`` seconds after its end; its capacity is
     free ``cleaning_time`` seconds after they are deleted.
 
-    ``lease_type`` is that of the request (None: made by a release that did
-    not know any). One that is WAITING is tried every ``retry_interval``
-    seconds, for the last time at ``retry_until``; until then room is made for
-    one that is IN_PROGRESS. From then on it lasts ``lasts`` seconds (None: to
-    its end). ``admitted_at`` is when it got its room after that. Before its
-    end it is prolonged by ``auto_extend`` seconds. ``used_at`` is when servers
-    were let in first; that nobody uses it was told at ``no_show_at``. It is an
-    occurrence of ``recurrence_id``
+    ``lease_type`` is that of the request. One that is WAITING is tried every
+    ``retry_interval`` seconds, for the last time at ``retry_until``; until
+    then servers are moved for one that is IN_PROGRESS. From then on it lasts
+    ``lasts`` seconds (None: to its end). ``admitted_at`` is when it got its
+    capacity after that. Before its end it is prolonged by ``auto_extend``
+    seconds. ``used_at`` is when servers were let in first; that nobody uses it
+    was told at ``no_show_at``. It is an occurrence of ``recurrence_id``
     (:class:`blazar_core.db.notes.Recurrence`); None: of nothing. ``warnings``
     are what its builds lacked at ``preflight_at``, when that was looked at
     last (:mod:`blazar_core.lifecycle.preflight`). ``ending_at``: of its end.
+    ``conditions``: see :mod:`blazar_core.common.conditions`.
     ``permit`` is the mark of what may send its builds, or did so last.
     """
 
@@ -101,25 +104,22 @@ class Lease(Stateful, Base):
     before_end_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     on_end: orm.Mapped[str] = orm.mapped_column(sa.String(64))
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    status_reason: orm.Mapped[str] = orm.mapped_column(sa.Text, default='')
+    conditions: orm.Mapped[_Conditions | None] = orm.mapped_column(
+        sa.JSON(none_as_null=True))
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     deleted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     ending_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     permit: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
-    generation: orm.Mapped[int] = orm.mapped_column(
-        sa.BigInteger, default=0, server_default='0')
-    grace_period: orm.Mapped[int] = orm.mapped_column(
-        sa.Integer, default=0, server_default='0')
-    cleaning_time: orm.Mapped[int] = orm.mapped_column(
-        sa.Integer, default=0, server_default='0')
-    lease_type: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
+    generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
+    grace_period: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    cleaning_time: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    lease_type: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     retry_interval: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
     retry_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     lasts: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     admitted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    auto_extend: orm.Mapped[int] = orm.mapped_column(
-        sa.Integer, default=0, server_default='0')
+    auto_extend: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     used_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     no_show_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     recurrence_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
@@ -178,10 +178,8 @@ class Reservation(Stateful, Base):
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     params: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True))
-    # The column is called after what the first types kept: while an upgrade
-    # goes on, processes of the release before still know it by that name.
     spec: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
-        'flavor', sa.JSON(none_as_null=True))
+        sa.JSON(none_as_null=True))
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     moved_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
@@ -228,13 +226,12 @@ class Event(Stateful, Base):
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     due: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     attempts: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    waits: orm.Mapped[int] = orm.mapped_column(
-        sa.Integer, default=0, server_default='0')
+    waits: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     claimed_by: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
     claimed_until: orm.Mapped[int] = orm.mapped_column(
         sa.BigInteger, default=0)
-    created_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    updated_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     action: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
 
     lease: orm.Mapped[Lease] = orm.relationship(back_populates='events')
@@ -267,7 +264,7 @@ class Host(Base):
     service_host: orm.Mapped[str] = orm.mapped_column(
         sa.String(255), index=True)
     pool: orm.Mapped[str] = orm.mapped_column(
-        sa.String(66), default=model.COMPUTE, server_default=model.COMPUTE)
+        sa.String(66), default=model.COMPUTE)
     capacity: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     units: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True))
@@ -374,14 +371,14 @@ class Move(Stateful, Base):
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     asked_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, index=True)
-    project_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
+    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
 
 
 class Change(Base):
     """One booking that came (sign 1) or went (sign -1) on a host.
 
     Written in the transaction that moved the host's generation to
-    ``generation``; each has ``parts`` rows (None: not counted yet then).
+    ``generation``; each has ``parts`` rows.
     A row without dates says that the host itself is another than it was: with
     resources, that these are its usage now, and that nothing else is new.
     Rows are kept for a while, for :mod:`blazar_core.books.follower`.
@@ -394,7 +391,7 @@ class Change(Base):
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
     host_id: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    parts: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
+    parts: orm.Mapped[int] = orm.mapped_column(sa.Integer)
     start_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     end_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     resources: orm.Mapped[dict[str, int] | None] = orm.mapped_column(sa.JSON)
@@ -415,8 +412,7 @@ class HeldBuild(Base):
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.ForeignKey('leases.id'), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(Long)
-    only_if_lost: orm.Mapped[bool] = orm.mapped_column(
-        default=False, server_default='0')
+    only_if_lost: orm.Mapped[bool] = orm.mapped_column(default=False)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 

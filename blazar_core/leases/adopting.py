@@ -24,6 +24,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
 from blazar_core.leases import limits
+from blazar_core.leases import requests
 from blazar_core import resources
 
 __all__ = ['Adopting', 'KnownEvent', 'KnownLease', 'KnownReservation',
@@ -214,15 +215,18 @@ class Adopting:
             'cleaning_time': known.cleaning_time,
             'status': states.Lease.ACTIVE if known.active else (
                 states.Lease.PENDING),
-            'status_reason': '', 'created_at': known.created_at,
+            'conditions': None, 'created_at': known.created_at,
             'updated_at': known.updated_at, 'deleted_at': None,
+            'lease_type': requests.LeaseType.IMMEDIATE
+            if known.window.start <= known.created_at
+            else requests.LeaseType.SCHEDULED,
             # It is not known whether one that has begun was.
             'used_at': now if known.active else None,
         }]), (models.Reservation.__table__, [{
             'id': one.id, 'lease_id': known.id,
             'resource_type': one.resource_type, 'amount': len(one.host_ids),
             'resources': dict(one.resources), 'status': status,
-            'params': dict(one.params), 'flavor': dict(one.spec),
+            'params': dict(one.params), 'spec': dict(one.spec),
             'moved_at': one.moved_at, 'created_at': one.created_at,
             'updated_at': one.updated_at,
         } for one in known.reservations]),

@@ -10,6 +10,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -223,10 +224,11 @@ def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],
         if row.host_id is not None:
             row.reservation.moved_at = row.reservation.updated_at = now
     if reason:
-        lease.status_reason = f'{MISSING}{reason}'
-    elif lease.status_reason.startswith(MISSING) and all(
-            row.host_id is not None for row in lease.bookings):
-        lease.status_reason = ''
+        conditions.update(lease, now, conditions.Condition(
+            conditions.Type.CAPACITY_MISSING, conditions.Reason.HOSTS_LOST,
+            f'{MISSING}{reason}'))
+    elif all(row.host_id is not None for row in lease.bookings):
+        conditions.update(lease, now, conditions.Type.CAPACITY_MISSING)
     lease.updated_at = now
 
 

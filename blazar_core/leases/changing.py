@@ -12,6 +12,7 @@ from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
 from blazar_core.books import outages
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -300,8 +301,7 @@ class Changing:
         if window != model.Window(lease.start_date, lease.end_date):
             events.retime(session, lease, self._types, window, now)
         if window.end > lease.end_date or change.auto_extend is not None:
-            lease.status_reason = lease.status_reason.partition(
-                events.NOT_PROLONGED)[0].strip()
+            conditions.update(lease, now, conditions.Type.NOT_EXTENDED)
         events.redate(lease, window, now)
         if change.auto_extend is not None:
             events.reextend(session, lease, change.auto_extend, now)

@@ -15,7 +15,7 @@ from blazar_core.db import models
 from blazar_core.leases import requests
 from blazar_core import resources
 
-__all__ = ['EXTEND_BEFORE', 'NOT_PROLONGED', 'act_before_end', 'begin',
+__all__ = ['EXTEND_BEFORE', 'act_before_end', 'begin',
            'changed', 'check_action', 'extension', 'forgotten', 'move_own',
            'redate', 'reextend', 'retime', 'row']
 
@@ -23,9 +23,6 @@ __all__ = ['EXTEND_BEFORE', 'NOT_PROLONGED', 'act_before_end', 'begin',
 #: before it is told that it nears its end, if the operator has changed
 #: nothing there.
 EXTEND_BEFORE = 7200
-
-#: How begins what a lease says that could not be prolonged by itself.
-NOT_PROLONGED = 'It could not be prolonged, which is tried again '
 
 
 def row(lease_id: str, event_type: str, time: int, now: int,

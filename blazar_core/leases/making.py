@@ -14,6 +14,7 @@ from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
 from blazar_core.books import picking
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -157,8 +158,9 @@ class Making:
         rows.lease |= {
             'status': states.Lease.IN_PROGRESS if retry is None
             else states.Lease.WAITING,
-            'status_reason': waiting.made(why) if retry is None
-            else waiting.reason(why),
+            'conditions': conditions.changed(
+                None, now, waiting.made(why) if retry is None
+                else waiting.reason(why)),
             'retry_interval': retry and retry.interval,
             'retry_until': until if request.lasts is not None
             else min(until, request.window.end),

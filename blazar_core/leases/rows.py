@@ -146,7 +146,7 @@ class Rows:
             events=[as_row(**event) for event in sorted(
                 self.events, key=lambda event: (event['time'], event['id']))],
             reservations=[as_row(
-                **reservation, spec=reservation['flavor'], bookings=[
+                **reservation, bookings=[
                     edit.new for edit in edits if edit.new is not None and
                     edit.new.reservation_id == reservation['id']])
                 for reservation in self.reservations]))
@@ -210,7 +210,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'grace_period': request.grace_period,
         'cleaning_time': new.cleaning_time,
         'status': states.Lease.PENDING,
-        'status_reason': '', 'lease_type': request.lease_type,
+        'conditions': None, 'lease_type': request.lease_type,
         'retry_interval': None, 'retry_until': None, 'lasts': None,
         'admitted_at': None, 'no_show_at': None,
         'warnings': [*new.warnings] or None,
@@ -225,7 +225,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'resources': dict(one.demand.resources),
         'status': states.Reservation.PENDING,
         'params': None if one.params is None else dict(one.params),
-        'flavor': None if one.spec is None else dict(one.spec),
+        'spec': None if one.spec is None else dict(one.spec),
         'moved_at': None, 'created_at': now, 'updated_at': now,
     } for reservation_id, one, host_ids in zip(
         ids, new.reservations, picked, strict=True)], [

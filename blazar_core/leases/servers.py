@@ -7,6 +7,7 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -49,7 +50,7 @@ class Servers:
                 sa.select(models.Booking.server_id, lease.id, lease.name,
                           lease.project_id, lease.status, lease.deleted_at,
                           lease.start_date, lease.end_date, lease.warnings,
-                          lease.status_reason, models.Booking.failed_at)
+                          lease.conditions, models.Booking.failed_at)
                 .join(models.Booking.reservation)
                 .join(models.Reservation.lease)
                 .where(models.Booking.server_id.in_(server_ids),
@@ -59,7 +60,7 @@ class Servers:
             'project_id': row.project_id, 'status': views.status(row),
             'start_date': row.start_date, 'end_date': row.end_date,
             'warnings': row.warnings or [], 'failed_at': row.failed_at,
-            'status_reason': row.status_reason,
+            'status_reason': conditions.status_reason(row.conditions),
         } for row in rows}
 
     def lease_of(self, server_id: str) -> dict[str, ty.Any] | None:

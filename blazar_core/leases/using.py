@@ -8,22 +8,23 @@ that comes with a boot is used when it is made.
 """
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.db import models
 
 __all__ = ['announced', 'begin']
 
-_UNUSED = 'It has not been used yet: it ends at'
 
-
-def announced(until: int) -> str:
-    """The status reason of a lease that ends soon because it is not used."""
-    return (f'{_UNUSED} {clocks.minute(until)} UTC, unless a server is booted '
-            f'with one of its reservations before.')
+def announced(until: int) -> conditions.Condition:
+    """Return the condition of a lease that ends soon as it is not used."""
+    return conditions.Condition(
+        conditions.Type.UNUSED, conditions.Reason.NO_SERVER_BOOTED,
+        f'It has not been used yet: it ends at {clocks.minute(until)} UTC, '
+        f'unless a server is booted with one of its reservations before.',
+        {'end_date': until})
 
 
 def begin(lease: models.Lease, now: int) -> None:
     """Note that a lease is used; it is locked."""
     if lease.used_at is None:
         lease.used_at = now
-        lease.status_reason = lease.status_reason.partition(
-            _UNUSED)[0].strip()
+        conditions.update(lease, now, conditions.Type.UNUSED)

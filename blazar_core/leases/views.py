@@ -11,13 +11,13 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import requests
 
 __all__ = ['DELETING', 'Query', 'describe', 'get', 'is_near_end', 'listed',
            'owner_of_deleted', 'page', 'status']
@@ -329,7 +329,8 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
                     for one in lease.reservations]
     return {
         'id': lease.id, 'name': lease.name, 'status': status(lease),
-        'status_reason': lease.status_reason,
+        'status_reason': conditions.status_reason(lease.conditions),
+        'conditions': [dict(one) for one in lease.conditions or ()],
         'degraded': any(one['missing_resources'] or one['resources_changed']
                         for one in reservations),
         'project_id': lease.project_id, 'user_id': lease.user_id,
@@ -337,11 +338,7 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
             'start_date', 'end_date', 'before_end_date', 'on_end',
             'grace_period', 'auto_extend', 'cleaning_time', 'created_at',
             'updated_at')},
-        'lease_type': lease.lease_type or (
-            requests.LeaseType.IMMEDIATE
-            if lease.start_date <= lease.created_at
-            else requests.LeaseType.SCHEDULED),
-        'retry_until': lease.retry_until,
+        'lease_type': lease.lease_type, 'retry_until': lease.retry_until,
         'recurrence_id': lease.recurrence_id,
         'warnings': [*preflight(lease), *(
             sentence for one in lease.reservations

@@ -6,26 +6,31 @@ is next.
 
 import sqlalchemy as sa
 
+from blazar_core.common import conditions
 from blazar_core.common import states
 from blazar_core.db import models
 
 __all__ = ['behind', 'made', 'reason', 'unready']
 
 
-def reason(why: str) -> str:
-    """What is said of a lease that waits for room.
+def reason(why: str) -> conditions.Condition:
+    """Return the condition of a lease that waits for capacity.
 
     :param why: there was none when it was tried last
     """
-    return f'It waits for capacity, and is tried again: {why}'
+    return conditions.Condition(
+        conditions.Type.WAITING, conditions.Reason.NO_CAPACITY,
+        f'It waits for capacity, and is tried again: {why}')
 
 
-def made(why: str) -> str:
-    """The status reason of a lease for which capacity is made.
+def made(why: str) -> conditions.Condition:
+    """Return the condition of a lease for which servers are moved.
 
-    :param why: there is none yet
+    :param why: there is no capacity yet
     """
-    return f'Servers of other projects are moved for it: {why}'
+    return conditions.Condition(
+        conditions.Type.WAITING, conditions.Reason.SERVERS_ARE_MOVED,
+        f'Servers of other projects are moved for it: {why}')
 
 
 def unready(lease: models.Lease, what: str) -> str:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from blazar_core.books import enrolment
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -26,7 +27,8 @@ __all__ = ['Closed', 'Closing']
 LOG = logging.getLogger(__name__)
 
 #: When to try again what has failed.
-_FAILED = facts.Later(facts.AWAY, facts.NOT_CLOSED, facts.LONGEST_PAUSE)
+_FAILED = facts.Later(
+    facts.AWAY, facts.NOT_CLOSED.message, facts.LONGEST_PAUSE)
 #: The leases that are over, or never were, and have a credential yet.
 _OVER = sa.select(models.Credential.lease_id).outerjoin(
     models.Lease, models.Lease.id == models.Credential.lease_id).where(sa.or_(
@@ -180,7 +182,7 @@ class Closing:
                     lease.status != states.Lease.TERMINATING and
                     facts.bookings(lease)):
                 return False
-            lease.status_reason = facts.lasting(lease.status_reason)
+            conditions.update(lease, self._clock.now(), *conditions.DELAYS)
             described = transitions.finish(session, lease, self._clock.now())
         steps.reached(steps.Step.END_OVER, lease_id)
         LOG.info('Lease %s is over', lease_id)

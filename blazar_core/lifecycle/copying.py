@@ -8,6 +8,7 @@ from oslo_log import log as logging
 
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.common import words
@@ -53,9 +54,11 @@ class Copying:
     their build, could not be built, are shelved or have gone are left out.
     """
 
-    def __init__(self, database: api.Database, cloud: clouds.Cloud,
-                 closing: closing.Closing, types: resources.Types) -> None:
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: clouds.Cloud, closing: closing.Closing,
+                 types: resources.Types) -> None:
         self._database = database
+        self._clock = clock
         self._cloud = cloud
         self._closing = closing
         self._types = types
@@ -103,8 +106,8 @@ class Copying:
             known
         """
         why = next(filter(None, waiting), '')
-        said = f'{facts.SNAPSHOTS}{event.event_type}: '
-        self._database.retried(self._explain, event.lease_id, said, why)
+        self._database.retried(
+            self._explain, event.lease_id, event.event_type, why)
         if not waiting:
             return None
         return facts.Later(
@@ -157,24 +160,29 @@ class Copying:
                          event.credential, event.key, event.label)
         return ''
 
-    def _explain(self, lease_id: str, said: str, why: str) -> None:
-        """Say in a lease why there is no image yet, or no more of it.
-
-        :param said: how that begins; another event may have said something
+    def _explain(self, lease_id: str, event_type: str, why: str) -> None:
+        """Say in a lease why there is no image yet, or no more of it; another
+        event may have said something.
         """
-        def is_said(lease: models.Lease) -> bool:
-            reason = lease.status_reason
-            return reason.endswith(said + why) if why else said not in reason
+        def change(lease: models.Lease,
+                   ) -> conditions.Condition | conditions.Type | None:
+            said = conditions.find(
+                lease.conditions, conditions.Type.SNAPSHOT_DELAYED)
+            return facts.no_image(event_type, why) if why else (
+                None if said is None or
+                said['details']['event_type'] != event_type
+                else conditions.Type.SNAPSHOT_DELAYED)
 
         with self._database.reader() as session:
-            if is_said(api.found(session, lease_id)):
+            lease = api.found(session, lease_id)
+            new = change(lease)
+            if new is None or conditions.holds(lease.conditions, new):
                 return
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if not is_said(lease) and not _is_ending(lease):
-                lease.status_reason = (
-                    f'{facts.lasting(lease.status_reason)} '
-                    f'{said + why if why else ""}').strip()
+            new = change(lease)
+            if new is not None and not _is_ending(lease):
+                conditions.update(lease, self._clock.now(), new)
 
 
 def _is_ending(lease: models.Lease) -> bool:

@@ -10,6 +10,7 @@ from sqlalchemy import orm
 
 from blazar_core.books import holding
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import api
@@ -154,7 +155,8 @@ class Ending:
         if ends_of and begun.grace > 0:
             self._give_grace(lease_id)
             return facts.Later(
-                min(begun.grace, facts.LONGEST_PAUSE), facts.GRACE)
+                min(begun.grace, facts.LONGEST_PAUSE),
+                facts.GRACE.message)
         credential = self._closing.credential(lease_id, any(
             one.needs_owner for its in ends_of.values() for one in its)
         ) if ends_of else None
@@ -166,8 +168,9 @@ class Ending:
             why = next(filter(None, waiting.values()), '')
             if closed.guests or why:
                 self._database.retried(
-                    self._explain, lease_id, f'{facts.REFUSED}{why}' if why
-                    else facts.LEFT if begun.others[-1].for_guests else '')
+                    self._explain, lease_id, facts.refused(why) if why
+                    else facts.LEFT if begun.others[-1].for_guests
+                    else conditions.Type.END_DELAYED)
             return facts.Later(
                 facts.AGAIN, f'not over yet: '
                 f'{words.count(len(waiting), "server")}: '
@@ -179,7 +182,7 @@ class Ending:
             again = closed.soonest
             self._database.retried(
                 self._explain, lease_id, facts.NOT_CLOSED
-                if again.why == facts.NOT_CLOSED else facts.CLEANING)
+                if again.why == facts.NOT_CLOSED.message else facts.CLEANING)
             return again
         if not self._database.retried(
                 self._closing.finish_if_empty, lease_id, closed=True):
@@ -190,7 +193,7 @@ class Ending:
         """Tell once that the servers of a lease have some time left."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            said = lease.status_reason.endswith(facts.GRACE)
+            said = conditions.holds(lease.conditions, facts.GRACE)
             described = views.describe(lease)
         if not said:
             LOG.info('Lease %s is over; its servers come to their end in its '
@@ -199,13 +202,13 @@ class Ending:
             self._notify('lease.event.grace_period', described)
             self._database.retried(self._explain, lease_id, facts.GRACE)
 
-    def _explain(self, lease_id: str, why: str) -> None:
+    def _explain(self, lease_id: str,
+                 why: conditions.Condition | conditions.Type) -> None:
         """Say in a lease why it is not over."""
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.TERMINATING:
-                lease.status_reason = (
-                    f'{facts.lasting(lease.status_reason)} {why}').strip()
+                conditions.update(lease, self._clock.now(), why)
                 holding.overdue(session, self._clock.now(), lease)
 
     def _begin_end(self, lease_id: str, when_due: bool,
@@ -236,6 +239,8 @@ class Ending:
                 name = ends.DELETE
             if lease.status != states.Lease.TERMINATING:
                 lease.enter(states.Lease.TERMINATING, self._clock.now())
+                conditions.update(lease, now, conditions.Type.START_DELAYED,
+                                  conditions.Type.NOT_EXTENDED)
                 if lease.deleted_at is None and ends.missing(
                         lease.on_end, self._policies):
                     LOG.warning('Lease %s: its servers are deleted, because '
@@ -277,8 +282,9 @@ class Ending:
             return False
         why = (f'Its servers are deleted: {lease.on_end} was not done within '
                f'{limit} s.')
-        if why not in lease.status_reason:
+        if conditions.update(
+                lease, now, conditions.Type.END_DELAYED, conditions.Condition(
+                    conditions.Type.POLICY_REPLACED,
+                    conditions.Reason.TIMED_OUT, why)):
             LOG.warning('Lease %s: %s', lease.id, why)
-            lease.status_reason = (
-                f'{facts.lasting(lease.status_reason)} {why}').strip()
         return True

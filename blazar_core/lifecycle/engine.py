@@ -70,7 +70,7 @@ class Engine:
         self._longest_sleep: int = conf.blazar.longest_sleep
         seconds: int = conf.blazar.claim_seconds
         self._queue = queues.Queue(database, clock, name, seconds)
-        self._outcomes = outcomes.Outcomes(database, self._queue)
+        self._outcomes = outcomes.Outcomes(database, clock, self._queue)
         self._beat, self._extended = max(1, seconds // 3), float('-inf')
         self._max_retries: int = conf.blazar.event_max_retries
         self._wake = threading.Event()

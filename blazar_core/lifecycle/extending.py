@@ -13,6 +13,7 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -100,6 +101,9 @@ class Extending:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.ACTIVE and (
                     lease.end_date == end and lease.auto_extend):
-                lease.status_reason = (
-                    f'{facts.lasting(lease.status_reason)} '
-                    f'{events.NOT_PROLONGED}{why}').strip()
+                conditions.update(
+                    lease, self._clock.now(), conditions.Condition(
+                        conditions.Type.NOT_EXTENDED,
+                        conditions.Reason.REFUSED,
+                        f'It could not be prolonged, which is tried again '
+                        f'{why}', {'end_date': end}))

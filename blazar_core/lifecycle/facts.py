@@ -14,17 +14,16 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.leases import events
 
-__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'DEFERRED', 'GRACE',
-           'GivenUp', 'LEFT', 'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later',
-           'Lease', 'NOT_CLOSED', 'NOT_FREE', 'NOT_LEFT', 'ORPHANED',
-           'Outcome', 'REFUSED', 'SNAPSHOTS', 'apart', 'booking_of',
-           'bookings', 'comes_first', 'counts', 'deferred', 'disowned',
-           'failures', 'has_servers', 'is_building', 'is_unsettled', 'lasting',
-           'pause', 'put_off', 'servers', 'waiting']
+__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'GRACE', 'GivenUp', 'LEFT',
+           'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED',
+           'NOT_FREE', 'NOT_LEFT', 'ORPHANED', 'Outcome', 'apart',
+           'booking_of', 'bookings', 'comes_first', 'counts', 'deferred',
+           'failures', 'has_servers', 'is_building', 'is_unsettled',
+           'no_image', 'pause', 'put_off', 'refused', 'servers', 'waiting']
 
 LOG = logging.getLogger(__name__)
 
@@ -44,29 +43,33 @@ LONGEST_PAUSE = 300
 #: may come without anybody telling us.
 LONGEST_WAIT = 60
 
-#: What a lease says whose hosts somebody has yet.
-NOT_FREE = 'Its hosts are not free yet; the start is tried again.'
-#: What one says whose servers are kept, and not free yet.
-NOT_LEFT = ('Its servers are still in the occurrence before; the start is '
-            'tried again.')
-#: What one says that is ending, and of which all else is done.
-NOT_CLOSED = 'What was reserved could not be closed yet; it is tried again.'
-#: What one says whose servers have some time left.
-GRACE = 'Its servers come to their end when its grace period is over.'
-#: How the reason of a lease begins that has an event which could not be
-#: carried out yet.
-DEFERRED = 'An event is tried again: '
-#: What one says whose hosts are not ready for others yet.
-CLEANING = 'Its hosts are being cleaned.'
-#: How begins what one says whose servers have not come to their end.
-REFUSED = 'Its end is tried again: '
-#: The beginning of the reason of a lease whose images are not made yet.
-SNAPSHOTS = 'Its snapshots are tried again: '
-#: What one says whose owner there is no more, by what is missing.
-ORPHANED = {'project': 'Its project does not exist any more.',
-            'user': 'Its user does not exist any more.'}
-#: What one says whose servers may stay as long as they like.
-LEFT = 'Its hosts are given back when the servers there have gone.'
+_T, _R = conditions.Type, conditions.Reason
+NOT_FREE = conditions.Condition(
+    _T.START_DELAYED, _R.HOSTS_IN_USE,
+    'Its hosts are not free yet; the start is tried again.')
+NOT_LEFT = conditions.Condition(
+    _T.START_DELAYED, _R.SERVERS_IN_USE,
+    'Its servers are still in the occurrence before; the start is tried '
+    'again.')
+NOT_CLOSED = conditions.Condition(
+    _T.END_DELAYED, _R.NOT_CLOSED,
+    'What was reserved could not be closed yet; it is tried again.')
+GRACE = conditions.Condition(
+    _T.END_DELAYED, _R.GRACE_PERIOD,
+    'Its servers come to their end when its grace period is over.')
+CLEANING = conditions.Condition(
+    _T.END_DELAYED, _R.CLEANING, 'Its hosts are being cleaned.')
+LEFT = conditions.Condition(
+    _T.END_DELAYED, _R.HOSTED_SERVERS,
+    'Its hosts are given back when the servers there have gone.')
+#: By what is missing.
+ORPHANED = {
+    'project': conditions.Condition(
+        _T.ORPHANED, _R.PROJECT_NOT_FOUND,
+        'Its project does not exist any more.'),
+    'user': conditions.Condition(
+        _T.ORPHANED, _R.USER_NOT_FOUND,
+        'Its user does not exist any more.')}
 
 Lease: ty.TypeAlias = dict[str, ty.Any]
 
@@ -153,39 +156,26 @@ def is_building(lease: models.Lease) -> bool:
                for booking in bookings(lease))
 
 
-def disowned(reason: str, missing: str | None) -> str:
-    """The status reason of a lease, with a word about its owner.
-
-    :param missing: see :data:`ORPHANED`; None: there is one
-    """
-    for said in ORPHANED.values():
-        reason = ' '.join(reason.replace(said, ' ').split())
-    return reason if missing is None else (
-        f'{reason} {ORPHANED[missing]}'.strip())
+def deferred(event_type: str, why: str) -> conditions.Condition:
+    """Return the condition of a lease of which an event is deferred."""
+    return conditions.Condition(
+        _T.EVENT_DEFERRED, _R.NOT_YET_POSSIBLE,
+        f'An event is tried again: {event_type}: {why}',
+        {'event_type': event_type, 'why': why})
 
 
-def deferred(reason: str, event_type: str, why: str) -> str:
-    """Return the status reason of a lease of which an event is deferred.
-
-    :param reason: what it says already
-    :param why: empty: that event is not deferred for a reason to be shown
-    """
-    said, _mark, others = reason.partition(DEFERRED)
-    if why:
-        return f'{lasting(said)} {DEFERRED}{event_type}: {why}'.strip()
-    return said.strip() if others.startswith(f'{event_type}: ') else reason
+def refused(why: str) -> conditions.Condition:
+    """Return the condition of a lease whose end is tried again."""
+    return conditions.Condition(
+        _T.END_DELAYED, _R.SERVERS_REMAIN, f'Its end is tried again: {why}')
 
 
-def lasting(reason: str) -> str:
-    """What is still said of a lease when it waits for nothing any more."""
-    for missing, said in ORPHANED.items():
-        if said in reason:
-            return disowned(lasting(disowned(reason, None)), missing)
-    for begin in (DEFERRED, REFUSED, SNAPSHOTS, events.NOT_PROLONGED):
-        reason = reason.partition(begin)[0].strip()
-    for passing in (NOT_FREE, NOT_LEFT, NOT_CLOSED, GRACE, LEFT, CLEANING):
-        reason = reason.removesuffix(passing).strip()
-    return reason
+def no_image(event_type: str, why: str) -> conditions.Condition:
+    """Return the condition of a lease whose snapshots are not made yet."""
+    return conditions.Condition(
+        _T.SNAPSHOT_DELAYED, _R.REFUSED,
+        f'Its snapshots are tried again: {event_type}: {why}',
+        {'event_type': event_type})
 
 
 class Count(ty.NamedTuple):
@@ -214,17 +204,24 @@ def pause(lease: models.Lease, now: int) -> int:
     return max(AWAY, min(LONGEST_PAUSE, (now - lease.start_date) // 2))
 
 
-def put_off(server_ids: ty.Sequence[str], why: str) -> str:
-    """What a lease says whose servers wait longer than they should."""
-    return (f'Not placed yet, and tried again: {", ".join(server_ids)}. '
-            f'{why}')
+def put_off(server_ids: ty.Sequence[str], why: str) -> conditions.Condition:
+    """Return the condition of a lease whose servers have no host yet."""
+    return conditions.Condition(
+        _T.START_DELAYED, _R.NO_VALID_HOST,
+        f'Not placed yet, and tried again: {", ".join(server_ids)}. {why}',
+        {'servers': [*server_ids]})
 
 
-def failures(lease: models.Lease) -> str:
-    """What a lease says of its servers that failed."""
+def failures(lease: models.Lease) -> conditions.Condition | conditions.Type:
+    """Return the condition of a lease for its servers that failed; the type
+    alone: none did.
+    """
     failed = [ty.cast(str, booking.server_id) for booking in bookings(lease)
               if booking.failed_at is not None]
-    return f'Could not be built: {", ".join(failed)}.' if failed else ''
+    return conditions.Condition(
+        _T.BUILD_FAILED, _R.SERVERS_FAILED,
+        f'Could not be built: {", ".join(failed)}.', {'servers': failed},
+    ) if failed else _T.BUILD_FAILED
 
 
 def servers(lease: models.Lease) -> list[str]:

@@ -106,5 +106,5 @@ class Lifecycle:
                 moves, pace), moving.Moving(database, clock, cloud, notify))
         self.telling = telling.Telling(
             database, clock, notify, self.closing, copying.Copying(
-                database, cloud, self.closing, types), types)
+                database, clock, cloud, self.closing, types), types)
         self.billing = billing.Billing(database, clock, budget)

@@ -22,6 +22,7 @@ from blazar_core.books import ledger
 from blazar_core.books import planning
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -245,9 +246,9 @@ class MovePlans:
                 project_id=lease.project_id)
                 for move in plan.moves)
             session.flush()
-            lease.status_reason = moving.progress(session.scalars(
+            conditions.update(lease, now, moving.progress(session.scalars(
                 sa.select(models.Move).where(
-                    models.Move.lease_id == lease_id)))
+                    models.Move.lease_id == lease_id))))
             lease.updated_at = now
             session.flush()
             session.expire(lease)
@@ -271,14 +272,16 @@ class MovePlans:
         reason = waiting.made(why)
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            if lease.status_reason == reason:
+            if conditions.holds(lease.conditions, reason):
                 return
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.IN_PROGRESS:
                 return
-            lease.status_reason, lease.updated_at = reason, self._clock.now()
-            ledger.amend(session, self._clock.now(), [
+            now = self._clock.now()
+            conditions.update(lease, now, reason)
+            lease.updated_at = now
+            ledger.amend(session, now, [
                 ledger.Edit(row, ledger.new_of(row, host_id=None))
                 for row in lease.bookings if row.host_id is not None])
 

@@ -17,6 +17,7 @@ from sqlalchemy import orm
 
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -177,9 +178,7 @@ class Moving:
                 elif refused:
                     # No server was disturbed: it counts for no pace.
                     row.asked_at = None
-            said = lease.status_reason
-            lease.status_reason = progress(rows.values())
-            if lease.status_reason == said:
+            if not conditions.update(lease, now, progress(rows.values())):
                 return {}
             lease.updated_at = now
             session.flush()
@@ -199,13 +198,13 @@ def _is_taken(move: models.Move) -> bool:
     return move.status != states.Move.PLANNED
 
 
-def progress(moves: ty.Iterable[models.Move]) -> str:
-    """What is said of a lease while servers move for it."""
+def progress(moves: ty.Iterable[models.Move]) -> conditions.Condition:
+    """Return the condition of a lease while servers move for it."""
     counts = collections.Counter(move.status for move in moves)
     failed = counts.pop(states.Move.FAILED, 0)
-    said = waiting.made(f'{counts[states.Move.MOVED]} of {counts.total()} '
-                        f'servers moved.')
-    return f'{said} {failed} could not be moved.' if failed else said
+    said = f'{counts[states.Move.MOVED]} of {counts.total()} servers moved.'
+    return waiting.made(
+        f'{said} {failed} could not be moved.' if failed else said)
 
 
 def whole(moves: ty.Iterable[models.Move]) -> str:

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
@@ -81,7 +82,11 @@ class NoShows:
         with self._database.reader() as session:
             described = views.describe(api.found(session, lease_id))
         until = self._clock.now() + self._notice
-        described['status_reason'] = using.announced(until)
+        unused = using.announced(until)
+        described['conditions'] = conditions.changed(
+            described['conditions'], self._clock.now(), unused)
+        described['status_reason'] = conditions.status_reason(
+            described['conditions'])
         LOG.info('Lease %s: it has not been used; it ends at %s', lease_id,
                  clocks.iso(until))
         self._notify(EVENT, described)
@@ -95,9 +100,8 @@ class NoShows:
                 return
             if lease.no_show_at is None:
                 lease.no_show_at = until - self._notice
-                lease.status_reason = (
-                    f'{facts.lasting(lease.status_reason)} '
-                    f'{using.announced(until)}').strip()
+                conditions.update(
+                    lease, self._clock.now(), using.announced(until))
 
     def _set_back(self, lease_ids: ty.Sequence[str], now: int) -> None:
         """Leases were announced by a clock that was ahead: the notice counts
@@ -125,9 +129,12 @@ class NoShows:
                     lease.used_at is not None or lease.end_date <= now or
                     (lease.no_show_at or 0) + self._notice > now):
                 return None
-            lease.status_reason = (
-                f'It was ended at {clocks.minute(now)} UTC, as it had '
-                f'not been used since its start.')
+            conditions.update(
+                lease, now, conditions.Type.UNUSED, conditions.Condition(
+                    conditions.Type.ENDED_EARLY,
+                    conditions.Reason.NO_SERVER_BOOTED,
+                    f'It was ended at {clocks.minute(now)} UTC, as it had '
+                    f'not been used since its start.'))
             window = model.Window(
                 lease.start_date, max(lease.start_date + 1, now))
             ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(

@@ -11,6 +11,7 @@ from sqlalchemy import orm
 
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -195,7 +196,9 @@ class Observing:
             transitions.give_room_back(
                 session, [booking], self._clock.now())
             if lease.status != states.Lease.TERMINATING:
-                lease.status_reason = _unbuilt(lease, server_id, fault)
+                conditions.update(
+                    lease, self._clock.now(), conditions.Type.START_DELAYED,
+                    _unbuilt(lease, server_id, fault))
             transitions.settle(session, lease, self._clock.now())
             described = views.describe(lease)
         LOG.warning('Lease %s: server %s could not be built: %s',
@@ -223,7 +226,8 @@ class Observing:
                 event.enter(states.Event.UNDONE, now)
                 event.due, event.attempts, event.waits = now + pause, 0, 0
                 event.claimed_by, event.claimed_until = None, 0
-        lease.status_reason = facts.put_off(facts.waiting(lease), fault)
+        conditions.update(
+            lease, now, facts.put_off(facts.waiting(lease), fault))
         lease.updated_at = now
         LOG.warning('Lease %s: server %s could not be placed yet, again in '
                     '%s s: %s', lease.id, booking.server_id, pause, fault)
@@ -269,11 +273,17 @@ class Observing:
             server_id, seen, None if booking is None else (booking.sent_at,))
 
 
-def _unbuilt(lease: models.Lease, server_id: str, fault: str) -> str:
-    """Why servers of a lease were not built, the last one included."""
-    rows = [row for row in facts.bookings(lease) if row.server_id is not None]
-    failed = sum(row.failed_at is not None for row in rows)
-    if failed < 2:
-        return f'Server {server_id} could not be built: {fault}'
-    return (f'{failed} of {len(rows)} servers could not be built, the last '
-            f'one: {fault}')
+def _unbuilt(lease: models.Lease, server_id: str, fault: str,
+             ) -> conditions.Condition:
+    """Return the condition of a lease whose servers were not built, the last
+    one included.
+    """
+    rows = facts.servers(lease)
+    failed = [row.server_id for row in facts.bookings(lease)
+              if row.server_id is not None and row.failed_at is not None]
+    return conditions.Condition(
+        conditions.Type.BUILD_FAILED, conditions.Reason.SERVERS_FAILED,
+        f'Server {server_id} could not be built: {fault}'
+        if len(failed) < 2 else
+        f'{len(failed)} of {len(rows)} servers could not be built, the last '
+        f'one: {fault}', {'servers': failed})

@@ -17,6 +17,7 @@ from sqlalchemy import orm
 
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -170,9 +171,8 @@ class Orphans:
             if missing is None:
                 _forget(session, lease, row, now)
                 return _NOTHING
-            reason = facts.disowned(lease.status_reason, missing)
-            if reason != lease.status_reason:
-                lease.status_reason, lease.updated_at = reason, now
+            if conditions.update(lease, now, facts.ORPHANED[missing]):
+                lease.updated_at = now
             if row is None:
                 row = notes.Orphan(lease_id=seen.id, missing=missing,
                                    seen_at=now, claimed_until=0)
@@ -237,7 +237,7 @@ def _forget(session: orm.Session, lease: models.Lease,
     """There is an owner."""
     if row is not None:
         session.delete(row)
-        lease.status_reason = facts.disowned(lease.status_reason, None)
+        conditions.update(lease, now, conditions.Type.ORPHANED)
         lease.updated_at = now
         LOG.info('Lease %s: its owner is there (again)', lease.id)
 

@@ -7,6 +7,8 @@ import typing as ty
 
 from sqlalchemy import orm
 
+from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -22,8 +24,10 @@ class Outcomes:
     they are not: both, or nothing if another worker has the event by now.
     """
 
-    def __init__(self, database: api.Database, queue: queues.Queue) -> None:
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 queue: queues.Queue) -> None:
         self._database = database
+        self._clock = clock
         self._queue = queue
 
     def done(self, claim: queues.Claim) -> None:
@@ -51,35 +55,32 @@ class Outcomes:
         if not self._queue.update(claim, session, **values):
             return False
         lease = api.found(session, claim.lease_id)
-        if not _is_said(claim, outcome, lease):
-            lease.status_reason = facts.deferred(
-                lease.status_reason, claim.event_type, _shown(outcome))
+        if lease.status != states.Lease.TERMINATED:
+            conditions.update(lease, self._clock.now(),
+                              *_changes(claim, outcome, lease))
         return True
 
 
-def _shown(outcome: facts.Outcome) -> str:
-    """Why an event is deferred, as its lease says it; empty: it does not."""
-    return outcome.why if (
-        isinstance(outcome, facts.Later) and outcome.shown) else ''
-
-
-def _is_said(claim: queues.Claim, outcome: facts.Outcome,
-             lease: models.Lease) -> bool:
-    """Whether a lease says why an event of it is deferred, or that it is not.
-    """
-    why = _shown(outcome)
-    return not why and not claim.shown or (
-        lease.status == states.Lease.TERMINATED) or (
-        lease.status_reason == facts.deferred(
-            lease.status_reason, claim.event_type, why))
+def _changes(claim: queues.Claim, outcome: facts.Outcome,
+             lease: models.Lease,
+             ) -> list[conditions.Condition | conditions.Type]:
+    """How the conditions of a lease change with the outcome of an event."""
+    if isinstance(outcome, facts.Later) and outcome.shown:
+        return [facts.deferred(claim.event_type, outcome.why)]
+    said = conditions.find(lease.conditions, conditions.Type.EVENT_DEFERRED)
+    return [conditions.Type.EVENT_DEFERRED] if said is not None and (
+        said['details']['event_type'] == claim.event_type) else []
 
 
 def _says_otherwise(database: api.Database, claim: queues.Claim,
                     outcome: facts.Outcome) -> bool:
     """Whether a lease has to be told how an event of it went."""
-    if not _shown(outcome) and not claim.shown:
+    if not claim.shown and not (
+            isinstance(outcome, facts.Later) and outcome.shown):
         return False
     with contextlib.suppress(errors.NotFound), database.reader() as session:
-        return not _is_said(
-            claim, outcome, api.found(session, claim.lease_id))
+        lease = api.found(session, claim.lease_id)
+        return lease.status != states.Lease.TERMINATED and (
+            not conditions.holds(
+                lease.conditions, *_changes(claim, outcome, lease)))
     return False

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
@@ -50,7 +51,7 @@ _READ = sa.select(
     models.Event.id, models.Event.lease_id, models.Event.event_type,
     models.Event.attempts, models.Event.waits, models.Event.due,
     models.Event.action,
-    models.Lease.project_id, models.Lease.status_reason,
+    models.Lease.project_id, models.Lease.conditions,
 ).join(models.Event.lease).where(models.Lease.project_id.not_in(
     sa.bindparam('projects', expanding=True)))
 #: To tell of it is all that there is to do, or it moves a lease.
@@ -182,7 +183,9 @@ class Queue:
                 wanted.append(Claim(
                     event.id, event.lease_id, event.event_type,
                     event.attempts, event.waits, event.project_id, is_slow,
-                    facts.DEFERRED in event.status_reason))
+                    conditions.find(
+                        event.conditions,
+                        conditions.Type.EVENT_DEFERRED) is not None))
                 busy[event.project_id] += 1
                 slow -= is_slow
                 if len(claims) + len(wanted) == most:

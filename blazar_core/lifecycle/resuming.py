@@ -17,6 +17,7 @@ from sqlalchemy import orm
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -149,13 +150,15 @@ class Resuming:
                     lease.start_date - now, 'it was moved'), None
             if there and session.execute(sa.select(models.Booking.id).where(
                     models.Booking.server_id.in_(there))).first():
-                lease.status_reason = facts.NOT_LEFT
+                conditions.update(lease, now, facts.NOT_LEFT)
                 return facts.Later(
                     facts.AGAIN, 'its servers are in the occurrence before',
                     4 * facts.AGAIN), None
             if not there:
-                lease.status_reason = (
-                    'Its servers were deleted, or left, before it began.')
+                conditions.update(lease, now, conditions.Condition(
+                    conditions.Type.ENDED_EARLY,
+                    conditions.Reason.SERVERS_DELETED,
+                    'Its servers were deleted, or left, before it began.'))
                 return None, ('lease.event.end_lease', transitions.finish(
                     session, lease, now))
             rows = facts.bookings(lease)
@@ -164,8 +167,7 @@ class Resuming:
             # Those that were deleted do not come any more.
             ledger.amend(session, now, [
                 ledger.Edit(row, None) for row in rows[len(there):]])
-            if lease.status_reason == facts.NOT_LEFT:
-                lease.status_reason = ''
+            conditions.update(lease, now, conditions.Type.START_DELAYED)
             using.begin(lease, now)
             lease.enter(states.Lease.STARTING, now)
             session.flush()
@@ -177,4 +179,5 @@ class Resuming:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.STARTING:
-                lease.status_reason = facts.put_off(server_ids, why)
+                conditions.update(lease, self._clock.now(),
+                                  facts.put_off(server_ids, why))

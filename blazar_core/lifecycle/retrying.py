@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from blazar_core.books import follower
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -168,15 +169,16 @@ class Retrying:
         """
         reason = waiting.reason(why)
         with self._database.reader() as session:
-            if not last and api.found(
-                    session, lease_id).status_reason == reason:
+            if not last and conditions.holds(
+                    api.found(session, lease_id).conditions, reason):
                 return None
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.WAITING:
                 return None
             now = self._clock.now()
-            lease.status_reason, lease.updated_at = reason, now
+            conditions.update(lease, now, reason)
+            lease.updated_at = now
             if last:
                 seeking.fail(session, lease, f'It got no capacity until '
                              f'{clocks.minute(now)} UTC: {why}',

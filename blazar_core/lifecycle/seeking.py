@@ -17,6 +17,7 @@ from sqlalchemy import orm
 from blazar_core.books import admission as admissions
 from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -164,7 +165,8 @@ class Seeking:
                         wanting(one), picked[one.id])]
             ledger.amend(session, now, edits)
             lease.enter(states.Lease.PENDING, now)
-            lease.status_reason, lease.admitted_at = '', now
+            conditions.update(lease, now, conditions.Type.WAITING)
+            lease.admitted_at = now
             events.retime(session, lease, self._types, window, now)
             if lease.lasts is not None:
                 events.move_own(lease, window.start - lease.start_date)
@@ -184,7 +186,10 @@ def fail(session: orm.Session, lease: models.Lease, reason: str,
 
     :param over: the event that has tried to
     """
-    lease.status_reason, lease.updated_at = reason, now
+    conditions.update(
+        lease, now, conditions.Type.WAITING, conditions.Condition(
+            conditions.Type.FAILED, conditions.Reason.NO_CAPACITY, reason))
+    lease.updated_at = now
     if lease.lasts is not None:
         # Its end comes as if it had got it now.
         start = max(lease.start_date, now)

@@ -11,6 +11,7 @@ from sqlalchemy import orm
 
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -148,10 +149,12 @@ class Sending:
         permits.mark_sent(connection, dict.fromkeys(server_ids), now)
         begins = lease.status == states.Lease.PENDING
         lease.enter(states.Lease.STARTING, now)
-        lease.status_reason, lease.updated_at = facts.failures(lease), now
+        conditions.update(lease, now, conditions.Type.START_DELAYED,
+                          facts.failures(lease))
+        lease.updated_at = now
         connection.execute(_BEGUN, {
             'lease': lease.id, 'state': lease.status, 'now': now,
-            'reason': lease.status_reason, 'mark': permit.mark})
+            'conditions': lease.conditions, 'mark': permit.mark})
         return permit.give(
             deadline, [views.describe(lease)] if begins else [],
             bool(set(waiting).difference(server_ids)))
@@ -286,14 +289,22 @@ class Sending:
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            _said, _mark, cause = lease.status_reason.partition(
-                facts.DEFERRED)
+            # To settle the event clears it.
+            cause = conditions.find(
+                lease.conditions, conditions.Type.EVENT_DEFERRED)
             if not settle(session) or (
                     event_type != states.EventType.START or
                     lease.status not in states.TO_START):
                 return
-            lease.status_reason = f'{reason} {cause}'.strip()
-            transitions.fail_waiting(session, lease, self._clock.now())
+            now = self._clock.now()
+            if cause is not None:
+                reason = (f'{reason} {cause["details"]["event_type"]}: '
+                          f'{cause["details"]["why"]}')
+            conditions.update(
+                lease, now, *conditions.DELAYS, conditions.Condition(
+                    conditions.Type.FAILED, conditions.Reason.NEVER_STARTED,
+                    reason))
+            transitions.fail_waiting(session, lease, now)
             described = views.describe(lease)
         LOG.warning('Lease %s could not start: %s', lease_id, reason)
         self._notify('lease.update', described)
@@ -324,7 +335,7 @@ _CREDENTIAL = sa.select(models.Credential.sealed).where(
 _LEASES = models.Lease.__table__
 _BEGUN = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease')).values(
-        status=sa.bindparam('state'), status_reason=sa.bindparam('reason'),
+        status=sa.bindparam('state'), conditions=sa.bindparam('conditions'),
         updated_at=sa.bindparam('now'), permit=sa.bindparam('mark'))
 #: Locks a lease (see api.locked), and begins it.
 _OWN = sa.update(_LEASES).where(

@@ -12,6 +12,7 @@ from blazar_core.books import holding
 from blazar_core.books import ledger
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -170,7 +171,8 @@ class Starting:
         """Say in a lease why servers of it have not started yet."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            if lease.status_reason == facts.put_off(facts.waiting(lease), why):
+            if conditions.holds(lease.conditions, facts.put_off(
+                    facts.waiting(lease), why)):
                 return
         self._database.retried(self._write_why, lease_id, why)
 
@@ -179,8 +181,9 @@ class Starting:
             lease = api.locked(session, lease_id)
             waiting = facts.waiting(lease)
             if lease.status in states.TO_START and waiting:
-                lease.status_reason = facts.put_off(waiting, why)
-                lease.updated_at = self._clock.now()
+                now = self._clock.now()
+                conditions.update(lease, now, facts.put_off(waiting, why))
+                lease.updated_at = now
 
     def _begin(self, lease_id: str, when_due: bool) -> facts.Outcome:
         """It may be used from now on."""
@@ -238,11 +241,10 @@ class Starting:
                     session, self._clock.now(), lease.reservations)
             except holding.InUse as exc:
                 LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
-                lease.status_reason = facts.NOT_FREE
+                conditions.update(lease, now, facts.NOT_FREE)
                 return False, facts.Later(
                     facts.AGAIN, str(exc), 4 * facts.AGAIN)
-            if lease.status_reason == facts.NOT_FREE:
-                lease.status_reason = ''
+            conditions.update(lease, now, conditions.Type.START_DELAYED)
             lease.enter(states.Lease.STARTING, self._clock.now())
             return True, None
 

@@ -11,6 +11,7 @@ from sqlalchemy import orm
 from blazar_core.books import holding
 from blazar_core.books import ledger
 from blazar_core.books import outages
+from blazar_core.common import conditions
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import views
@@ -50,7 +51,8 @@ def settle(session: orm.Session, lease: models.Lease, now: int) -> None:
         lease.enter(status, now)
         LOG.info('Lease %s is %s', lease.id, status)
     if not any(count.failed for count in counts.values()):
-        lease.status_reason = ''
+        conditions.update(lease, now, conditions.Type.START_DELAYED,
+                          conditions.Type.BUILD_FAILED)
     session.execute(sa.delete(models.HeldBuild).where(
         models.HeldBuild.lease_id == lease.id))
 

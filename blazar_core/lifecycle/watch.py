@@ -24,6 +24,7 @@ from blazar_core.books import ledger
 from blazar_core.books import outages
 from blazar_core.books import timeline as timelines
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -169,6 +170,9 @@ class Watch:
         with self._database.connection() as connection:
             rows = connection.execute(_RELIEVED).all()
         for row in rows:
+            if conditions.find(row.conditions,
+                               conditions.Type.CAPACITY_MISSING) is None:
+                continue
             with contextlib.suppress(errors.NotFound):
                 leases = self._database.retried(
                     self._binding.rebind, bindings.Move(
@@ -294,10 +298,10 @@ _UNBOUND = _ROWS.where(
     _BOOKING.host_id.is_(None), _BOOKING.end_date > sa.bindparam('now'),
     _BOOKING.sent_at.is_(None),
     _LEASE.status.in_((*states.BEFORE, *states.BEGUN)))
-#: The leases that say that something is missing of which nothing is.
-_RELIEVED = sa.select(_LEASE.id, _LEASE.generation).where(
+#: Leases with conditions, whose bookings all have hosts.
+_RELIEVED = sa.select(_LEASE.id, _LEASE.generation, _LEASE.conditions).where(
     _LEASE.status.in_((*states.BEFORE, *states.BEGUN)),
-    _LEASE.status_reason.startswith(bindings.MISSING, autoescape=True),
+    _LEASE.conditions.is_not(None),
     ~sa.exists().where(
         _RESERVATION.lease_id == _LEASE.id,
         _BOOKING.reservation_id == _RESERVATION.id,

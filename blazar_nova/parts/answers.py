@@ -12,6 +12,7 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core import resources
 
 __all__ = ['Answers', 'FIELDS']
@@ -19,11 +20,12 @@ __all__ = ['Answers', 'FIELDS']
 LOG = logging.getLogger(__name__)
 
 #: What is said of a lease.
-FIELDS = ('id', 'name', 'status', 'status_reason', 'degraded', 'project_id',
-          'user_id', 'trust_id', 'start_date', 'end_date', 'before_end_date',
-          'on_end', 'grace_period', 'auto_extend', 'lease_type',
-          'retry_until', 'recurrence_id', 'recurrence', 'occurrences',
-          'warnings', 'created_at', 'updated_at', 'reservations', 'events')
+FIELDS = ('id', 'name', 'status', 'status_reason', 'conditions', 'degraded',
+          'project_id', 'user_id', 'trust_id', 'start_date', 'end_date',
+          'before_end_date', 'on_end', 'grace_period', 'auto_extend',
+          'lease_type', 'retry_until', 'recurrence_id', 'recurrence',
+          'occurrences', 'warnings', 'created_at', 'updated_at',
+          'reservations', 'events')
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
 _Lease: ty.TypeAlias = ty.Mapping[str, ty.Any]
@@ -47,6 +49,7 @@ class Answers:
         lease = _in_words(described, stamp) | {
             # A secret of ours; clients expect the key.
             'trust_id': None,
+            'conditions': [_condition(one) for one in described['conditions']],
             # Of what stands for all of its occurrences, and of nothing else.
             'recurrence': described.get('recurrence'),
             'occurrences': [_in_words(one, stamp) for one in described.get(
@@ -69,7 +72,7 @@ class Answers:
             del told[name]
         if 'exchanged' in described:
             told['exchanged'] = described['exchanged']
-        return {'version': '1.6', 'lease_id': told['id'], **told, 'events': [
+        return {'version': '1.7', 'lease_id': told['id'], **told, 'events': [
             {**event, 'event_date': event['time']}
             for event in told['events']]}
 
@@ -90,6 +93,11 @@ class Answers:
                           said['id'])
             its |= params
         return {**its, **said}
+
+
+def _condition(row: conditions.Row) -> _Object:
+    return {**row, 'since': clocks.iso(row['since']),
+            'details': _in_words(row['details'], clocks.stamp)}
 
 
 def _in_words(described: _Lease, stamp: _Format) -> _Object:

@@ -490,7 +490,7 @@ class TestGlanceIsSilent(EndsTestCase):
             self.over += 10
             return not self.exists(other['id']) and (
                 'Glance' in ''.join(reason for reason, in self.books(
-                    'SELECT status_reason FROM leases')))
+                    'SELECT conditions FROM leases')))
 
         self.wait_for(is_gone, what='the end of the other one')
         self.assertTrue(self.exists(server['id']))

@@ -41,7 +41,8 @@ def git(*words: str) -> str:
 
 def commit_before() -> str | None:
     """The newest commit that has some of the migrations which there are here,
-    the first ones and unchanged; None where git knows none.
+    the first ones and unchanged; else the oldest one that has all of them.
+    None where git knows none.
     """
     if named := os.environ.get('BLAZAR_STACK_FROM'):
         return named
@@ -49,16 +50,19 @@ def commit_before() -> str | None:
         os.path.join(base.ROOT, MIGRATIONS)) if name.endswith('.py')]
     here = dict(zip(names, git('hash-object', '--', *names).split(),
                     strict=False))
-    # The head, and the parents of all that changed the migrations.
-    for commit in ('HEAD', *git('log', '--format=%P', '--',
+    same = None
+    # The head, and all that changed the migrations, with their parents.
+    for commit in ('HEAD', *git('log', '--format=%H %P', '--',
                                 MIGRATIONS).split()):
         there = {path: words.split()[2] for words, _tab, path in (
             line.partition('\t') for line in git(
                 'ls-tree', commit, MIGRATIONS + '/').splitlines())}
-        if there and there.items() < here.items() and (
+        if there == here:
+            same = commit
+        elif there and there.items() < here.items() and (
                 max(there) < min(here.keys() - there)):
             return commit
-    return None
+    return same
 
 
 class Before(environment.Environment):
@@ -138,8 +142,8 @@ class VersionsTest(lease_api.LeaseApiTestCase):
         commit = commit_before()
         if commit is None:
             raise cls.skipException(
-                'git knows no version with fewer of the migrations that there '
-                'are here; name one: BLAZAR_STACK_FROM=COMMIT')
+                'git knows no version with the migrations that there are '
+                'here; name one: BLAZAR_STACK_FROM=COMMIT')
         base.say(f'  from {commit}')
         before = Before(commit)
         before.setUp()

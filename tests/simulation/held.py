@@ -56,7 +56,7 @@ class Held:
         yield from self._booked_once()
         self.waited.update(id for id, in self._world.look(
             "SELECT id FROM leases WHERE status = 'PENDING' AND "
-            "status_reason != ''"))
+            "conditions IS NOT NULL"))
 
     def _opening(self, host: clouds.Host, reservation_id: str) -> None:
         if not self._world.look(

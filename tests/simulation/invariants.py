@@ -267,7 +267,7 @@ class Always:
         for lease_id, own in self._world.look(
                 "SELECT leases.id, reservations.id FROM leases "
                 "JOIN reservations ON reservations.lease_id = leases.id "
-                "WHERE status_reason LIKE '%as it had not been used%'"
+                "WHERE conditions LIKE '%EndedEarly%NoServerBooted%'"
         ) if self._world.no_shows[0] else ():
             if lease_id in self._unused:
                 continue
@@ -409,7 +409,7 @@ def late(world: worlds.World) -> list[str]:
         f'from {start - batons.START} to {end - batons.START}'
         for id, status, start, end in world.look(
             f"SELECT id, status, start_date, end_date FROM leases "
-            f"WHERE status_reason = '' AND ("
+            f"WHERE conditions IS NULL AND ("
             f"status IN ('PENDING', 'STARTING') AND start_date < "
             f"{now - (WAITING if world.pool else LATE)} "
             f"AND id NOT IN (SELECT lease_id FROM reservations JOIN bookings "
@@ -452,11 +452,11 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
     with core.database.reader() as session:
         for row in session.execute(sa.select(
                 models.Lease.id, models.Lease.status, models.Lease.end_date,
-                models.Lease.deleted_at, models.Lease.status_reason)):
+                models.Lease.deleted_at, models.Lease.conditions)):
             over = row.end_date < core.clock.now() - 3600
             if over and row.status not in ('TERMINATED', 'ERROR'):
                 wrong.append(f'lease {row.id[:8]} is {row.status} long after '
-                             f'its end: {row.status_reason}')
+                             f'its end: {row.conditions}')
         left = session.execute(sa.select(
             models.Booking.id, models.Booking.server_id,
             models.Booking.end_date)).all()

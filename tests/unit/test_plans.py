@@ -109,6 +109,8 @@ EVERYTHING = (
      'An operator asks for all that is booked on enrolled hosts.'),
     ('leases/credentials.py', 'reseal', 'credentials held_builds',
      'All are sealed with another key.'),
+    ('leases/repeats.py', 'trim', 'request_keys',
+     'Where no listener has run for days, most keys are old.'),
     ('leases/views.py', 'listed', 'leases', 'An operator lists all.'),
     ('leases/within.py', 'astray', 'held_builds bookings', _KEPT),
     ('lifecycle/announcing.py', 'told', 'would_end',
@@ -334,6 +336,7 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
         'project_id': f'{number % 50}', 'user_id': f'{number % 90}',
         'end_date': start + 3 * DAY, 'on_end': 'delete', 'status': status,
         'created_at': start - DAY, 'updated_at': start, 'generation': 1,
+        'lease_type': 'scheduled',
         'deleted_at': start if number % 7 == 0 and not goes_on else None,
         'admitted_at': start if number % 9 == 0 else None,
         'recurrence_id': f'{number // 4:036}' if number % 3 == 0 else None}
@@ -347,7 +350,8 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
             'id': f'{what[0]}{lease_id[1:]}', 'lease_id': lease_id,
             'event_type': what, 'time': start, 'due': start,
             'status': 'UNDONE' if goes_on and what[0] != 's' else 'DONE',
-            'attempts': 0, 'waits': 0, 'claimed_until': 0}
+            'attempts': 0, 'waits': 0, 'claimed_until': 0,
+            'created_at': start, 'updated_at': start}
     if number % 12 == 0:
         yield 'recurrences', {
             'id': f'{number // 4:036}', 'rule': '', 'timezone': '',
@@ -357,7 +361,7 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
         yield 'moves', {
             'lease_id': lease_id, 'server_id': 'server', 'source': 1,
             'target': 2, 'resources': {}, 'status': 'moved',
-            'updated_at': start}
+            'updated_at': start, 'project_id': f'{number % 50}'}
     if number % 20 == 0:
         # More than a page, which a server would read in full.
         yield 'held_builds', {

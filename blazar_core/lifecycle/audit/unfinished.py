@@ -7,14 +7,15 @@ import contextlib
 import functools
 import typing as ty
 
-from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import events
 from blazar_core.lifecycle.audit.differences import Difference
 from blazar_core.lifecycle.audit.differences import LISTENER
 from blazar_core.lifecycle.audit.differences import Mend
@@ -183,11 +184,8 @@ class Unfinished:
             time = {states.EventType.START: lease.start_date,
                     states.EventType.END: lease.end_date,
                     }.get(states.EventType(event_type), self._clock.now())
-            session.add(models.Event(
-                id=uuidutils.generate_uuid(), lease_id=lease_id,
-                event_type=event_type, time=time, due=time,
-                status=states.Event.UNDONE, attempts=0, claimed_by=None,
-                claimed_until=0))
+            session.add(models.Event(**events.row(
+                lease_id, event_type, time, self._clock.now())))
 
     def overdue(self) -> ty.Iterator[Difference]:
         """The events that no worker carries out."""
@@ -220,8 +218,9 @@ class Unfinished:
         since = row.ending_at or row.updated_at
         if row.status == states.Lease.TERMINATING and (
                 since + row.grace_period + row.cleaning_time
-                < latest) and not row.status_reason.endswith(facts.LEFT):
-            cleaning = row.status_reason.endswith(facts.CLEANING)
+                < latest) and not conditions.holds(
+                    row.conditions, facts.LEFT):
+            cleaning = conditions.holds(row.conditions, facts.CLEANING)
             yield Difference(
                 ('ending', row.id),
                 f'{lease.title} is TERMINATING since {when(since)}: '

@@ -90,6 +90,7 @@ def take_unguarded(connection: sa.Connection, now: int,
                 models.Host.id == host.id).values(**values))
         rows += [{
             'host_id': host.id, 'generation': host.generation + 1,
+            'parts': len(changes[host.id]),
             'created_at': now, 'start_date': change.window.start,
             'end_date': change.window.end, 'sign': change.sign,
             'resources': dict(change.resources)}

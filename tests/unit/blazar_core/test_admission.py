@@ -1018,6 +1018,7 @@ class TestInTheWay(AdmissionTestCase):
                                  ('nowhere', 0, 20)):
             with self.database.writer() as session:
                 session.add(models.Lease(
+                    lease_type='immediate',
                     id=name, name='', project_id='', user_id='',
                     start_date=0, end_date=1, on_end='', status='ACTIVE',
                     created_at=0, updated_at=0))

@@ -7,6 +7,7 @@ import dataclasses
 import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
@@ -147,7 +148,8 @@ class TestImages(CopyingTestCase):
         self.run_at(50)
         self.assertEqual([(second, 'mine')], self.images())
         self.assertEqual(
-            f'{facts.SNAPSHOTS}mine: server {first}: Nova refuses.',
+            f'Its snapshots are tried again: mine: server {first}: Nova '
+            f'refuses.',
             self.reason(lease))
         self.cloud.broken[first] = errors.NotDelegated('No trust.')
         self.run_at(60)
@@ -162,11 +164,11 @@ class TestImages(CopyingTestCase):
     def test_what_another_event_says_stays(self):
         lease, (server,) = self.leased(50)
         with self.database.writer() as session:
-            session.get(models.Lease, lease['id']).status_reason = (
-                f'{facts.SNAPSHOTS}other: x')
+            conditions.update(session.get(models.Lease, lease['id']), NOW,
+                              facts.no_image('other', 'x'))
         self.run_at(50)
         self.run_at(60)
-        self.assertEqual(('DONE', f'{facts.SNAPSHOTS}other: x'), (
+        self.assertEqual(('DONE', facts.no_image('other', 'x').message), (
             self.event(lease), self.reason(lease)))
 
     def test_what_is_another_project_s_is_left_out(self):
@@ -193,7 +195,7 @@ class TestImages(CopyingTestCase):
         self.cloud.stubborn.add(server)
         self.run_at(55)
         self.assertEqual('TERMINATING', self.status(lease))
-        self.assertNotIn(facts.SNAPSHOTS, self.reason(lease))
+        self.assertNotIn('Its snapshots', self.reason(lease))
         before = dict(self.cloud.copied_at)
         self.run_at(58)
         self.assertEqual((before, 0), (self.cloud.copied_at, self.told()))

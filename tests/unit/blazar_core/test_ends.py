@@ -8,6 +8,7 @@ import fixtures
 import sqlalchemy as sa
 
 from blazar_core import cloud as clouds
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
@@ -21,6 +22,10 @@ from tests.unit import base
 NOW = base.NOW
 
 load_tests = databases.load_tests
+
+FAILED = conditions.Condition(
+    conditions.Type.BUILD_FAILED, conditions.Reason.SERVERS_FAILED,
+    'Could not be built: x.')
 
 
 class Keep(ends.EndPolicy):
@@ -103,7 +108,7 @@ class TestGracePeriod(base.LeaseTestCase):
             self.run_at(time)
             self.assertEqual([], self.cloud.deleted)
         self.assertEqual('TERMINATING', self.status(self.lease_))
-        self.assertEqual(facts.GRACE, self.reason(self.lease_))
+        self.assertEqual(facts.GRACE.message, self.reason(self.lease_))
         self.assertEqual(1, len(self.notices()))
         self.run_at(150)
         self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
@@ -112,16 +117,17 @@ class TestGracePeriod(base.LeaseTestCase):
 
     def test_it_is_told_once_beside_what_else_is_said(self):
         with self.database.writer() as session:
-            session.get(models.Lease, self.lease_['id']).status_reason = (
-                'Could not be built: x.')
+            conditions.update(
+                session.get(models.Lease, self.lease_['id']), base.NOW,
+                FAILED)
         for time in (100, 120):
             self.run_at(time)
             self.lifecycle.ending.end(self.lease_['id'], when_due=True)
         self.assertEqual(1, len(self.notices()))
-        self.assertEqual(f'Could not be built: x. {facts.GRACE}',
+        self.assertEqual(f'{FAILED.message} {facts.GRACE.message}',
                          self.reason(self.lease_))
         self.run_at(150)
-        self.assertEqual('Could not be built: x.', self.reason(self.lease_))
+        self.assertEqual(FAILED.message, self.reason(self.lease_))
 
     def test_who_has_no_server_any_more_needs_no_time(self):
         (server,) = base.servers_of(self.lease_)
@@ -438,8 +444,8 @@ class TestSteps(StepsTestCase):
         self.cloud.broken[first] = errors.CloudUnavailable('Nova refuses.')
         self.run_at(100)
         self.assertEqual([second], self.cloud.deleted)
-        self.assertEqual(f'{facts.REFUSED}server {first}: Nova refuses.',
-                         self.reason(lease))
+        why = f'server {first}: Nova refuses.'
+        self.assertEqual(facts.refused(why).message, self.reason(lease))
         self.cloud.broken.clear()
         self.run_at(500)
         self.assertEqual(([second, first], 'TERMINATED', ''), (

@@ -10,6 +10,7 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
@@ -20,6 +21,10 @@ from tests import databases
 from tests.unit import base
 
 load_tests = databases.load_tests
+
+FAILED = conditions.Condition(
+    conditions.Type.BUILD_FAILED, conditions.Reason.SERVERS_FAILED,
+    'Could not be built: x.')
 
 NOW, HOUR = base.NOW, 3600
 
@@ -163,6 +168,7 @@ class EngineTestCase(base.DatabaseTestCase):
         with self.database.writer() as session:
             if session.get(models.Lease, lease_id) is None:
                 session.add(models.Lease(
+                    lease_type='immediate',
                     id=lease_id, name='', project_id=project, user_id='',
                     start_date=NOW, end_date=NOW + 1, on_end='',
                     status='ACTIVE', created_at=0, updated_at=0))
@@ -171,7 +177,7 @@ class EngineTestCase(base.DatabaseTestCase):
                 'id': event_id, 'lease_id': lease_id, 'time': NOW + due,
                 'event_type': event_type, 'due': NOW + due,
                 'status': 'UNDONE', 'attempts': 0, 'claimed_until': 0,
-                **values}))
+                'created_at': 0, 'updated_at': 0, **values}))
         return event_id
 
     def many(self, lease_id, number, due, project='', event_type='mine'):
@@ -182,7 +188,8 @@ class EngineTestCase(base.DatabaseTestCase):
                 'id': f'{lease_id}-{one}', 'lease_id': lease_id,
                 'event_type': event_type, 'time': NOW + due,
                 'due': NOW + due, 'status': 'UNDONE', 'attempts': 0,
-                'waits': 0, 'claimed_until': 0} for one in range(number - 1)])
+                'waits': 0, 'claimed_until': 0, 'created_at': 0,
+                'updated_at': 0} for one in range(number - 1)])
 
     def row(self, event_id):
         row, = self.scalars(models.Event, models.Event.id == event_id)
@@ -609,7 +616,7 @@ class TestFailures(EngineTestCase):
 
     def reason(self, lease_id='a'):
         row, = self.scalars(models.Lease, models.Lease.id == lease_id)
-        return row.status_reason
+        return conditions.status_reason(row.conditions)
 
     def test_the_lease_says_why_an_event_is_deferred_until_it_is_not(self):
         wrong_key = errors.VaultError('No key decrypts it.')
@@ -646,12 +653,12 @@ class TestFailures(EngineTestCase):
     def test_what_else_a_lease_says_stays(self):
         self.event('a')
         with self.database.writer() as session:
-            session.get(models.Lease, 'a').status_reason = 'One has failed.'
+            conditions.update(session.get(models.Lease, 'a'), NOW, FAILED)
         self.actions.answers['a'] = [errors.VaultError('No key.')]
         log = self.useFixture(fixtures.FakeLogger())
         self.engine().run_due()
         self.assertIn('Lease a: mine is deferred: No key.', log.output)
-        self.assertEqual('One has failed. An event is tried again: mine: '
+        self.assertEqual(f'{FAILED.message} An event is tried again: mine: '
                          'No key.', self.reason())
         # An event that is carried out says nothing of another one.
         self.event('a', event_type='other')
@@ -659,7 +666,7 @@ class TestFailures(EngineTestCase):
         self.assertIn('mine: No key.', self.reason())
         self.clock.advance(300)
         self.engine().run_due()
-        self.assertEqual('One has failed.', self.reason())
+        self.assertEqual(FAILED.message, self.reason())
 
     def test_a_missing_key_uses_up_no_attempts(self):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')

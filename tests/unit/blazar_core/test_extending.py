@@ -5,7 +5,6 @@
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import changing
-from blazar_core.leases import events
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import audit
@@ -104,7 +103,7 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
         other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
         self.run_at(3 * HOUR)
-        self.assertIn(events.NOT_PROLONGED, self.reason(lease))
+        self.assertIn('It could not be prolonged', self.reason(lease))
         self.assertIn('There is no capacity', self.reason(lease))
         self.assertEqual(('ACTIVE', 4 * HOUR), (
             self.status(lease), self.end_of(lease)))
@@ -291,10 +290,10 @@ class TestExtending(ExtendingTestCase):
             lease = self.extended(end=4 * HOUR - 1)
             self.lifecycle.extending._explain(
                 lease['id'], lease['end_date'], 'No room.')
-            self.assertIn(events.NOT_PROLONGED, self.reason(lease))
+            self.assertIn('It could not be prolonged', self.reason(lease))
             self.leases.changing.update(lease['id'], changing.Change(
                 name='other'))
-            self.assertIn(events.NOT_PROLONGED, self.reason(lease))
+            self.assertIn('It could not be prolonged', self.reason(lease))
             self.leases.changing.update(
                 lease['id'], changing.Change(**change))
             self.assertEqual('', self.reason(lease))

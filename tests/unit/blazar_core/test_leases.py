@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from blazar_core.books import admission
 from blazar_core.books import guarding
 from blazar_core.books import ledger
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -22,6 +23,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_core.lifecycle import facts
 from tests import databases
 from tests.unit import base
 
@@ -101,7 +103,7 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual(answer, views.get(self.database, answer['id']))
         self.assertEqual(
             {'name': 'mine', 'status': 'PENDING', 'status_reason': '',
-             'project_id': 'project', 'user_id': 'user',
+             'conditions': [], 'project_id': 'project', 'user_id': 'user',
              'start_date': NOW + 50, 'end_date': NOW + 100,
              'before_end_date': None, 'degraded': False,
              'on_end': 'delete', 'grace_period': 0, 'cleaning_time': 0,
@@ -1329,8 +1331,8 @@ class TestRebind(base.LeaseTestCase):
     def test_what_else_is_said_of_a_lease_stays(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(
-                status_reason='Something else.'))
-        self.assertEqual('Something else.', self.rebind(
+                conditions=conditions.changed(None, NOW, facts.GRACE)))
+        self.assertEqual(facts.GRACE.message, self.rebind(
             'two', 'two')['status_reason'])
 
     def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):

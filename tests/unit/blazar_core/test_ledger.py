@@ -471,9 +471,8 @@ class TestMany(worlds.BooksTestCase):
         self.assertLess(self.statements(3 * guarding.MANY), 10)
         self.assertEqual([4] * (guarding.MANY + 1) + [3] * (
             2 * guarding.MANY - 1), [
-                generation for _id, generation in sorted(zip(
-                    self.scalars(models.Host.id),
-                    self.scalars(models.Host.generation)))])
+                host.generation for host in sorted(
+                    self.scalars(models.Host), key=lambda host: host.id)])
 
 
 class TestDecisionsThatMeet(worlds.BooksTestCase):
@@ -944,7 +943,7 @@ class TestTrim(worlds.BooksTestCase):
     def change(self, *seconds: int) -> None:
         with self.database.begin() as connection:
             connection.execute(sa.insert(models.Change.__table__), [{
-                'host_id': 1, 'generation': number, 'sign': 1,
+                'host_id': 1, 'generation': number, 'parts': 1, 'sign': 1,
                 'created_at': NOW + one}
                 for number, one in enumerate(seconds)])
 

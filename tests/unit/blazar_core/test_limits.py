@@ -366,6 +366,7 @@ class TestLeases(LimitsTestCase):
         self.limit(max_leases_per_project=1)
         with self.database.writer() as session:
             session.add(models.Lease(
+                lease_type='immediate',
                 id='empty', name='', project_id='project', user_id='user',
                 start_date=NOW, end_date=NOW + 100, on_end='delete',
                 status='ACTIVE', created_at=NOW, updated_at=NOW))

@@ -6,10 +6,12 @@
 from unittest import mock
 
 from blazar_core import cloud as clouds
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.db import notes
+from blazar_core.leases import changing
 from blazar_core.lifecycle import ending
 from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import facts
@@ -67,6 +69,9 @@ class TestOrphans(base.LeaseTestCase):
         with self.database.reader() as session:
             return session.get_one(models.Lease, lease_id)
 
+    def said(self, lease):
+        return conditions.status_reason(self.row(lease).conditions)
+
     def told(self):
         return [lease for event, lease in self.notified
                 if event == orphans.EVENT]
@@ -79,8 +84,8 @@ class TestOrphans(base.LeaseTestCase):
             self.clock.advance(GRACE)
         self.assertEqual([lease], self.told())
         self.assertEqual('Its project does not exist any more.',
-                         self.row(lease).status_reason)
-        self.assertEqual('', self.row(other).status_reason)
+                         self.said(lease))
+        self.assertEqual('', self.said(other))
         found, = orphans.known(self.database)
         self.assertEqual((lease, 'project', base.NOW),
                          (found.id, found.missing, found.seen_at))
@@ -162,7 +167,7 @@ class TestOrphans(base.LeaseTestCase):
         self.lifecycle.ending.end(lease)
         self.assertEqual([server], self.cloud.deleted)
         self.assertEqual(states.Lease.TERMINATED, self.row(lease).status)
-        self.assertIn('Its project does not', self.row(lease).status_reason)
+        self.assertIn('Its project does not', self.said(lease))
         one.find()
         self.assertEqual([], self.scalars(notes.Orphan.lease_id))
 
@@ -180,7 +185,7 @@ class TestOrphans(base.LeaseTestCase):
         self.clock.advance(GRACE // 2)
         self.identity.gone = set()
         one.find()
-        self.assertEqual('', self.row(lease).status_reason)
+        self.assertEqual('', self.said(lease))
         self.assertEqual([], self.scalars(notes.Orphan.lease_id))
         self.clock.advance(GRACE)
         self.identity.gone = {'project'}
@@ -217,7 +222,7 @@ class TestOrphans(base.LeaseTestCase):
             self.clock.advance(GRACE)
         self.assertEqual([lease], self.told())
         self.assertEqual('Its user does not exist any more.',
-                         self.row(lease).status_reason)
+                         self.said(lease))
 
     def test_that_his_project_goes_too_is_told_and_begins_the_grace(self):
         lease, one = self.owned(), self.another(ends=True)
@@ -228,7 +233,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual([], one.find())
         self.assertEqual([lease, lease], self.told())
         self.assertEqual('Its project does not exist any more.',
-                         self.row(lease).status_reason)
+                         self.said(lease))
         self.clock.advance(GRACE)
         self.assertEqual([lease], one.find())
 
@@ -312,7 +317,7 @@ class TestOrphans(base.LeaseTestCase):
         self.clock.advance(100 * HOUR)
         self.lifecycle.ending.end(lease)
         self.assertEqual([], self.cloud.deleted)
-        self.assertIn('He is gone.', self.row(lease).status_reason)
+        self.assertIn('He is gone.', self.said(lease))
         self.clock.advance(ending.IN_VAIN)
         self.lifecycle.ending.end(lease)
         self.assertEqual([server], self.cloud.deleted)
@@ -337,7 +342,7 @@ class TestOrphans(base.LeaseTestCase):
             self.assertEqual([], self.cloud.deleted)
             self.clock.advance(ending.IN_VAIN // 2)
         self.assertEqual([lease], self.told())
-        self.assertIn('He is gone.', self.row(lease).status_reason)
+        self.assertIn('He is gone.', self.said(lease))
         self.another().find()
         self.lifecycle.ending.end(lease)
         self.assertEqual([server], self.cloud.deleted)
@@ -351,19 +356,33 @@ class TestOrphans(base.LeaseTestCase):
         self.assertIsNotNone(self.row(lease).deleted_at)
         self.assertEqual([], self.another(ends=True).find())
 
+    def notices(self):
+        return [event for event, _lease in self.notified
+                if event == 'lease.event.grace_period']
+
+    def test_a_grace_period_is_told_once_beside_it(self):
+        lease = self.owned(grace_period=HOUR)
+        self.identity.gone = {'project'}
+        self.clock.advance(100 * HOUR)
+        self.lifecycle.ending.end(lease, when_due=True)
+        self.another().find()
+        self.lifecycle.ending.end(lease, when_due=True)
+        self.assertEqual(1, len(self.notices()))
+        self.assertEqual(f'{facts.GRACE.message} '
+                         f'{facts.ORPHANED["project"].message}',
+                         self.said(lease))
+
+    def test_a_change_of_the_end_does_not_clear_it(self):
+        lease = self.owned(auto_extend=HOUR)
+        end, = self.scalars(models.Lease.end_date, models.Lease.id == lease)
+        self.lifecycle.extending._explain(lease, end, 'later.')
+        self.identity.gone = {'project'}
+        self.another().find()
+        self.assertIn('It could not be prolonged', self.said(lease))
+        self.leases.changing.update(lease, changing.Change(end=end + HOUR))
+        self.assertEqual(facts.ORPHANED['project'].message, self.said(lease))
+        self.assertEqual([lease], self.scalars(notes.Orphan.lease_id))
+
     def policies(self):
         return {one: kind() for one, kind in (
             (ends.DELETE, ends.Delete), ('snapshot', ends.Snapshot))}
-
-
-class TestReason(base.TestCase):
-
-    def test_what_is_said_of_the_owner_stays_beside_the_rest(self):
-        said = facts.disowned('Could not be built: a.', 'project')
-        self.assertEqual(
-            'Could not be built: a. Its project does not exist any more.',
-            said)
-        self.assertEqual(said, facts.lasting(f'{said} {facts.NOT_FREE}'))
-        self.assertEqual(said, facts.disowned(said, 'project'))
-        self.assertEqual('Could not be built: a.',
-                         facts.disowned(said, None))

@@ -209,6 +209,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         """Book a part of the host for somebody, for a while to come."""
         with self.database.writer() as session:
             lease = models.Lease(
+                lease_type='immediate',
                 id='lease', name='', project_id='', user_id='',
                 start_date=base.NOW + 1000, end_date=base.NOW + 2000,
                 on_end='', status='', created_at=0, updated_at=0)

@@ -76,9 +76,11 @@ class TestPurging(Purging, base.LeaseTestCase):
         lease = self.over()
         with self.database.writer() as session:
             session.add(models.Move(
+                project_id='project',
                 lease_id=lease['id'], server_id='server', source=1, target=2,
                 resources={}, status='moved', updated_at=NOW))
             session.add(models.Move(
+                project_id='project',
                 lease_id='withdrawn', server_id='server', source=1, target=2,
                 resources={}, status='planned', updated_at=NOW))
             session.add(models.HeldBuild(
@@ -120,6 +122,7 @@ class TestPurging(Purging, base.LeaseTestCase):
                 servers=[], left_out=[], created_at=NOW))
         # One is just being made, before its leases are.
         self.add(models.Move(
+            project_id='project',
             lease_id=lease['id'], server_id='server', source=1, target=2,
             resources={}, status='moved', updated_at=NOW))
         self.later()
@@ -159,7 +162,7 @@ class TestPurging(Purging, base.LeaseTestCase):
                 resources={}, failed_at=NOW),
             models.Event(
                 id='event', lease_id=event['id'], event_type='end_lease',
-                time=0, status='UNDONE', due=0))
+                time=0, status='UNDONE', due=0, created_at=0, updated_at=0))
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
                 held_by=holder['reservations'][0]['id']))

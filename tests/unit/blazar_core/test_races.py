@@ -860,6 +860,7 @@ class TestMoving(RaceTestCase):
             session.execute(sa.update(models.Lease).values(
                 status=states.Lease.IN_PROGRESS))
             session.add_all(models.Move(
+                project_id='project',
                 lease_id=lease['id'], server_id=one, source=source,
                 target=target, resources={'VCPU': 1}, asked_at=None,
                 status=states.Move.PLANNED, updated_at=NOW)

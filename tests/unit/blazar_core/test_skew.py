@@ -350,6 +350,7 @@ class TestScheduler(base.DatabaseTestCase):
         """Reserve the host for somebody."""
         with self.database.writer() as session:
             session.add(models.Lease(
+                lease_type='immediate',
                 id='lease', name='', project_id='', user_id='',
                 start_date=start, end_date=end, on_end='', status='PENDING',
                 created_at=0, updated_at=0, reservations=[models.Reservation(

@@ -401,15 +401,6 @@ class TestDescribe(ViewsTestCase):
             for secret in ('secret', sealed, trust):
                 self.assertNotIn(secret, text)
 
-    def test_what_was_there_before_events_had_times_is_described_too(self):
-        lease = self.reserve(50, 100)
-        with self.database.writer() as session:
-            session.execute(sa.update(models.Event).values(
-                created_at=None, updated_at=None))
-        for event in views.get(self.database, lease['id'])['events']:
-            self.assertEqual((None, None), (
-                event['created_at'], event['updated_at']))
-
     def test_its_status_is_that_of_its_deletion(self):
         for deleted_at, status, shown in (
                 (None, 'ACTIVE', 'ACTIVE'), (1, 'TERMINATING', 'DELETING'),

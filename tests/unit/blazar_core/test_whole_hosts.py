@@ -957,7 +957,7 @@ class TestCleaning(WholeHostsTestCase):
             self.assertEqual(NOW + 160, refused.refusal.next_start)
         self.run_at(100)
         self.assertEqual('TERMINATING', self.status(lease))
-        self.assertEqual(facts.CLEANING, self.reason(lease))
+        self.assertEqual(facts.CLEANING.message, self.reason(lease))
         self.assertEqual({'one', 'two'}, self.held().keys())
         self.assertIn(reservation_id, self.machines.doors)
         self.run_at(159)
@@ -988,7 +988,7 @@ class TestCleaning(WholeHostsTestCase):
         self.machines.dirty = {second}
         self.run_at(100)
         self.assertEqual('TERMINATING', self.status(lease))
-        self.assertEqual(facts.CLEANING, self.reason(lease))
+        self.assertEqual(facts.CLEANING.message, self.reason(lease))
         self.run_at(200)
         self.assertEqual([first, second, second], self.machines.swept)
         self.assertEqual(2, len(self.held()))
@@ -1193,7 +1193,7 @@ class TestCleaning(WholeHostsTestCase):
         self.cloud.servers[self.machines.full[reservation_id][0]] = (
             clouds.Seen(base.State.RUNNING))
         self.run_at(100)
-        self.assertEqual(facts.LEFT, self.reason(lease))
+        self.assertEqual(facts.LEFT.message, self.reason(lease))
         self.run_at(10_000)
         self.assertEqual([], [*looking.differences()])
         self.machines.full.clear()
@@ -1325,7 +1325,7 @@ class TestCleaning(WholeHostsTestCase):
         self.run_at(100)
         self.run_at(129)
         self.assertEqual([], self.cloud.deleted)
-        self.assertEqual(facts.GRACE, self.reason(lease))
+        self.assertEqual(facts.GRACE.message, self.reason(lease))
         self.run_at(130)
         self.assertEqual([guest], self.cloud.deleted)
 

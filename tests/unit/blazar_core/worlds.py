@@ -221,6 +221,7 @@ class BooksTestCase(base.DatabaseTestCase):
         super().setUp()
         with self.database.writer() as session:
             session.add(models.Lease(
+                lease_type='immediate',
                 id='lease', name='', project_id='', user_id='', start_date=0,
                 end_date=1, on_end='', status='ACTIVE', created_at=0,
                 updated_at=0))

@@ -216,6 +216,7 @@ class ManageTest(base.TestCase):
         self.manage('db', 'sync')
         with self.database().writer() as session:
             session.add_all(models.Lease(
+                lease_type='immediate',
                 id=status, name='name', project_id='project', user_id='user',
                 start_date=0, end_date=9, on_end='delete', status=status,
                 created_at=0, updated_at=9) for status in (

@@ -58,7 +58,8 @@ class TestTrim(base.DatabaseTestCase):
         old = [now - follower.KEEP - 2, now - follower.KEEP - 1]
         with self.database.writer() as session:
             session.add_all(models.Change(
-                host_id=1, generation=number, sign=1, created_at=one)
+                host_id=1, generation=number, parts=1, sign=1,
+                created_at=one)
                 for number, one in enumerate([*old, now]))
             session.add_all(notes.RequestKey(
                 digest=str(one), asked='', lease_id='', created_at=one)

@@ -190,6 +190,7 @@ class StatusTest(base.TestCase):
         database = self.make_books()
         with database.writer() as session:
             session.add(models.Lease(
+                lease_type='immediate',
                 id='lease', name='lease1', project_id='project',
                 user_id='user', start_date=0, end_date=1, on_end='delete',
                 status='ACTIVE', created_at=0, updated_at=0))
@@ -199,7 +200,7 @@ class StatusTest(base.TestCase):
             session.flush()
             session.add(models.Event(
                 id='event', lease_id='lease', event_type='end_lease', time=1,
-                due=1, status='UNDONE'))
+                due=1, status='UNDONE', created_at=0, updated_at=0))
         self.listen(database, 'listener', 60)
         for process, value in (('nova-api', False), ('nova-scheduler', True)):
             settings.write(database, 0, process, {

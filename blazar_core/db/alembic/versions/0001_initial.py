@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""All tables of the first release.
+
+Revision ID: 0001
+Revises:
+"""
+
+import typing as ty
+
+from alembic import op
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+from blazar_core.db import migration
+
+revision = '0001'
+down_revision = None
+
+_SERIAL = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
+_LONG = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
+
+
+def upgrade() -> None:
+    _changes()
+    _credentials()
+    _host_properties()
+    _hosts()
+    _leases()
+    _moves()
+    _orphans()
+    _projects()
+    _recurrences()
+    _request_keys()
+    _settings()
+    _slot_builds()
+    _turns()
+    _would_end()
+    _events()
+    _held_builds()
+    _outages()
+    _reservations()
+    _bookings()
+
+
+def _create(name: str, *parts: ty.Any) -> None:
+    """Create a table, whose texts MariaDB compares exactly."""
+    op.create_table(
+        name, *parts, mysql_engine='InnoDB', mysql_charset='utf8mb4',
+        mysql_collate=migration.exact_collation(op.get_bind()))
+
+
+def _changes() -> None:
+    _create(
+        'changes',
+        sa.Column('id', _SERIAL, primary_key=True),
+        sa.Column('host_id', sa.BigInteger, nullable=False),
+        sa.Column('generation', sa.BigInteger, nullable=False),
+        sa.Column('parts', sa.Integer, nullable=False),
+        sa.Column('start_date', sa.BigInteger),
+        sa.Column('end_date', sa.BigInteger),
+        sa.Column('resources', sa.JSON),
+        sa.Column('sign', sa.SmallInteger, nullable=False),
+        sa.Column('created_at', sa.BigInteger, nullable=False),
+        sa.Index('changes_host_idx', 'host_id', 'generation'))
+
+
+def _credentials() -> None:
+    _create(
+        'credentials',
+        sa.Column('lease_id', sa.String(36), primary_key=True),
+        sa.Column('sealed', sa.Text, nullable=False),
+        sa.Column('replaced', sa.JSON),
+        sa.Column('created_at', sa.BigInteger, nullable=False))
+
+
+def _host_properties() -> None:
+    _create(
+        'host_properties',
+        sa.Column('name', sa.String(64), primary_key=True),
+        sa.Column('private', sa.Boolean, nullable=False))
+
+
+def _hosts() -> None:
+    _create(
+        'hosts',
+        sa.Column('id', _SERIAL, primary_key=True),
+        sa.Column('uuid', sa.String(36), nullable=False, unique=True),
+        sa.Column('name', sa.String(255), nullable=False),
+        sa.Column('service_host', sa.String(255), nullable=False),
+        sa.Column('pool', sa.String(66), nullable=False),
+        sa.Column('capacity', sa.JSON, nullable=False),
+        sa.Column('units', sa.JSON),
+        sa.Column('usage', sa.JSON, nullable=False),
+        sa.Column('consumers', sa.JSON),
+        sa.Column('properties', sa.JSON, nullable=False),
+        sa.Column('enrolment', sa.String(16)),
+        sa.Column('begun', sa.BigInteger),
+        sa.Column('reservable', sa.Boolean),
+        sa.Column('extra', sa.JSON),
+        sa.Column('enrolled_at', sa.BigInteger),
+        sa.Column('held_by', sa.String(36)),
+        sa.Column('emptied_at', sa.BigInteger),
+        sa.Column('cleaning_until', sa.BigInteger),
+        sa.Column('cleaned_at', sa.BigInteger),
+        sa.Column('overdue_at', sa.BigInteger),
+        sa.Column('generation', sa.BigInteger, nullable=False),
+        sa.Column('recheck_at', sa.BigInteger),
+        sa.Column('updated_at', sa.BigInteger, nullable=False),
+        sa.Index('ix_hosts_enrolment', 'enrolment'),
+        sa.Index('ix_hosts_held_by', 'held_by'),
+        sa.Index('ix_hosts_recheck_at', 'recheck_at'),
+        sa.Index('ix_hosts_service_host', 'service_host'))
+
+
+def _leases() -> None:
+    _create(
+        'leases',
+        sa.Column('id', sa.String(36), primary_key=True),
+        sa.Column('name', sa.String(255), nullable=False),
+        sa.Column('project_id', sa.String(255), nullable=False),
+        sa.Column('user_id', sa.String(255), nullable=False),
+        sa.Column('start_date', sa.BigInteger, nullable=False),
+        sa.Column('end_date', sa.BigInteger, nullable=False),
+        sa.Column('before_end_date', sa.BigInteger),
+        sa.Column('on_end', sa.String(64), nullable=False),
+        sa.Column('status', sa.String(16), nullable=False),
+        sa.Column('conditions', sa.JSON),
+        sa.Column('created_at', sa.BigInteger, nullable=False),
+        sa.Column('updated_at', sa.BigInteger, nullable=False),
+        sa.Column('deleted_at', sa.BigInteger),
+        sa.Column('ending_at', sa.BigInteger),
+        sa.Column('permit', sa.String(36)),
+        sa.Column('generation', sa.BigInteger, nullable=False),
+        sa.Column('grace_period', sa.Integer, nullable=False),
+        sa.Column('cleaning_time', sa.Integer, nullable=False),
+        sa.Column('lease_type', sa.String(16), nullable=False),
+        sa.Column('retry_interval', sa.Integer),
+        sa.Column('retry_until', sa.BigInteger),
+        sa.Column('lasts', sa.BigInteger),
+        sa.Column('admitted_at', sa.BigInteger),
+        sa.Column('auto_extend', sa.Integer, nullable=False),
+        sa.Column('used_at', sa.BigInteger),
+        sa.Column('no_show_at', sa.BigInteger),
+        sa.Column('recurrence_id', sa.String(36)),
+        sa.Column('warnings', sa.JSON),
+        sa.Column('preflight_at', sa.BigInteger),
+        sa.Index('leases_admitted_idx', 'project_id', 'admitted_at'),
+        sa.Index('leases_project_idx', 'project_id', 'status'),
+        sa.Index('leases_project_start_idx', 'project_id', 'start_date', 'id'),
+        sa.Index('leases_recurrence_idx', 'recurrence_id', 'start_date'),
+        sa.Index('leases_start_idx', 'start_date', 'id'),
+        sa.Index('leases_status_idx', 'status', 'end_date'))
+
+
+def _moves() -> None:
+    _create(
+        'moves',
+        sa.Column('lease_id', sa.String(36), primary_key=True),
+        sa.Column('server_id', sa.String(36), primary_key=True),
+        sa.Column('source', sa.BigInteger, nullable=False),
+        sa.Column('target', sa.BigInteger, nullable=False),
+        sa.Column('resources', sa.JSON, nullable=False),
+        sa.Column('status', sa.String(16), nullable=False),
+        sa.Column('asked_at', sa.BigInteger),
+        sa.Column('updated_at', sa.BigInteger, nullable=False),
+        sa.Column('project_id', sa.String(255), nullable=False),
+        sa.Index('ix_moves_updated_at', 'updated_at'),
+        sa.Index('moves_project_idx', 'project_id', 'asked_at'))
+
+
+def _orphans() -> None:
+    _create(
+        'orphans',
+        sa.Column('lease_id', sa.String(36), primary_key=True),
+        sa.Column('missing', sa.String(16), nullable=False),
+        sa.Column('seen_at', sa.BigInteger, nullable=False),
+        sa.Column('claimed_until', sa.BigInteger, nullable=False),
+        sa.Column('told_at', sa.BigInteger))
+
+
+def _projects() -> None:
+    _create(
+        'projects',
+        sa.Column('id', sa.String(255), primary_key=True),
+        sa.Column('generation', sa.BigInteger, nullable=False))
+
+
+def _recurrences() -> None:
+    _create(
+        'recurrences',
+        sa.Column('id', sa.String(36), primary_key=True),
+        sa.Column('rule', sa.String(320), nullable=False),
+        sa.Column('timezone', sa.String(128), nullable=False),
+        sa.Column('between_policy', sa.String(16), nullable=False),
+        sa.Column('servers', sa.JSON, nullable=False),
+        sa.Column('left_out', sa.JSON, nullable=False),
+        sa.Column('shifted', sa.JSON),
+        sa.Column('created_at', sa.BigInteger, nullable=False))
+
+
+def _request_keys() -> None:
+    _create(
+        'request_keys',
+        sa.Column('digest', sa.String(64), primary_key=True),
+        sa.Column('asked', sa.String(64), nullable=False),
+        sa.Column('lease_id', sa.String(36), nullable=False),
+        sa.Column('created_at', sa.BigInteger, nullable=False),
+        sa.Index('request_keys_created_idx', 'created_at'),
+        sa.Index('request_keys_lease_idx', 'lease_id'))
+
+
+def _settings() -> None:
+    _create(
+        'settings',
+        sa.Column('name', sa.String(255), primary_key=True),
+        sa.Column('value', sa.JSON, nullable=False),
+        sa.Column('updated_at', sa.BigInteger, nullable=False))
+
+
+def _slot_builds() -> None:
+    _create(
+        'slot_builds',
+        sa.Column('server_id', sa.String(36), primary_key=True),
+        sa.Column('apart', sa.Boolean, nullable=False),
+        sa.Column('sealed', _LONG, nullable=False),
+        sa.Column('created_at', sa.BigInteger, nullable=False))
+
+
+def _turns() -> None:
+    _create(
+        'turns',
+        sa.Column('name', sa.String(64), primary_key=True),
+        sa.Column('worker', sa.String(255)),
+        sa.Column('claimed_until', sa.BigInteger, nullable=False),
+        sa.Column('due_at', sa.BigInteger, nullable=False))
+
+
+def _would_end() -> None:
+    _create(
+        'would_end',
+        sa.Column('server_id', sa.String(36), primary_key=True),
+        sa.Column('project_id', sa.String(255), nullable=False),
+        sa.Column('user_id', sa.String(255), nullable=False),
+        sa.Column('created_at', sa.BigInteger, nullable=False),
+        sa.Column('end_date', sa.BigInteger, nullable=False),
+        sa.Column('claimed_until', sa.BigInteger, nullable=False),
+        sa.Column('told_at', sa.BigInteger),
+        sa.Index('would_end_end_idx', 'end_date'))
+
+
+def _events() -> None:
+    _create(
+        'events',
+        sa.Column('id', sa.String(36), primary_key=True),
+        sa.Column('lease_id', sa.String(36), sa.ForeignKey('leases.id'),
+                  nullable=False),
+        sa.Column('event_type', sa.String(66), nullable=False),
+        sa.Column('time', sa.BigInteger, nullable=False),
+        sa.Column('status', sa.String(16), nullable=False),
+        sa.Column('due', sa.BigInteger, nullable=False),
+        sa.Column('attempts', sa.Integer, nullable=False),
+        sa.Column('waits', sa.Integer, nullable=False),
+        sa.Column('claimed_by', sa.String(255)),
+        sa.Column('claimed_until', sa.BigInteger, nullable=False),
+        sa.Column('created_at', sa.BigInteger, nullable=False),
+        sa.Column('updated_at', sa.BigInteger, nullable=False),
+        sa.Column('action', sa.String(16)),
+        sa.Index('events_due_idx', 'status', 'due'),
+        sa.Index('events_lease_idx', 'lease_id'),
+        sa.Index('events_time_idx', 'status', 'time', 'due'),
+        sa.Index('events_type_idx', 'status', 'event_type', 'due'))
+
+
+def _held_builds() -> None:
+    _create(
+        'held_builds',
+        sa.Column('lease_id', sa.String(36), sa.ForeignKey('leases.id'),
+                  primary_key=True),
+        sa.Column('sealed', _LONG, nullable=False),
+        sa.Column('only_if_lost', sa.Boolean, nullable=False),
+        sa.Column('created_at', sa.BigInteger, nullable=False))
+
+
+def _outages() -> None:
+    _create(
+        'outages',
+        sa.Column('host_id', _SERIAL, sa.ForeignKey('hosts.id'),
+                  primary_key=True, autoincrement=False),
+        sa.Column('kind', sa.String(16), primary_key=True),
+        sa.Column('reason', sa.Text, nullable=False),
+        sa.Column('seen_at', sa.BigInteger, nullable=False),
+        sa.Column('began_at', sa.BigInteger),
+        sa.Column('back_at', sa.BigInteger),
+        sa.Column('fenced_at', sa.BigInteger))
+
+
+def _reservations() -> None:
+    _create(
+        'reservations',
+        sa.Column('id', sa.String(36), primary_key=True),
+        sa.Column('lease_id', sa.String(36), sa.ForeignKey('leases.id'),
+                  nullable=False),
+        sa.Column('resource_type', sa.String(66), nullable=False),
+        sa.Column('amount', sa.Integer, nullable=False),
+        sa.Column('resources', sa.JSON, nullable=False),
+        sa.Column('params', sa.JSON),
+        sa.Column('spec', sa.JSON),
+        sa.Column('status', sa.String(16), nullable=False),
+        sa.Column('moved_at', sa.BigInteger),
+        sa.Column('created_at', sa.BigInteger, nullable=False),
+        sa.Column('updated_at', sa.BigInteger, nullable=False),
+        sa.Index('reservations_lease_idx', 'lease_id'))
+
+
+def _bookings() -> None:
+    _create(
+        'bookings',
+        sa.Column('id', _SERIAL, primary_key=True),
+        sa.Column('reservation_id', sa.String(36),
+                  sa.ForeignKey('reservations.id')),
+        sa.Column('host_id', _SERIAL, sa.ForeignKey('hosts.id')),
+        sa.Column('outage', sa.String(16)),
+        sa.Column('server_id', sa.String(36), unique=True),
+        sa.Column('start_date', sa.BigInteger, nullable=False),
+        sa.Column('end_date', sa.BigInteger, nullable=False),
+        sa.Column('resources', sa.JSON, nullable=False),
+        sa.Column('sent_at', sa.BigInteger),
+        sa.Column('failed_at', sa.BigInteger),
+        sa.Column('placed_at', sa.BigInteger),
+        sa.Column('running', sa.Boolean, nullable=False),
+        sa.Column('moving_to', sa.BigInteger),
+        sa.Column('stranded_at', sa.BigInteger),
+        sa.Column('relocate_at', sa.BigInteger),
+        sa.Column('relocate_tries', sa.Integer),
+        sa.Index('bookings_end_idx', 'end_date'),
+        sa.Index('bookings_host_idx', 'host_id', 'end_date', 'start_date'),
+        sa.Index('bookings_reservation_idx', 'reservation_id'))

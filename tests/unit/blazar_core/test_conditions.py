@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import os
+import re
+import types
+
+from blazar_core.common import conditions
+from blazar_core.lifecycle import facts
+from tests.unit import base
+
+TYPES, REASONS = conditions.Type, conditions.Reason
+FAILED = conditions.Condition(
+    TYPES.BUILD_FAILED, REASONS.SERVERS_FAILED, 'One failed.',
+    {'servers': ['one']})
+
+
+class TestUpdate(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.lease = types.SimpleNamespace(conditions=None)
+
+    def update(self, now, *changes):
+        return conditions.update(self.lease, now, *changes)
+
+    def said(self):
+        return conditions.status_reason(self.lease.conditions)
+
+    def test_one_that_is_set_is_in_the_row_until_it_is_cleared(self):
+        self.assertIs(True, self.update(5, FAILED))
+        self.assertEqual([{
+            'type': 'BuildFailed', 'reason': 'ServersFailed',
+            'message': 'One failed.', 'since': 5,
+            'details': {'servers': ['one']}}], self.lease.conditions)
+        self.assertIs(True, self.update(6, TYPES.BUILD_FAILED))
+        self.assertIsNone(self.lease.conditions)
+
+    def test_what_changes_nothing_is_not_written(self):
+        self.assertIs(False, self.update(5, TYPES.ORPHANED))
+        self.update(5, FAILED)
+        row = self.lease.conditions
+        self.assertIs(False, self.update(6, FAILED, TYPES.ORPHANED))
+        self.assertIs(row, self.lease.conditions)
+        self.assertTrue(conditions.holds(row, FAILED))
+        self.assertFalse(conditions.holds(row, TYPES.BUILD_FAILED))
+        self.assertFalse(conditions.holds(None, FAILED))
+
+    def test_there_is_one_of_a_type_with_its_age(self):
+        self.update(5, facts.GRACE)
+        self.update(6, facts.refused('No.'))
+        self.update(9, facts.refused('Not yet.'))
+        row, = self.lease.conditions
+        self.assertEqual(('Its end is tried again: Not yet.', 6),
+                         (row['message'], row['since']))
+
+    def test_others_stay_in_their_order(self):
+        self.update(5, facts.GRACE, facts.ORPHANED['project'], FAILED)
+        self.update(6, facts.CLEANING)
+        self.assertEqual(
+            f"{facts.ORPHANED['project'].message} One failed. "
+            f'{facts.CLEANING.message}', self.said())
+        self.update(7, *conditions.DELAYS)
+        self.assertEqual(
+            f"{facts.ORPHANED['project'].message} One failed.", self.said())
+
+    def test_a_row_that_was_read_is_not_changed(self):
+        """SQLAlchemy writes only what is another object."""
+        self.update(5, FAILED)
+        before = self.lease.conditions
+        copy = [dict(one) for one in before]
+        self.update(6, facts.GRACE)
+        self.assertEqual(copy, before)
+
+
+class TestDocumentation(base.TestCase):
+
+    def read(self, name):
+        path = os.path.join(os.path.dirname(__file__), *['..'] * 3, 'doc',
+                            'source', 'api', name)
+        with open(path) as file:
+            return file.read()
+
+    def test_every_type_and_reason_is_in_the_table(self):
+        text = self.read('index.rst').partition('.. _conditions:')[2]
+        table = text.partition('A reservation of a flavor')[0]
+        self.assertEqual(
+            {'type', *TYPES}, {*re.findall(r'^``(\w+)``', table, re.M)})
+        self.assertEqual(set(), set(REASONS) - set(
+            re.findall(r'``(\w+)``', table)))
+
+    def test_every_type_is_in_the_schema(self):
+        text = self.read('openapi.yaml').partition('    Condition:\n')[2]
+        self.assertEqual(list(TYPES), re.split(r',\s+', re.search(
+            r'enum: \[([^]]*)]', text)[1]))

@@ -58,7 +58,8 @@ class Changes:
         :raises InvalidLeaseParams: with the sentence that the user reads
         """
         ids = frozenset(lease['id'] for _body, lease in wanted)
-        asked = [(lease, self._asked(context, body, lease, ids))
+        asks = asking(self._parts, context, self._parts.clock.now())
+        asked = [(lease, self._asked(asks, body, lease, ids))
                  for body, lease in wanted]
         with contextlib.ExitStack() as undone:
             given = []
@@ -83,10 +84,11 @@ class Changes:
                 self._parts.notify('lease.event.before_end_lease.stop', lease)
         return changed
 
-    def _asked(self, context: ty.Any, body: object, lease: _Lease,
+    def _asked(self, asks: types.Asking, body: object, lease: _Lease,
                ids: frozenset[str]) -> changing.Change:
         """What a lease becomes, if that is allowed.
 
+        :param asks: the request
         :param ids: of the leases that are changed together
         """
         asked = bodies.change(body, self._parts.clock.now(), lease,
@@ -96,9 +98,12 @@ class Changes:
             lease['auto_extend'] if change.auto_extend is None
             else change.auto_extend, change.on_end or lease['on_end'],
             actions_of(lease, change))
-        asks = asking(self._parts, web.for_project(
-            context, lease['project_id']), lease['start_date']
-            if change.start is None else change.start)
+        # What is asked again for the next lease is known by then.
+        asks = dataclasses.replace(
+            asks, context=web.for_project(asks.context, lease['project_id']),
+            later=self._parts.expects_changes(
+                lease['start_date'] if change.start is None
+                else change.start))
         reservations = self._changed(asks, lease, asked.reservations)
         resized = bool(reservations)
         if (change.start, change.end) != (None, None):

@@ -35,6 +35,7 @@ class Asking:
     :ivar later: whether hosts that are disabled now are expected to be
         enabled when the lease starts
     :ivar placement: what placement has said within this request
+    :ivar projects: the ids that were looked up within this request
     """
 
     context: ty.Any
@@ -44,6 +45,7 @@ class Asking:
     later: bool = False
     placement: demands.Placement = dataclasses.field(
         default_factory=demands.Placement)
+    projects: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def project_id(self) -> str:
@@ -81,8 +83,10 @@ class Asking:
                     not self.context.is_admin):
                 properties.check(
                     properties.parse(given.get(key)), self.public())
-        self.check_projects({*params.get('projects', ())} - {
-            *before.get('projects', ())})
+        new = {*params.get('projects', ())} - {
+            *before.get('projects', ()), *self.projects}
+        self.check_projects(new)
+        self.projects.update(new)
         wanted = kind.wanted(self, params)
         demand = wanted.demand if old is None else kind.beside(
             self, old['id'], wanted.demand)

@@ -56,6 +56,18 @@ class ApiTestCase(leased.LeasedTestCase):
             self.assertEqual(code, answer.status_code, answer.text)
         return answer.json() if answer.content else None
 
+    def placement_asked(self):
+        """The URLs of placement that are asked for from now on."""
+        client, asked = report.report_client_singleton(), []
+        get = client.get
+
+        def noted(url, *args, **kwargs):
+            asked.append(url)
+            return get(url, *args, **kwargs)
+
+        self.useFixture(fixtures.MockPatchObject(client, 'get', noted))
+        return asked
+
     def reservation(self, **params):
         """What is asked for: by default one server of 2 VCPUs."""
         return {'resource_type': 'virtual:instance', 'vcpus': 2,
@@ -906,14 +918,7 @@ class TestAnswers(ApiTestCase):
                       error['error_message'])
 
     def test_placement_is_asked_once_for_equal_questions(self):
-        client, asked = report.report_client_singleton(), []
-        get = client.get
-
-        def noted(url, *args, **kwargs):
-            asked.append(url)
-            return get(url, *args, **kwargs)
-
-        self.useFixture(fixtures.MockPatchObject(client, 'get', noted))
+        asked = self.placement_asked()
         self.make(reservations=[
             self.reservation(vcpus=1, memory_mb=size)
             for size in range(100, 105)])

@@ -21,11 +21,12 @@ class OwnersMixin:
     """With a keystone that knows who is gone.
 
     :ivar gone: the ids of these
+    :ivar seen: what it was asked for, in this order
     """
 
     def setUp(self):
         super().setUp()
-        self.gone = set()
+        self.gone, self.seen = set(), []
         for name, fake in (
                 ('own', lambda _self: {'user': 'nova', 'project': 'service'}),
                 ('exists', lambda _self, path: self.is_there(path))):
@@ -34,6 +35,7 @@ class OwnersMixin:
         self.recorder = self.record()
 
     def is_there(self, path):
+        self.seen.append(path)
         return path.rpartition('/')[2] not in self.gone
 
 
@@ -281,6 +283,17 @@ class TestHosts(HandingMixin, test_whole_hosts.HostsTestCase):
             'name': 'new', 'start_date': 'now', 'end_date': self.at(2 * HOUR),
             'events': [], 'reservations': [
                 self.hosts_wanted(projects=['c0c'])]}, code=400)
+
+    def test_keystone_is_asked_once_for_each_of_them(self):
+        for name in 'host1', 'host2':
+            self.enrol(name)
+        self.seen.clear()
+        self.make(reservations=[self.hosts_wanted(projects=['b0b', one])
+                                for one in ('c0c', 'd0d')])
+        self.assertEqual(
+            ['/projects/b0b', '/projects/c0c', '/projects/d0d'],
+            sorted({*self.seen} - {'/projects/service', '/users/nova'}))
+        self.assertEqual(1, self.seen.count('/projects/b0b'))
 
     def test_who_is_on_the_hosts_is_in_the_way(self):
         self.enrol('host1')

@@ -569,6 +569,15 @@ class TestPlaces(RecurringTestCase):
         self.fill_books()
         self.assert_verified()
 
+    def test_placement_is_asked_once_for_all_that_are_moved(self):
+        lease = self.make(HOUR, recurrence=self.recurrence(5))
+        asked = self.placement_asked()
+        self.ask('PUT', f'/leases/{lease["id"]}', {
+            'start_date': self.at(2 * HOUR), 'end_date': self.at(3 * HOUR)},
+            code=200)
+        self.assertEqual(1, sum('/resource_providers' in url
+                                for url in asked), asked)
+
     def test_what_would_fit(self):
         for amount, fits in ((1, True), (5, False)):
             quote = self.ask('POST', '/leases', {

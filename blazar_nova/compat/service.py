@@ -4,7 +4,9 @@
 
 import atexit
 import collections
+import contextlib
 import dataclasses
+import functools
 import os
 import threading
 import typing as ty
@@ -14,6 +16,7 @@ from nova import config as nova_config
 from nova import context as nova_context
 from nova import objects
 from nova import rpc
+from nova.scheduler.client import report
 from oslo_limit import opts as limit_opts
 from oslo_log import log as logging
 import oslo_messaging
@@ -46,6 +49,24 @@ def bound_waiting() -> None:
     limit_opts.register_opts(CONF)
     for group in ('placement', 'oslo_limit'):
         CONF.set_default('timeout', _ANSWER_SECONDS, group)
+    report.SchedulerReportClient._create_client = _unpaced
+
+
+_create_client = report.SchedulerReportClient._create_client
+
+
+@functools.wraps(_create_client)
+def _unpaced(client: ty.Any) -> ty.Any:
+    """Make an adapter for placement that sends each request at once.
+
+    keystoneauth paces the requests of an adapter by the time at which it was
+    made, even without a limit: if the clock was ahead then and is right now,
+    each request would wait until that time.
+    """
+    adapter = _create_client(client)
+    adapter.request = functools.partial(
+        adapter.request, rate_semaphore=contextlib.nullcontext())
+    return adapter
 
 
 def configure(argv: list[str], prog: str, quiet: bool = False) -> None:

@@ -16,6 +16,7 @@ _HOSTS = entry.subject(
         entry.called('report_client_singleton()', 'ask placement')),
     entry.of(
         'nova.scheduler.client.report.SchedulerReportClient',
+        entry.replaced('_create_client(self)', 'not wait for a wrong clock'),
         entry.called(
             'get(self, url, version=, global_request_id=)', 'ask placement'),
         entry.called(

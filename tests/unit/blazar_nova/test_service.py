@@ -3,12 +3,19 @@
 import os
 import socket
 import threading
+import time
 import types
+from unittest import mock
 
 import fixtures
+from keystoneauth1 import adapter
+from keystoneauth1 import noauth
+from keystoneauth1 import session
+from nova.scheduler.client import report
 from oslo_config import cfg
 import oslo_messaging
 from oslo_messaging._drivers import amqpdriver
+from requests_mock.contrib import fixture as requests_fixture
 
 from blazar_core.common import errors
 from blazar_nova.compat import service
@@ -173,3 +180,15 @@ class TestWaiting(base.TestCase):
             service.CONF.clear_override, 'timeout', 'placement')
         service.bound_waiting()
         self.assertEqual(7, service.CONF.placement.timeout)
+
+    def test_placement_is_asked_at_once_when_the_clock_was_set_back(self):
+        service.bound_waiting()
+        web = self.useFixture(requests_fixture.Fixture())
+        web.get('http://placement.test/traits', json={'traits': []})
+        with mock.patch('time.time', return_value=time.time() + 1000):
+            client = report.SchedulerReportClient(adapter.Adapter(
+                session.Session(noauth.NoAuth()),
+                endpoint_override='http://placement.test'))
+        with mock.patch('time.sleep') as sleep:
+            self.assertEqual({'traits': []}, client.get('/traits').json())
+        sleep.assert_not_called()

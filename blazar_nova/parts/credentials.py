@@ -168,7 +168,9 @@ class Credentials:
                         _NO_TRUST.format(why=f'{why}.')) from why
             raise errors.NotDelegated(
                 _NO_TRUST.format(why=exc.message)) from exc
-        except exceptions.ClientException as exc:
+        except (exceptions.ClientException, KeyError, TypeError,
+                ValueError) as exc:
+            # Or what stands in front of keystone answers in its place.
             LOG.exception('A trust of user %s could not be made',
                           context.user_id)
             raise errors.CloudUnavailable(

@@ -133,9 +133,12 @@ class TestDelegate(CredentialsTestCase):
         self.assertNotIn('--unrestricted', said)
 
     def test_a_keystone_that_fails_is_not_the_users_fault(self):
-        self.web.post(TRUSTS, status_code=500)
-        self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
-                          self.user, END, as_owner=False)
+        for answer in ({'status_code': 500}, {'text': '<html>'},
+                       {'json': {}}, {'json': {'trust': None}},
+                       {'json': []}):
+            self.web.post(TRUSTS, **answer)
+            self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
+                              self.user, END, as_owner=False)
 
     def test_without_a_keystone_there_is_nothing_to_give(self):
         trusts = credentials.Credentials(self.conf(''))

@@ -78,9 +78,13 @@ missing_databases() {
 # served by waitress or uwsgi.
 missing_stack_servers() {
     missing_databases | grep "^$1" || true
-    [[ ${2-} != uwsgi ]] || PATH=$PATH:/usr/sbin command -v nginx >/dev/null ||
-        echo nginx-light
+    [[ ${2-} != uwsgi ]] || missing_nginx
     [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || echo rabbitmq-server
+}
+
+# In front of uWSGI.
+missing_nginx() {
+    PATH=$PATH:/usr/sbin command -v nginx >/dev/null || echo nginx-light
 }
 
 missing_browser() {
@@ -108,6 +112,10 @@ need_databases() {
 
 need_browser() {
     need_or_skip missing_browser
+}
+
+need_nginx() {
+    need_or_skip missing_nginx
 }
 
 # Installs what a function names; tests can do without.

@@ -88,11 +88,12 @@ def loaded_clients() -> clients.Clients:
 
 
 def start(cloud: stack.Stack, hosts: int, token_expiry: int | None = None,
-          pythons: dict[str, str] | None = None) -> None:
+          pythons: dict[str, str] | None = None, api: str | None = None,
+          ) -> None:
     """Start a stack, on the database that is to be tested on."""
     begun = time.monotonic()
     cloud.up(os.environ.get('BLAZAR_STACK_DATABASE'), hosts, token_expiry,
-             os.environ.get('BLAZAR_STACK_API'), pythons)
+             api or os.environ.get('BLAZAR_STACK_API'), pythons)
     say(f'  {cloud.folder} is up with {len(cloud.hosts())} hosts, after '
         f'{time.monotonic() - begun:.0f} s')
 

@@ -16,7 +16,7 @@ from tests.stack import configuration
 from tests.stack import processes
 
 __all__ = ['DATABASES', 'Mariadb', 'Postgresql', 'database', 'erlang',
-           'nginx', 'rabbitmq']
+           'find_nginx', 'nginx', 'rabbitmq']
 
 #: database -> the user it belongs to
 DATABASES = {'keystone': 'keystone', 'placement': 'placement',
@@ -179,10 +179,15 @@ def rabbitmq(site: configuration.Site) -> processes.Program:
         environ=erlang(site), needs=('epmd',))
 
 
+def find_nginx() -> str | None:
+    """The program; None where it is not installed."""
+    path = os.pathsep.join([os.environ.get('PATH', ''), '/usr/sbin'])
+    return shutil.which('nginx', path=path)
+
+
 def nginx(site: configuration.Site) -> processes.Program:
     """Nginx in front of uWSGI, as one process."""
-    path = os.pathsep.join([os.environ.get('PATH', ''), '/usr/sbin'])
-    binary = shutil.which('nginx', path=path)
+    binary = find_nginx()
     if binary is None:
         raise processes.Failure('The package nginx-light is not installed.')
     return processes.Program(

@@ -2,11 +2,13 @@
 
 """What only one server at a time can have: ports, fixed IPs, volumes.
 
-What the servers of a boot need of these is kept in the ``spec`` of their
-reservation, as phrases such as ``port ID``. Two leases of a project whose
-builds are deferred and whose times overlap do not need the same. Where one
+What the servers of a boot need of these, and what servers that run have when
+they come under a lease, is kept in the ``spec`` of their reservation, as
+phrases such as ``port ID``. A lease does not need or have what another one of
+its project needs whose build is deferred and whose time overlaps. Where one
 ends when the other starts, the start waits until the servers of the first are
-gone. What servers without a lease have is not known here.
+gone. What servers are given later, with a lease or without, is not known here:
+the cloud says that when a build is about to be sent.
 """
 
 import typing as ty
@@ -28,7 +30,7 @@ _BUILDS = models.HeldBuild.__table__
 #: Of leases of a project, with what a boot has kept beside its reservations.
 _OTHERS = sa.select(
     _LEASES.c.id, _LEASES.c.name, _LEASES.c.recurrence_id,
-    _LEASES.c.end_date, _LEASES.c.grace_period,
+    _LEASES.c.start_date, _LEASES.c.end_date, _LEASES.c.grace_period,
     models.Reservation.spec.label('spec'),
 ).join(_RESERVATIONS, _RESERVATIONS.c.lease_id == _LEASES.c.id).where(
     _LEASES.c.project_id == sa.bindparam('project'),
@@ -75,9 +77,10 @@ def check(connection: sa.Connection, project_id: str, needed: frozenset[str],
         if both and but.isdisjoint({row.id, row.recurrence_id}):
             until = clocks.minute(row.end_date + row.grace_period)
             raise errors.Conflict(
-                f'Lease {row.name} ({row.id}) needs {min(both)} until '
-                f'{until} UTC. Choose a start from then on, an end before '
-                f'its start, or another one.')
+                f'Lease {row.name} ({row.id}) needs {min(both)} from '
+                f'{clocks.minute(row.start_date)} to {until} UTC. Choose a '
+                f'start from then on, an end before its start, or another '
+                f'one.')
 
 
 def check_change(session: orm.Session, lease: models.Lease,

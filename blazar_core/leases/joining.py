@@ -25,6 +25,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import charging
 from blazar_core.leases import events
+from blazar_core.leases import exclusive
 from blazar_core.leases import limits
 from blazar_core.leases import making
 from blazar_core.leases import repeats
@@ -42,19 +43,24 @@ class Joiner(ty.NamedTuple):
     """A server that comes under a lease.
 
     ``host`` is the uuid of its host; ``takes`` is what it has there, as the
-    cloud says.
+    cloud says, and ``has`` what no other server can have meanwhile (see
+    :mod:`~blazar_core.leases.exclusive`).
     """
 
     id: str
     host: str
     takes: model.Resources
+    has: frozenset[str] = frozenset()
 
 
 class _Counted(ty.NamedTuple):
-    """Where a server is, by the books, and what it takes there."""
+    """Where a server is, by the books, what it takes there, and what else it
+    has.
+    """
 
     host_id: int
     resources: model.Resources
+    has: frozenset[str]
 
 
 class Joining:
@@ -100,6 +106,7 @@ class Joining:
         with self._database.writer() as session:
             connection = session.connection()
             _lock(connection, new.granted, [new])
+            new.check_exclusive(connection)
             now = self._clock.now()
             counted = self._take(session, now, joiners, new.reservations)
             rows = lease_rows.rows_of(new, [
@@ -148,6 +155,11 @@ class Joining:
             lease = api.locked(session, lease_id)
             now = self._clock.now()
             _check(lease, now)
+            exclusive.check(
+                session.connection(), lease.project_id, frozenset().union(
+                    *(exclusive.of(one.spec) for one in wanted)),
+                model.Window(now, lease.end_date + lease.grace_period),
+                frozenset({lease.id}))
             counted = self._take(session, now, joiners, wanted)
             window = lease.booked(model.Window(
                 lease.start_date, lease.end_date))
@@ -156,6 +168,8 @@ class Joining:
                 row = _like(session, lease, one, now)
                 # Some may have been deleted meanwhile.
                 row.amount = len(row.bookings) + len(one.server_ids)
+                row.spec = exclusive.spec(row.spec, exclusive.of(
+                    row.spec) | exclusive.of(one.spec))
                 row.updated_at = now
                 edits += [_edit(row.id, server_id, counted, window, now)
                           for server_id in one.server_ids]
@@ -246,7 +260,7 @@ def _counted(session: orm.Session, joiners: ty.Collection[Joiner],
                 rc: amount for rc, amount in one.takes.items()
                 if amount and rc in host.capacity}:
             raise _moved(one.id)
-        found[one.id] = _Counted(host.id, dict(amounts))
+        found[one.id] = _Counted(host.id, dict(amounts), one.has)
     return found
 
 
@@ -264,7 +278,9 @@ def _grouped(counted: ty.Mapping[str, _Counted],
     for server_id, one in sorted(counted.items()):
         groups[tuple(sorted(one.resources.items()))].append(server_id)
     return tuple(making.NewReservation(
-        model.Demand(dict(size), len(server_ids)), tuple(server_ids))
+        model.Demand(dict(size), len(server_ids)), tuple(server_ids),
+        spec=exclusive.spec(None, frozenset().union(*(
+            counted[one].has for one in server_ids))))
         for size, server_ids in sorted(groups.items()))
 
 

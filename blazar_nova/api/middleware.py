@@ -26,6 +26,7 @@ from blazar_nova.api import boot as boots
 from blazar_nova.api import defaulting
 from blazar_nova.api import faults
 from blazar_nova.api import guards
+from blazar_nova.api import in_use
 from blazar_nova.api import lease_params
 from blazar_nova.api import recurrences
 from blazar_nova.compat import router
@@ -145,6 +146,8 @@ class LeaseMiddleware:
             response = webob.Request(environ).get_response(self._app)
         if boot.refused is not None:
             _add_refusal(response, boot.refused)
+        if asked is not None and response.status_int in in_use.CODES:
+            in_use.explain(self._parts, environ, response)
         if boot.lease is not None and response.status_int == 202:
             response.headers.update({
                 LEASE_ID: boot.lease['id'],

@@ -8,7 +8,6 @@ is kept. What is in the databases is read again when the call is sent.
 """
 
 import dataclasses
-import ipaddress
 import typing as ty
 
 from nova import context as nova_context
@@ -19,6 +18,7 @@ from nova.volume import cinder
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
+from blazar_nova.compat import attachments
 from blazar_nova.compat import reserved
 
 __all__ = ['BuildCall', 'in_name_of', 'load']
@@ -90,14 +90,11 @@ class BuildCall:
         """What it needs that only one server at a time can have: ports, fixed
         IP addresses, volumes that were there before.
         """
-        return frozenset((*(
-            f'port {one.port_id}' if one.port_id else
-            f'fixed IP {ipaddress.ip_address(str(one.address))} of network '
-            f'{one.network_id}' for one in self.requested_networks or ()
-            if one.port_id or one.address), *(
+        return attachments.named(*attachments.wanted(
+            self.requested_networks)).union(
                 f'volume {bdm.volume_id}'
                 for bdm in self.block_device_mapping or ()
-                if bdm.volume_id and not self._is_shared(bdm.volume_id))))
+                if bdm.volume_id and not self._is_shared(bdm.volume_id))
 
     def _is_shared(self, volume_id: str) -> bool:
         """Return whether several servers may have a volume, or cinder does

@@ -12,6 +12,7 @@ from nova import objects
 from blazar_core.common import errors
 from blazar_core.leases import joining
 from blazar_nova.compat import again
+from blazar_nova.compat import attachments
 from blazar_nova.compat import bounded
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
@@ -54,7 +55,8 @@ def _joiner(server_id: str, project_id: str) -> joining.Joiner:
             f'Server {server_id} is {what}: one comes under a lease that is '
             f'ACTIVE, PAUSED, SHUTOFF or SUSPENDED, with nothing going on. '
             f'Try again when it is so.')
-    return joining.Joiner(server_id, host, hosts.taken_by(server_id, host))
+    return joining.Joiner(server_id, host, hosts.taken_by(server_id, host),
+                          attachments.of_instance(instance))
 
 
 def leaves(server_id: str, project_id: str) -> bool:
@@ -92,7 +94,8 @@ def _find(server_id: str, project_id: str) -> tuple[ty.Any, str | None]:
             context, mapping.cell_mapping) as cell_context:
         try:
             instance = objects.Instance.get_by_uuid(
-                cell_context, server_id, expected_attrs=['flavor'])
+                cell_context, server_id,
+                expected_attrs=['flavor', 'info_cache'])
         except exception.InstanceNotFound as exc:
             raise _absent(server_id) from exc
         return instance, look.host_of(cell_context, instance)

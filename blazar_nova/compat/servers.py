@@ -19,6 +19,7 @@ from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_nova.compat import acting
 from blazar_nova.compat import again
+from blazar_nova.compat import attachments
 from blazar_nova.compat import calls
 from blazar_nova.compat import deletion
 from blazar_nova.compat import demand
@@ -101,6 +102,11 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
             waiting[server_id] for server_id in build.server_ids]
         admit()
         self._check_up(build)
+        in_use = attachments.in_use(build.context, *attachments.wanted(
+            build.requested_networks), but=build.server_ids)
+        if in_use:
+            # Only one server at a time has them: it is all or none.
+            return ' '.join(map(str, in_use))
         taken = hostnames.taken(build.context, {
             server_id: request.instance.hostname
             for server_id, request in waiting.items()})

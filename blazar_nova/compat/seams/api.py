@@ -238,7 +238,10 @@ _QUOTA = entry.subject(
         'nova.network.neutron.API',
         entry.called(
             'validate_networks(self, context, requested_networks, '
-            'num_instances)', 'networks of a build')),
+            'num_instances)', 'networks of a build'),
+        entry.called(
+            'list_ports(self, context, **search_opts)',
+            'which ports are in use')),
     entry.of(
         'nova.network.security_group_api',
         entry.called('get(context, id)', 'security groups of a build')),

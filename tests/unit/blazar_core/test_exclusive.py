@@ -11,6 +11,7 @@ from blazar_core.leases import exclusive
 from blazar_core.lifecycle import sending
 from tests import databases
 from tests.unit import base
+from tests.unit.blazar_core import test_joining
 
 load_tests = databases.load_tests
 
@@ -133,3 +134,38 @@ class TestExclusive(base.LeaseTestCase):
             connection.close()
             exclusive.check(connection, 'project', frozenset(),
                             model.Window(0, 1))
+
+
+class TestJoined(test_joining.JoiningTestCase):
+    """What a server has that comes under a lease."""
+
+    def setUp(self):
+        super().setUp()
+        new = self.new_lease(60, 120)
+        reservation, = new.reservations
+        self.leases.making.create(dataclasses.replace(
+            new, reservations=(dataclasses.replace(
+                reservation, spec=exclusive.spec(None, ['port a'])),)),
+            self.vault.seal('call'))
+        self.joiners = [one._replace(has=frozenset({'port a', 'port b'}))
+                        for one in self.runs(1)]
+
+    def refused(self, call, *wanted):
+        before = self.everything()
+        self.assertIn('port a from', str(self.assertRaises(
+            errors.Conflict, call, *wanted)))
+        self.assertEqual(before, self.everything())
+
+    def test_it_is_not_in_use_when_another_lease_needs_it(self):
+        self.refused(self.adopt, self.joiners, 61)
+        lease = self.adopt(self.joiners, 60)
+        self.refused(self.leases.changing.update, lease['id'],
+                     changing.Change(end=NOW + 61))
+
+    def test_nor_of_one_that_is_added(self):
+        lease = self.adopt(self.runs(1), 61)
+        self.refused(self.join, lease, self.joiners)
+        self.leases.changing.update(lease['id'], changing.Change(end=NOW + 60))
+        self.join(lease, self.joiners)
+        self.refused(self.leases.changing.update, lease['id'],
+                     changing.Change(end=NOW + 61))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Ports and fixed IP addresses, each of which one server has at a time.
+
+Nova looks whether they are free when a server is booted. Where its build is
+deferred, another server may be given them meanwhile: the build would end in
+ERROR on its host. Volumes need none of this, as cinder reserves them for a
+server from its boot on.
+"""
+
+import ipaddress
+import typing as ty
+
+from nova.network import neutron
+
+from blazar_core.common import errors
+
+__all__ = ['Address', 'InUse', 'in_use', 'named', 'of_instance', 'wanted']
+
+_FIELDS = ['id', 'device_id', 'device_owner', 'tenant_id']
+_OF_SERVERS = 'compute:'
+
+
+class Address(ty.NamedTuple):
+    """A fixed IP address of a network."""
+
+    network_id: str
+    ip: str
+
+    def __str__(self) -> str:
+        return (f'fixed IP {ipaddress.ip_address(self.ip)} of network '
+                f'{self.network_id}')
+
+
+class InUse(ty.NamedTuple):
+    """A port or an address that something has.
+
+    :ivar what: it, as a phrase
+    :ivar server_id: which server of the project has it; None: another thing,
+        or one of others
+    """
+
+    what: str
+    server_id: str | None
+
+    def __str__(self) -> str:
+        whose = '' if self.server_id is None else (
+            f' by server {self.server_id}')
+        return f'{self.what[:1].upper()}{self.what[1:]} is in use{whose}.'
+
+
+def wanted(requested: ty.Any) -> tuple[list[str], list[Address]]:
+    """The ports, by id, and the addresses that a boot asks for.
+
+    :param requested: Nova's NetworkRequestList, or None
+    """
+    return ([one.port_id for one in requested or () if one.port_id],
+            [Address(one.network_id, str(one.address))
+             for one in requested or () if one.address and not one.port_id])
+
+
+def named(ports: ty.Iterable[str], addresses: ty.Iterable[Address],
+          ) -> frozenset[str]:
+    """Ports and addresses as phrases, which are compared."""
+    return frozenset((*(f'port {one}' for one in ports),
+                      *map(str, addresses)))
+
+
+def of_instance(instance: ty.Any) -> frozenset[str]:
+    """What a server has of these, as phrases; as Nova has it last seen.
+
+    :param instance: with its ``info_cache``
+    """
+    vifs = instance.get_network_info()
+    return named((vif['id'] for vif in vifs), (
+        Address(vif['network']['id'], ip['address'])
+        for vif in vifs for ip in vif.fixed_ips()))
+
+
+def in_use(context: ty.Any, ports: ty.Collection[str],
+           addresses: ty.Iterable[Address], but: ty.Container[str] = (),
+           ) -> list[InUse]:
+    """Those of ports and addresses that are in use now.
+
+    One request to neutron for all ports, and one for each address.
+
+    :param context: of the project that asks; without a token it is Nova that
+        asks
+    :param but: the servers that are to have them
+    :raises CloudUnavailable: when neutron does not answer
+    """
+    # One that belongs to nothing is free, but not its address.
+    found = [(f'port {port["id"]}', port) for port in _ports(
+        context, id=[*ports]) if port['device_id']] if ports else []
+    for address in addresses:
+        found += [(str(address), port) for port in _ports(
+            context, network_id=address.network_id,
+            fixed_ips=f'ip_address={address.ip}')]
+    return [InUse(what, _server_of(port, context.project_id))
+            for what, port in found if port['device_id'] not in but]
+
+
+def _server_of(port: ty.Mapping[str, ty.Any], project_id: str) -> str | None:
+    """The server that has a port, if the port is one of a project."""
+    is_servers = (port.get('device_owner') or '').startswith(_OF_SERVERS)
+    return ty.cast(str, port['device_id']) if is_servers and (
+        port['tenant_id'] == project_id) else None
+
+
+def _ports(context: ty.Any, **limits: ty.Any) -> list[dict[str, ty.Any]]:
+    try:
+        return ty.cast(list[dict[str, ty.Any]], neutron.API().list_ports(
+            context.elevated(), fields=_FIELDS, **limits)['ports'])
+    except Exception as exc:
+        # The client lets through some of its libraries'.
+        raise errors.CloudUnavailable(
+            f'Neutron does not say whether ports are in use: {exc}') from exc

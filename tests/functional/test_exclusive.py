@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A port is one server's at a time: who else has it is said, and waited for.
+"""
+
+from tests.functional import test_joining
+
+HOUR = 3600
+
+
+class ExclusiveTest(test_joining.JoiningTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.port = self.neutron.port_1['id']
+        self.mine = [{'port': self.port}]
+
+    def attach(self, server):
+        """Give a server that runs the port."""
+        response = self.alice.api_post(
+            f'/servers/{server}/os-interface',
+            {'interfaceAttachment': {'port_id': self.port}})
+        self.assertEqual(200, response.status)
+
+    def test_a_start_waits_until_an_ordinary_server_has_given_it_back(self):
+        server = self.hold(networks=self.mine)
+        self.attach(self.server)
+        self.clock.advance(HOUR)
+        self.run_due()
+        lease = self.lease('vm1')
+        self.assertEqual('PENDING', lease['status'])
+        for part in (self.port, self.server):
+            self.assertIn(part, lease['status_reason'])
+        self.assertEqual('RESERVED', self.alice.get_server(
+            server['id'])['status'])
+        self.alice.delete_server(self.server)
+        self.wait_until_gone(self.server)
+        self.clock.advance(300)
+        self.run_due()
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual('', self.lease('vm1')['status_reason'])
+
+    def test_none_that_has_it_comes_under_a_lease_beyond_that_start(self):
+        self.hold(networks=self.mine)
+        self.attach(self.server)
+        message = self.adopt(self.server, code=409, name='ours',
+                             end_date=self.at(HOUR + 60))['error_message']
+        for part in ('vm1', f'port {self.port}', self.at(HOUR)):
+            self.assertIn(part, message)
+        lease = self.adopt(self.server, name='ours',
+                           end_date=self.at(HOUR - 60))
+        message = self.put(lease, code=409, end_date=self.at(HOUR + 60))[
+            'error_message']
+        self.assertIn(f'port {self.port}', message)
+
+    def test_none_that_has_it_is_added_to_one(self):
+        other = self.boot_active('other')
+        self.listener.mirror.compare_all()
+        self.hold(networks=self.mine)
+        self.attach(self.server)
+        lease = self.adopt(other['id'], name='ours',
+                           end_date=self.at(2 * HOUR))
+        message = self.put(lease, code=409, add_servers=[self.server])[
+            'error_message']
+        self.assertIn(f'port {self.port}', message)
+
+    def test_who_has_it_now_is_said_with_the_end_of_its_lease(self):
+        first = self.boot_active('first', networks=self.mine,
+                                 hints=self.lease_hints('first'))
+        self.run_due()
+        message = self.refused(409, self.hold, networks=self.mine)
+        self.assertIn(self.port, message)
+        for part in (first['id'], self.lease('first')['id'], self.at(HOUR)):
+            self.assertIn(part, message)
+
+    def test_of_an_ordinary_server_there_is_no_end(self):
+        self.attach(self.server)
+        message = self.refused(409, self.hold, networks=self.mine)
+        self.assertIn(self.port, message)
+        self.assertNotIn('UTC', message)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import types
+
+import fixtures
+from nova import context as nova_context
+from nova.network import model as network_model
+
+from blazar_core.common import errors
+from blazar_nova.compat import attachments
+from tests.unit import base
+
+ADDRESS = attachments.Address('net', '10.0.0.5')
+
+
+def port(its_id, device_id, owner='compute:nova', project='mine'):
+    return {'id': its_id, 'device_id': device_id, 'device_owner': owner,
+            'tenant_id': project}
+
+
+class TestInUse(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.context = nova_context.RequestContext(
+            'alice', 'mine', is_admin=False)
+        self.ports, self.asked = [], []
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.network.neutron.API',
+            lambda: types.SimpleNamespace(list_ports=self.list_ports)))
+
+    def list_ports(self, context, **limits):
+        self.assertTrue(context.is_admin)
+        del limits['fields']
+        self.asked.append(limits)
+        return {'ports': self.ports}
+
+    def said(self, ports=(), addresses=(), but=()):
+        return [str(one) for one in attachments.in_use(
+            self.context, ports, addresses, but)]
+
+    def test_what_needs_none_asks_nothing(self):
+        self.assertEqual([], self.said())
+        self.assertEqual([], self.asked)
+
+    def test_ports_by_one_request(self):
+        self.ports = [port('a', 'vm'), port('b', ''), port('c', 'me')]
+        self.assertEqual(['Port a is in use by server vm.'], self.said(
+            ['a', 'b', 'c'], but=['me']))
+        self.assertEqual([{'id': ['a', 'b', 'c']}], self.asked)
+
+    def test_an_address_of_any_port(self):
+        self.ports = [port('a', '', owner='')]
+        self.assertEqual(
+            ['Fixed IP 10.0.0.5 of network net is in use.'],
+            self.said(addresses=[ADDRESS]))
+        self.assertEqual([{'network_id': 'net',
+                           'fixed_ips': 'ip_address=10.0.0.5'}], self.asked)
+
+    def test_servers_of_others_are_not_named(self):
+        for one in (port('a', 'vm', project='other'),
+                    port('a', 'r', owner='network:router_interface'),
+                    port('a', 'r', owner=None)):
+            self.ports = [one]
+            self.assertEqual(['Port a is in use.'], self.said(['a']))
+
+    def test_a_neutron_that_does_not_answer(self):
+        self.ports = None
+        self.list_ports = None
+        self.assertRaises(errors.CloudUnavailable, self.said, ['a'])
+
+
+class TestOfInstance(base.TestCase):
+
+    def test_ports_and_addresses_as_a_boot_has_them(self):
+        vif = network_model.VIF(id='p', network=network_model.Network(
+            id='net', subnets=[network_model.Subnet(ips=[
+                network_model.FixedIP(address='10.0.0.5'),
+                network_model.FixedIP(address='fd00::1')])]))
+        instance = types.SimpleNamespace(
+            get_network_info=lambda: network_model.NetworkInfo([vif]))
+        self.assertEqual(
+            attachments.named(['p'], [ADDRESS, attachments.Address(
+                'net', 'FD00:0::1')]), attachments.of_instance(instance))

@@ -83,10 +83,12 @@ class Wanted(ty.NamedTuple):
     """What a user asks for, as it is booked.
 
     :ivar spec: what the type wants to find in :attr:`Reserved.spec`; JSON
+    :ivar warnings: what of it is not reserved, in sentences
     """
 
     demand: model.Demand
     spec: Values
+    warnings: tuple[str, ...] = ()
 
 
 class Kind(abc.ABC):

@@ -37,6 +37,7 @@ class NewReservation:
         with a boot
     :ivar params: what was asked for, in the API's words; None: a boot
     :ivar spec: what its resource type keeps beside that
+    :ivar warnings: what of it is not reserved, in sentences
     """
 
     demand: model.Demand
@@ -44,6 +45,7 @@ class NewReservation:
     resource_type: str = RESOURCE_TYPE
     params: ty.Mapping[str, ty.Any] | None = None
     spec: ty.Mapping[str, ty.Any] | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +56,6 @@ class NewLease:
     :ivar key: what its user calls his request, to get one lease for it
     :ivar granted: what the limits said of it; None: nothing limits it
     :ivar recurrence_id: of what it is an occurrence; None: of nothing
-    :ivar warnings: what of it is not reserved, in sentences
     :ivar lease_id: the id under which the budget service has committed it;
         None: it has not
     """
@@ -67,7 +68,6 @@ class NewLease:
     key: repeats.Key | None = None
     granted: limits.Granted | None = None
     recurrence_id: str | None = None
-    warnings: tuple[str, ...] = ()
     lease_id: str | None = None
 
     @property
@@ -103,6 +103,12 @@ class NewLease:
     @property
     def demands(self) -> list[model.Demand]:
         return [one.demand for one in self.reservations]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of it is not reserved, in sentences."""
+        return [*dict.fromkeys(warning for one in self.reservations
+                               for warning in one.warnings)]
 
     def check_exclusive(self, connection: sa.Connection) -> None:
         """See :func:`.exclusive.check`."""
@@ -213,7 +219,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'conditions': None, 'lease_type': request.lease_type,
         'retry_interval': None, 'retry_until': None, 'lasts': None,
         'admitted_at': None, 'no_show_at': None,
-        'warnings': [*new.warnings] or None,
+        'warnings': new.warnings or None,
         'auto_extend': request.auto_extend, 'recurrence_id': new.recurrence_id,
         'used_at': None if not new.server_ids and all(
             types.of(one.resource_type, one.params is None).is_for_boots

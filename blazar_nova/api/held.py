@@ -215,8 +215,8 @@ class Admission:
             request=request, reservations=(making.NewReservation(
                 demand, call.server_ids, spec=exclusive.spec(within.spec(
                     hosted.reservation_of(call.request_spec[0].flavor)),
-                    call.exclusive)),),
-            warnings=boots.unreserved(call, demand, request))
+                    call.exclusive),
+                warnings=boots.unreserved(call, demand, request)),))
         new = dataclasses.replace(new, granted=self._limits.check(
             granting.asked_of(
                 new, not request.starts_now or request.patience is not None,

@@ -84,8 +84,8 @@ class Recurring:
         new = making.NewLease(
             call.context.project_id, call.context.user_id, request,
             (making.NewReservation(demand, parts[0].server_ids, spec=(
-                exclusive.spec(None, call.exclusive))),),
-            warnings=boots.unreserved(call, demand, request))
+                exclusive.spec(None, call.exclusive)),
+                warnings=boots.unreserved(call, demand, request)),))
         call.mark_reserved()
         fits, left_out = self._fitting(new, asked, ids)
         # The first servers are those of the first: one of them is answered.

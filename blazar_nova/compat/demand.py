@@ -19,6 +19,7 @@ from nova import objects
 from nova.scheduler import request_filter
 from nova.scheduler import utils as scheduler_utils
 from oslo_log import log as logging
+import requests
 
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -125,7 +126,13 @@ class Placement:
 
         :raises CloudUnavailable: when placement does not answer
         """
-        return dict(self.providers([('required', trait)]))
+        try:
+            return dict(self.providers([('required', trait)]))
+        except requests.HTTPError:
+            # Placement refuses to look for one that it does not know.
+            if traits.known([trait]):
+                raise
+            return {}
 
     def trees_with(self, trait: str) -> set[str]:
         """The roots of the trees with a provider that has a trait."""

@@ -14,6 +14,8 @@ import typing as ty
 from nova import context as nova_context
 from nova import exception
 from nova import objects
+from nova.pci import request as pci_request
+from nova.virt import hardware
 from oslo_db import api as db_api
 from oslo_utils import uuidutils
 from sqlalchemy.orm import exc as orm_exc
@@ -21,14 +23,16 @@ from sqlalchemy.orm import exc as orm_exc
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core import resources
+from blazar_nova.compat import accelerators
 from blazar_nova.compat import bounded
 from blazar_nova.compat import demand as demands
+from blazar_nova.compat import host_filters
 from blazar_nova.compat import hosted
 
 __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
            'facts_of', 'facts_like', 'give_reservation', 'open_reservation',
            'reservation_named', 'reservation_of', 'release',
-           'reservations_open', 'take_over']
+           'reservations_open', 'take_over', 'unreserved']
 
 #: The extra spec that makes a flavor one of a reservation.
 _MARK = 'blazar:reservation'
@@ -37,6 +41,8 @@ _MARK = 'blazar:reservation'
 _OF_BLAZAR = (hosted.SHOWN,
               'resources:CUSTOM_RESERVATION_', 'affinity_id')
 _NUMBERS = ('vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap')
+#: Beside the fields of a flavor that is kept: what its device profile has.
+_DEVICES = 'device_groups'
 _POLICIES = {True: 'affinity', False: 'anti-affinity'}
 
 Facts: ty.TypeAlias = dict[str, ty.Any]
@@ -65,8 +71,8 @@ def amounts_shown(facts: ty.Mapping[str, ty.Any]) -> Facts:
 def facts_like(context: ty.Any, flavor_id: str) -> Facts:
     """A flavor that a user has, as it is kept.
 
-    :raises InvalidLeaseParams: when the user has none of this id, or it is
-        one of a reservation
+    :raises InvalidLeaseParams: when the user has none of this id, it is one
+        of a reservation, or nothing is known of its device profile
     """
     try:
         flavor = objects.Flavor.get_by_flavor_id(
@@ -83,8 +89,15 @@ def facts_like(context: ty.Any, flavor_id: str) -> Facts:
         raise errors.InvalidLeaseParams(
             f'Flavor {flavor_id} is one of a reservation. Write the id of '
             f'an ordinary one.')
+    groups = accelerators.groups_of(context, flavor.extra_specs)
     return {**{name: flavor[name] for name in _NUMBERS},
-            'extra_specs': dict(flavor.extra_specs)}
+            'extra_specs': dict(flavor.extra_specs),
+            **({_DEVICES: groups} if groups else {})}
+
+
+def _fields(facts: ty.Mapping[str, ty.Any]) -> Facts:
+    """The fields of a flavor that is kept."""
+    return {name: facts[name] for name in (*_NUMBERS, 'extra_specs')}
 
 
 def context_of(project_id: str, user_id: str) -> ty.Any:
@@ -124,13 +137,32 @@ def amounts_of(facts: ty.Mapping[str, ty.Any]) -> model.Resources:
             f'Nova can make nothing of the flavor: {exc}') from exc
 
 
+def unreserved(context: ty.Any, facts: ty.Mapping[str, ty.Any],
+               host_ids: ty.Collection[str]) -> tuple[str, ...]:
+    """What servers of a flavor need and no lease reserves, in sentences."""
+    return tuple(host_filters.notes(
+        context, _spec_of(context, facts), host_ids)[0])
+
+
 def _spec_of(context: ty.Any, facts: ty.Mapping[str, ty.Any]) -> ty.Any:
-    """What the boot of a server of a flavor would ask for."""
-    return objects.RequestSpec.from_components(
-        context, uuidutils.generate_uuid(), {},
-        objects.Flavor(context, id=0, flavorid='', name='', is_public=False,
-                       disabled=False, **facts),
-        None, objects.InstancePCIRequests(requests=[]), {}, None, None)
+    """What the boot of a server of a flavor would ask for.
+
+    :raises InvalidLeaseParams: when Nova can make nothing of it
+    """
+    flavor = objects.Flavor(
+        context, id=0, flavorid='', name='', is_public=False, disabled=False,
+        **_fields(facts))
+    try:
+        return objects.RequestSpec.from_components(
+            context, uuidutils.generate_uuid(), {}, flavor,
+            hardware.numa_get_constraints(
+                flavor, objects.ImageMeta.from_dict({})),
+            pci_request.get_pci_requests_from_flavor(flavor), {}, None, None,
+            port_resource_requests=accelerators.requested(
+                facts.get(_DEVICES, [])))
+    except (exception.NovaException, ValueError) as exc:
+        raise errors.InvalidLeaseParams(
+            f'Nova can make nothing of the flavor: {exc}') from exc
 
 
 def reservation_of(flavor: ty.Any) -> str | None:
@@ -175,7 +207,7 @@ def _open(reserved: resources.Reserved) -> None:
         objects.Flavor(
             context, flavorid=reserved.id, name=name, is_public=False,
             disabled=False, rxtx_factor=1.0, projects=[reserved.project_id],
-            **facts).create()
+            **_fields(facts)).create()
     except (exception.FlavorIdExists, exception.FlavorExists):
         _make_its_own(context, reserved, facts)
     affinity = reserved.params.get('affinity')

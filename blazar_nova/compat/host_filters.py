@@ -112,6 +112,6 @@ def notes(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
     has_some = not refused(context, spec, host_ids, [
         *filter(_is_enabled, names)]).issuperset(host_ids)
     what = ' and '.join(_WHAT[name] for name in names)
-    return [f'{what[:1].upper()}{what[1:]}: not reserved. The server is built '
-            f'only where that is free at the start of the lease' + (
+    return [f'{what[:1].upper()}{what[1:]}: not reserved. A server is built '
+            f'only where that is free when its build starts' + (
                 '.' if has_some else '; now no host has it free.')], has_some

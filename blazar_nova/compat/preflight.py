@@ -18,6 +18,7 @@ from nova import objects
 from nova.volume import cinder
 
 from blazar_core.common import errors
+from blazar_nova.compat import accelerators
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand
 from blazar_nova.compat import host_filters
@@ -50,7 +51,8 @@ def lacking(build: calls.BuildCall) -> list[str]:
                         ('Networks', _networks),
                         ('Security groups', _security_groups),
                         ('Server group', _group), ('Names', _names),
-                        ('Quota', _quota), ('Hosts', _hosts)):
+                        ('Quota', _quota), ('Accelerators', _accelerators),
+                        ('Hosts', _hosts)):
         try:
             found += check(build)
         except errors.CloudUnavailable:
@@ -156,6 +158,10 @@ def _names(build: calls.BuildCall) -> list[str]:
 def _quota(build: calls.BuildCall) -> list[str]:
     count, why = quota.admitted(build.context.elevated(), build.request_spec)
     return [f'Quota: {why}'] if count < len(build.request_spec) else []
+
+
+def _accelerators(build: calls.BuildCall) -> list[str]:
+    return accelerators.lacking(build.context, build.request_spec[0].flavor)
 
 
 def _hosts(build: calls.BuildCall) -> list[str]:

@@ -17,6 +17,7 @@ from oslo_log import log as logging
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_nova.compat import accelerators
 from blazar_nova.compat import acting
 from blazar_nova.compat import again
 from blazar_nova.compat import attachments
@@ -104,9 +105,11 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
         self._check_up(build)
         in_use = attachments.in_use(build.context, *attachments.wanted(
             build.requested_networks), but=build.server_ids)
-        if in_use:
-            # Only one server at a time has them: it is all or none.
-            return ' '.join(map(str, in_use))
+        lacking = [*map(str, in_use), *accelerators.lacking(
+            build.context, build.request_spec[0].flavor)]
+        if lacking:
+            # Its servers are alike, and only one has what is in use.
+            return ' '.join(lacking)
         taken = hostnames.taken(build.context, {
             server_id: request.instance.hostname
             for server_id, request in waiting.items()})

@@ -91,6 +91,8 @@ class Places(resources.ResourceType):
                    ) -> resources.Wanted:
         with demands.refused(
                 params['amount'], f'A lease of project {asking.project_id}'):
-            return resources.Wanted(self._demand_of(
+            demand = self._demand_of(
                 asking.context, flavor, params, asking.placement,
-                asking.later), flavor)
+                asking.later)
+            return resources.Wanted(demand, flavor, flavors.unreserved(
+                asking.context, flavor, demand.hosts or ()))

@@ -92,7 +92,7 @@ class Asking:
             self, old['id'], wanted.demand)
         return making.NewReservation(
             demand, resource_type=ty.cast(str, name), params=params,
-            spec=wanted.spec)
+            spec=wanted.spec, warnings=wanted.warnings)
 
     def guess(self, values: ty.Collection[str]) -> str:
         """Which resource type is meant where none is named: the usual one,

@@ -312,6 +312,8 @@ class NoRoomTest(RefusedTestCase):
         self.assertEqual('host1', self.booked('other'))
 
     def test_traits_of_the_flavor(self):
+        unknown = self.flavor_with('trait:CUSTOM_NOT_KNOWN', 'required')
+        self.refused(409, self.hold, flavor=unknown)
         flavor = self.flavor_with('trait:HW_CPU_X86_SGX', 'required')
         fault = self.conflict(self.hold, flavor=flavor)
         self.assertEqual(('no_host', 0, None), (

@@ -224,7 +224,8 @@ _QUOTA = entry.subject(
         'nova.exception',
         entry.named(
             'OverQuota NotFound Invalid ImageNotAuthorized '
-            'FixedIpAlreadyInUse', 'what a build lacks')),
+            'FixedIpAlreadyInUse', 'what a build lacks'),
+        entry.named('DeviceProfileError', 'device profile of a flavor')),
     entry.of(
         'nova.exception.NovaException',
         entry.refers('__init__', 'kwargs', 'limits in a refusal'),
@@ -234,6 +235,17 @@ _QUOTA = entry.subject(
         entry.called(
             'get(self, context, id_or_uri, include_locations=, show_deleted=)',
             'image of a build')),
+    entry.of(
+        'nova.accelerator.cyborg',
+        entry.called('get_client(context)', 'device profile of a flavor')),
+    entry.of(
+        'nova.accelerator.cyborg._CyborgClient',
+        entry.called(
+            'get_device_profile_groups(self, dp_name)',
+            'device profile of a flavor'),
+        entry.called(
+            'get_device_request_groups(self, dp_groups, owner)',
+            'device profile of a flavor')),
     entry.of(
         'nova.network.neutron.API',
         entry.called(

@@ -109,9 +109,19 @@ _SCHEDULER = entry.subject(
         'nova.virt.hardware',
         entry.called(
             'get_cpu_policy_constraint(flavor, image_meta)',
-            'servers with dedicated CPUs')),
+            'servers with dedicated CPUs'),
+        entry.called(
+            'numa_get_constraints(flavor, image_meta)',
+            'what a boot of a flavor asks for')),
+    entry.of(
+        'nova.pci.request',
+        entry.called(
+            'get_pci_requests_from_flavor(flavor, affinity_policy=)',
+            'what a boot of a flavor asks for')),
     entry.of(
         'nova.objects.ImageMeta',
+        entry.called('from_dict(image_meta)',
+                     'what a boot of a flavor asks for'),
         entry.fields('properties', 'servers with dedicated CPUs')),
     entry.of(
         'nova.objects',

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Accelerators of a device profile: cyborg says what of placement that is."""
+
+import contextlib
+
+from nova.tests.fixtures import cyborg
+
+from tests.functional import test_api
+from tests.functional import test_host_filters
+from tests.functional import test_units
+
+HOUR = 3600
+PROFILE = cyborg.CyborgFixture.dp_name
+
+
+@contextlib.contextmanager
+def without(known):
+    """Within this, cyborg knows no device profile."""
+    was = known.mock_get_dp.side_effect
+    known.mock_get_dp.side_effect = lambda *_args: []
+    try:
+        yield
+    finally:
+        known.mock_get_dp.side_effect = was
+
+
+class WithoutCyborgTest(test_units.UnitsTestCase):
+    """A cloud that has no cyborg."""
+
+    def test_nothing_with_a_device_profile_is_admitted(self):
+        flavor = self.flavor(accel__device_profile=PROFILE)
+        for asked in (None, HOUR):
+            self.assertIn(PROFILE, self.refused(
+                400, self.boot, 'vm1', flavor=flavor,
+                hints=self.lease_hints('vm1', asked)))
+            self.assertIn(PROFILE, self.make(
+                start_in=asked, code=400, reservations=[{
+                    'resource_type': 'flavor:instance', 'flavor_id': flavor,
+                    'amount': 1}])['error_message'])
+        self.assertEqual(0, self.book_rows()['leases'])
+
+
+class AcceleratorsTest(test_units.UnitsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cyborg = self.useFixture(cyborg.CyborgFixture())
+        self.accelerated = self.flavor(accel__device_profile=PROFILE)
+
+    def leased(self, code=201, **more):
+        return self.make(start_in=HOUR, code=code, reservations=[{
+            'resource_type': 'flavor:instance', 'amount': 1,
+            'flavor_id': self.accelerated, **more}])
+
+    def test_without_a_host_that_has_one_there_is_no_lease(self):
+        self.refuse(self.accelerated)
+        self.leased(409)
+        self.add_provider('fpga1', 'FPGA', 2)
+        self.fill_books()
+        self.refuse(self.accelerated)
+
+    def test_each_is_one_leases(self):
+        self.add_provider('fpga1', 'FPGA', 2, self.cyborg.trait)
+        self.fill_books()
+        self.leased(409, amount=3)
+        reservation, = self.leased()['reservations']
+        self.hold(flavor=self.accelerated)
+        self.refuse(self.accelerated, 'vm2')
+        self.leased(409)
+        # A flavor of before asks for as much when it is changed.
+        self.ask('PUT', f'/leases/{reservation["lease_id"]}', {
+            'reservations': [{'id': reservation['id'], 'amount': 2}]},
+            code=409)
+        self.clock.advance(HOUR)
+        self.run_due()
+        self.wait_for(lambda: self.admin.api_get(
+            f'/flavors/{reservation["id"]}').body, what='its flavor is there')
+
+    def test_a_profile_that_is_gone_is_said_and_waited_for(self):
+        self.add_provider('fpga1', 'FPGA', 2, self.cyborg.trait)
+        self.fill_books()
+        server = self.hold(flavor=self.accelerated)
+        self.clock.advance(HOUR - 60)
+        with without(self.cyborg):
+            self.listener.parts.preflight.look()
+        self.assertIn(PROFILE, self.lease('vm1')['warnings'][0])
+        self.clock.advance(60)
+        with without(self.cyborg):
+            self.run_due()
+        lease = self.lease('vm1')
+        self.assertEqual('PENDING', lease['status'])
+        self.assertIn(PROFILE, lease['status_reason'])
+        self.clock.advance(300)
+        self.run_due()
+        self.wait_for_status(server['id'], 'ACTIVE')
+
+
+class PreflightTest(test_host_filters.HostFiltersTestCase,
+                    test_api.ApiTestCase):
+    """What is said before the start."""
+
+    def make_lease(self, flavor):
+        return self.make(start_in=HOUR, reservations=[{
+            'resource_type': 'flavor:instance', 'flavor_id': flavor,
+            'amount': 1}])
+
+    def test_of_a_reservation_of_a_flavor_it_is_said_when_it_is_made(self):
+        flavor = self.flavor_with('hw:numa_nodes', '1')
+        warning, = self.make_lease(flavor)['warnings']
+        self.assertIn('A NUMA topology', warning)
+        self.assertIn('not reserved', warning)
+        self.assertEqual([], self.make_lease('1')['warnings'])

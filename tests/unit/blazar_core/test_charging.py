@@ -3,6 +3,7 @@
 """What a budget service charges is what there is of leases, whoever dies."""
 
 import contextlib
+from unittest import mock
 
 import testtools
 
@@ -12,9 +13,11 @@ from blazar_core.db import models
 from blazar_core.leases import changing
 from blazar_core.leases import purging
 from blazar_core.lifecycle import billing
+from blazar_core.lifecycle import steps
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import test_recurring
+from tests.unit.blazar_core import test_retrying
 
 load_tests = databases.load_tests
 
@@ -300,6 +303,74 @@ class TestChanges(ChargingTestCase):
             made['id'], changing.Change(end=NOW + 200))
         self.run_at(0)
         self.assertEqual(['commit'], self.budget.asked)
+
+
+class TestWaiting(ChargingTestCase, test_retrying.RetryingTestCase):
+    """A lease that waits for capacity has other dates when it has got it."""
+
+    def setUp(self):
+        super().setUp()
+        self.first = self.fill()
+        self.waits = self.asked(end=1000, lasts=1000, retries=1000)
+        self.dates = []
+        self.budget.after = self.note
+
+    def note(self, _what, lease):
+        if lease['id'] == self.waits['id']:
+            self.dates.append((lease['start_date'] - NOW,
+                               lease['end_date'] - NOW))
+
+    def admit(self, look=None):
+        """After 500 seconds there is capacity for it."""
+        self.clock.advance(500)
+        self.free(self.first)
+        (look or self.look)()
+
+    def test_it_is_charged_once_for_the_dates_that_it_got(self):
+        self.engine.run_due()
+        self.assertEqual(['commit', 'commit'], self.budget.asked)
+        self.admit(lambda: self.run_at(500))
+        self.look()
+        self.engine.run_due()
+        self.assertEqual([(500, 1500)], self.dates)
+        self.assertEqual(1, self.budget.asked.count('charge'))
+        self.assert_settled()
+        self.assertEqual(NOW + 1500, self.budget.charged[self.waits['id']])
+
+    def test_a_listener_that_dies_when_it_is_admitted(self):
+        def die(step, _subject=None):
+            if step == steps.Step.RETRY_ADMITTED:
+                raise Killed
+        with mock.patch.object(steps, 'reached', die):
+            with testtools.ExpectedException(Killed):
+                self.admit()
+        self.assertEqual((500, 1500), self.window(self.waits))
+        self.assertNotIn('charge', self.budget.asked)
+        self.new_engine('other').run_due()
+        self.assertEqual([(500, 1500)], self.dates)
+        self.assert_settled()
+
+    def test_a_listener_that_dies_around_the_charge(self):
+        self.admit()
+        for when in ('before', 'after'):
+            fail = failing(Killed(), 'charge')
+            setattr(self.budget, when, fail)
+            with testtools.ExpectedException(Killed):
+                self.new_engine(when).run_due()
+            self.budget.after = self.note
+            self.clock.advance(300)
+        self.engine.run_due()
+        self.assertEqual({(500, 1500)}, {*self.dates})
+        self.assertEqual([1, 1], [
+            self.budget.commits.count(one['id'])
+            for one in (self.first, self.waits)])
+        self.assertEqual(NOW + 1500, self.budget.charged[self.waits['id']])
+
+    def test_one_that_gets_none_is_refunded(self):
+        self.free(self.waits)
+        self.engine.run_due()
+        self.assertNotIn(self.waits['id'], self.budget.charged)
+        self.assert_settled()
 
 
 class TestEnds(ChargingTestCase):

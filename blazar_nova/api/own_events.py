@@ -133,8 +133,9 @@ def before_end_action(values: ty.Mapping[str, object], time: int | None,
         values['before_end_action'], 'before_end_action', actions)
     if time is None:
         raise errors.InvalidLeaseParams(
-            f'"before_end_action" is given, and nothing says when that is to '
-            f'be done. Add "{date}": "2026-12-01 15:07", or leave it out.')
+            f'Nothing says when "{action.value}" is to be done before the '
+            f'end. Add "{date}": "2026-12-01 15:07", or leave the action '
+            f'out.')
     lease_events.check_action(date, action, time, window)
     return action
 

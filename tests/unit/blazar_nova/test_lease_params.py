@@ -543,7 +543,7 @@ class TestEvents(ParamsTestCase):
                 **self.LEASE, 'before_end_action': 'snapshot', **params},
                 defaults=ends)
         self.assert_sentence(
-            ['nothing says when', 'Add "before_end":'], self.ask,
+            ['Nothing says when "snapshot"', 'Add "before_end":'], self.ask,
             {**self.LEASE, 'before_end_action': 'snapshot'},
             defaults=dataclasses.replace(ends, minutes_before_end=0))
 

@@ -12,6 +12,7 @@ from blazar_core.books import ledger
 from blazar_core.common import clock as clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
@@ -111,7 +112,8 @@ class Binding:
             described = exchanged(session, [
                 (leases[lease_id], what) for lease_id, what in said])
         for move, one in zip(moves, described, strict=True):
-            _log(move, one)
+            with logs.about(one['id'], one['project_id']):
+                _log(move, one)
         return described
 
     def add(self, lease_id: str, seen: int, reservation_id: str,
@@ -148,8 +150,10 @@ class Binding:
         described['exchanged'] = [
             {'reservation_id': reservation_id, 'server_id': None,
              'before': None, 'after': name} for name in names]
-        LOG.info('Lease %s: reservation %s has %s, too, as hosts that it has '
-                 'have failed', lease_id, reservation_id, ', '.join(names))
+        with logs.about(lease_id, described['project_id']):
+            LOG.info('Lease %s: reservation %s has %s, too, as hosts that it '
+                     'has have failed', lease_id, reservation_id,
+                     ', '.join(names))
         return described
 
 

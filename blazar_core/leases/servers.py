@@ -18,13 +18,23 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.leases import within
 
-__all__ = ['Servers']
+__all__ = ['Booked', 'Servers']
 
 _BOOKED = sa.select(
     models.Reservation.lease_id, models.Booking.host_id,
-    models.Booking.failed_at,
-).join(models.Reservation.bookings).where(
+    models.Booking.failed_at, models.Lease.project_id,
+).join(models.Reservation.bookings).join(models.Reservation.lease).where(
     models.Booking.server_id == sa.bindparam('server'))
+
+
+class Booked(ty.NamedTuple):
+    """The lease of a server, its project, and the id of the host of the
+    server's booking.
+    """
+
+    lease_id: str
+    project_id: str
+    host_id: int | None
 
 
 class Servers:
@@ -90,14 +100,14 @@ class Servers:
         """Whether the server belongs to a lease that is not over."""
         return self.booked(server_id) is not None
 
-    def booked(self, server_id: str) -> tuple[str, int | None] | None:
-        """The lease of a server, and the id of the host of its booking.
-
-        :returns: None when it belongs to no lease that is not over
+    def booked(self, server_id: str) -> Booked | None:
+        """Return what lease a server is in; None when it belongs to none that
+        is not over.
         """
         with self._database.connection() as connection:
             row = connection.execute(_BOOKED, {'server': server_id}).first()
-        return None if row is None else (row.lease_id, row.host_id)
+        return None if row is None else Booked(
+            row.lease_id, row.project_id, row.host_id)
 
     def place_of(self, server_id: str) -> dict[str, str] | None:
         """The place that a server has in a reservation, and will leave.

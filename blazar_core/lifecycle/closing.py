@@ -30,7 +30,9 @@ LOG = logging.getLogger(__name__)
 _FAILED = facts.Later(
     facts.AWAY, facts.NOT_CLOSED.message, facts.LONGEST_PAUSE)
 #: The leases that are over, or never were, and have a credential yet.
-_OVER = sa.select(models.Credential.lease_id).outerjoin(
+_OVER = sa.select(
+    models.Credential.lease_id, models.Lease.project_id,
+).outerjoin(
     models.Lease, models.Lease.id == models.Credential.lease_id).where(sa.or_(
         models.Lease.id.is_(None),
         models.Lease.status == states.Lease.TERMINATED))
@@ -149,7 +151,7 @@ class Closing:
         """
         for kind, reserved in self.left_open():
             if reserved.lease_id:
-                with facts.apart(reserved.lease_id):
+                with facts.apart(reserved.lease_id, reserved.project_id):
                     LOG.warning('Lease %s: reservation %s can still be used, '
                                 'and is closed', reserved.lease_id,
                                 reserved.id)
@@ -237,9 +239,9 @@ class Closing:
     def revoke_over(self) -> None:
         """Give back what is left of leases that are over."""
         with self._database.connection() as connection:
-            over = list(connection.scalars(_OVER))
-        for lease_id in over:
-            with facts.apart(lease_id):
+            over = connection.execute(_OVER).all()
+        for lease_id, project_id in over:
+            with facts.apart(lease_id, project_id):
                 self.revoke_of(lease_id)
 
     def strays(self) -> set[str]:

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -221,10 +222,11 @@ class Engine:
 
     def _carry_out(self, claim: queues.Claim,
                    read: starting.Read | None = None) -> None:
-        """Run the action of an event and write down how it went.
+        """Run the action of an event, and write down how it went."""
+        with logs.about(claim.lease_id, claim.project_id):
+            self._act(claim, read)
 
-        :param read: of its lease, when that was read with others
-        """
+    def _act(self, claim: queues.Claim, read: starting.Read | None) -> None:
         before, after = _STEPS.get(claim.event_type, (None, None))
         try:
             if before is not None:

@@ -16,6 +16,7 @@ from sqlalchemy import orm
 
 from blazar_core.common import conditions
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.db import models
 
 __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'GRACE', 'GivenUp', 'LEFT',
@@ -242,8 +243,16 @@ def booking_of(session: orm.Session, server_id: str,
 
 
 @contextlib.contextmanager
-def apart(lease_id: str) -> ty.Iterator[None]:
-    """What fails with a lease keeps no other from its turn."""
+def apart(lease_id: str, project_id: str | None = None) -> ty.Iterator[None]:
+    """What fails with a lease keeps no other from its turn; what is logged
+    meanwhile names both.
+    """
+    with logs.about(lease_id, project_id), _apart(lease_id):
+        yield
+
+
+@contextlib.contextmanager
+def _apart(lease_id: str) -> ty.Iterator[None]:
     try:
         yield
     except errors.BooksUnavailable:

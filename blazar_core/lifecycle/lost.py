@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -21,7 +22,8 @@ __all__ = ['Lost']
 LOG = logging.getLogger(__name__)
 
 _SENT = sa.select(
-    models.Lease.id, models.Booking.server_id, models.Booking.sent_at,
+    models.Lease.id, models.Lease.project_id, models.Booking.server_id,
+    models.Booking.sent_at,
 ).join(models.Booking.reservation).join(models.Reservation.lease).where(
     models.Lease.status.in_((*states.BEGUN, states.Lease.ERROR)),
     models.Booking.server_id.is_not(None), models.Booking.running.is_(False))
@@ -61,25 +63,35 @@ class Lost:
         """
         now = self._clock.elapsed()
         unseen: dict[str, tuple[clouds.Trace, int | None, float]] = {}
-        for lease_id, sent in self._sent().items():
-            try:
-                traces = self._cloud.traces(list(sent))
-            except Exception as exc:
-                # All that was sent may still be waiting for it.
-                LOG.warning('Lease %s: its builds cannot be looked for: %s',
-                            lease_id, exc, exc_info=not isinstance(
-                                exc, errors.CloudUnavailable))
-                continue
-            for server_id, trace in traces.items():
-                unseen[server_id] = trace, sent[server_id], self._since(
-                    server_id, trace, sent[server_id])
-            late = {server_id: trace for server_id, trace in traces.items()
-                    if now - unseen[server_id][2] >= self._lost_after and (
-                        trace is clouds.Trace.CAUGHT or sent[server_id])}
-            if late:
-                self._recover(lease_id, late, sent)
+        for (lease_id, project_id), sent in self._sent().items():
+            with logs.about(lease_id, project_id):
+                unseen |= self._look_for(lease_id, sent, now)
         # What has arrived since is not missed any more.
         self._unseen, self._looked = unseen, now
+
+    def _look_for(self, lease_id: str, sent: ty.Mapping[str, int | None],
+                  now: float,
+                  ) -> dict[str, tuple[clouds.Trace, int | None, float]]:
+        """See to the builds of a lease that were sent; returns what there is
+        of those that have not arrived.
+        """
+        try:
+            traces = self._cloud.traces(list(sent))
+        except Exception as exc:
+            # All that was sent may still be waiting for it.
+            LOG.warning('Lease %s: its builds cannot be looked for: %s',
+                        lease_id, exc, exc_info=not isinstance(
+                            exc, errors.CloudUnavailable))
+            return {}
+        unseen = {server_id: (trace, sent[server_id], self._since(
+            server_id, trace, sent[server_id]))
+            for server_id, trace in traces.items()}
+        late = {server_id: trace for server_id, trace in traces.items()
+                if now - unseen[server_id][2] >= self._lost_after and (
+                    trace is clouds.Trace.CAUGHT or sent[server_id])}
+        if late:
+            self._recover(lease_id, late, sent)
+        return unseen
 
     def _since(self, server_id: str, trace: clouds.Trace, sent: int | None,
                ) -> float:
@@ -93,17 +105,19 @@ class Lost:
         ago = self._clock.now() - sent if sent else 0
         return now - max(0, min(ago, now - self._looked))
 
-    def _sent(self) -> dict[str, dict[str, int | None]]:
-        """By lease, the servers that should run, and when they were sent.
+    def _sent(self) -> dict[tuple[str, str], dict[str, int | None]]:
+        """By lease and its project, the servers that should run, and when
+        they were sent.
 
         Those that wait to be sent again are among them: the cloud may stand
         still where it says that it could not place them. So are those that
         have failed: the service that failed may not have finished with them.
         """
-        sent: dict[str, dict[str, int | None]] = {}
+        sent: dict[tuple[str, str], dict[str, int | None]] = {}
         with self._database.connection() as connection:
             for row in connection.execute(_SENT):
-                sent.setdefault(row.id, {})[row.server_id] = row.sent_at
+                sent.setdefault((row.id, row.project_id), {})[
+                    row.server_id] = row.sent_at
         return sent
 
     def _recover(self, lease_id: str, late: ty.Mapping[str, clouds.Trace],
@@ -121,7 +135,8 @@ class Lost:
             for server_id in late.keys() - again.keys():
                 LOG.warning('Lease %s: no process works on server %s any '
                             'more', lease_id, server_id)
-                self._cloud.abandon(server_id)
+                with logs.about(server_id=server_id):
+                    self._cloud.abandon(server_id)
                 self._observing.check(server_id)
         except Exception:
             LOG.exception('Lease %s: its lost builds could not be seen to '

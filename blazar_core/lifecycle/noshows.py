@@ -68,8 +68,8 @@ class NoShows:
             strays = connection.scalars(_STRAYS, {'now': now}).all()
         if strays:
             self._database.retried(self._set_back, strays, now)
-        for lease_id, announced_at in found:
-            with facts.apart(lease_id):
+        for lease_id, project_id, announced_at in found:
+            with facts.apart(lease_id, project_id):
                 if announced_at is None:
                     self._announce(lease_id)
                 else:
@@ -148,7 +148,7 @@ class NoShows:
 
 _LEASE, _EVENT = models.Lease.__table__.c, models.Event.__table__.c
 #: Leases that began so long ago and were not announced, or long enough ago.
-_UNUSED = sa.select(_LEASE.id, _LEASE.no_show_at).join(
+_UNUSED = sa.select(_LEASE.id, _LEASE.project_id, _LEASE.no_show_at).join(
     models.Event.__table__, sa.and_(
         _EVENT.lease_id == _LEASE.id,
         _EVENT.event_type == states.EventType.START,

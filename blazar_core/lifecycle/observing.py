@@ -13,6 +13,7 @@ from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -38,9 +39,9 @@ _HAS_BOOKINGS = sa.exists().where(
     models.Booking.reservation_id == models.Reservation.id,
     models.Reservation.lease_id == models.Lease.id)
 #: Leases that their servers came with: without any they are over.
-_BY_BOOT = sa.select(models.Lease.id).where(sa.exists().where(
-    models.Reservation.lease_id == models.Lease.id,
-    models.Reservation.params.is_(None)))
+_BY_BOOT = sa.select(models.Lease.id, models.Lease.project_id).where(
+    sa.exists().where(models.Reservation.lease_id == models.Lease.id,
+                      models.Reservation.params.is_(None)))
 #: Those that go on by what becomes of their servers.
 _GOING_ON = (*states.HOLDING, states.Lease.ACTIVE, states.Lease.TIMEDOUT,
              states.Lease.ERROR)
@@ -53,9 +54,10 @@ _UNFINISHED = sa.select(
     models.Booking.server_id, models.Booking.running, models.Host.uuid,
 ).outerjoin(models.Host, models.Host.id == models.Booking.host_id).where(
     models.Booking.server_id.is_not(None)).order_by(models.Booking.id)
-_LEASE_OF = sa.select(models.Reservation.lease_id).join(
-    models.Reservation.bookings).where(
-        models.Booking.server_id == sa.bindparam('server'))
+_LEASE_OF = sa.select(
+    models.Reservation.lease_id, models.Lease.project_id,
+).join(models.Reservation.bookings).join(models.Reservation.lease).where(
+    models.Booking.server_id == sa.bindparam('server'))
 
 
 class Observing:
@@ -84,17 +86,19 @@ class Observing:
         :returns: the service hosts whose usage the books may have wrong
             now, because a booking came or left
         """
+        with self._database.connection() as connection:
+            of = connection.execute(_LEASE_OF, {'server': server_id}).first()
+        if of is None:
+            return []
         try:
-            return self._observe(server_id, seen, sent)
+            with logs.about(of.lease_id, of.project_id, server_id):
+                return self._observe(of.lease_id, server_id, seen, sent)
         except errors.NotFound:
             # Its lease was withdrawn in between.
             return []
 
-    def _observe(self, server_id: str, seen: clouds.Seen,
+    def _observe(self, lease_id: str, server_id: str, seen: clouds.Seen,
                  sent: tuple[int | None] | None) -> list[str]:
-        lease_id = self._lease_of(server_id)
-        if lease_id is None:
-            return []
         if seen.state is clouds.ServerState.RUNNING or (
                 seen.host is not None and seen.state in (
                     clouds.ServerState.BUILDING,
@@ -114,11 +118,6 @@ class Observing:
             return self._database.retried(
                 self._failed, lease_id, server_id, seen, sent)
         return []
-
-    def _lease_of(self, server_id: str) -> str | None:
-        """The lease in which a server has its booking."""
-        with self._database.connection() as connection:
-            return connection.scalar(_LEASE_OF, {'server': server_id})
 
     def _was_never_sent(self, server_id: str) -> bool:
         """Whether no service has begun to build a server of a lease.
@@ -239,9 +238,10 @@ class Observing:
         They are in it already, unless a process died over one of them.
         """
         with self._database.connection() as connection:
-            left = list(connection.scalars(_LEFT))
-        for lease_id in left:
-            with facts.apart(lease_id), contextlib.suppress(errors.NotFound):
+            left = connection.execute(_LEFT).all()
+        for lease_id, project_id in left:
+            with (facts.apart(lease_id, project_id),
+                  contextlib.suppress(errors.NotFound)):
                 self._database.retried(self._settle_again, lease_id)
                 self._database.retried(self._closing.finish_if_empty, lease_id)
 

@@ -110,7 +110,7 @@ class Orphans:
                 clouds.Absent(frozenset(), frozenset()))
         ended = []
         for lease in self._concerned(absent):
-            with facts.apart(lease.id):
+            with facts.apart(lease.id, lease.project_id):
                 if self._see_to(lease, absent, asked, ends or self._ends):
                     ended.append(lease.id)
         self._database.retried(self._trim)

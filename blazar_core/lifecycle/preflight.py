@@ -20,6 +20,7 @@ from sqlalchemy import orm
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -87,10 +88,11 @@ class Preflight:
         unknown = ''
         while self._times:
             found = self._due()
-            for lease_id, seen in found:
+            for lease_id, project_id, seen in found:
                 if stopping() or self._clock.elapsed() > late:
                     return
-                why = self._try(lease_id, seen)
+                with logs.about(lease_id, project_id):
+                    why = self._try(lease_id, seen)
                 if why and unknown:
                     LOG.warning('What builds of leases need is not known '
                                 'now, and is asked again: %s', why)
@@ -110,7 +112,7 @@ class Preflight:
         before = sa.func.coalesce(_LEASE.preflight_at, _LEASE.created_at)
         with self._database.connection() as connection:
             found = [*connection.execute(sa.select(
-                _LEASE.id, _LEASE.preflight_at,
+                _LEASE.id, _LEASE.project_id, _LEASE.preflight_at,
             ).where(
                 _LEASE.status == states.Lease.PENDING, _LEASE.start_date > now,
                 _LEASE.id.not_in([one for one, (_count, again)

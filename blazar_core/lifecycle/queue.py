@@ -23,6 +23,7 @@ from sqlalchemy import orm
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import conditions
+from blazar_core.common import logs
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
@@ -79,7 +80,8 @@ _FAR = sa.and_(
     _DUE > _NOW + 2 * facts.LONGEST_PAUSE,
     _DUE > _NOW + _FURTHEST, _DUE < model.FOREVER)
 _STRAY = sa.union_all(*(
-    sa.select(models.Event.id, models.Event.due, models.Event.lease_id)
+    sa.select(models.Event.id, models.Event.due, models.Event.lease_id,
+              models.Lease.project_id).join(models.Event.lease)
     .join(models.Event.lease).where(at, _FAR).order_by(None) for at in (
         models.Event.time <= _NOW,
         sa.and_(models.Event.time + 0 > _NOW, models.Event.event_type.in_(
@@ -256,12 +258,14 @@ class Queue:
         if not found:
             return
         with self._database.begin() as connection:
-            for event_id, due, _lease_id in found:
+            for event_id, due, *_of in found:
                 connection.execute(_BRING_BACK, {
                     'event': event_id, 'seen': due, 'now': now})
-        for lease_id in sorted({row.lease_id for row in found}):
-            LOG.warning('Lease %s: an event was deferred by a clock that was '
-                        'ahead; it is due now', lease_id)
+        for lease_id, project_id in sorted({
+                (row.lease_id, row.project_id) for row in found}):
+            with logs.about(lease_id, project_id):
+                LOG.warning('Lease %s: an event was deferred by a clock that '
+                            'was ahead; it is due now', lease_id)
 
     def claim(self, event_ids: list[str]) -> set[str]:
         """Take events; says which of them are this worker's now."""

@@ -26,6 +26,7 @@ from blazar_core.books import news
 from blazar_core.books import outages
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
@@ -222,8 +223,9 @@ class Rearranging:
         if leases is None:
             raise api.Outdated('leases that were to leave their hosts')
         for lease in leases:
-            LOG.info('Lease %s, which comes later, has left a host for one '
-                     'that has lost its own', lease['id'])
+            with logs.about(lease['id'], lease['project_id']):
+                LOG.info('Lease %s, which comes later, has left a host for '
+                         'one that has lost its own', lease['id'])
             self._notify('lease.update', lease)
         return True
 

@@ -12,6 +12,7 @@ from oslo_log import log as logging
 
 from blazar_core.books import admission as admissions
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.db import api
 from blazar_core.leases import binding as bindings
 from blazar_core.lifecycle import facts
@@ -54,8 +55,10 @@ class Rebinding:
         :returns: whether all that could be done is done
         """
         ids: dict[str, other_hosts.Lost] = collections.defaultdict(dict)
+        of: dict[str, tuple[str, str]] = {}
         for row in sorted(found, key=age):
             ids[row.reservation_id][row.id] = row.host_id
+            of[row.reservation_id] = row.lease_id, row.project_id
         done, left = True, [*ids.items()]
         while left:
             some = left[:_TOGETHER]
@@ -68,7 +71,8 @@ class Rebinding:
                 helpless = [one for one in helpless
                             if self._rearranging.is_next(one)]
             for one in helpless:
-                done &= self._find(one, ids[one])
+                with logs.about(*of[one]):
+                    done &= self._find(one, ids[one])
             left = left[bound:]
         return done
 

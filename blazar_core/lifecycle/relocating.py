@@ -27,6 +27,7 @@ from blazar_core.books import outages
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -77,6 +78,7 @@ class _Stay(ty.NamedTuple):
     booking_id: int
     server_id: str | None
     lease_id: str
+    project_id: str
     due: int
     tries: int
     source: str
@@ -123,17 +125,21 @@ class Relocating:
                 return
             if stay.failed and stay.source not in sure:
                 continue
-            try:
-                self._ask(stay)
-            except errors.BooksUnavailable:
-                raise
-            except Exception as exc:
-                # It keeps no other one from leaving.
-                LOG.warning(
-                    'Lease %s: whether server %s leaves host %s is not known '
-                    'yet: %s', stay.lease_id, stay.server_id, stay.name, exc,
-                    exc_info=not isinstance(
-                        exc, errors.CloudUnavailable | errors.BooksBusy))
+            with logs.about(stay.lease_id, stay.project_id, stay.server_id):
+                self._try(stay)
+
+    def _try(self, stay: _Stay) -> None:
+        """Ask for a server; what fails keeps no other one from leaving."""
+        try:
+            self._ask(stay)
+        except errors.BooksUnavailable:
+            raise
+        except Exception as exc:
+            LOG.warning(
+                'Lease %s: whether server %s leaves host %s is not known '
+                'yet: %s', stay.lease_id, stay.server_id, stay.name, exc,
+                exc_info=not isinstance(
+                    exc, errors.CloudUnavailable | errors.BooksBusy))
 
     def _due(self, evacuates: bool) -> list[_Stay]:
         """Whom somebody may ask for now: first those for whom nobody has,
@@ -149,7 +155,7 @@ class Relocating:
             if evacuates:
                 rows = [*rows, *connection.execute(_LODGING, {
                     'now': now, 'types': self._lodgers.types})]
-        return [_Stay(row.id, row.server_id, row.lease_id,
+        return [_Stay(row.id, row.server_id, row.lease_id, row.project_id,
                       row.relocate_at or 0, row.relocate_tries or 0, row.uuid,
                       row.name, row.kind == outages.FAILURE, row.taken)
                 for row in sorted(rows, key=lambda row: (
@@ -238,7 +244,9 @@ class Relocating:
             except Exception as exc:
                 # It keeps no other one from leaving.
                 if not isinstance(exc, errors.CloudUnavailable):
-                    LOG.exception('Server %s', server_id)
+                    LOG.exception(
+                        'Server %s could not be asked to leave host %s',
+                        server_id, stay.name)
                 why = str(exc) or type(exc).__name__
             if why:
                 stays[server_id] = why
@@ -346,8 +354,8 @@ _TAKEN = sa.exists().where(
 _STAYING = sa.select(
     _BOOKING.id, _BOOKING.server_id, _BOOKING.relocate_at,
     _BOOKING.relocate_tries, notes.Outage.kind, models.Host.uuid,
-    models.Host.name, _LEASE.id.label('lease_id'), _LEASE.created_at,
-    _TAKEN).select_from(notes.Outage).join(_AWAY, sa.and_(
+    models.Host.name, _LEASE.id.label('lease_id'), _LEASE.project_id,
+    _LEASE.created_at, _TAKEN).select_from(notes.Outage).join(_AWAY, sa.and_(
         _AWAY.c.host_id == _HOST, _AWAY.c.outage == notes.Outage.kind)).join(
     models.Booking, _BOOKING.host_id == _HOST).join(
     models.Host, models.Host.id == _HOST).join(
@@ -369,7 +377,8 @@ _STAYING = sa.select(
 _LODGING = lodgers.lodgings(
     _BOOKING.id, _BOOKING.server_id, _BOOKING.relocate_at,
     _BOOKING.relocate_tries, notes.Outage.kind, models.Host.uuid,
-    models.Host.name, _LEASE.id.label('lease_id'), _LEASE.created_at, _TAKEN,
+    models.Host.name, _LEASE.id.label('lease_id'), _LEASE.project_id,
+    _LEASE.created_at, _TAKEN,
 ).where(destinations.is_due)
 _TAKE = sa.update(models.Booking.__table__).where(
     _BOOKING.id == sa.bindparam('booking'),

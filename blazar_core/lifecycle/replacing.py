@@ -19,6 +19,7 @@ from sqlalchemy import orm
 from blazar_core.books import admission as admissions
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.common import states
@@ -80,17 +81,20 @@ class Replacing:
         with self._database.connection() as connection:
             found = connection.execute(_FAILED).all()
         for row in sorted(found, key=rebinding.age):
-            try:
-                self._database.retried(self._replace, row.reservation_id)
-            except errors.Refused:
-                # There is none yet.
-                continue
-            except Exception as exc:
-                # It keeps no other lease from its host.
-                LOG.warning('Reservation %s has lost hosts, and whether there '
-                            'are others is not known yet: %s',
-                            row.reservation_id, exc,
-                            exc_info=not isinstance(exc, errors.BlazarError))
+            with logs.about(row.lease_id, row.project_id):
+                self._look_for(row.reservation_id)
+
+    def _look_for(self, reservation_id: str) -> None:
+        """Look for one; what fails keeps no other lease from its host."""
+        try:
+            self._database.retried(self._replace, reservation_id)
+        except errors.Refused:
+            # There is none yet.
+            pass
+        except Exception as exc:
+            LOG.warning('Reservation %s has lost hosts, and whether there '
+                        'are others is not known yet: %s', reservation_id,
+                        exc, exc_info=not isinstance(exc, errors.BlazarError))
 
     def _replace(self, reservation_id: str) -> None:
         with self._database.reader() as session:
@@ -147,7 +151,8 @@ def _case(session: orm.Session, reservation_id: str) -> _Case | None:
 #: The reservations of which a host has failed that they had all of.
 _FAILED = sa.select(
     models.Reservation.id.label('reservation_id'),
-    models.Reservation.lease_id, models.Lease.created_at).distinct(
+    models.Reservation.lease_id, models.Lease.project_id,
+    models.Lease.created_at).distinct(
 ).select_from(notes.Outage).join(
     models.Booking, models.Booking.host_id == notes.Outage.host_id).join(
     models.Reservation,

@@ -79,13 +79,13 @@ class Retrying:
             self._news, self._tried = news, set()
         self._done = False
         while self._clock.elapsed() <= late:
-            lease_id = next((
-                row.id for row in line if row.id not in self._tried), None)
-            if lease_id is None:
+            lease = next((
+                row for row in line if row.id not in self._tried), None)
+            if lease is None:
                 self._done = True
                 return
-            with facts.apart(lease_id):
-                if self._try_next(lease_id):
+            with facts.apart(lease.id, lease.project_id):
+                if self._try_next(lease.id):
                     # A project that got something goes to the end of the line.
                     line = self._line()
 

@@ -15,7 +15,9 @@ import sqlalchemy as sa
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.db import api
+from blazar_core.db import models
 from blazar_core.db import notes
 from blazar_core.db import skew
 from blazar_core.leases import places
@@ -35,10 +37,15 @@ _LONGEST = 3600
 _FURTHEST = 60
 
 _BUILDS = notes.SlotBuild.__table__
-_LEFT = sa.select(_BUILDS).where(skew.is_over(
-    _BUILDS.c.created_at + sending.HEAD_START, sa.bindparam(
-        'now', type_=sa.BigInteger), _FURTHEST)).order_by(
-            _BUILDS.c.created_at).limit(100)
+_LEFT = sa.select(
+    _BUILDS, models.Lease.id.label('lease_id'), models.Lease.project_id,
+).outerjoin(
+    models.Booking, models.Booking.server_id == _BUILDS.c.server_id).outerjoin(
+    models.Booking.reservation).outerjoin(models.Reservation.lease).where(
+        skew.is_over(
+            _BUILDS.c.created_at + sending.HEAD_START, sa.bindparam(
+                'now', type_=sa.BigInteger), _FURTHEST)).order_by(
+                    _BUILDS.c.created_at).limit(100)
 
 
 class Slots:
@@ -66,18 +73,22 @@ class Slots:
         with self._database.connection() as connection:
             left = connection.execute(_LEFT, {'now': now}).all()
         for row in left:
-            try:
-                self._send(row)
-            except errors.BooksUnavailable:
-                raise
-            except Exception as exc:
-                LOG.warning('Server %s: its build cannot be sent yet: %s',
-                            row.server_id, exc, exc_info=not isinstance(
-                                exc, errors.CloudUnavailable))
-                if now - row.created_at <= _LONGEST:
-                    continue
-            # Its servers are gone, if it is there yet.
-            self._places.dispatch(row.server_id)
+            with logs.about(row.lease_id, row.project_id):
+                self._see_to(row, now)
+
+    def _see_to(self, row: ty.Any, now: int) -> None:
+        try:
+            self._send(row)
+        except errors.BooksUnavailable:
+            raise
+        except Exception as exc:
+            LOG.warning('Server %s: its build cannot be sent yet: %s',
+                        row.server_id, exc, exc_info=not isinstance(
+                            exc, errors.CloudUnavailable))
+            if now - row.created_at <= _LONGEST:
+                return
+        # Its servers are gone, if it is there yet.
+        self._places.dispatch(row.server_id)
 
     def _send(self, row: ty.Any) -> None:
         def gate(server_ids: ty.Collection[str]) -> clouds.Deadline | None:

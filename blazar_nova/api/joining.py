@@ -146,7 +146,7 @@ class Joining:
                 f'lease.')
         for server_id in servers:
             booked = self._parts.leases.servers.booked(server_id)
-            if booked is None or booked[0] != lease['id']:
+            if booked is None or booked.lease_id != lease['id']:
                 raise errors.InvalidLeaseParams(
                     f'Server {server_id} is not in lease {lease["id"]}. Leave '
                     f'it out.')

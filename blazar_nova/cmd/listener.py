@@ -8,6 +8,7 @@ import threading
 import typing as ty
 
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import opts
 
 if ty.TYPE_CHECKING:
@@ -46,4 +47,5 @@ def _listener() -> 'daemon.Listener':
 
     opts.register_opts(service.CONF)
     service.configure(sys.argv, 'blazar')
+    logs.install()
     return daemon.Listener(service.CONF)

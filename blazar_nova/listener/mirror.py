@@ -116,7 +116,7 @@ class Mirror:
         for service_host in stale:
             self.hints.add(usage=service_host)
         if seen.state is clouds.ServerState.GONE:
-            self._freed(*booked)
+            self._freed(booked.lease_id, booked.host_id)
 
     def compare_all(self, go_on: walking.GoOn = walking.always,
                     spread: int = 0) -> bool:
@@ -178,11 +178,14 @@ class Mirror:
                        batch: ty.Sequence[str], differ: list[str]) -> None:
         """Look at all of them together, and again at those that differ.
 
-        :param differ: gets their ids
+        :param differ: gets their ids, with those of lease and project
         """
         for server_id, seen in nova.look(batch).items():
             if seen != books[server_id]:
-                differ.append(server_id)
+                booked = self._parts.leases.servers.booked(server_id)
+                differ.append(server_id if booked is None else (
+                    f'{server_id} (lease {booked.lease_id}, project '
+                    f'{booked.project_id})'))
                 self._look_into(hints.Hint('server', server_id, None))
 
     def trim(self) -> None:

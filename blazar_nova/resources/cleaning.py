@@ -14,6 +14,7 @@ from oslo_log import log as logging
 
 from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core import resources
 
 __all__ = ['LAST', 'command_of', 'run']
@@ -63,7 +64,7 @@ def run(conf: ty.Any, reserved: resources.Reserved,
             conf.cleaning_timeout, reserved, host)
 
     with futures.ThreadPoolExecutor(len(hosts)) as workers:
-        ready = list(workers.map(is_ready, hosts.values()))
+        ready = list(workers.map(logs.carried(is_ready), hosts.values()))
     LOG.info('Lease %s: %s of %s hosts of reservation %s are clean now',
              reserved.lease_id, sum(ready), len(ready), reserved.id)
     return {uuid for uuid, one in zip(hosts, ready, strict=True) if one}

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the listener logs of a lease names it, its project and the server."""
+
+import logging
+
+import fixtures
+
+from blazar_core.common import logs
+from tests.functional import nova_box
+from tests.functional import test_ends
+
+
+class Lines(fixtures.Fixture):
+    """Our lines of at least INFO, as the process of the listener has them.
+
+    :ivar all: the messages
+    """
+
+    def _setUp(self):
+        self.all = []
+        self.addCleanup(logs.install())
+        handler = logging.Handler(logging.INFO)
+        handler.emit = lambda record: self.all.append(record.getMessage())
+        for name in 'blazar_core', 'blazar_nova':
+            logger = logging.getLogger(name)
+            logger.addHandler(handler)
+            self.addCleanup(logger.removeHandler, handler)
+            self.addCleanup(logger.setLevel, logger.level)
+            logger.setLevel(logging.INFO)
+
+
+class TestLog(test_ends.EndsTestCase):
+
+    def test_all_lines_about_a_lease_name_its_project_and_its_server(self):
+        held = self.hold('mine', 600)
+        lease_id = self.lease('mine')['id']
+        lines = self.useFixture(Lines())
+        self.clock.advance(600)
+        self.run_due()
+        self.wait_for_status(held['id'], 'ACTIVE')
+        self.fill_books()
+        self.assertEqual('ACTIVE', self.lease('mine')['status'])
+        self.over += 600
+        self.end()
+        self.wait_until_gone(held['id'])
+        about = [line for line in lines.all
+                 if lease_id in line or held['id'] in line]
+        for line in about:
+            self.assertIn(lease_id, line)
+            self.assertIn(nova_box.PROJECT_ID, line)
+        for part in ('sending its build', 'is ACTIVE', 'deleting it',
+                     'is gone', 'is over'):
+            self.assertIn(part, ' '.join(about))
+
+    def test_a_comparison_is_told_of_where_a_server_differed(self):
+        server = self.hold('mine', 600)
+        lines = self.useFixture(Lines())
+        self.clock.advance(600)
+        self.run_due()
+        self.wait_for_status(server['id'], 'ACTIVE')
+        for _time in range(2):
+            self.fill_books()
+        compared = [line for line in lines.all if 'Compared' in line]
+        lease = self.lease('mine')
+        self.assertEqual([
+            f'Compared 1 of 1 servers; different: {server["id"]} (lease '
+            f'{lease["id"]}, project {lease["project_id"]})'], compared)
+        log = self.useFixture(fixtures.FakeLogger(
+            'blazar_nova.listener.mirror', logging.DEBUG,
+            '%(levelname)s %(message)s'))
+        self.fill_books()
+        self.assertIn('DEBUG Compared 1 of 1 servers; different: none',
+                      log.output)

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Lines of the listener's log name the lease, its project and the server."""
+
+import logging
+import threading
+
+import fixtures
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core import cloud as clouds
+from blazar_core.common import errors
+from blazar_core.common import logs
+from blazar_core.db import models
+from blazar_core.lifecycle import orphans
+from blazar_core.lifecycle import preflight
+from blazar_core.lifecycle import slots
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_maintenance
+from tests.unit.blazar_core import test_orphans
+from tests.unit.blazar_core import test_preflight
+from tests.unit.blazar_core import test_watch
+
+load_tests = databases.load_tests
+
+State = clouds.ServerState
+LOG = logging.getLogger(__name__)
+#: As ids are, and none is a part of a message.
+PROJECT = uuidutils.generate_uuid(dashed=False)
+
+
+class Lines(fixtures.Fixture):
+    """The lines of at least INFO, as the listener writes them.
+
+    :ivar all: the messages
+    """
+
+    def _setUp(self):
+        self.all = []
+        self.addCleanup(logs.install())
+        handler = logging.Handler(logging.INFO)
+        handler.emit = lambda record: self.all.append(record.getMessage())
+        logger = logging.getLogger()
+        logger.addHandler(handler)
+        self.addCleanup(logger.removeHandler, handler)
+        self.addCleanup(logger.setLevel, logger.level)
+        logger.setLevel(logging.INFO)
+
+
+class TestAbout(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.lines = self.useFixture(Lines())
+
+    def test_a_line_ends_with_the_ids_that_it_lacks(self):
+        with logs.about('one', 'mine', 'vm'):
+            LOG.info('Lease %s: 100%%', 'one')
+            LOG.info('Lease one of mine: vm')
+        LOG.info('Done')
+        self.assertEqual(
+            ['Lease one: 100% [project mine, server vm]',
+             'Lease one of mine: vm', 'Done'], self.lines.all)
+
+    def test_what_is_within_keeps_the_lease_and_not_that_of_another(self):
+        with logs.about('one', 'mine'):
+            with logs.about(server_id='vm'):
+                LOG.info('First')
+            with logs.about('one', server_id='vm'):
+                LOG.info('Second')
+            with logs.about('two'):
+                LOG.info('Third')
+            LOG.info('Fourth')
+        self.assertEqual(
+            ['First [lease one, project mine, server vm]',
+             'Second [lease one, project mine, server vm]',
+             'Third [lease two]', 'Fourth [lease one, project mine]'],
+            self.lines.all)
+
+    def test_another_thread_is_about_something_else_unless_it_is_carried(self):
+        def work():
+            LOG.info('Work')
+
+        with logs.about('one'):
+            for target in work, logs.carried(work):
+                thread = threading.Thread(target=target)
+                thread.start()
+                thread.join()
+        self.assertEqual(['Work', 'Work [lease one]'], self.lines.all)
+
+    def test_a_line_that_cannot_be_formatted_stays_as_it_is(self):
+        make = logging.getLogRecordFactory()
+        with logs.about('one'):
+            record = make('a', logging.INFO, '', 1, 'Only %s %s', ('one',),
+                          None)
+        self.assertEqual(('Only %s %s', ('one',)), (record.msg, record.args))
+
+    def test_one_that_is_not_wanted_is_not_formatted(self):
+        class Dear:
+            def __str__(self):
+                raise AssertionError
+
+        with logs.about('one'):
+            logging.getLogger('quiet').setLevel(logging.ERROR)
+            logging.getLogger('quiet').info('%s', Dear())
+
+
+class LivesMixin:
+    """Asserts what the lines of a test name."""
+
+    def setUp(self):
+        super().setUp()
+        self.lines = self.useFixture(Lines())
+
+    def assert_named(self, *parts):
+        """Each line names what it is about, and these were among them."""
+        with self.database.reader() as session:
+            owners = session.execute(sa.select(
+                models.Lease.id, models.Lease.project_id)).tuples().all()
+            of = dict(session.execute(sa.select(
+                models.Booking.server_id, models.Reservation.lease_id).join(
+                models.Booking.reservation).where(
+                    models.Booking.server_id.is_not(None))).tuples().all())
+        of |= self.servers
+        projects = dict(owners)
+        for line in self.lines.all:
+            for server_id in (one for one in of if one in line):
+                self.assertIn(of[server_id], line)
+            for lease_id in (one for one in projects if one in line):
+                self.assertIn(projects[lease_id], line)
+        for part in parts:
+            self.assertTrue(any(part in line for line in self.lines.all),
+                            f'{part}: {self.lines.all}')
+
+    @property
+    def servers(self):
+        """The servers that there were, and their leases."""
+        return {}
+
+
+class TestLives(LivesMixin, base.LeaseTestCase):
+    """Leases of a project go through their lives by the engine."""
+
+    no_shows = (100, 50)
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=8)
+        self.engine = self.new_engine(event_max_retries=1)
+        self.of = {}
+
+    @property
+    def servers(self):
+        return self.of
+
+    def waits(self, **wanted):
+        lease = self.lease(50, 100, project=PROJECT, **wanted)
+        self.of |= dict.fromkeys(base.servers_of(lease), lease['id'])
+        return lease, base.servers_of(lease)
+
+    def advance(self, seconds):
+        self.clock.advance(seconds)
+        self.engine.run_due()
+
+    def see(self, server_id, *args, **seen):
+        if args:
+            self.cloud.servers[server_id] = clouds.Seen(*args, **seen)
+        else:
+            del self.cloud.servers[server_id]
+        self.lifecycle.observing.check(server_id)
+
+    def test_one_with_a_server_that_fails(self):
+        _lease, (first, second) = self.waits(count=2)
+        self.advance(50)
+        self.see(first, State.RUNNING, self.uuid_of('one'))
+        self.see(second, State.ERROR, fault='No valid host')
+        self.advance(50)
+        self.assert_named('sending its build', 'could not be built', ' is '
+                          'ACTIVE', 'is over')
+
+    def test_one_that_is_placed_later_and_elsewhere(self):
+        self.host('two', VCPU=8)
+        _lease, (server_id,) = self.waits()
+        self.advance(50)
+        self.see(server_id, State.ERROR, fault='Full', unplaced=True)
+        self.assert_named('could not be placed yet')
+        self.advance(40)
+        other, = {'one', 'two'} - {self.host_of(server_id)}
+        self.see(server_id, State.RUNNING, self.uuid_of(other))
+        self.see(server_id)
+        self.assert_named('its booking follows', 'is gone', 'is over')
+
+    def test_one_of_which_all_fails(self):
+        _lease, (server_id,) = self.waits(credential='trust')
+        self.cloud.broken['send'] = errors.CloudUnavailable('away')
+        self.advance(50)
+        self.cloud.broken['send'] = ZeroDivisionError()
+        self.advance(10)
+        self.cloud.broken.clear()
+        self.advance(10)
+        self.see(server_id, State.RUNNING, self.uuid_of('one'))
+        self.cloud.broken['delete'] = errors.CloudUnavailable('away')
+        self.advance(30)
+        self.cloud.broken['delete'] = ZeroDivisionError()
+        self.advance(30)
+        self.cloud.broken.clear()
+        self.cloud.broken['revoke'] = ZeroDivisionError()
+        self.advance(600)
+        self.lifecycle.closing.revoke_over()
+        self.assert_named('start_lease failed', 'come to its end yet',
+                          'could not be brought', 'could not be revoked yet')
+
+    def test_one_that_gets_lost(self):
+        _lease, (first, second) = self.waits(count=2)
+        self.advance(50)
+        for trace in clouds.Trace.NONE, clouds.Trace.CAUGHT:
+            self.cloud.stranded = {first: trace, second: trace}
+            self.lifecycle.lost.send()
+            self.clock.advance(base.LOST_AFTER)
+            self.lifecycle.lost.send()
+        self.cloud.broken['traces'] = errors.CloudUnavailable('away')
+        self.lifecycle.lost.send()
+        self.assert_named('sending them again', 'no process works on server',
+                          'cannot be looked for')
+
+    def test_one_that_nobody_uses(self):
+        self.reserve(0, 1000, self.places(2), project=PROJECT)
+        self.engine.run_due()
+        for _time in range(2):
+            self.clock.advance(100)
+            self.lifecycle.no_shows.look()
+        self.advance(1)
+        self.assert_named('has not been used; it ends at',
+                          'ends, as it has not been used')
+
+    def test_one_without_an_owner(self):
+        self.running_lease(0, 10_000, project=PROJECT)
+        identity = test_orphans.FakeIdentity()
+        identity.gone = {PROJECT, 'user'}
+        finder = orphans.Orphans(
+            self.database, self.clock, identity, self.lifecycle.ending.delete,
+            lambda *_told: None, True, 10)
+        finder.find()
+        self.clock.advance(10)
+        finder.find()
+        self.assert_named('has no owner any more', 'is ended: its project')
+
+    def test_a_build_that_its_request_has_not_sent(self):
+        lease = self.reserve(0, 10_000, self.places(2), project=PROJECT)
+        self.engine.run_due()
+        self.leases.places.occupy(lease['reservations'][0]['id'], PROJECT,
+                                  ['one', 'two'], 'sealed')
+        self.clock.advance(100)
+        slots.Slots(
+            self.database, self.clock, self.leases.places,
+            lambda _call, _apart, gate: gate(['one', 'two']), str).send_left()
+        line, = (one for one in self.lines.all if 'took their slots' in one)
+        self.assertIn(lease['id'], line)
+        self.assert_named()
+
+    def test_a_clock_that_was_ahead(self):
+        lease, _servers = self.waits()
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Event).where(
+                models.Event.lease_id == lease['id']).values(
+                    due=base.NOW + 10 ** 8, waits=1))
+        self.advance(60)
+        self.assert_named('deferred by a clock that was ahead')
+
+
+class TestHosts(LivesMixin, test_maintenance.MaintenanceTestCase):
+    """A host fails."""
+
+    def test_servers_are_evacuated(self):
+        self.cloud.hosts = set(self.uuids.values())
+        self.running_lease(end=10_000, project=PROJECT, hosts=frozenset(
+            [self.uuid_of('one')]))
+        self.fail()
+        looks = self.new_relocating()
+        self.cloud.broken['look'] = errors.CloudUnavailable('away')
+        looks.look(list)
+        self.cloud.broken.clear()
+        self.clock.advance(1000)
+        looks.look(list)
+        self.assert_named('is not known yet', 'is to leave host')
+
+
+class TestWatch(LivesMixin, test_watch.WatchTestCase):
+
+    def test_bookings_are_moved_or_have_no_host(self):
+        self.with_host('one', VCPU=2)
+        for _number in range(2):
+            self.lease(50, 100, project=PROJECT)
+        self.wanted[PROJECT] = errors.CloudUnavailable('away')
+        self.with_host('one', usage=1, VCPU=2)
+        self.watch.look()
+        self.wanted.clear()
+        self.with_host('one', usage=2, VCPU=2)
+        self.watch.look()
+        self.with_host('two', VCPU=2)
+        self.watch.look()
+        self.assert_named('could be found elsewhere yet', 'is bound to host',
+                          'has no capacity on host')
+
+
+class TestPreflight(LivesMixin, test_preflight.PreflightTestCase):
+
+    def test_what_is_in_the_way(self):
+        day = test_preflight.DAY
+        self.lease(2 * day, 3 * day, project=PROJECT)
+        for after, self.lacks in ((day, ZeroDivisionError('away')),
+                                  (preflight.PAUSE, ['Its image is gone.']),
+                                  (preflight.AGAIN, [])):
+            self.look(after)
+        self.assert_named('whether it could start is not known now',
+                          'Its image is gone.', 'nothing prevents its start')

@@ -202,10 +202,8 @@ class Engine:
             self._extended = elapsed
 
     def _next_look(self) -> int:
-        """When to look again: at the next due time, at the latest soon.
-
-        While all workers are busy the next event waits for one of them, and
-        their end wakes the engine.
+        """When to look again: at the next due time, at the latest soon. While
+        all workers are busy, the end of one wakes the engine.
         """
         now = self._clock.now()
         latest = now + self._longest_sleep

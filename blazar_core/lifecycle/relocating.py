@@ -135,11 +135,9 @@ class Relocating:
         except errors.BooksUnavailable:
             raise
         except Exception as exc:
-            LOG.warning(
-                'Lease %s: whether server %s leaves host %s is not known '
-                'yet: %s', stay.lease_id, stay.server_id, stay.name, exc,
-                exc_info=not isinstance(
-                    exc, errors.CloudUnavailable | errors.BooksBusy))
+            known = isinstance(exc, errors.CloudUnavailable | errors.BooksBusy)
+            LOG.warning('Server %s stays on host %s for now: %s',
+                        stay.server_id, stay.name, exc, exc_info=not known)
 
     def _due(self, evacuates: bool) -> list[_Stay]:
         """Whom somebody may ask for now: first those for whom nobody has,
@@ -244,9 +242,7 @@ class Relocating:
             except Exception as exc:
                 # It keeps no other one from leaving.
                 if not isinstance(exc, errors.CloudUnavailable):
-                    LOG.exception(
-                        'Server %s could not be asked to leave host %s',
-                        server_id, stay.name)
+                    LOG.exception('Server %s stays', server_id)
                 why = str(exc) or type(exc).__name__
             if why:
                 stays[server_id] = why

@@ -62,7 +62,7 @@ def _run(parsed: argparse.Namespace) -> int:
         return int(parsed.action(parsed))
     try:
         if 'of_host' in parsed:
-            parsed.of_host(_enrolling(parsed.config_file), parsed)
+            parsed.of_host(_enrolling(parsed), parsed)
         elif 'format' in parsed:
             parsed.action(_conf(parsed.config_file), parsed)
         else:
@@ -79,6 +79,10 @@ def _files() -> argparse.ArgumentParser:
         '--config-file', action='append', metavar='PATH',
         help='a nova.conf, here or at the end; may be given several times, '
              'the last one wins (default: where Nova looks for its own)')
+    parser.add_argument(
+        '--verbose', '-v', action='store_true',
+        help='say on standard error what is under way (default: where that '
+             'is a terminal)')
     return parser
 
 
@@ -235,7 +239,7 @@ def _lease_list(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
 
 def _lease_orphans(parsed: argparse.Namespace) -> int:
     try:
-        parts = _parts(parsed.config_file)
+        parts = _parts(parsed)
         from blazar_nova.compat import service
 
         ended = parts.orphans.find(parsed.end)
@@ -281,7 +285,8 @@ def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
     asked = host_bodies.create({**body, 'name': parsed.name})
     try:
         host = hosts.add(*asked, pause=enrolling.patient(
-            float('inf'), functools.partial(print, flush=True)))
+            float('inf'), functools.partial(print, flush=True)),
+            say=functools.partial(_say, parsed))
     except KeyboardInterrupt:
         raise errors.Conflict(
             f'Host {parsed.name} takes no new servers until it is enrolled by '
@@ -294,6 +299,7 @@ def _host_remove(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
                  ) -> None:
     if parsed.wait:
         hosts.retire(parsed.id)
+    _say(parsed, f'Letting servers of all projects onto host {parsed.id} ...')
     said = ''
     while True:
         try:
@@ -316,22 +322,29 @@ def _host_remove(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
 
 def _host_maintain(parsed: argparse.Namespace) -> int:
     try:
-        return maintaining.run(_parts(parsed.config_file), parsed,
+        return maintaining.run(_parts(parsed), parsed,
                                lambda: _pause(_AGAIN))
     except errors.BlazarError as exc:
         print(exc, file=sys.stderr)
         return 1
 
 
-def _enrolling(files: ty.Sequence[str] | None) -> 'enrolling.Enrolling':
-    parts = _parts(files)
+def _enrolling(parsed: argparse.Namespace) -> 'enrolling.Enrolling':
+    parts = _parts(parsed)
     from blazar_nova.parts import enrolling
 
     return enrolling.Enrolling(parts)
 
 
-def _parts(files: ty.Sequence[str] | None) -> ty.Any:
+def _say(parsed: argparse.Namespace, text: str) -> None:
+    """Say what is under way, to who looks on or has asked for it."""
+    if parsed.verbose or sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
+
+
+def _parts(parsed: argparse.Namespace) -> ty.Any:
     """What works with Nova, which the other commands do without."""
+    _say(parsed, 'Loading Nova ...')
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)
 
     from blazar_nova.compat import service
@@ -339,7 +352,8 @@ def _parts(files: ty.Sequence[str] | None) -> ty.Any:
 
     opts.register_opts(service.CONF)
     service.configure(['blazar-nova-manage', *(
-        word for path in files or () for word in ('--config-file', path))],
+        word for path in parsed.config_file or ()
+        for word in ('--config-file', path))],
         'blazar', quiet=True)
     return wiring.assemble(service.CONF)
 
@@ -350,7 +364,7 @@ def _pause(seconds: int) -> None:
 
 def _verify(parsed: argparse.Namespace) -> int:
     try:
-        parts = _parts(parsed.config_file)
+        parts = _parts(parsed)
         from blazar_nova.cmd import verify
 
         verifier = verify.Verifier(
@@ -394,7 +408,7 @@ def _tell(report: 'verify.Report', sizes: ty.Mapping[str, int], form: str,
 
 def _import(parsed: argparse.Namespace) -> int:
     try:
-        parts = _parts(parsed.config_file)
+        parts = _parts(parsed)
         from blazar_nova.cmd import importing
 
         importer = importing.Importer(

@@ -60,7 +60,8 @@ class Enrolling:
 
     def add(self, name: str, extra: ty.Mapping[str, str],
             staying: ty.Collection[str] = (), reservable: bool = True, *,
-            pause: Pause | None) -> dict[str, ty.Any]:
+            pause: Pause | None, say: ty.Callable[[str], None] = LOG.debug,
+            ) -> dict[str, ty.Any]:
         """Have a host serve leases only.
 
         No server without a lease is let in from the first step on, but for
@@ -75,6 +76,7 @@ class Enrolling:
         :param pause: lets some time pass while there are such servers, and is
             told of them; may raise a Conflict; None: none of them can come to
             this host
+        :param say: told each step before it is done
         :returns: the host, as :meth:`show` has it
         :raises InvalidLeaseParams: when too much is said of it
         :raises NotFound: when there is no such host
@@ -87,14 +89,18 @@ class Enrolling:
         problems = pool.problems(service.CONF)
         if problems:
             raise errors.Conflict(problems[0])
+        say(f'Looking for host {name} in all cells ...')
         host = chosen(name, *nova_hosts.named(name))
+        say('Keeping servers without a lease off it ...')
         attempt = self._write(enrolment.begin, host.uuid, extra, reservable)
         steps.reached(steps.Step.ENROL_BEGUN, name)
         pool.join(host)
         steps.reached(steps.Step.ENROL_JOINED, name)
         try:
             if pause is not None:
+                say('Looking for builds and resizes that are under way ...')
                 _wait(pause)
+            say('Looking for servers that are there ...')
             there = sorted(self._there(attempt.host_id, host) - {*staying})
             if there:
                 raise errors.Conflict(

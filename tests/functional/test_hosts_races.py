@@ -351,6 +351,24 @@ class TestUnderWay(AlternatesTestCase):
         self.assertEqual(['enrolling'], [
             one['status'] for one in self.enrolling.listed()])
 
+    def test_the_command_says_what_it_does_where_that_is_wanted(self):
+        code, text = self.command('host', 'add', 'host1')
+        self.assertEqual((0, 1), (code, text.count('\n')), text)
+        host, = self.enrolling.listed()
+        code, text = self.command('-v', 'host', 'remove', str(host['id']))
+        self.assertEqual((0, [
+            f'Letting servers of all projects onto host {host["id"]} ...',
+            f'Host {host["id"]} serves everybody again.']),
+            (code, text.splitlines()))
+        code, text = self.command('host', 'add', 'host1', '--verbose')
+        self.assertEqual((0, [
+            'Looking for host host1 in all cells ...',
+            'Keeping servers without a lease off it ...',
+            'Looking for builds and resizes that are under way ...',
+            'Looking for servers that are there ...',
+            f'Host host1 has the id {host["id"]}: it serves leases only.']),
+            (code, text.splitlines()))
+
     def test_the_command_says_for_what_it_waits(self):
         server, (host, _other) = self.stop('slow')
         real = occupants.under_way

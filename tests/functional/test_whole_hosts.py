@@ -122,7 +122,7 @@ class HostsTestCase(test_api.ApiTestCase):
         """
         out = io.StringIO()
         with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._parts',
-                                   lambda _files: self.listener.parts),
+                                   lambda _parsed: self.listener.parts),
               contextlib.redirect_stdout(out),
               contextlib.redirect_stderr(out)):
             return manage.main([*words]), out.getvalue()

@@ -284,7 +284,7 @@ class TestHosts(LivesMixin, test_maintenance.MaintenanceTestCase):
         self.cloud.broken.clear()
         self.clock.advance(1000)
         looks.look(list)
-        self.assert_named('is not known yet', 'is to leave host')
+        self.assert_named('for now: away', 'is to leave host')
 
 
 class TestWatch(LivesMixin, test_watch.WatchTestCase):

@@ -41,6 +41,12 @@ from tests.unit import base
 NOW = base.NOW
 
 
+class Terminal(io.StringIO):
+
+    def isatty(self):
+        return True
+
+
 class ManageTest(base.TestCase):
 
     now = NOW
@@ -329,7 +335,7 @@ class ManageTest(base.TestCase):
             lambda lease, project: deleted.append((lease, project)),
             lambda *_said: None, False, 60)
         with mock.patch.object(
-                manage, '_parts', lambda _files: types.SimpleNamespace(
+                manage, '_parts', lambda _parsed: types.SimpleNamespace(
                     orphans=found, database=database)):
             return *self.manage('lease', 'orphans', *words), deleted
 
@@ -354,6 +360,16 @@ class ManageTest(base.TestCase):
         self.hold(self.database())
         code, text, _deleted = self.orphans(gone=None)
         self.assertEqual((1, 'It is away.\n'), (code, text))
+
+    def test_what_is_under_way_is_said_to_who_looks_on_or_asked_for_it(self):
+        for error, verbose, expected in (
+                (Terminal(), False, 'Loading ...\n'),
+                (io.StringIO(), True, 'Loading ...\n'),
+                (io.StringIO(), False, '')):
+            with contextlib.redirect_stderr(error):
+                manage._say(types.SimpleNamespace(verbose=verbose),
+                            'Loading ...')
+            self.assertEqual(expected, error.getvalue())
 
     def test_what_is_wrong_is_a_sentence_and_a_code(self):
         self.url = ''

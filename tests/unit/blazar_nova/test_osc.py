@@ -14,6 +14,8 @@ import io
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 from urllib import parse
 import warnings
@@ -26,6 +28,7 @@ from osc_lib import clientmanager as clients
 from oslotest import base
 
 from blazar_nova.osc import commands
+from tests import imports
 
 ID = '0f3d5c1a-7b52-4a0e-8a53-6f1d2f7d9b10'
 OTHER = '5a0f7f6e-1d0c-4a4b-9df7-2f6e3c8b7a21'
@@ -43,6 +46,21 @@ def a_lease(**values):
             'reservations': [{'id': OTHER, 'amount': 3}], 'events': [],
             **values}
 
+
+#: Prints the packages that our commands load, beside Python's own and those
+#: that the client has loaded when it takes a command's name.
+LOADED = """
+import importlib, pkgutil, sys
+from openstackclient import shell
+import osc_lib.command.command
+import osc_lib.cli.format_columns
+before = set(sys.modules)
+from blazar_nova import osc
+for found in pkgutil.iter_modules(osc.__path__):
+    importlib.import_module(f'blazar_nova.osc.{found.name}')
+print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}
+              - sys.stdlib_module_names))
+"""
 
 Request = collections.namedtuple('Request', 'method path query body token')
 
@@ -345,6 +363,14 @@ class PluginTest(OscTestCase):
         self.cloud.sees('GET /availability', (200, {'availability': []}))
         self.assertEqual(2, self.openstack('reservation', 'lease', 'list')[0])
         self.assertEqual([], self.reservation('availability'))
+
+    def test_it_loads_nothing_that_the_client_does_not_load_itself(self):
+        """The client loads the modules of all commands, whichever is typed."""
+        done = subprocess.run(
+            [sys.executable, '-c', LOADED], capture_output=True, text=True,
+            cwd=imports.ROOT, timeout=120)
+        self.assertEqual(('', 'blazar_nova'), (
+            done.stderr, done.stdout.strip()))
 
     def test_every_command_has_a_help(self):
         for name in self.OURS:

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -20,6 +22,7 @@ from requests_mock.contrib import fixture as requests_fixture
 from blazar_core.common import errors
 from blazar_nova.compat import service
 from blazar_nova.parts import wiring
+from tests import imports
 from tests.unit import base
 
 
@@ -143,6 +146,47 @@ class TestOutbox(base.TestCase):
         self.bus.set()
         service.flush(20)
         self.assertEqual(['of the parent', 'of the parent too'], self.sent)
+
+
+#: Configures a process as commands do, and logs.
+LOGS = """
+import logging, sys
+from blazar_core.common import opts
+from blazar_nova.compat import service
+opts.register_opts(service.CONF)
+service.configure(['it', *sys.argv[2:]], 'blazar', quiet=sys.argv[1] == 'True')
+for name in 'nova.compute.api', 'blazar_core.leases', 'blazar_nova.cmd':
+    for level in 'info', 'warning':
+        getattr(logging.getLogger(name), level)('%s %s', level, name)
+"""
+
+
+class TestQuiet(base.TestCase):
+    """Commands do not show what libraries log at INFO."""
+
+    def logged(self, quiet, *more):
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'nova.conf')
+        with open(path, 'w') as file:
+            file.write('[DEFAULT]\nlogging_default_format_string = '
+                       'LOG %(message)s\n')
+        done = subprocess.run(
+            [sys.executable, '-c', LOGS, str(quiet), '--config-file', path,
+             *more], capture_output=True, text=True, cwd=imports.ROOT,
+            timeout=120)
+        self.assertEqual((0, ''), (done.returncode, done.stdout), done.stderr)
+        return [line.removeprefix('LOG ') for line
+                in done.stderr.splitlines() if line.startswith('LOG ')
+                and 'oslo_' not in line]
+
+    def test_theirs_only_from_warning_on_unless_debug_is_set(self):
+        ours = [f'{level} {name}' for name in (
+            'blazar_core.leases', 'blazar_nova.cmd') for level in (
+                'info', 'warning')]
+        theirs = ['info nova.compute.api', 'warning nova.compute.api']
+        self.assertEqual([theirs[1], *ours], self.logged(True))
+        self.assertEqual([*theirs, *ours], self.logged(False))
+        self.assertLessEqual({*theirs, *ours}, {*self.logged(True, '--debug')})
 
 
 class TestLostAfter(base.TestCase):

@@ -4,9 +4,9 @@
 
 ::
 
-    python -m benchmarks                        all but the next two
+    python -m benchmarks                        all but the next ones
     python -m benchmarks search growth          some of them
-    python -m benchmarks boots                  on a whole OpenStack
+    python -m benchmarks boots latency          on a whole OpenStack
     python -m benchmarks galera                 on three nodes of Galera
     python -m benchmarks --output r.jsonl       where the records go
     python -m benchmarks --quick                a hundredth: does it run?
@@ -30,7 +30,7 @@ NAMES = ('search', 'upkeep', 'growth', 'availability', 'abuse', 'coldload',
          'wide', 'admission', 'large', 'due', 'healing', 'filters',
          'planning', 'comparison')
 #: Those that are run only when they are named.
-ON_REQUEST = ('boots', 'galera')
+ON_REQUEST = ('boots', 'latency', 'galera')
 
 
 def main(arguments: list[str]) -> int:

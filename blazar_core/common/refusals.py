@@ -6,7 +6,6 @@ import dataclasses
 import enum
 
 from blazar_core.common import clock
-from blazar_core.common import words
 
 __all__ = ['Reason', 'Refusal']
 
@@ -60,9 +59,12 @@ class Refusal:
 
     def _why(self) -> str:
         if self.whole and self.reason is Reason.TOO_BIG and not self.detail:
-            return (f'Only {self.fits_now} of the '
-                    f'{words.count(self.wanted, "host")} asked for fit now; '
-                    f'no start would give {self.wanted}.')
+            if self.wanted == 1:
+                return 'The host asked for fits neither now nor at any start.'
+            few = f'Only {self.fits_now}' if self.fits_now else 'None'
+            return (f'{few} of the {self.wanted} hosts asked for '
+                    f'{"fit" if self.fits_now > 1 else "fits"} now; no start '
+                    f'would give {self.wanted}.')
         return f'{_WHY[self.reason]} {self.detail}'.rstrip()
 
     def _when(self, start: str, end: str) -> str:

@@ -183,6 +183,8 @@ def _full(reservation_id: str, slots: int, free: int) -> str:
         whole = 'The slot' if slots == 1 else f'All {slots} slots'
         return (f'{whole} {which} {"is" if slots == 1 else "are"} in use. '
                 f'Delete a server or raise the amount.')
-    return (f'{words.count(slots - free, "slot")} of {slots} {which} in use. '
-            f'Boot at most {words.count(free, "server")}, delete some, or '
-            f'raise the amount.')
+    taken = slots - free
+    return (f'{taken} of the {slots} slots {which} '
+            f'{"is" if taken == 1 else "are"} in use. Boot at most '
+            f'{words.count(free, "server")}, delete some, or raise the '
+            f'amount.')

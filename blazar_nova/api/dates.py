@@ -50,7 +50,7 @@ def parse_date(text: str, now: int) -> int:
     if match is None or seconds is None or not 0 <= seconds < model.LATEST:
         raise errors.InvalidLeaseParams(
             f'{inputs.shown(text)} is an invalid date. Required format: '
-            '%Y-%m-%d %H:%M (YYYY-MM-DD HH:MM, in UTC), such as '
+            'YYYY-MM-DD HH:MM in UTC, such as '
             '"2026-12-01 16:07", with a year from 1970 to 9998; "now", '
             'seconds and ISO 8601 such as '
             '"2026-12-01T16:07:00+02:00" are accepted too.')

@@ -67,7 +67,7 @@ BAD_PARAMS = (
     ('{"start": "2030-01-01 00:00", "end": "2030-01-01 00:00"}',
      'write a later end, or a duration'),
     ('{"start": "tomorrow", "duration": "2h"}',
-     'tomorrow is an invalid date. Required format: %Y-%m-%d %H:%M'),
+     'tomorrow is an invalid date. Required format: YYYY-MM-DD HH:MM'),
     ('{"start": "2030-02-30 00:00", "duration": "2h"}', 'Required format'),
     ('{"start": "2030-01-01T", "duration": "2h"}', 'Required format'),
     ('{"start": "2030-01-01 25:00", "duration": "2h"}', 'Required format'),

@@ -27,6 +27,36 @@ class TestRefusal(base.BaseTestCase):
             self.assertRegex(sentence, r'(next_start: none\. fits_now: 1 of 3'
                                        r'|latest_end: none)\.$')
 
+    def test_of_whole_hosts_it_says_how_many_of_them_there_are(self):
+        for fits, wanted, sentence in (
+                (2, 3, 'Only 2 of the 3 hosts asked for fit now; no start '
+                       'would give 3.'),
+                (1, 3, 'Only 1 of the 3 hosts asked for fits now; no start '
+                       'would give 3.'),
+                (0, 3, 'None of the 3 hosts asked for fits now; no start '
+                       'would give 3.'),
+                (0, 1, 'The host asked for fits neither now nor at any '
+                       'start.')):
+            refused = refusals.Refusal(
+                refusals.Reason.TOO_BIG, wanted, fits, None, whole=True)
+            self.assertEqual(
+                f'{sentence} next_start: none. fits_now: {fits} of {wanted}.',
+                refused.sentence())
+
+    def test_what_is_too_big_of_a_host_comes_before_how_many_there_are(self):
+        refused = refusals.Refusal(
+            refusals.Reason.TOO_BIG, 3, 2, None, detail='No host has that.',
+            whole=True)
+        self.assertIn('No host has that.', refused.sentence())
+        self.assertNotIn('asked for', refused.sentence())
+        self.assertNotIn('hosts asked for', refusals.Refusal(
+            refusals.Reason.NO_ROOM, 3, 2, NOW, whole=True).sentence())
+
+    def test_hosts_or_servers_is_no_other_refusal(self):
+        self.assertEqual(*(refusals.Refusal(
+            refusals.Reason.TOO_BIG, 3, 2, None, whole=whole)
+            for whole in (False, True)))
+
     def test_it_speaks_the_words_of_who_is_asked(self):
         refused = refusals.Refusal(refusals.Reason.NO_ROOM, 3, 1, NOW)
         self.assertIn('(write "start": "', refused.sentence())

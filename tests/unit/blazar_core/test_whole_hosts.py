@@ -189,6 +189,18 @@ class TestReserving(WholeHostsTestCase):
         self.assertEqual((2, NOW + 100), (
             refused.refusal.wanted, refused.refusal.next_start))
 
+    def test_where_there_are_fewer_it_says_how_many_there_are(self):
+        for name in ('one', 'two'):
+            self.host(name, VCPU=4)
+        refused = self.assertRaises(
+            errors.Refused, self.reserve_machines, 0, 100, 3, 3)
+        self.assertIn('Only 2 of the 3 hosts asked for fit now; no start '
+                      'would give 3.', str(refused))
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 0, 100, self.machines_of(3, 3),
+            self.places(amount=1, vcpus=4))
+        self.assertNotIn('hosts asked for fit now', str(refused))
+
     def test_with_others_it_takes_more_only_of_what_they_leave(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=4)

@@ -301,7 +301,7 @@ class TestDates(ParamsTestCase):
                 '1796141220', '-1', '2026-12-01 16:07:00+02:00:30'):
             self.assert_sentence(
                 (f'{text.replace(chr(10), "?")} is an invalid date. '
-                 'Required format: %Y-%m-%d %H:%M', '"2026-12-01 16:07"',
+                 'Required format: YYYY-MM-DD HH:MM', '"2026-12-01 16:07"',
                  'ISO 8601'),
                 dates.parse_date, text, NOW)
 

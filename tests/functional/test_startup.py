@@ -17,6 +17,7 @@ from nova.scheduler import host_manager
 from oslo_db import exception as db_exception
 
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_nova.cmd import listener as listener_command
 from blazar_nova.parts import wiring
 from tests.functional import base
@@ -195,12 +196,20 @@ class ConfigurationTest(StartupTestCase):
     def test_the_daemon_says_so_and_ends(self):
         self.flags(group='notifications', notification_format='unversioned')
         said = io.StringIO()
+        self.addCleanup(logging.setLogRecordFactory,
+                        logging.getLogRecordFactory())
         with (contextlib.redirect_stderr(said),
               mock.patch('blazar_nova.compat.service.configure'),
               mock.patch('blazar_nova.listener.daemon.Listener.start',
                          side_effect=AssertionError('it has started'))):
             self.assertEqual(1, listener_command.main())
         self.assertIn('notification_format = versioned', said.getvalue())
+        # By then its lines name what they are about.
+        with logs.about('a-lease', 'its-project'):
+            line = logging.getLogRecordFactory()(
+                'name', logging.INFO, '', 1, 'Something', (), None)
+        self.assertEqual('Something [lease a-lease, project its-project]',
+                         line.getMessage())
 
 
 class MismatchTest(StartupTestCase):

@@ -275,15 +275,17 @@ class Observing:
 
 def _unbuilt(lease: models.Lease, server_id: str, fault: str,
              ) -> conditions.Condition:
-    """Return the condition of a lease whose servers were not built, the last
-    one included.
+    """Return the condition of a lease of which one more server was not built:
+    its message has the fault of the first one.
     """
     rows = facts.servers(lease)
+    before = conditions.find(lease.conditions, conditions.Type.BUILD_FAILED)
+    first = fault if before is None else before['details'].get('fault', fault)
     failed = [row.server_id for row in facts.bookings(lease)
               if row.server_id is not None and row.failed_at is not None]
     return conditions.Condition(
         conditions.Type.BUILD_FAILED, conditions.Reason.SERVERS_FAILED,
         f'Server {server_id} could not be built: {fault}'
         if len(failed) < 2 else
-        f'{len(failed)} of {len(rows)} servers could not be built, the last '
-        f'one: {fault}', {'servers': failed})
+        f'{len(failed)} of {len(rows)} servers could not be built, the '
+        f'first: {first}', {'servers': failed, 'fault': first})

@@ -34,7 +34,9 @@ class Packages(fixtures.Fixture):
         folder = self.useFixture(fixtures.TempDir()).path
         self.sdist = _build('sdist', folder, self._tree)
         with tarfile.open(self.sdist) as archive:
-            archive.extractall(folder, filter='data')
+            # Python before 3.11.4 has no filters.
+            archive.extraction_filter = getattr(tarfile, 'data_filter', None)
+            archive.extractall(folder)
         self.wheel = _build('wheel', folder,
                             self.sdist.removesuffix('.tar.gz'))
 

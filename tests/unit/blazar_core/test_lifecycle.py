@@ -716,6 +716,20 @@ class TestFailure(LifecycleTestCase):
             lease['id'], changing.Change(end=NOW + 200))
         self.assertTrue(self.leases.servers.is_leased(first))
 
+    def test_many_failures_are_counted_with_the_fault_of_the_first(self):
+        lease = self.lease(0, 100, count=3)
+        first, second, third = base.servers_of(lease)
+        self.see(second, State.ERROR, fault='It broke.')
+        self.see(first, State.ERROR, fault='It was too late.')
+        self.see(third, State.RUNNING, self.one)
+        described = views.get(self.database, lease['id'])
+        self.assertEqual(
+            '2 of 3 servers could not be built, the first: It broke.',
+            described['status_reason'])
+        condition, = described['conditions']
+        self.assertEqual((NOW, {first, second}), (
+            condition['since'], set(condition['details']['servers'])))
+
     def test_a_lease_that_failed_comes_to_its_end_too(self):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)

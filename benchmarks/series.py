@@ -119,16 +119,19 @@ class Member:
         self.leases.recurring.rename(recurrence_id, 'other')
 
     def change(self, recurrence_id: str) -> None:
-        """Move each occurrence, as the API does."""
-        for one in reversed(self.leases.recurring.unfinished(recurrence_id)):
+        """Move all occurrences together, as the API does."""
+        series = self.leases.recurring.unfinished(recurrence_id)
+        ids, changes = frozenset(one['id'] for one in series), {}
+        for one in reversed(series):
             change = changing.Change(start=one['start_date'] + 3600,
                                      end=one['end_date'] + 3600)
             granted = self.limits.check(dataclasses.replace(
                 granting.asked_of(granting.as_changed(one, change), False,
                                   self.types),
-                lease_id=one['id'], resized=False))
-            self.leases.changing.update(
-                one['id'], dataclasses.replace(change, granted=granted))
+                lease_id=one['id'], resized=False,
+                beside=ids - {one['id']}))
+            changes[one['id']] = dataclasses.replace(change, granted=granted)
+        self.leases.changing.update_all(changes)
 
     def delete(self, recurrence_id: str) -> None:
         for one in self.leases.recurring.unfinished(recurrence_id):

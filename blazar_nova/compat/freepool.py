@@ -21,6 +21,8 @@ LOG = logging.getLogger(__name__)
 GROUP = 'blazar_hosts'
 #: Seconds for which it is not asked again which number the aggregate has.
 _KNOWN = 60
+#: As long for one that is not there: it may be made any moment.
+_ABSENT = 1
 
 
 def of_blazar(name: str) -> list[cfg.DeprecatedOpt]:
@@ -60,10 +62,13 @@ class _Number:
                 LOG.warning('The number of the aggregate %s is not known '
                             'now: %s', service.CONF[
                                 GROUP].aggregate_freepool_name, exc)
-            # One that is not there may be made any moment.
-            if self._known is not None:
-                self._until = time.monotonic() + _KNOWN
+            self._until = time.monotonic() + (
+                _ABSENT if self._known is None else _KNOWN)
         return self._known
+
+    def forget(self) -> None:
+        """Have it asked for again."""
+        self._until = 0.0
 
 
 _number = _Number()
@@ -81,6 +86,7 @@ def ensured() -> None:
     :raises CloudUnavailable: when that cannot be done now
     """
     bounded.of_api(lambda: of(nova_context.get_admin_context()))
+    _number.forget()
 
 
 def number() -> int | None:

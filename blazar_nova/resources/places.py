@@ -69,11 +69,11 @@ class Places(resources.ResourceType):
     def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
         params, its_id = reservation['params'], reservation['id']
         affine = params.get('affinity') is not None
-        # It needs none; clients want the number of one while it goes on.
-        begun = reservation['status'] == states.Reservation.ACTIVE
+        # It needs none; clients want the number of one until it is over.
+        is_over = reservation['status'] == states.Reservation.DELETED
         return {**params, 'flavor_id': its_id,
                 'server_group_id': its_id if affine else None,
-                'aggregate_id': freepool.number() if begun else None}
+                'aggregate_id': None if is_over else freepool.number()}
 
     def _common(self, values: Values) -> Values:
         """The parameters that all of them have."""

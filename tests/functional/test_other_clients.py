@@ -87,6 +87,7 @@ class GophercloudTest(ClientsTestCase):
                     'amount', 'vcpus', 'memory_mb', 'disk_gb', 'affinity',
                     'flavor_id', 'min', 'max')))
         self.assertIsNotNone(reservation['server_group_id'])
+        self.assertIsNotNone(reservation['aggregate_id'])
         self.lease('PUT', f'/{lease["id"]}', {'reservations': [
             {'id': reservation['id'], 'memory_mb': 1024}]})
         self.assertEqual(1024, self.lease(

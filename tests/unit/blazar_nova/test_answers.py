@@ -33,6 +33,9 @@ class TestAnswers(base.LeaseTestCase):
             'virtual:instance': instances.Instances(),
             'flavor:instance': flavor_instances.FlavorInstances()},
             base.FakeType()))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.freepool._number',
+            types.SimpleNamespace(get=lambda: None)))
 
     def test_its_fields_are_those_that_may_be_asked_for(self):
         said = self.answers.lease(self.lease(50, 100))
@@ -203,7 +206,7 @@ class TestBlazarsSamples(base.LeaseTestCase):
                     'disk_gb': 10, 'affinity': False}),
                 ('flavor:instance', {'amount': 2, 'flavor_id': 7}),
                 ('physical:host', {'min': 1, 'max': '2'})):
-            for status in ('pending', 'active'):
+            for status in ('pending', 'active', 'deleted'):
                 lease = self.answers.lease(self.described(
                     status, resource_type=name, spec=flavor,
                     params=self.types.named[name].read(asked)))
@@ -213,7 +216,7 @@ class TestBlazarsSamples(base.LeaseTestCase):
                 self.assert_form(name, reservation)
                 self.assertFalse({'spec', 'params'} & reservation.keys())
                 self.assertEqual(
-                    11 if status == 'active' and name != 'physical:host'
+                    11 if status != 'deleted' and name != 'physical:host'
                     else None, reservation.get('aggregate_id'))
 
     def test_a_reservation_of_a_flavor_says_what_that_is(self):

@@ -27,10 +27,14 @@ __all__ = ['check', 'check_change', 'of', 'spec', 'why_wait']
 _KEY = 'exclusive'
 _LEASES, _RESERVATIONS = models.Lease.__table__, models.Reservation.__table__
 _BUILDS = models.HeldBuild.__table__
+#: Until when a lease has servers, if it starts as late as it may.
+_END = _LEASES.c.grace_period + sa.case(
+    (sa.and_(_LEASES.c.status.in_(states.SEEKING), _LEASES.c.lasts > 0),
+     _LEASES.c.retry_until + _LEASES.c.lasts), else_=_LEASES.c.end_date)
 #: Of leases of a project, with what a boot has kept beside its reservations.
 _OTHERS = sa.select(
     _LEASES.c.id, _LEASES.c.name, _LEASES.c.recurrence_id,
-    _LEASES.c.start_date, _LEASES.c.end_date, _LEASES.c.grace_period,
+    _LEASES.c.start_date, _END.label('until'),
     models.Reservation.spec.label('spec'),
 ).join(_RESERVATIONS, _RESERVATIONS.c.lease_id == _LEASES.c.id).where(
     _LEASES.c.project_id == sa.bindparam('project'),
@@ -70,30 +74,34 @@ def check(connection: sa.Connection, project_id: str, needed: frozenset[str],
         return
     overlapping = _OTHERS.join(
         _BUILDS, _BUILDS.c.lease_id == _LEASES.c.id).where(
-            _LEASES.c.start_date < window.end,
-            _LEASES.c.end_date + _LEASES.c.grace_period > window.start)
+            _LEASES.c.start_date < window.end, _END > window.start)
     for row in connection.execute(overlapping, {'project': project_id}):
         both = needed & of(row.spec)
         if both and but.isdisjoint({row.id, row.recurrence_id}):
-            until = clocks.minute(row.end_date + row.grace_period)
             raise errors.Conflict(
                 f'Lease {row.name} ({row.id}) needs {min(both)} from '
-                f'{clocks.minute(row.start_date)} to {until} UTC. Choose a '
-                f'start from then on, an end before its start, or another '
-                f'one.')
+                f'{clocks.minute(row.start_date)} to '
+                f'{clocks.minute(row.until)} UTC. Choose a start from then '
+                f'on, an end before its start, or another one.')
 
 
 def check_change(session: orm.Session, lease: models.Lease,
                  window: model.Window, grace_period: int | None) -> None:
-    """:func:`check` a lease that is to have another window.
+    """:func:`check` a lease that is to have another window: for the time that
+    it does not have yet.
 
     :param grace_period: None: its own
     """
     if grace_period is None:
         grace_period = lease.grace_period
-    check(session.connection(), lease.project_id, _of_lease(lease),
-          model.Window(window.start, window.end + grace_period),
-          frozenset({lease.id, lease.recurrence_id or lease.id}))
+    end, before = window.end + grace_period, (
+        lease.end_date + lease.grace_period)
+    for start, until in ((window.start, min(end, lease.start_date)),
+                         (max(window.start, before), end)):
+        if start < until:
+            check(session.connection(), lease.project_id, _of_lease(lease),
+                  model.Window(start, until),
+                  frozenset({lease.id, lease.recurrence_id or lease.id}))
 
 
 def _of_lease(lease: models.Lease) -> frozenset[str]:

@@ -194,7 +194,8 @@ class Making:
             granted.confirm(connection, [
                 (one.picked, one.new.booked) for one in planned])
         for rows, new, _picked in planned:
-            new.check_exclusive(connection)
+            new.check_exclusive(
+                connection, rows.lease['status'] in states.SEEKING)
             if new.key is not None:
                 repeats.keep(connection, rows.lease['created_at'], new.key,
                              rows.lease['id'])

@@ -110,13 +110,17 @@ class NewLease:
         return [*dict.fromkeys(warning for one in self.reservations
                                for warning in one.warnings)]
 
-    def check_exclusive(self, connection: sa.Connection) -> None:
-        """See :func:`.exclusive.check`."""
-        window = self.request.window
+    def check_exclusive(self, connection: sa.Connection, waits: bool = False,
+                        ) -> None:
+        """See :func:`.exclusive.check`.
+
+        :param waits: whether it has no capacity yet, and may start later
+        """
+        taken = self.span if waits else self.booked
         exclusive.check(connection, self.project_id, frozenset().union(*(
             exclusive.of(one.spec) for one in self.reservations
             if one.params is None)), model.Window(
-                window.start, window.end + self.request.grace_period))
+                taken.start, taken.end - self.cleaning_time))
 
     @property
     def server_ids(self) -> list[str]:

@@ -4,10 +4,13 @@
 
 import dataclasses
 
+import testtools
+
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import changing
 from blazar_core.leases import exclusive
+from blazar_core.leases import requests
 from blazar_core.lifecycle import sending
 from tests import databases
 from tests.unit import base
@@ -128,6 +131,50 @@ class TestExclusive(base.LeaseTestCase):
         self.clock.advance(60)
         self.lifecycle.starting.start(other['id'])
         self.assertEqual('STARTING', self.status(other))
+
+    def test_only_time_that_it_does_not_have_yet_is_refused_to_a_lease(self):
+        """The other one was admitted, as it may have given the volume back."""
+        first = self.hold(60, 600, 'volume a')
+        self.clock.advance(60)
+        self.new_engine().run_due()
+        self.run_servers(first)
+        other = self.hold(120, 180, 'volume a')
+        self.hold(700, 800, 'volume a')
+        for lease, change in (
+                (first, {'name': 'new'}), (first, {'end': NOW + 300}),
+                (first, {'end': NOW + 700}), (other, {'end': NOW + 170}),
+                (other, {'start': NOW + 130})):
+            self.leases.changing.update(
+                lease['id'], changing.Change(**change))
+        self.assertRaises(
+            errors.Conflict, self.leases.changing.update, first['id'],
+            changing.Change(end=NOW + 701))
+
+    def wait(self, *needed):
+        """One of 100 s that is to start at 10, or until 100."""
+        return self.hold(10, 110, *needed, request=self.request(
+            10, 110, retry=requests.Retry(10, 10), lasts=100))
+
+    def test_one_that_waits_may_need_it_later(self):
+        self.reserve(0, 140, self.places(8))
+        self.assertEqual('WAITING', self.wait('port a')['status'])
+        self.assertIn('08:03:20 UTC', self.refused(199, 300, 'port a'))
+        self.hold(200, 300, 'port a')
+        self.hold(150, 300, 'port b')
+        with testtools.ExpectedException(errors.Conflict):
+            self.wait('port b')
+
+    def test_one_that_has_waited_does_not(self):
+        before = self.reserve(0, 140, self.places(8))
+        waits = self.wait('port a')
+        self.lifecycle.ending.delete(before['id'])
+        self.lifecycle.retrying.look()
+        self.assertEqual('PENDING', self.status(waits))
+        self.hold(110, 200, 'port a')
+
+    def test_nor_one_that_does_not_wait(self):
+        self.hold(110, 200, 'port a')
+        self.assertEqual('PENDING', self.wait('port a')['status'])
 
     def test_a_boot_that_needs_nothing_reads_nothing(self):
         with self.database.connection() as connection:

@@ -18,6 +18,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.db import notes
+from blazar_core.leases import events
 from blazar_core.leases import views
 from blazar_core.leases import within
 from blazar_core.lifecycle import closing
@@ -112,6 +113,7 @@ class Leaving:
             session.flush()
             session.expire_all()
             _count_again(session, lease)
+            events.charge(session, lease, self._clock.now())
             transitions.settle(session, lease, self._clock.now())
             session.flush()
             session.expire(lease)

@@ -16,6 +16,7 @@ from blazar_core.lifecycle import billing
 from blazar_core.lifecycle import steps
 from tests import databases
 from tests.unit import base
+from tests.unit.blazar_core import test_joining
 from tests.unit.blazar_core import test_recurring
 from tests.unit.blazar_core import test_retrying
 
@@ -303,6 +304,32 @@ class TestChanges(ChargingTestCase):
             made['id'], changing.Change(end=NOW + 200))
         self.run_at(0)
         self.assertEqual(['commit'], self.budget.asked)
+
+
+class TestServers(ChargingTestCase, test_joining.JoiningTestCase):
+    """Servers that come under a lease, and leave it."""
+
+    def test_what_comes_and_what_leaves_is_charged(self):
+        one, two, three = self.runs(1, 2, 1)
+        lease = self.adopt([one, two])
+        charged = []
+        self.budget.after = lambda _what, told: charged.append(
+            sorted(part['amount'] for part in told['reservations']))
+        self.join(lease, [three])
+        self.run_at(1)
+        self.leave(lease, two)
+        self.run_at(2)
+        self.leave(lease, one)
+        self.run_at(3)
+        self.assertEqual([[1, 2], [2], [1]], charged)
+        self.assert_settled()
+
+    def test_the_last_one_that_leaves_is_refunded(self):
+        server, = self.runs(1)
+        self.leave(self.adopt([server]), server)
+        self.run_at(1)
+        self.assertEqual('refund', self.budget.asked[-1])
+        self.assert_settled()
 
 
 class TestWaiting(ChargingTestCase, test_retrying.RetryingTestCase):

@@ -31,7 +31,7 @@ class Hosts:
             self._authorize(request, 'list')
         after, limit = host_bodies.page(web.query(request))
         found = self._enrolling.listed(
-            after, None if limit is None else limit + 1)
+            after, None if limit is None else limit + 1, may_show)
         if not may_show:
             private = [name for name, one in
                        self._enrolling.properties().items() if one.private]

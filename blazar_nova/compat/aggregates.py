@@ -60,16 +60,14 @@ def make(context: ty.Any, **values: ty.Any) -> ty.Any:
     return aggregate
 
 
-def zones() -> dict[str, str]:
+def zones(reserved: bool = True) -> dict[str, str]:
     """The availability zones of hosts that have one, by their nova-compute.
 
+    :param reserved: also those of reservations, which say who has a host
     :raises CloudUnavailable: when that cannot be said now
     """
-    zoned = bounded.of_api(lambda: [
-        (one.availability_zone, one.hosts)
-        for one in objects.AggregateList.get_by_metadata_key(
-            nova_context.get_admin_context(), 'availability_zone')])
-    return {host: zone for zone, of_zone in zoned for host in of_zone}
+    return {host: one.availability_zone for one in _zoned(reserved)
+            for host in one.hosts}
 
 
 def zone_of(name: str) -> str | None:
@@ -88,10 +86,19 @@ def of_zones() -> set[str]:
 
     :raises CloudUnavailable: when that cannot be said now
     """
-    return bounded.of_api(lambda: {
-        one.uuid for one in objects.AggregateList.get_by_metadata_key(
-            nova_context.get_admin_context(), 'availability_zone')
-        if 'reservation' not in one.metadata})
+    return {one.uuid for one in _zoned(False)}
+
+
+def _zoned(reserved: bool) -> list[ty.Any]:
+    """The aggregates that are zones.
+
+    :param reserved: also those of reservations
+    """
+    # By the key of a zone alone, Nova would leave out what else they say.
+    return [one for one in bounded.of_api(
+        objects.AggregateList.get_all, nova_context.get_admin_context())
+        if one.availability_zone is not None and (
+            reserved or 'reservation' not in one.metadata)]
 
 
 def named(zone: str | None = None, name: str | None = None) -> set[str]:

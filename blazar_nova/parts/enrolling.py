@@ -198,11 +198,14 @@ class Enrolling:
         return _described(host, aggregates.zones())
 
     def listed(self, after: int = 0, most: int | None = None,
-               ) -> list[dict[str, ty.Any]]:
-        """Hosts that are enrolled: see :func:`enrolment.listed`."""
+               reserved: bool = True) -> list[dict[str, ty.Any]]:
+        """Hosts that are enrolled: see :func:`enrolment.listed`.
+
+        :param reserved: whether their zones may be those of reservations
+        """
         with self._database.reader() as session:
             found = enrolment.listed(session, after, most)
-        zones = aggregates.zones()
+        zones = aggregates.zones(reserved)
         return [_described(host, zones) for host in found]
 
     def allocations(self, of: ty.Mapping[str, str],

@@ -161,6 +161,15 @@ class TestEnrolling(HostsTestCase):
         server = self.boot_active('one more', flavor='3')
         self.assertEqual('host1', self.host_of(server))
 
+    def test_members_do_not_see_whose_it_is(self):
+        """Its zone has the id of the reservation in its name."""
+        self.enrol('host1')
+        _lease, reservation_id = self.lease_hosts()
+        for client, zone in ((self.admin, f'blazar_{reservation_id}'),
+                             (self.bob, ''), (self.alice, '')):
+            host, = self.ask('GET', '/os-hosts', client=client)['hosts']
+            self.assertEqual(zone, host['availability_zone'])
+
     def test_not_while_servers_run_there(self):
         server = self.boot_active('there')
         host = self.host_of(server)
@@ -1376,8 +1385,7 @@ class TestGrowing(HostsTestCase):
         server = self.within('in', reservation_id)
         self.wait_for_status(server['id'], 'ACTIVE')
         refused = self.grow(lease, 409, min=2, max=2)
-        self.assertIn('There is no host that this lease may use.',
-                      refused['error_message'])
+        self.assertIn('Only 1 of the 2 hosts', refused['error_message'])
         # As many as there are: there are no more.
         self.assertEqual(1, self.grow(lease, max=2)[
             'lease']['reservations'][0]['amount'])
@@ -1390,6 +1398,13 @@ class TestGrowing(HostsTestCase):
         lease, _reservation_id = self.beside('nova')
         self.grow(lease, min=2, max=2)
         self.has(lease, 'host1', 'host2')
+
+    def test_one_that_is_in_use_is_there_for_a_later_lease(self):
+        """The zone that it has until then goes with its lease."""
+        lease, _id = self.lease_hosts(availability_zone='nova')
+        self.has(lease, 'host1')
+        self.make(start_in=48 * HOUR, reservations=[
+            self.hosts_wanted(availability_zone='nova')])
 
     def test_other_hosts_before_the_start(self):
         lease = self.make(start_in=HOUR, reservations=[

@@ -8,7 +8,7 @@ import functools
 import os
 import typing as ty
 
-__all__ = ['ROOT', 'arrows', 'imports', 'lines', 'name_of', 'parsed', 'room',
+__all__ = ['ROOT', 'arrows', 'imports', 'name_of', 'parsed', 'room',
            'sources']
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..'))
@@ -21,12 +21,6 @@ def sources(*folders: str) -> list[str]:
              for path, _folders, names in os.walk(os.path.join(ROOT, folder))
              for name in names if name.endswith('.py')]
     return sorted(found)
-
-
-def lines(path: str) -> int:
-    """How many lines a file has."""
-    with open(os.path.join(ROOT, path)) as file:
-        return sum(1 for _line in file)
 
 
 @functools.cache

@@ -712,7 +712,7 @@ class TestAnswers(ApiTestCase):
         for body, words in (
                 ({'end_date': None}, 'Missing parameter end_date'),
                 ({'end_date': 'soon'}, 'soon is an invalid date. Required '
-                                       'format: %Y-%m-%d %H:%M'),
+                                       'format: YYYY-MM-DD HH:MM'),
                 ({'end_date': '2020-01-01 00:00'},
                  'End date must be later than start date.'),
                 ({'reservations': [{'resource_type': 'physical:network'}]},

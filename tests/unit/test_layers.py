@@ -21,9 +21,6 @@ ROOMS = {
                     'api', 'cmd', 'osc'),
 }
 
-#: Lines from which on a module, or a class, is to be split.
-LONGEST_MODULE, LONGEST_CLASS = 450, 250
-
 
 def is_in(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(f'{package}.')
@@ -79,26 +76,6 @@ class TestRooms(base.BaseTestCase):
         self.assertEqual(['c', 'd', 'c'], circle(known))
         known['d'] = {'b'}
         self.assertEqual([], circle(known))
-
-
-class TestSizes(base.BaseTestCase):
-    """What is read as one is short enough for that."""
-
-    def test_modules(self):
-        self.assertEqual([], [
-            f'{path}: {lines}' for path in code.sources(*ROOMS)
-            if (lines := code.lines(path)) >= LONGEST_MODULE])
-
-    def test_classes(self):
-        found = {
-            f'{path}: {node.name}': (node.end_lineno or 0) - node.lineno + 1
-            for path in code.sources(*ROOMS)
-            for node in ast.walk(code.parsed(path))
-            if isinstance(node, ast.ClassDef)}
-        self.assertGreater(len(found), 100)
-        self.assertEqual({}, {
-            name: lines for name, lines in found.items()
-            if lines >= LONGEST_CLASS})
 
 
 class TestLayers(base.BaseTestCase):

@@ -489,7 +489,7 @@ class TestGlanceIsSilent(EndsTestCase):
             self.listener.engine.run_due()
             self.over += 10
             return not self.exists(other['id']) and (
-                'Glance' in ''.join(reason for reason, in self.books(
+                'Glance' in ''.join(rows or '' for rows, in self.books(
                     'SELECT conditions FROM leases')))
 
         self.wait_for(is_gone, what='the end of the other one')

@@ -132,7 +132,9 @@ function configure_blazar_api {
         call:nova.api.auth:pipeline_factory_v21
     iniset "$NOVA_API_PASTE_INI" composite:blazar_v1 keystone \
         "$BLAZAR_API_PIPELINE"
-    iniset "$NOVA_API_PASTE_INI" app:blazar_versions paste.app_factory \
+    iniset "$NOVA_API_PASTE_INI" pipeline:blazar_versions pipeline \
+        "cors http_proxy_to_wsgi blazar_versions_app"
+    iniset "$NOVA_API_PASTE_INI" app:blazar_versions_app paste.app_factory \
         blazar_nova.api.rest:versions
     iniset "$NOVA_API_PASTE_INI" app:blazar_app paste.app_factory \
         blazar_nova.api.rest:factory

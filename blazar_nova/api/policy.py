@@ -14,7 +14,7 @@ from oslo_policy import policy
 
 from blazar_core.common import errors
 
-__all__ = ['Policy', 'get_enforcer', 'list_rules']
+__all__ = ['Policy', 'check', 'get_enforcer', 'list_rules']
 
 ADMIN = 'rule:blazar_admin'
 PROJECT_MEMBER_OR_ADMIN = 'rule:blazar_project_member_or_admin'
@@ -127,6 +127,18 @@ _RULES = [
 ]
 
 
+#: What rules of an operator of Blazar are made of, unless the file says what
+#: one of them is: for Nova or for Blazar.
+_BLAZARS = [policy.RuleDefault(name, check) for name, check in (
+    ('admin', 'role:admin'),
+    ('admin_or_owner', 'rule:admin or project_id:%(project_id)s'),
+    ('project_member_api', 'role:member and project_id:%(project_id)s'),
+    ('project_reader_api', 'role:reader and project_id:%(project_id)s'),
+    ('project_member_or_admin', 'rule:project_member_api or rule:admin'),
+    ('project_reader_or_admin', 'rule:project_reader_api or rule:admin'),
+)]
+
+
 def list_rules() -> list[policy.RuleDefault]:
     """For oslopolicy-sample-generator and its like."""
     return [*_PERSONAS, *_RULES]
@@ -142,14 +154,54 @@ def _enforcer(conf: cfg.ConfigOpts) -> policy.Enforcer:
     enforcer = policy.Enforcer(conf)
     # Nova's rules stand in the same file and speak of others of Nova's.
     enforcer.skip_undefined_check = True
-    enforcer.register_defaults(list_rules())
+    enforcer.register_defaults([*list_rules(), *_BLAZARS])
     return enforcer
 
 
+def check(conf: cfg.ConfigOpts) -> None:
+    """Make sure that our rules are made of rules that exist.
+
+    oslo.policy takes one that does not for a rule that nobody fulfills.
+
+    :raises ConfigurationError: when one is not; it names both
+    """
+    enforcer = _enforcer(conf)
+    enforcer.load_rules()
+    undefined = {
+        f'{rule.name} in {conf.oslo_policy.policy_file} is made of '
+        f'rule:{name}, which is not defined: define it there, or write '
+        f'another rule.'
+        for rule in list_rules()
+        for name in _named(enforcer.rules, rule.name, set())
+        if name not in enforcer.rules and (
+            conf.oslo_policy.policy_default_rule not in enforcer.rules)}
+    if undefined:
+        raise errors.ConfigurationError(' '.join(sorted(undefined)))
+
+
+def _named(rules: ty.Mapping[str, ty.Any], name: str, seen: set[str],
+           ) -> set[str]:
+    """Return a rule, and those of which it is made."""
+    if name not in seen:
+        seen.add(name)
+        left = [rules[name]] if name in rules else []
+        while left:
+            one = left.pop()
+            left += getattr(one, 'rules', [])
+            left += [one.rule] if hasattr(one, 'rule') else []
+            if isinstance(one, policy.RuleCheck):
+                _named(rules, one.match, seen)
+    return seen
+
+
 class Policy:
-    """The rules, as ``[oslo_policy] policy_file`` has changed them."""
+    """The rules, as ``[oslo_policy] policy_file`` has changed them.
+
+    :raises ConfigurationError: see :func:`check`
+    """
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
+        check(conf)
         self._enforcer = _enforcer(conf)
         # By one thread, before there are several.
         self._enforcer.load_rules()

@@ -21,6 +21,7 @@ from blazar_core.db import turns
 from blazar_core.db import vault
 from blazar_nova.api import defaulting
 from blazar_nova.api import lease_params
+from blazar_nova.api import policy
 from blazar_nova.cmd import verify
 from blazar_nova.compat import checks
 from blazar_nova.compat import pool
@@ -108,6 +109,9 @@ class Checks(upgradecheck.UpgradeCommands):
         """The clock of this machine is that of the database."""
         return _checked(lambda: wiring.database(CONF).check_clock())
 
+    def _policy(self) -> Result:
+        return _checked(lambda: policy.check(CONF))
+
     def _keystone(self) -> Result:
         """The service user can log in and sees the trusts given to it."""
         trusts = credentials.Credentials(CONF)
@@ -182,6 +186,7 @@ class Checks(upgradecheck.UpgradeCommands):
         ('Enrolled hosts', _hosts),
         ('Notifications', _notifications),
         ('api-paste.ini', _api_paste),
+        ('Policy', _policy),
         ('Keystone', _keystone),
         ('Volumes at the end', _volumes),
         ('blazar-listener', _listener),
@@ -199,7 +204,7 @@ def _undone(conf: ty.Any) -> ty.Iterator[str]:
     if last is None:
         yield ('No blazar-listener has ever run on this database: start one, '
                'or no lease starts or ends.')
-    elif last.until + conf.blazar.claim_seconds < parts.clock.now():
+    elif last.until + conf.blazar.worker_timeout < parts.clock.now():
         yield (f'No blazar-listener has compared hosts, although one had to '
                f'by {clocks.minute(last.until)} UTC: start one, or no lease '
                f'starts or ends.')

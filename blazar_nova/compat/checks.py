@@ -35,7 +35,9 @@ _PASTE = {
         'paste.app_factory': 'blazar_nova.api.app:factory'},
     'composite:osapi_compute': {
         '/reservation': 'blazar_versions', '/reservation/v1': 'blazar_v1'},
-    'app:blazar_versions': {
+    'pipeline:blazar_versions': {
+        'pipeline': 'cors http_proxy_to_wsgi blazar_versions_app'},
+    'app:blazar_versions_app': {
         'paste.app_factory': 'blazar_nova.api.rest:versions'},
     'app:blazar_app': {'paste.app_factory': 'blazar_nova.api.rest:factory'},
     'composite:blazar_v1': {

@@ -460,7 +460,7 @@ class TestMoves(ApiTestCase):
         with self.listener.parts.database.writer() as session:
             session.execute(sa.update(models.Booking).where(
                 models.Booking.server_id == first).values(
-                moving_to=sa.select(models.Host.id).where(
+                migrating_to=sa.select(models.Host.id).where(
                     models.Host.name == host).scalar_subquery()))
         before = self.where(second)
         self.admin.post_server_action(second, {'migrate': None})
@@ -690,6 +690,18 @@ class TestAnswers(ApiTestCase):
                 version['links'][0]['href']).path)
         answer = requests.get(url + '/v1/leases')
         self.assertEqual(401, answer.status_code)
+
+    def test_the_versions_behind_a_proxy(self):
+        self.flags(enable_proxy_headers_parsing=True,
+                   group='oslo_middleware')
+        url = self.alice.base_url.rsplit('/v2', 1)[0] + '/reservation'
+        for path in ('/', '/versions'):
+            answer = requests.get(url + path, allow_redirects=False, headers={
+                'X-Forwarded-Proto': 'https',
+                'X-Forwarded-Host': 'cloud.example:8774'})
+            version, = answer.json()['versions']
+            self.assertEqual('https://cloud.example:8774/reservation/v1',
+                             version['links'][0]['href'])
 
     def test_what_is_not_there_is_told_in_json(self):
         for method, path, code, name in (

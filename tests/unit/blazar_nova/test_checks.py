@@ -35,7 +35,9 @@ use = call:some:thing
 use = call:nova.api.auth:pipeline_factory_v21
 keystone = cors http_proxy_to_wsgi compute_req_id request_log sizelimit \
 authtoken keystonecontext blazar_app
-[app:blazar_versions]
+[pipeline:blazar_versions]
+pipeline = cors http_proxy_to_wsgi blazar_versions_app
+[app:blazar_versions_app]
 paste.app_factory = blazar_nova.api.rest:versions
 [app:blazar_app]
 paste.app_factory = blazar_nova.api.rest:factory
@@ -137,7 +139,7 @@ class TestApiPaste(base.TestCase):
             checks.api_paste(self.conf))
         with open(path, 'w') as file:
             file.write(f'[app:osapi_compute_app_v21]\n{right}\n')
-        self.assertEqual(6, len(checks.api_paste(self.conf)))
+        self.assertEqual(7, len(checks.api_paste(self.conf)))
 
     def test_requests_may_take_another_way_to_us(self):
         path = self.write('paste.app_factory = blazar_nova.api.app:factory')

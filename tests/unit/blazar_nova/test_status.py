@@ -107,7 +107,7 @@ class StatusTest(base.TestCase):
         self.assertEqual(1, code)
         self.assertIn('No service user is configured', details)
         self.assertEqual({(0, None)}, set(results.values()), results)
-        self.assertEqual(15, len(results))
+        self.assertEqual(16, len(results))
 
     def test_where_nothing_is_there(self):
         self.url = ''
@@ -129,7 +129,8 @@ class StatusTest(base.TestCase):
                           'Default reservation': 0, 'Lost builds': 0,
                           'Order of filters': 0, 'Keystone': 1,
                           'Volumes at the end': 1, 'blazar-listener': 1,
-                          'Prefilters': 1, 'Enrolled hosts': 1},
+                          'Prefilters': 1, 'Enrolled hosts': 1,
+                          'Policy': 0},
                          {check: code for check, (code, _details)
                           in results.items()})
         code, text = self.type()

@@ -148,8 +148,8 @@ def lateness(name: str, cloud: 'Cloud', sizes: Sizes,
         'all leases are ACTIVE', sizes.notice + 3 * PATIENCE)
     late = {
         'sent': [row[0] for row in cloud.ask('blazar_nova', sa.select(
-            models.Booking.sent_at).where(
-                models.Booking.sent_at.is_not(None)))],
+            models.Booking.dispatched_at).where(
+                models.Booking.dispatched_at.is_not(None)))],
         'guest': [os.stat(path).st_mtime for path in cloud.guests()],
         'active': [row[0] for row in cloud.ask('blazar_nova', active)]}
     for what, when in late.items():
@@ -191,7 +191,7 @@ class Cloud:
         etc = pathlib.Path(self._nova.folder, 'etc', 'nova')
         for path in etc.glob('*.conf'):
             # For its tests the stack compares its books all the time.
-            text = path.read_text().replace('comparison_interval = 10\n', '')
+            text = path.read_text().replace('sync_interval = 10\n', '')
             if not plugin:
                 text = OPTIONS.sub('', SECTIONS.sub('', text))
             yield path, text

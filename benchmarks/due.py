@@ -148,7 +148,7 @@ def listen(url: str, key: str, name: str, count: int, action: float,
     began = time.process_time()
     thread.start()
     left = sa.select(sa.func.count()).select_from(models.Booking).where(
-        models.Booking.sent_at.is_(None))
+        models.Booking.dispatched_at.is_(None))
     while time.time() < due + PATIENCE:
         time.sleep(1)
         if time.time() > due:

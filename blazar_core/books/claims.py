@@ -210,7 +210,7 @@ class Claims:
                     return _nothing
                 if not forced:
                     _mind_siblings(booking, host_id)
-                booking.moving_to = host_id
+                booking.migrating_to = host_id
                 claimed = inventory.claim(session.connection(), now, host,
                                           server_id, takes, fits, leased=True)
         except ledger.Full as exc:
@@ -251,7 +251,7 @@ class Claims:
             _keep_from(row)
             guarding.advance(session.connection(), now, [row], {})
             session.expire(row)
-        booking.placed_at = now
+        booking.claimed_at = now
         return self._undo(self._unplace, booking.reservation.lease_id,
                           booking.id, host.id)
 
@@ -272,7 +272,7 @@ class Claims:
                 self._database.writer() as session:
             api.locked(session, lease_id)
             session.execute(sa.update(models.Booking).where(
-                models.Booking.id == booking_id).values(moving_to=None))
+                models.Booking.id == booking_id).values(migrating_to=None))
         self._release(claimed)
 
     def _unplace(self, lease_id: str, booking_id: int, host_id: int) -> None:
@@ -283,7 +283,7 @@ class Claims:
             session.execute(sa.update(models.Booking).where(
                 models.Booking.id == booking_id,
                 models.Booking.host_id == host_id,
-                sa.not_(models.Booking.running)).values(placed_at=None))
+                sa.not_(models.Booking.running)).values(claimed_at=None))
 
     # -- judging -----------------------------------------------------------
 
@@ -356,7 +356,7 @@ def _is_within(host: model.Host, reservation_id: str | None) -> bool:
     """
     if reservation_id is None:
         return False
-    if host.held_by != reservation_id:
+    if host.assigned_to != reservation_id:
         raise Denied(f'reservation {reservation_id} has not all of it')
     return True
 
@@ -375,7 +375,7 @@ def _keep_from(host: model.Host | models.Host) -> None:
         comes that is not in it: by a booking that ended when that began, or
         because somebody forces it
     """
-    if host.held_by is not None:
+    if host.assigned_to is not None:
         raise Denied('a reservation has all of it')
 
 

@@ -262,7 +262,7 @@ def check_unbooked(session: orm.Session, now: int, host: models.Host,
 def _still(now: int) -> list[ty.Any]:
     """What is to come, or somebody has yet."""
     return [ledger.TAKES, _BOOKING.outage.is_(None), sa.or_(
-        _BOOKING.end_date > now, _BOOKING.placed_at.is_not(None))]
+        _BOOKING.end_date > now, _BOOKING.claimed_at.is_not(None))]
 
 
 def allocations(session: orm.Session, *where: ty.Any,

@@ -257,7 +257,7 @@ class Index:
         for one in bookings:
             self._timeline.apply(
                 one.host_id, ledger.occupied(
-                    one.start_date, one.end_date, one.placed_at,
+                    one.start_date, one.end_date, one.claimed_at,
                     self._known.at), one.resources, sign)
 
     # -- reading everything --------------------------------------------------
@@ -345,7 +345,7 @@ def _sizes_of(host: model.Host) -> tuple[ty.Any, ...]:
 
 def _place_of(host: model.Host) -> tuple[bool, bool, str | None]:
     """For whom a host is."""
-    return host.enrolled, host.reservable, host.held_by
+    return host.enrolled, host.reservable, host.assigned_to
 
 
 def _started(index: Index) -> bool:
@@ -369,8 +369,8 @@ def _look(index: Index) -> None:
 def _apart_of(hosts: ty.Sequence[model.Host]) -> Apart:
     held: dict[str, list[str]] = {}
     for host in hosts:
-        if host.held_by is not None:
-            held.setdefault(host.held_by, []).append(host.uuid)
+        if host.assigned_to is not None:
+            held.setdefault(host.assigned_to, []).append(host.uuid)
     return Apart(
         frozenset(host.uuid for host in hosts if host.enrolled),
         frozenset(host.uuid for host in hosts

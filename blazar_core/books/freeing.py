@@ -194,7 +194,7 @@ _LEASED = sa.select(
 ).join(models.Reservation.__table__).join(models.Lease.__table__).where(
     _BOOKINGS.c.host_id.in_(sa.bindparam('hosts', expanding=True)),
     _BOOKINGS.c.server_id.is_not(None), _BOOKINGS.c.running,
-    _BOOKINGS.c.moving_to.is_(None), ledger.TAKES,
+    _BOOKINGS.c.migrating_to.is_(None), ledger.TAKES,
     _BOOKINGS.c.end_date >= sa.bindparam('end'),
     models.Lease.status == states.Lease.ACTIVE,
     models.Lease.deleted_at.is_(None)).order_by(_BOOKINGS.c.id)
@@ -206,4 +206,4 @@ _THERE = sa.select(
     _BOOKINGS.c.id.not_in(sa.bindparam('own', expanding=True)),
     _BOOKINGS.c.start_date < sa.bindparam('end'),
     sa.or_(_BOOKINGS.c.end_date > sa.bindparam('now'),
-           _BOOKINGS.c.placed_at.is_not(None))).group_by(_BOOKINGS.c.host_id)
+           _BOOKINGS.c.claimed_at.is_not(None))).group_by(_BOOKINGS.c.host_id)

@@ -24,7 +24,7 @@ __all__ = ['InUse', 'give_back', 'hand_over', 'holds', 'overdue', 'take_along',
 
 #: What is said of a host that a reservation leaves, and not of the next one.
 _NOT_LEFT = dict.fromkeys((
-    'emptied_at', 'cleaning_until', 'cleaned_at', 'overdue_at'))
+    'vacated_at', 'cleaning_until', 'cleaned_at', 'overdue_at'))
 
 
 class InUse(Exception):
@@ -49,22 +49,22 @@ def hand_over(session: orm.Session, now: int,
         models.Host.id.in_(bookings)).order_by(models.Host.id)).all()
     others = set(session.scalars(sa.select(models.Booking.host_id).where(
         models.Booking.host_id.in_(bookings),
-        models.Booking.placed_at.is_not(None), ledger.TAKES,
+        models.Booking.claimed_at.is_not(None), ledger.TAKES,
         models.Booking.id.not_in([one.id for one in bookings.values()]))))
     for host in hosts:
         if host.id in others:
             raise InUse(f'another lease has not left host {host.name} yet')
-        if host.held_by is None and any(host.usage.values()):
+        if host.assigned_to is None and any(host.usage.values()):
             raise InUse(f'servers that have no lease are on host {host.name}')
-        if host.held_by is None and (
+        if host.assigned_to is None and (
                 host.recheck_at is not None and host.recheck_at <= now):
             raise InUse(f'it is being looked what runs on host {host.name}')
     for host in hosts:
         holder = bookings[host.id].reservation_id
-        if host.held_by != holder:
+        if host.assigned_to != holder:
             guarding.advance(session.connection(), now, [host], {},
-                             held_by=holder, updated_at=now, **_NOT_LEFT)
-            bookings[host.id].placed_at = now
+                             assigned_to=holder, updated_at=now, **_NOT_LEFT)
+            bookings[host.id].claimed_at = now
             session.expire(host)
 
 
@@ -120,7 +120,7 @@ def _counted(session: orm.Session, host_ids: ty.Collection[int],
     for host in session.scalars(sa.select(models.Host).options(
             orm.undefer(models.Host.consumers)).where(
                 models.Host.id.in_(host_ids),
-                models.Host.held_by.is_(None)).order_by(models.Host.id)):
+                models.Host.assigned_to.is_(None)).order_by(models.Host.id)):
         if host.consumers is None and any(host.usage.values()):
             raise InUse(f'it is not known yet what runs on host {host.name}')
         yield host
@@ -131,7 +131,7 @@ def holds(session: orm.Session,
     """Whether any of these reservations has hosts now."""
     whole = [one.id for one in reservations if one.whole]
     return bool(whole) and session.scalars(sa.select(models.Host.id).where(
-        models.Host.held_by.in_(whole)).limit(1)).first() is not None
+        models.Host.assigned_to.in_(whole)).limit(1)).first() is not None
 
 
 def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
@@ -145,7 +145,7 @@ def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
             lease.start_date, lease.end_date)).end:
         return
     for host in session.scalars(sa.select(models.Host).where(
-            models.Host.held_by.in_(whole),
+            models.Host.assigned_to.in_(whole),
             models.Host.overdue_at.is_(None)).order_by(models.Host.id)):
         guarding.advance(session.connection(), now, [host], {},
                          overdue_at=now, updated_at=now)
@@ -161,9 +161,9 @@ def give_back(session: orm.Session, now: int,
     :raises LostRace: when another process decided about one meanwhile
     """
     for host in session.scalars(sa.select(models.Host).where(
-            models.Host.held_by.in_(reservation_ids)).order_by(
+            models.Host.assigned_to.in_(reservation_ids)).order_by(
                 models.Host.id)):
         guarding.advance(session.connection(), now, [host], {},
-                         held_by=None, recheck_at=now, updated_at=now,
+                         assigned_to=None, recheck_at=now, updated_at=now,
                          **_NOT_LEFT)
         session.expire(host)

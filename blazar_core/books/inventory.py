@@ -36,8 +36,8 @@ class Leased(Exception):
 
 #: A host, what runs there, and whether some server is leased.
 _RUNS = sa.select(
-    *ledger.SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at, _HOSTS.c.held_by,
-    _BOOKINGS.c.server_id.label('leased'),
+    *ledger.SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at,
+    _HOSTS.c.assigned_to, _BOOKINGS.c.server_id.label('leased'),
 ).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server'))
 _TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
                     _HOSTS.c.name == sa.bindparam('name'))
@@ -57,7 +57,7 @@ HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
     _HOSTS.c.properties, _HOSTS.c.enrolment, ledger.RESERVABLE,
-    _HOSTS.c.extra, _HOSTS.c.held_by, _HOSTS.c.units).order_by(_HOSTS.c.id)
+    _HOSTS.c.extra, _HOSTS.c.assigned_to, _HOSTS.c.units).order_by(_HOSTS.c.id)
 _ALL_GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation)
 _GENERATIONS = _ALL_GENERATIONS.where(
     _HOSTS.c.uuid.in_(sa.bindparam('uuids', expanding=True)))
@@ -152,7 +152,7 @@ def record(connection: sa.Connection, now: int, service_host: str, name: str,
     if len(rows) != 1 or rows[0].leased or rows[0].consumers is None:
         return False
     row = rows[0]
-    if row.held_by is not None:
+    if row.assigned_to is not None:
         return True
     known = row.consumers.get(server_id)
     if takes is not None and known is not None:
@@ -339,12 +339,12 @@ def _report(session: orm.Session, now: int, row: models.Host,
         if booking.host_id == row.id or booking.server_id in allocations}
     stay = [*leased.values(), *session.scalars(
         _FAILED, {'host': row.id})] if has_failed else leased.values()
-    for consumer in (leased if row.held_by is None else list(consumers)):
+    for consumer in (leased if row.assigned_to is None else list(consumers)):
         consumers.pop(ty.cast(str, consumer), None)
     consumers |= pending.coming_back(row, now, leased.values(), allocations)
-    failed = [] if row.held_by is not None else sizes.left_behind(
+    failed = [] if row.assigned_to is not None else sizes.left_behind(
         session, row, now, stay, allocations)
-    sized = [] if row.held_by is not None else [
+    sized = [] if row.assigned_to is not None else [
         ledger.Edit(booking, ledger.new_of(booking, resources=takes))
         for server_id, booking in leased.items() if booking.running and
         server_id in allocations and booking.resources != (
@@ -381,7 +381,7 @@ def _stays_away(session: orm.Session, row: models.Host,
     if server_ids:
         session.execute(sa.update(models.Booking).where(
             models.Booking.server_id.in_(server_ids),
-            models.Booking.moving_to == row.id).values(moving_to=None))
+            models.Booking.migrating_to == row.id).values(migrating_to=None))
 
 
 def _looked(session: orm.Session, row: models.Host, again: int | None,

@@ -114,7 +114,7 @@ class Judge:
             found = Fits(uuid, _with_own(by_host, own_on, hosts), math.inf)
         if affinity is None:
             return found
-        if mine.placed_at is None:
+        if mine.claimed_at is None:
             return _as_booked(found, siblings, own_on, hosts)
         return (_together if affinity else _apart)(
             found, mine, siblings, hosts)
@@ -193,7 +193,7 @@ def _own_on(own: ty.Iterable[ty.Any], hosts: ty.Mapping[int, model.Host],
     return collections.Counter(
         row.host_id for row in own if row.host_id in hosts and
         hosts[row.host_id].uuid not in shut and (
-            row.placed_at is not None or row.end_date > now))
+            row.claimed_at is not None or row.end_date > now))
 
 
 def _with_own(by_host: dict[str, int], own_on: ty.Mapping[int, int],
@@ -215,7 +215,7 @@ def own_of(connection: sa.Connection, server_id: str,
     mine = [row for row in rows if row.server_id == server_id]
     return (mine[0] if mine else None), [
         row for row in rows
-        if row.server_id == server_id or row.placed_at is None]
+        if row.server_id == server_id or row.claimed_at is None]
 
 
 # -- where the servers of a reservation stay together or apart ---------------
@@ -234,7 +234,7 @@ def _as_booked(found: Fits, siblings: ty.Iterable[ty.Any],
     """Where a server may be built: on a host that is booked for it, and to
     which none of the others is under way.
     """
-    awaited = {one.moving_to for one in siblings}
+    awaited = {one.migrating_to for one in siblings}
     return Fits(found.booked, {
         hosts[host_id].uuid: count for host_id, count in own_on.items()
         if host_id not in awaited}, 0)
@@ -282,9 +282,9 @@ def bound(affinity: bool | None, mine: ty.Any, siblings: ty.Iterable[ty.Any],
     avoid: set[int | None] = set()
     for one in siblings:
         if affinity is False and one.server_id is not None:
-            avoid |= {one.host_id, one.moving_to}
-        elif affinity and one.placed_at is not None:
-            only.add(one.moving_to or one.host_id)
+            avoid |= {one.host_id, one.migrating_to}
+        elif affinity and one.claimed_at is not None:
+            only.add(one.migrating_to or one.host_id)
     here = {None, mine.host_id}
     return (ty.cast('set[int]', only - here),
             ty.cast('set[int]', avoid - here))

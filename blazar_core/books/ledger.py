@@ -65,9 +65,9 @@ class NewBooking:
         when this is decided
     :ivar among: of which hosts its host has to be one; None: of any, as where
         the cloud has put its server
-    :ivar placed_at: when a scheduler let its server onto the host
+    :ivar claimed_at: when a scheduler let its server onto the host
     :ivar outage: why the host is away then, of no reservation; None: it is not
-    :ivar stranded_at: since when its host is known to have failed under it
+    :ivar host_failed_at: since when its host is known to have failed under it
     """
 
     reservation_id: str | None
@@ -76,11 +76,11 @@ class NewBooking:
     window: model.Window
     resources: model.Resources
     running: bool = False
-    sent_at: int | None = None
-    placed_at: int | None = None
+    dispatched_at: int | None = None
+    claimed_at: int | None = None
     among: model.Among | None = None
     outage: str | None = None
-    stranded_at: int | None = None
+    host_failed_at: int | None = None
     failed_at: ty.ClassVar[None] = None  # What is new has not.
 
 
@@ -99,11 +99,11 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
     same = NewBooking(row.reservation_id, row.host_id, row.server_id,
                       model.Window(row.start_date, row.end_date),
                       model.WHOLE if row.whole else row.resources,
-                      row.running, row.sent_at, row.placed_at,
+                      row.running, row.dispatched_at, row.claimed_at,
                       outage=row.outage)
     new = dataclasses.replace(same, **changed)
     return new if new.host_id != row.host_id else dataclasses.replace(
-        new, stranded_at=row.stranded_at)
+        new, host_failed_at=row.host_failed_at)
 
 
 def follow(booking: models.Booking, host_id: int, swap: bool = True,
@@ -119,7 +119,7 @@ def follow(booking: models.Booking, host_id: int, swap: bool = True,
         edits += [
             Edit(other, new_of(other, host_id=booking.host_id))
             for other in booking.reservation.bookings
-            if other.host_id == host_id and other.placed_at is None and
+            if other.host_id == host_id and other.claimed_at is None and
             other.id != booking.id][:1]
     return edits
 
@@ -234,12 +234,12 @@ class _Change(ty.NamedTuple):
     window: model.Window
     resources: model.Resources
     sign: int
-    placed_at: int | None
+    claimed_at: int | None
 
     def counts(self, now: int) -> model.Window:
         """The window over which it counts."""
         return occupied(
-            self.window.start, self.window.end, self.placed_at, now)
+            self.window.start, self.window.end, self.claimed_at, now)
 
 
 class Seen(ty.NamedTuple):
@@ -276,10 +276,10 @@ def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
             longer = new is not None and new.window.end > row.end_date
             changes[row.host_id].append(_Change(
                 model.Window(row.start_date, row.end_date), row.resources,
-                -1, None if longer else row.placed_at))
+                -1, None if longer else row.claimed_at))
         if new is not None and new.host_id is not None:
             changes[new.host_id].append(
-                _Change(new.window, new.resources, 1, new.placed_at))
+                _Change(new.window, new.resources, 1, new.claimed_at))
     return changes
 
 
@@ -310,7 +310,7 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
         if len(row) > len(SEEN) and row.booking_id not in (None, *own):
             others[row.id].append(_Change(
                 model.Window(row.start_date, row.end_date), row.resources, 1,
-                row.placed_at))
+                row.claimed_at))
     return list(hosts.values()), others
 
 
@@ -333,22 +333,22 @@ _ALONE = sa.select(*SEEN).where(_HOSTS.c.id.in_(
     sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
 _WITH_BOOKINGS = _ALONE.add_columns(
     _BOOKINGS.c.id.label('booking_id'), _BOOKINGS.c.start_date,
-    _BOOKINGS.c.end_date, _BOOKINGS.c.resources, _BOOKINGS.c.placed_at,
+    _BOOKINGS.c.end_date, _BOOKINGS.c.resources, _BOOKINGS.c.claimed_at,
 ).outerjoin(_BOOKINGS, sa.and_(
     _BOOKINGS.c.host_id == _HOSTS.c.id,
     _BOOKINGS.c.start_date < sa.bindparam('until'),
     sa.or_(_BOOKINGS.c.end_date > sa.bindparam('since'),
-           _BOOKINGS.c.placed_at.is_not(None))))
+           _BOOKINGS.c.claimed_at.is_not(None))))
 
 
-def occupied(start: int, end: int, placed_at: int | None, now: int,
+def occupied(start: int, end: int, claimed_at: int | None, now: int,
              ) -> model.Window:
     """The window of a booking as it counts.
 
     A server that overstays keeps its capacity until it is really gone, whether
     it runs or is being built.
     """
-    return model.Window(start, end if placed_at is None or end > now
+    return model.Window(start, end if claimed_at is None or end > now
                         else now + OVERDUE)
 
 
@@ -358,7 +358,7 @@ def fits(host: Seen, now: int, there: ty.Iterable[NewBooking],
     is there than this. No whole hosts: they say what they are.
     """
     others, changes = ([
-        _Change(one.window, one.resources, 1, one.placed_at)
+        _Change(one.window, one.resources, 1, one.claimed_at)
         for one in some] for some in (there, coming))
     try:
         _check(host, now, others, changes)
@@ -412,5 +412,6 @@ def _values(booking: NewBooking) -> dict[str, ty.Any]:
             'host_id': booking.host_id, 'server_id': booking.server_id,
             'start_date': booking.window.start, 'end_date': booking.window.end,
             'resources': dict(booking.resources), 'running': booking.running,
-            'sent_at': booking.sent_at, 'placed_at': booking.placed_at,
-            'outage': booking.outage, 'stranded_at': booking.stranded_at}
+            'dispatched_at': booking.dispatched_at,
+            'claimed_at': booking.claimed_at, 'outage': booking.outage,
+            'host_failed_at': booking.host_failed_at}

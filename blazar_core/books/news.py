@@ -41,7 +41,7 @@ _GENERATIONS = sa.select(_HOST.id, _HOST.generation)
 NEWEST = _COLUMNS.order_by(_CHANGE.id.desc()).limit(1)
 _OVERDUE = sa.select(
     _BOOKING.host_id, _BOOKING.end_date, _BOOKING.resources).where(
-        _BOOKING.placed_at.is_not(None), snapshot.CURRENT,
+        _BOOKING.claimed_at.is_not(None), snapshot.CURRENT,
         _BOOKING.end_date <= sa.bindparam('now'))
 
 

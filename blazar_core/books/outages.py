@@ -73,8 +73,8 @@ def begin(session: orm.Session, now: int, outage: notes.Outage, until: int,
     plan(session, now, outage, model.Window(now, until))
     session.execute(sa.update(models.Booking).where(
         models.Booking.host_id == outage.host_id,
-        models.Booking.placed_at.is_not(None),
-        models.Booking.stranded_at.is_(None)).values(stranded_at=now))
+        models.Booking.claimed_at.is_not(None),
+        models.Booking.host_failed_at.is_(None)).values(host_failed_at=now))
 
 
 def plan(session: orm.Session, now: int, outage: notes.Outage,
@@ -97,7 +97,7 @@ def stranded(session: orm.Session, outage: notes.Outage) -> list[str]:
         .join(models.Booking,
               models.Booking.reservation_id == models.Reservation.id)
         .where(models.Booking.host_id == outage.host_id,
-               models.Booking.stranded_at.is_not(None))
+               models.Booking.host_failed_at.is_not(None))
         .order_by(models.Reservation.lease_id))]
 
 
@@ -123,7 +123,8 @@ def end(session: orm.Session, now: int, outage: notes.Outage) -> None:
     if outage.kind == FAILURE:
         session.execute(sa.update(models.Booking).where(
             models.Booking.host_id == outage.host_id,
-            models.Booking.stranded_at.is_not(None)).values(stranded_at=None))
+            models.Booking.host_failed_at.is_not(None),
+        ).values(host_failed_at=None))
     session.delete(outage)
 
 

@@ -46,7 +46,7 @@ def coming_back(row: models.Host, now: int,
         server_id = ty.cast(str, booking.server_id)
         amounts, until = (row.consumers or {}).get(server_id, ({}, 0))
         has = allocations.get(server_id, {})
-        if booking.moving_to == row.id and is_pending(until, now) and (
+        if booking.migrating_to == row.id and is_pending(until, now) and (
                 any(amount > has.get(rc, 0)
                     for rc, amount in amounts.items())):
             found[server_id] = (amounts, until)

@@ -74,9 +74,9 @@ def left_behind(session: orm.Session, row: models.Host, now: int,
         if booking.failed_at is None or (
                 booking.host_id is not None) == (server_id in allocations):
             continue
-        new = ledger.new_of(booking, host_id=None, placed_at=None) if (
+        new = ledger.new_of(booking, host_id=None, claimed_at=None) if (
             booking.host_id is not None) else ledger.new_of(
-                booking, host_id=row.id, placed_at=now,
+                booking, host_id=row.id, claimed_at=now,
                 resources=of_server(booking, allocations[server_id]))
         edits.append(ledger.Edit(booking, new))
     # A booking without a host is guarded by no host: whoever else changes it

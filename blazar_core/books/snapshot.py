@@ -138,7 +138,7 @@ def host_of(row: ty.Any, alike: Alike) -> model.Host:
         enrolled=row.enrolment is not None,
         reservable=bool(row.reservable) and (
             row.enrolment == states.Enrolment.ENROLLED),
-        held_by=row.held_by, providers=alike.providers(row.units))
+        assigned_to=row.assigned_to, providers=alike.providers(row.units))
 
 
 def read_all(connection: sa.Connection, since: int,

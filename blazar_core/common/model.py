@@ -215,8 +215,8 @@ class Host:
 
     ``usage`` is its open-ended usage: what runs there without a lease.
     ``enrolled`` says that it serves leases only, ``reservable`` whether whole
-    ones may be made of it, and ``held_by`` which reservation has all of it.
-    ``generation`` changes with everything that is decided about the host.
+    ones may be made of it, and ``assigned_to`` which reservation has all of
+    it. ``generation`` changes with everything that is decided about the host.
     ``providers`` is None where its capacity says all.
     """
 
@@ -231,7 +231,7 @@ class Host:
         default_factory=dict)
     enrolled: bool = False
     reservable: bool = False
-    held_by: str | None = None
+    assigned_to: str | None = None
     providers: Providers | None = None
 
     def at(self, generation: int, usage: Resources) -> 'Host':

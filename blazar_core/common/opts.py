@@ -95,7 +95,7 @@ OPTS: list[cfg.Opt] = [
              'may stay as long as their owners like, and no other lease gets '
              'these hosts before; all other servers are deleted.'),
     cfg.IntOpt(
-        'end_limit', default=3600, min=0,
+        'end_timeout', default=3600, min=0,
         help='Seconds after the end and the grace period of a lease, and '
              'after the first attempt, at which servers are deleted whose '
              'own end has not succeeded. 0: never. ``recycle`` has no limit.'),
@@ -153,7 +153,7 @@ OPTS: list[cfg.Opt] = [
         'no_show_notice', default=3600, min=0,
         help='Seconds from that notification until such a lease is ended, if '
              'it has not been used by then. Both come with the first '
-             'comparison (``comparison_interval``) after their time.'),
+             'comparison (``sync_interval``) after their time.'),
     cfg.IntOpt(
         'grace_period', default=0, min=0, max=2592000,
         help='Seconds for which the servers of a lease are left alone after '
@@ -249,7 +249,7 @@ OPTS: list[cfg.Opt] = [
              'versioned_notifications_topics, and no other service may '
              'consume it.'),
     cfg.ListOpt(
-        'other_hints', default=[],
+        'allowed_hints', default=[],
         help='Scheduler hints that mean something to filters of your own, '
              'though they look like a slip of ``reserved``, '
              '``lease_params`` or ``reservation``: a boot with such a hint '
@@ -296,7 +296,7 @@ OPTS: list[cfg.Opt] = [
              'fenced it. Somebody has to be sure that nothing runs there any '
              'more: a server that does would run twice.'),
     cfg.IntOpt(
-        'comparison_interval', default=300, min=1,
+        'sync_interval', default=300, min=1,
         help='Seconds from one comparison of the books with Nova and '
              'placement in full to the next one. It finds what no '
              'notification told. One blazar-listener at a time compares, and '
@@ -305,7 +305,7 @@ OPTS: list[cfg.Opt] = [
              'something runs. With tens of thousands of hosts, give it '
              'more.'),
     cfg.IntOpt(
-        'longest_sleep', default=10, min=1,
+        'max_sleep', default=10, min=1,
         help='Seconds after which blazar-listener looks for due events even '
              'if nothing woke it. A new lease wakes it by a notification; '
              'this bounds the delay when that one is lost.'),
@@ -315,7 +315,7 @@ OPTS: list[cfg.Opt] = [
              'side. A quarter of them at most, and at least one, make images '
              'before the end of leases.'),
     cfg.IntOpt(
-        'claim_seconds', default=60, min=5,
+        'worker_timeout', default=60, min=5,
         help='A blazar-listener that took an event and died is replaced by '
              'another one after this many seconds; so is the one that runs '
              'the periodic sync. It must be the same for every '
@@ -323,12 +323,12 @@ OPTS: list[cfg.Opt] = [
              'more than twice as long. One that is started with another value '
              'than the last one was logs an error.'),
     cfg.IntOpt(
-        'start_patience', default=300, min=0,
+        'start_timeout', default=300, min=0,
         help='Seconds that the start of a lease waits for servers of an '
              'ended lease to leave its host. After that it starts anyway '
              'and takes whatever host the books and Nova allow.'),
     cfg.IntOpt(
-        'lost_build_seconds', min=1,
+        'lost_build_timeout', min=1,
         help='Seconds after which a build that was sent to nova-conductor '
              'and is not on its way is taken to be lost. If it has left no '
              'trace (blazar-listener or the message bus died just then), it '
@@ -354,7 +354,7 @@ OPTS: list[cfg.Opt] = [
              'leases that end together are packed on the same hosts, so that '
              'whole hosts fall free.'),
     cfg.StrOpt(
-        'without_books', default='allow', choices=(
+        'on_database_failure', default='allow', choices=(
             ('allow', 'It is judged by what this process knew of the books '
              'last, and not at all where it knew nothing yet.'),
             ('refuse', 'It is placed nowhere.')),
@@ -367,7 +367,7 @@ OPTS: list[cfg.Opt] = [
         help='Seconds by which the clock of a process may differ from the '
              'database\'s. With a larger skew blazar-listener carries out '
              'nothing, nova-api answers requests for leases with 503, and '
-             'nova-scheduler does what without_books says.'),
+             'nova-scheduler does what on_database_failure says.'),
     cfg.IntOpt(
         'admission_retries', default=20, min=0,
         help='How often an admission is tried again when another one took '

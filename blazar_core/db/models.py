@@ -250,10 +250,11 @@ class Host(Base):
     ``enrolment`` is how far it serves leases only (None: it does not),
     ``begun`` the generation since which, ``enrolled_at`` the time,
     ``reservable`` whether whole hosts may be reserved of it then, and
-    ``extra`` what its operator says of it. ``held_by`` is the reservation that
-    has all of it now: what runs there is no usage. ``emptied_at`` is when the
-    last server of an ended lease left it, ``cleaning_until`` until when it is
-    cleaned, ``overdue_at`` since when ``held_by`` has it beyond its end.
+    ``extra`` what its operator says of it. ``assigned_to`` is the reservation
+    that has all of it now: what runs there is no usage. ``vacated_at`` is when
+    the last server of an ended lease left it, ``cleaning_until`` until when it
+    is cleaned, ``overdue_at`` since when ``assigned_to`` has it beyond its
+    end.
     """
 
     __tablename__ = 'hosts'
@@ -280,9 +281,9 @@ class Host(Base):
     extra: orm.Mapped[dict[str, str] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True))
     enrolled_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    held_by: orm.Mapped[str | None] = orm.mapped_column(
+    assigned_to: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(36), index=True)
-    emptied_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    vacated_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     cleaning_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     cleaned_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     overdue_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
@@ -299,17 +300,17 @@ class Booking(Base):
     built and holds nothing, or what was promised is not there any more): the
     booking then takes no room, but still ties the server to its lease.
 
-    ``sent_at`` is when the build of its server was sent, once more if need
-    be; None: it waits for that. ``failed_at`` is when it was seen that this
-    build came to nothing and is not sent again. ``placed_at`` is
-    when a scheduler let the server onto the host, or when it was seen that one
-    that failed has something there all the same: from then on until the server
-    is gone its room is taken there, whatever the dates say;
-    ``running`` is true from when it runs. ``moving_to`` is the host that a
-    scheduler has let a running server move to. ``stranded_at`` is since when
-    its host is known to have failed under it; ``relocate_at`` is from when on
-    its server may be asked, once more, to leave a host that is away, and
-    ``relocate_tries`` how often it was. With an ``outage`` it is of no
+    ``dispatched_at`` is when the build of its server was sent, once more if
+    need be; None: it waits for that. ``failed_at`` is when it was seen that
+    this build came to nothing and is not sent again. ``claimed_at`` is when
+    a scheduler let the server onto the host, or when it was seen that one that
+    failed has something there all the same: from then on until the server is
+    gone its capacity is taken there, whatever the dates say; ``running`` is
+    true from when it runs. ``migrating_to`` is the host that a
+    scheduler has let a running server move to. ``host_failed_at`` is since
+    when its host is known to have failed under it; ``next_evacuation_at`` is
+    from when on its server may be asked, once more, to leave a host that is
+    away, and ``evacuations`` how often it was. With an ``outage`` it is of no
     reservation: the host is away (:class:`blazar_core.db.notes.Outage`).
     """
 
@@ -331,14 +332,15 @@ class Booking(Base):
     start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
-    sent_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    dispatched_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     failed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    placed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    claimed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     running: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
-    moving_to: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    stranded_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    relocate_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    relocate_tries: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
+    migrating_to: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    host_failed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    next_evacuation_at: orm.Mapped[int | None] = orm.mapped_column(
+        sa.BigInteger)
+    evacuations: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
 
     reservation: orm.Mapped[Reservation] = orm.relationship(
         back_populates='bookings')
@@ -403,8 +405,8 @@ class HeldBuild(Base):
     """The stored call that builds a lease's servers, sealed.
 
     Kept until all of the lease was sent, and runs or has failed. The right to
-    send it: :class:`Booking`, ``sent_at``. One ``only_if_lost`` is sent by its
-    request, and not again for want of a host.
+    send it: :class:`Booking`, ``dispatched_at``. One ``only_if_lost`` is sent
+    by its request, and not again for want of a host.
     """
 
     __tablename__ = 'held_builds'

@@ -58,7 +58,7 @@ class WouldEnd(models.Base):
     ``end_date``.
 
     :ivar claimed_until: until when somebody is about to tell it
-    :ivar told_at: None: nobody has told it
+    :ivar notified_at: None: nobody has told it
     """
 
     __tablename__ = 'would_end'
@@ -71,7 +71,7 @@ class WouldEnd(models.Base):
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    told_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    notified_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
 
 class Orphan(models.Base):
@@ -81,7 +81,7 @@ class Orphan(models.Base):
     :ivar missing: ``project`` or ``user``; of both, the project
     :ivar seen_at: when that was seen first
     :ivar claimed_until: until when somebody is about to tell it
-    :ivar told_at: None: nobody has told it
+    :ivar notified_at: None: nobody has told it
     """
 
     __tablename__ = 'orphans'
@@ -92,7 +92,7 @@ class Orphan(models.Base):
     missing: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    told_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    notified_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
 
 class Recurrence(models.Base):

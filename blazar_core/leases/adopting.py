@@ -277,8 +277,8 @@ def _bookings(known: KnownLease, of: KnownReservation, now: int,
                 f'where it is. Delete it, or one of the others there.')
         free.remove(place)
         taken.append(dataclasses.replace(
-            place, server_id=server.id, running=server.running, sent_at=now,
-            placed_at=now))
+            place, server_id=server.id, running=server.running,
+            dispatched_at=now, claimed_at=now))
     return [*taken, *free]
 
 
@@ -305,7 +305,7 @@ def _in_the_way(session: orm.Session, known: KnownLease, host_id: int) -> str:
                models.Reservation.lease_id != known.id,
                _BOOKINGS.c.start_date < known.booked.end,
                sa.or_(_BOOKINGS.c.end_date > known.booked.start,
-                      _BOOKINGS.c.placed_at.is_not(None)))
+                      _BOOKINGS.c.claimed_at.is_not(None)))
         .order_by(models.Reservation.lease_id)).all()
     why = f'it is booked in its time by lease {", ".join(others)}.' if (
         others) else 'it is too small, or has servers without a lease.'

@@ -138,8 +138,8 @@ class Binding:
                 among=among)) for host_id in hosts])
             # They lack nothing any more.
             for row in [row for row in found[0].bookings
-                        if row.stranded_at is not None][:len(hosts)]:
-                row.stranded_at = None
+                        if row.host_failed_at is not None][:len(hosts)]:
+                row.host_failed_at = None
             events.changed(session, lease, self._types, found, now)
             found[0].moved_at = found[0].updated_at = lease.updated_at = now
             session.flush()
@@ -202,7 +202,7 @@ def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
         the occurrence before
     :param lease: its status, and when its deletion was asked for
     """
-    if row.placed_at is not None or row.sent_at is not None or (
+    if row.claimed_at is not None or row.dispatched_at is not None or (
             lease.deleted_at is not None):
         return False
     if later:

@@ -64,7 +64,7 @@ class Credentials:
         return kept[_MOST_REPLACED:]
 
 
-_LAST_SENT = sa.select(sa.func.max(models.Booking.sent_at)).join(
+_LAST_SENT = sa.select(sa.func.max(models.Booking.dispatched_at)).join(
     models.Booking.reservation).where(
         models.Reservation.lease_id == sa.bindparam('lease'))
 

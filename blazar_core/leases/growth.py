@@ -93,7 +93,7 @@ def revert(database: api.Database, clock: clocks.Clock,
                 models.Host.name == wanted.node))
             moved = session.execute(sa.update(models.Booking).where(
                 models.Booking.server_id == server_id).values(
-                    moving_to=host_id))
+                    migrating_to=host_id))
             if host_id is not None and ty.cast(
                     'sa.CursorResult[ty.Any]', moved).rowcount:
                 inventory.come_back(

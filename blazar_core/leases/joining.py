@@ -249,7 +249,7 @@ def _counted(session: orm.Session, joiners: ty.Collection[Joiner],
     found = {}
     for one in joiners:
         host = hosts.get(one.host)
-        if host is not None and (host.held_by or host.enrolment):
+        if host is not None and (host.assigned_to or host.enrolment):
             raise errors.Conflict(
                 f'Server {one.id} is on a host that serves leases only, and '
                 f'is there by one. Leave it out.')
@@ -290,7 +290,7 @@ def _edit(reservation_id: str, server_id: str,
     one = counted[server_id]
     return ledger.Edit(None, ledger.NewBooking(
         reservation_id, one.host_id, server_id, window, one.resources,
-        running=True, sent_at=now, placed_at=now))
+        running=True, dispatched_at=now, claimed_at=now))
 
 
 def _like(session: orm.Session, lease: models.Lease,

@@ -375,18 +375,18 @@ class Limits:
             found.others[_LEASES] = row.leases
             if row.amount and not row.beside:
                 # Nobody knows when it goes that should have gone by now.
-                overdue = row.placed_at is not None and (
+                overdue = row.claimed_at is not None and (
                     row.end_date + ledger.OVERDUE <= now)
                 found.uses.append(usage.Use(
                     ledger.occupied(
                         row.start_date, model.FOREVER if overdue
-                        else row.end_date, row.placed_at, now),
+                        else row.end_date, row.claimed_at, now),
                     amounts, bool(row.own), row.user_id))
-            if row.moving_to is not None and not row.beside:
+            if row.migrating_to is not None and not row.beside:
                 moving.append(row)
             if row.server_id is not None:
                 found.servers.append((row.user_id, quotas.Server(
-                    row.server_id, row.placed_at is not None, each)))
+                    row.server_id, row.claimed_at is not None, each)))
         # What one claims again is what it has claimed before.
         for row, more in usage.growing(connection, [
                 row for row in moving

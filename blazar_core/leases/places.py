@@ -130,7 +130,7 @@ class Places:
             session.execute(
                 sa.update(models.Booking)
                 .where(models.Booking.server_id.in_(server_ids))
-                .values(server_id=None, sent_at=None, placed_at=None))
+                .values(server_id=None, dispatched_at=None, claimed_at=None))
 
 
 def _check_owner(lease: models.Lease, reservation_id: str, project_id: str,
@@ -165,7 +165,7 @@ def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],
     for kind, those in kinds.items():
         if len(those) >= len(server_ids):
             for row, server_id in zip(those, server_ids):
-                row.server_id, row.sent_at = server_id, now
+                row.server_id, row.dispatched_at = server_id, now
             return kind
     most = max(map(len, kinds.values()))
     raise errors.ReservationFull(

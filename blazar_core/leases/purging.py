@@ -208,7 +208,7 @@ def _finished(session: orm.Session, ids: ty.Sequence[str], before: int,
             (models.Event.lease_id == _LEASES.c.id,
              models.Event.status.in_(states.OPEN)),
             (mine, models.Booking.reservation_id == _RESERVATIONS.c.id),
-            (mine, models.Host.held_by == _RESERVATIONS.c.id),
+            (mine, models.Host.assigned_to == _RESERVATIONS.c.id),
             (other.c.recurrence_id == _LEASES.c.recurrence_id,
              ~sa.and_(*_is_over(other, before))))))).all()
 

@@ -64,7 +64,7 @@ class Servers:
                 .join(models.Booking.reservation)
                 .join(models.Reservation.lease)
                 .where(models.Booking.server_id.in_(server_ids),
-                       models.Booking.sent_at.is_(None))).all()
+                       models.Booking.dispatched_at.is_(None))).all()
         return {row.server_id: {
             'lease_id': row.id, 'name': row.name,
             'project_id': row.project_id, 'status': views.status(row),
@@ -183,10 +183,11 @@ class Servers:
         """
         with self._database.reader() as session:
             rows = session.execute(sa.select(
-                models.Host.enrolment, models.Host.held_by).where(
+                models.Host.enrolment, models.Host.assigned_to).where(
                     models.Host.service_host == service_host)).all()
         return (any(row.enrolment for row in rows),
-                next((row.held_by for row in rows if row.held_by), None))
+                next((row.assigned_to for row in rows if row.assigned_to),
+                     None))
 
     def bookings(self, server_ids: ty.Collection[str],
                  ) -> dict[str, tuple[str, model.Window]]:
@@ -201,13 +202,13 @@ class Servers:
             rows = session.execute(
                 sa.select(booking.server_id, models.Host.uuid,
                           booking.start_date, booking.end_date,
-                          booking.placed_at, models.Lease.on_end)
+                          booking.claimed_at, models.Lease.on_end)
                 .join(models.Host, booking.host_id == models.Host.id)
                 .join(booking.reservation).join(models.Reservation.lease)
                 .where(booking.server_id.in_(server_ids))).all()
         return {row.server_id: (row.uuid, stays.stay(
             model.Window(row.start_date, row.end_date),
-            '' if row.placed_at is not None and row.end_date <= now
+            '' if row.claimed_at is not None and row.end_date <= now
             else row.on_end)) for row in rows}
 
     def hosts_of_services(self, service_hosts: ty.Collection[str],

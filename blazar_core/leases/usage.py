@@ -70,7 +70,7 @@ def books_of(project_id: str, lease_id: str | None,
             'beside'),
         sa.and_(models.Lease.status.in_(states.HOLDING),
                 models.Booking.server_id.is_not(None),
-                models.Booking.sent_at.is_(None)).label('held'),
+                models.Booking.dispatched_at.is_(None)).label('held'),
         # As text: PostgreSQL does not compare JSON.
         sa.case((_RESERVED.startswith(_WHOLE, autoescape=True), _RESERVED),
                 else_=sa.cast(models.Booking.resources, sa.Text)
@@ -78,8 +78,8 @@ def books_of(project_id: str, lease_id: str | None,
         models.Lease.user_id, models.Lease.start_date.label('first_date'),
         (models.Lease.end_date + models.Lease.grace_period).label(
             'last_date'), models.Booking.start_date,
-        models.Booking.end_date, models.Booking.placed_at,
-        models.Booking.server_id, models.Booking.moving_to)
+        models.Booking.end_date, models.Booking.claimed_at,
+        models.Booking.server_id, models.Booking.migrating_to)
     return sa.select(
         *each, sa.func.count(models.Booking.id).label('amount'),
         sa.func.count(sa.case((sa.or_(
@@ -110,10 +110,10 @@ def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
         return []
     claimed = {row.id: row.consumers for row in connection.execute(sa.select(
         models.Host.id, models.Host.consumers).where(
-            models.Host.id.in_({row.moving_to for row in rows})))}
+            models.Host.id.in_({row.migrating_to for row in rows})))}
     found: list[tuple[ty.Any, model.Resources]] = []
     for row in rows:
-        amounts, _told = (claimed.get(row.moving_to) or {}).get(
+        amounts, _told = (claimed.get(row.migrating_to) or {}).get(
             row.server_id, ({}, 0))
         booked = json.loads(row.kind)
         found.append((row, {

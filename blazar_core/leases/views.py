@@ -237,7 +237,7 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
         if part.kind == 'b':
             bookings[part.owner].append(types.SimpleNamespace(
                 server_id=part.name, host_id=part.number,
-                stranded_at=part.created_at, failed_at=part.updated_at))
+                host_failed_at=part.created_at, failed_at=part.updated_at))
     for part in parts:
         if part.kind == 'r':
             reservations[part.owner].append(types.SimpleNamespace(
@@ -291,12 +291,12 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
         .where(event.lease_id.in_(lease_ids)),
         part('b', sa.cast(booking.id, sa.String(36)), booking.reservation_id,
              booking.server_id, sa.literal_column("''"), booking.host_id,
-             booking.stranded_at, booking.failed_at, *text, none)
+             booking.host_failed_at, booking.failed_at, *text, none)
         .join(booking.reservation).where(
             reservation.lease_id.in_(lease_ids),
             sa.or_(booking.server_id.is_not(None),
                    booking.host_id.is_(None),
-                   booking.stranded_at.is_not(None))),
+                   booking.host_failed_at.is_not(None))),
     )).all()
 
 
@@ -385,7 +385,7 @@ def _describe_reservation(reservation: ty.Any, status: str,
         'resources': dict(reservation.resources),
         # While it waits for capacity it has had no host yet.
         'missing_resources': status not in states.SEEKING and any(
-            booking.host_id is None or booking.stranded_at is not None or
+            booking.host_id is None or booking.host_failed_at is not None or
             booking.failed_at is not None for booking in reservation.bookings),
         'resources_changed': _has_moved(reservation, status),
         'servers': [booking.server_id for booking in reservation.bookings
@@ -407,7 +407,8 @@ def _lacks(reservation: ty.Any, status: str) -> ty.Iterator[str]:
     :param status: that of the lease
     """
     which = f'reservation {reservation.id}'
-    failed = sum(one.stranded_at is not None for one in reservation.bookings)
+    failed = sum(one.host_failed_at is not None
+                 for one in reservation.bookings)
     whole = model.HOST in reservation.resources
     if failed and whole:
         yield (f'{words.count(failed, "host")} of {which} failed. Another '

@@ -74,7 +74,7 @@ class Announcing:
                     'server_id': one, 'project_id': project_id,
                     'user_id': user_id, 'created_at': window.start,
                     'end_date': window.end, 'claimed_until': 0,
-                    'told_at': None} for one in server_ids])
+                    'notified_at': None} for one in server_ids])
         except Exception as exc:
             LOG.warning('When servers %s would be over is not written down, '
                         'and will not be announced: %s',
@@ -89,8 +89,8 @@ class Announcing:
         now = self._clock.now()
         with self._database.connection() as connection:
             due = connection.execute(sa.select(_IDS, *_BOOT).where(
-                _WOULD_END.c.end_date <= now, _WOULD_END.c.told_at.is_(None),
-                _free(now)).order_by(
+                _WOULD_END.c.end_date <= now,
+                _WOULD_END.c.notified_at.is_(None), _free(now)).order_by(
                     *_BOOT, _IDS).limit(_AT_ONCE)).all()
         for boot, rows in itertools.groupby(due, lambda row: row[1:]):
             there = [row.server_id for row in rows
@@ -137,7 +137,7 @@ class Announcing:
         with self._database.begin() as connection:
             return [one for one in server_ids if connection.execute(
                 sa.update(_WOULD_END).where(
-                    _IDS == one, _WOULD_END.c.told_at.is_(None),
+                    _IDS == one, _WOULD_END.c.notified_at.is_(None),
                     _free(now)).values(claimed_until=now + _CLAIM)).rowcount]
 
     def _put_off(self, server_id: str) -> None:
@@ -151,7 +151,7 @@ class Announcing:
         with self._database.begin() as connection:
             for one in server_ids:
                 connection.execute(sa.update(_WOULD_END).where(
-                    _IDS == one).values(told_at=self._clock.now()))
+                    _IDS == one).values(notified_at=self._clock.now()))
 
     def _forget(self, which: sa.ColumnElement[bool]) -> None:
         with self._database.begin() as connection:
@@ -166,7 +166,7 @@ class Announcing:
         # That the end is as old says the same, by an index.
         self._database.retried(self._forget, sa.and_(
             _WOULD_END.c.end_date < before, sa.func.coalesce(
-                _WOULD_END.c.told_at, _WOULD_END.c.end_date) < before))
+                _WOULD_END.c.notified_at, _WOULD_END.c.end_date) < before))
 
 
 def _free(now: int) -> sa.ColumnElement[bool]:
@@ -182,5 +182,5 @@ def told(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
     """
     with database.connection() as connection:
         return connection.execute(sa.select(_WOULD_END).where(
-            _WOULD_END.c.told_at.is_not(None)).order_by(
+            _WOULD_END.c.notified_at.is_not(None)).order_by(
                 _WOULD_END.c.end_date, _IDS)).all()

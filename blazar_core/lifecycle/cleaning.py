@@ -101,9 +101,9 @@ class Cleaning:
         with self._database.writer() as session:
             session.execute(
                 sa.update(models.Host)
-                .where(_HOST.held_by == reservation_id,
-                       _HOST.emptied_at.is_not(None))
-                .values(emptied_at=None, cleaned_at=None))
+                .where(_HOST.assigned_to == reservation_id,
+                       _HOST.vacated_at.is_not(None))
+                .values(vacated_at=None, cleaned_at=None))
 
     def _begin(self, reserved: resources.Reserved, seconds: int) -> _Held:
         """Take what nobody is cleaning; those that were not asked for longest
@@ -117,15 +117,15 @@ class Cleaning:
                 return _Held(0, 0, set(), now, 0)
             connection = session.connection()
             until = now + _SOON + seconds
-            held = _HOST.held_by == reserved.id
+            held = _HOST.assigned_to == reserved.id
             connection.execute(
                 sa.update(models.Host.__table__)
                 # A clock that was ahead has said the latter.
-                .where(held, sa.or_(_HOST.emptied_at.is_(None),
-                                    _HOST.emptied_at > now))
-                .values(emptied_at=now))
+                .where(held, sa.or_(_HOST.vacated_at.is_(None),
+                                    _HOST.vacated_at > now))
+                .values(vacated_at=now))
             rows = connection.execute(
-                sa.select(_HOST.id, _HOST.uuid, _HOST.emptied_at,
+                sa.select(_HOST.id, _HOST.uuid, _HOST.vacated_at,
                           _HOST.cleaning_until, _HOST.cleaned_at)
                 .where(held).order_by(_HOST.id)).all()
             dirty = [row for row in rows if row.cleaned_at is None]
@@ -139,7 +139,7 @@ class Cleaning:
                 .values(cleaning_until=until))
             return _Held(
                 len(rows), len(dirty), {row.uuid for row in mine}, until,
-                max(row.emptied_at for row in rows) + lease.cleaning_time - now
+                max(row.vacated_at for row in rows) + lease.cleaning_time - now
                 if rows else 0)
 
     def _keep(self, reservation_id: str, held: _Held, clean: set[str],
@@ -154,6 +154,6 @@ class Cleaning:
                     (clean, {'cleaning_until': now, 'cleaned_at': now})):
                 session.execute(
                     sa.update(models.Host)
-                    .where(_HOST.held_by == reservation_id,
+                    .where(_HOST.assigned_to == reservation_id,
                            _HOST.cleaning_until == held.until,
                            _HOST.uuid.in_(uuids)).values(**values))

@@ -134,8 +134,8 @@ class Closing:
             left = there.keys() - set(session.scalars(
                 sa.select(models.Reservation.id).join(models.Lease).where(
                     models.Lease.status.in_(states.BEGUN)))) - set(
-                session.scalars(sa.select(models.Host.held_by).where(
-                    models.Host.held_by.is_not(None))))
+                session.scalars(sa.select(models.Host.assigned_to).where(
+                    models.Host.assigned_to.is_not(None))))
             known = {row.id: (self._types.of_row(row),
                               resources.reserved(session, row))
                      for row in session.scalars(
@@ -164,7 +164,7 @@ class Closing:
                 # What could not start was not used.
                 return
             for host_id in session.scalars(sa.select(models.Host.id).where(
-                    models.Host.held_by == reserved.id,
+                    models.Host.assigned_to == reserved.id,
                     models.Host.enrolment.is_not(None),
             ).order_by(models.Host.id)).all():
                 enrolment.leave(

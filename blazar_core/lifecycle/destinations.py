@@ -168,7 +168,7 @@ class Destinations:
             among=_among(row.enrolment is not None))
             for row in session.execute(_ON_THE_WAY, {'now': now})
             if row.id not in ids and
-            abs(row.relocate_at - pause(row.relocate_tries) - now
+            abs(row.next_evacuation_at - pause(row.evacuations) - now
                 ) <= _SETTLE]
 
 
@@ -188,19 +188,20 @@ _BOOKING, _HOST = models.Booking.__table__.c, notes.Outage.host_id
 _NOW = sa.bindparam('now', type_=sa.BigInteger)
 #: Twice the pause of a server that was asked for so often.
 _FURTHEST = sa.case(*(
-    (_BOOKING.relocate_tries <= tries, 2 * pause(tries))
+    (_BOOKING.evacuations <= tries, 2 * pause(tries))
     for tries in range(1, _DOUBLED + 1)),
-    (_BOOKING.relocate_tries.is_(None), 2 * AGAIN),
+    (_BOOKING.evacuations.is_(None), 2 * AGAIN),
     else_=2 * pause(_DOUBLED + 1))
 #: Whether a server may be asked for now; it says when again.
-is_due = sa.or_(_BOOKING.relocate_at.is_(None), skew.is_over(
-    _BOOKING.relocate_at, _NOW, _FURTHEST))
+is_due = sa.or_(_BOOKING.next_evacuation_at.is_(None), skew.is_over(
+    _BOOKING.next_evacuation_at, _NOW, _FURTHEST))
 #: What was asked for, and may be on its way from a host that is away.
 _ON_THE_WAY = sa.select(
-    _BOOKING.id, _BOOKING.resources, _BOOKING.relocate_at,
-    _BOOKING.relocate_tries, models.Host.uuid, models.Host.enrolment,
+    _BOOKING.id, _BOOKING.resources, _BOOKING.next_evacuation_at,
+    _BOOKING.evacuations, models.Host.uuid, models.Host.enrolment,
 ).join(models.Host, models.Host.id == _BOOKING.host_id).where(
-    _BOOKING.host_id.in_(sa.select(_HOST)), _BOOKING.relocate_tries > 0,
+    _BOOKING.host_id.in_(sa.select(_HOST)), _BOOKING.evacuations > 0,
     # Of those within leases of hosts the books count nothing.
     ledger.TAKES, _BOOKING.server_id.is_not(None),
-    _BOOKING.moving_to.is_(None), _BOOKING.relocate_at > sa.bindparam('now'))
+    _BOOKING.migrating_to.is_(None),
+    _BOOKING.next_evacuation_at > sa.bindparam('now'))

@@ -68,8 +68,8 @@ class Engine:
         self._lifecycle = lifecycle
         self._workers: int = conf.blazar.workers
         self._most_slow: int = max(1, self._workers // _PER_SLOW)
-        self._longest_sleep: int = conf.blazar.longest_sleep
-        seconds: int = conf.blazar.claim_seconds
+        self._max_sleep: int = conf.blazar.max_sleep
+        seconds: int = conf.blazar.worker_timeout
         self._queue = queues.Queue(database, clock, name, seconds)
         self._outcomes = outcomes.Outcomes(database, clock, self._queue)
         self._beat, self._extended = max(1, seconds // 3), float('-inf')
@@ -97,7 +97,7 @@ class Engine:
                                   'again in %s s', _AFTER_FAILURE)
                 # The clock may have been set back since that was found.
                 self._clock.wait(self._wake, min(
-                    next_look, self._clock.now() + self._longest_sleep))
+                    next_look, self._clock.now() + self._max_sleep))
             self._see_out()
 
     def _see_out(self) -> None:
@@ -206,7 +206,7 @@ class Engine:
         all workers are busy, the end of one wakes the engine.
         """
         now = self._clock.now()
-        latest = now + self._longest_sleep
+        latest = now + self._max_sleep
         with self._lock:
             running = len(self._running)
         if running:

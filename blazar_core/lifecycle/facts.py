@@ -142,8 +142,8 @@ def comes_first(lease: models.Lease) -> bool:
 def waiting(lease: models.Lease) -> list[str]:
     """The servers of a lease whose build has not been sent."""
     return [booking.server_id for booking in bookings(lease)
-            if booking.server_id is not None and booking.sent_at is None and
-            booking.failed_at is None]
+            if booking.server_id is not None and
+            booking.dispatched_at is None and booking.failed_at is None]
 
 
 def is_unsettled(booking: models.Booking) -> bool:
@@ -153,7 +153,7 @@ def is_unsettled(booking: models.Booking) -> bool:
 
 def is_building(lease: models.Lease) -> bool:
     """Whether of the servers that were sent some are not settled yet."""
-    return any(is_unsettled(booking) and booking.sent_at is not None
+    return any(is_unsettled(booking) and booking.dispatched_at is not None
                for booking in bookings(lease))
 
 

@@ -141,8 +141,8 @@ class Leaving:
             if not booking.reservation.booted and (
                     lease.status not in states.ENDING):
                 left = ledger.new_of(
-                    booking, server_id=None, running=False, sent_at=None,
-                    placed_at=None, resources=booking.reservation.resources)
+                    booking, server_id=None, running=False, dispatched_at=None,
+                    claimed_at=None, resources=booking.reservation.resources)
             self._take_out(session, booking, left, is_there)
             transitions.settle(session, lease, self._clock.now())
         LOG.info('Lease %s: server %s %s', lease_id, server_id,
@@ -162,7 +162,7 @@ class Leaving:
         ledger.amend(session, self._clock.now(),
                      [ledger.Edit(booking, left)])
         if left is not None:
-            booking.failed_at = booking.moving_to = None
+            booking.failed_at = booking.migrating_to = None
         if is_there and host_id is not None and server_id is not None:
             session.flush()
             inventory.keep(session.connection(), self._clock.now(),

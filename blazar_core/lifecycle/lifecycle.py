@@ -52,7 +52,7 @@ class Lifecycle:
     :param patience: seconds a start waits for its host to be left
     :param lost_after: seconds that a build has not been on its way after
         which no process works on it any more
-    :param end_limit: seconds after an end after which servers are deleted
+    :param end_timeout: seconds after an end after which servers are deleted
         whatever ``on_end`` says; 0: never
     :param no_shows: of :class:`~blazar_core.lifecycle.noshows.NoShows`, after
         what time, and with what notice
@@ -67,7 +67,7 @@ class Lifecycle:
                  opens: ty.Callable[[str], str],
                  notify: ty.Callable[[str, facts.Lease], None],
                  patience: int, lost_after: int, types: resources.Types,
-                 policies: ends.Policies, end_limit: int = 0,
+                 policies: ends.Policies, end_timeout: int = 0,
                  no_shows: tuple[int, int] = (0, 0),
                  granting: extending.Granting = lambda _lease, _change: None,
                  moves: int = 0, pace: pacing.Pace = pacing.Pace(),
@@ -90,7 +90,7 @@ class Lifecycle:
         self.ending = ending.Ending(
             database, clock, notify, self.closing, server_ends.ServerEnds(
                 cloud, self.observing, self.leaving, policies),
-            policies, patience, end_limit)
+            policies, patience, end_timeout)
         self.extending = extending.Extending(
             database, clock, changing.Changing(
                 database, clock, admission, types), granting, notify)

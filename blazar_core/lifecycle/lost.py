@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 _SENT = sa.select(
     models.Lease.id, models.Lease.project_id, models.Booking.server_id,
-    models.Booking.sent_at,
+    models.Booking.dispatched_at,
 ).join(models.Booking.reservation).join(models.Reservation.lease).where(
     models.Lease.status.in_((*states.BEGUN, states.Lease.ERROR)),
     models.Booking.server_id.is_not(None), models.Booking.running.is_(False))
@@ -117,7 +117,7 @@ class Lost:
         with self._database.connection() as connection:
             for row in connection.execute(_SENT):
                 sent.setdefault((row.id, row.project_id), {})[
-                    row.server_id] = row.sent_at
+                    row.server_id] = row.dispatched_at
         return sent
 
     def _recover(self, lease_id: str, late: ty.Mapping[str, clouds.Trace],

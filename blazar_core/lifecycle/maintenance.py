@@ -158,7 +158,7 @@ class Maintenance:
         return [row for row in session.scalars(_BOOKED, {
             'host': host.id, 'now': now, 'end': window.end,
         }) if ledger.occupied(
-            row.start_date, row.end_date, row.placed_at, now,
+            row.start_date, row.end_date, row.claimed_at, now,
         ).end > window.start]
 
     def _obstacles(self, reservation_id: str, ids: ty.Collection[int],
@@ -275,7 +275,7 @@ _BOOKED = sa.select(models.Booking).options(
     models.Booking.outage.is_(None),
     models.Booking.start_date < sa.bindparam('end'),
     sa.or_(models.Booking.end_date > sa.bindparam('now'),
-           models.Booking.placed_at.is_not(None))).order_by(
+           models.Booking.claimed_at.is_not(None))).order_by(
     models.Booking.start_date, models.Booking.id)
 _OVER = sa.select(models.Host.uuid).join(
     notes.Outage, notes.Outage.host_id == models.Host.id).where(

@@ -34,7 +34,7 @@ _MISSES = sa.select(models.Booking.id).join(
     models.Reservation.id == models.Booking.reservation_id).where(
     models.Reservation.lease_id == sa.bindparam('lease'), sa.or_(
         models.Booking.host_id.is_(None),
-        models.Booking.stranded_at.is_not(None))).limit(1)
+        models.Booking.host_failed_at.is_not(None))).limit(1)
 _HAS_BOOKINGS = sa.exists().where(
     models.Booking.reservation_id == models.Reservation.id,
     models.Reservation.lease_id == models.Lease.id)
@@ -126,7 +126,7 @@ class Observing:
         """
         with self._database.reader() as session:
             booking = facts.booking_of(session, server_id)
-            return booking is not None and booking.sent_at is None
+            return booking is not None and booking.dispatched_at is None
 
     def _stands(self, lease_id: str, server_id: str, seen: clouds.Seen,
                 ) -> tuple[list[str], facts.Lease | None]:
@@ -143,11 +143,11 @@ class Observing:
                     seen.rest is not None and not booking.running):
                 # One that is shelved is there when it has been brought back.
                 return [], None
-            left, failed = booking.host_id, booking.stranded_at is not None
+            left, failed = booking.host_id, booking.host_failed_at is not None
             stale = transitions.follow(
                 session, lease, booking, seen.host, self._clock.now())
-            if booking.placed_at is None:
-                booking.placed_at = self._clock.now()
+            if booking.claimed_at is None:
+                booking.claimed_at = self._clock.now()
             if seen.state is not clouds.ServerState.BUILDING:
                 booking.running, booking.failed_at = True, None
                 transitions.settle(session, lease, self._clock.now())
@@ -178,8 +178,8 @@ class Observing:
             booking = facts.booking_of(session, server_id)
             if booking is None or booking.running or (
                     booking.failed_at is not None or
-                    seen.unplaced and booking.sent_at is None or
-                    sent not in (None, (booking.sent_at,))):
+                    seen.unplaced and booking.dispatched_at is None or
+                    sent not in (None, (booking.dispatched_at,))):
                 return []
             if not booking.reservation.booted:
                 # The place is the lease's, whatever becomes of a server.
@@ -217,7 +217,7 @@ class Observing:
         if lease.status not in states.TO_START or lease.end_date <= now or (
                 held is None or held.only_if_lost):
             return False
-        booking.sent_at = booking.placed_at = None
+        booking.dispatched_at = booking.claimed_at = None
         pause = facts.pause(lease, now)
         for event in lease.events:
             if event.event_type == states.EventType.START:
@@ -270,7 +270,8 @@ class Observing:
             booking = facts.booking_of(session, server_id)
         seen = self._cloud.look(server_id)
         return seen, self.observe(
-            server_id, seen, None if booking is None else (booking.sent_at,))
+            server_id, seen,
+            None if booking is None else (booking.dispatched_at,))
 
 
 def _unbuilt(lease: models.Lease, server_id: str, fault: str,

@@ -179,11 +179,12 @@ class Orphans:
                 session.add(row)
             elif row.missing != missing:
                 # That his project is gone, too, is told besides.
-                row.told_at = None if missing == PROJECT else row.told_at
+                if missing == PROJECT:
+                    row.notified_at = None
                 row.missing, row.seen_at, row.claimed_until = missing, now, 0
             # A clock that was ahead has said what is later.
             row.seen_at = min(row.seen_at, now)
-            tells = row.told_at is None and not clocks.is_within(
+            tells = row.notified_at is None and not clocks.is_within(
                 row.claimed_until, now, 2 * _CLAIM)
             if tells:
                 row.claimed_until = now + _CLAIM
@@ -210,7 +211,7 @@ class Orphans:
             connection.execute(sa.update(notes.Orphan.__table__).where(
                 notes.Orphan.lease_id == lease_id,
                 notes.Orphan.missing == missing,
-            ).values(told_at=self._clock.now()))
+            ).values(notified_at=self._clock.now()))
 
     def _trim(self) -> None:
         """Forget those that are over."""

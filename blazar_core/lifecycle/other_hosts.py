@@ -52,7 +52,7 @@ class Coming(ty.NamedTuple):
     start_date: int
     end_date: int
     resources: model.Resources
-    placed_at: None = None
+    claimed_at: None = None
 
 
 class Together(ty.NamedTuple):

@@ -116,9 +116,9 @@ def mark_sent(connection: sa.Connection, servers: ty.Mapping[str, int | None],
 _BOOKINGS = models.Booking.__table__
 _MARK = sa.update(_BOOKINGS).where(
     _BOOKINGS.c.server_id.in_(sa.bindparam('servers', expanding=True)),
-    _BOOKINGS.c.failed_at.is_(None)).values(sent_at=sa.bindparam('now'))
-_FIRST = _MARK.where(_BOOKINGS.c.sent_at.is_(None))
-_AGAIN = _MARK.where(_BOOKINGS.c.sent_at == sa.bindparam('before'))
+    _BOOKINGS.c.failed_at.is_(None)).values(dispatched_at=sa.bindparam('now'))
+_FIRST = _MARK.where(_BOOKINGS.c.dispatched_at.is_(None))
+_AGAIN = _MARK.where(_BOOKINGS.c.dispatched_at == sa.bindparam('before'))
 _LEASES = models.Lease.__table__
 _HAD = sa.select(_LEASES.c.id).where(
     _LEASES.c.id == sa.bindparam('lease'),

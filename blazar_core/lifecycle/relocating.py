@@ -154,10 +154,11 @@ class Relocating:
                 rows = [*rows, *connection.execute(_LODGING, {
                     'now': now, 'types': self._lodgers.types})]
         return [_Stay(row.id, row.server_id, row.lease_id, row.project_id,
-                      row.relocate_at or 0, row.relocate_tries or 0, row.uuid,
-                      row.name, row.kind == outages.FAILURE, row.taken)
+                      row.next_evacuation_at or 0, row.evacuations or 0,
+                      row.uuid, row.name, row.kind == outages.FAILURE,
+                      row.taken)
                 for row in sorted(rows, key=lambda row: (
-                    row.server_id is None, row.relocate_at or 0,
+                    row.server_id is None, row.next_evacuation_at or 0,
                     row.kind != outages.FAILURE, row.created_at,
                     row.lease_id, row.id))]
 
@@ -348,8 +349,8 @@ _TAKEN = sa.exists().where(
 #: The servers of leases that run on hosts that have failed, or of others
 #: where these are in maintenance.
 _STAYING = sa.select(
-    _BOOKING.id, _BOOKING.server_id, _BOOKING.relocate_at,
-    _BOOKING.relocate_tries, notes.Outage.kind, models.Host.uuid,
+    _BOOKING.id, _BOOKING.server_id, _BOOKING.next_evacuation_at,
+    _BOOKING.evacuations, notes.Outage.kind, models.Host.uuid,
     models.Host.name, _LEASE.id.label('lease_id'), _LEASE.project_id,
     _LEASE.created_at, _TAKEN).select_from(notes.Outage).join(_AWAY, sa.and_(
         _AWAY.c.host_id == _HOST, _AWAY.c.outage == notes.Outage.kind)).join(
@@ -371,14 +372,15 @@ _STAYING = sa.select(
         destinations.is_due)
 #: The same for those within leases of hosts that have no bookings: by theirs.
 _LODGING = lodgers.lodgings(
-    _BOOKING.id, _BOOKING.server_id, _BOOKING.relocate_at,
-    _BOOKING.relocate_tries, notes.Outage.kind, models.Host.uuid,
+    _BOOKING.id, _BOOKING.server_id, _BOOKING.next_evacuation_at,
+    _BOOKING.evacuations, notes.Outage.kind, models.Host.uuid,
     models.Host.name, _LEASE.id.label('lease_id'), _LEASE.project_id,
     _LEASE.created_at, _TAKEN,
 ).where(destinations.is_due)
 _TAKE = sa.update(models.Booking.__table__).where(
     _BOOKING.id == sa.bindparam('booking'),
     _BOOKING.server_id.is_not_distinct_from(sa.bindparam('of')),
-    sa.func.coalesce(_BOOKING.relocate_at, 0) == sa.bindparam('seen'),
+    sa.func.coalesce(_BOOKING.next_evacuation_at, 0) == sa.bindparam('seen'),
     sa.exists().where(_HOST == _BOOKING.host_id),
-).values(relocate_at=sa.bindparam('due'), relocate_tries=sa.bindparam('tries'))
+).values(next_evacuation_at=sa.bindparam('due'),
+         evacuations=sa.bindparam('tries'))

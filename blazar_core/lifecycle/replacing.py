@@ -140,7 +140,8 @@ def _case(session: orm.Session, reservation_id: str) -> _Case | None:
             reservation.lease.status != states.Lease.ACTIVE or
             reservation.lease.deleted_at is not None):
         return None
-    missing = sum(row.stranded_at is not None for row in reservation.bookings)
+    missing = sum(row.host_failed_at is not None
+                  for row in reservation.bookings)
     if not missing:
         return None
     reserved = resources.reserved(session, reservation)
@@ -159,7 +160,7 @@ _FAILED = sa.select(
     models.Reservation.id == models.Booking.reservation_id).join(
     models.Lease, models.Lease.id == models.Reservation.lease_id).where(
         notes.Outage.began_at.is_not(None),
-        models.Booking.stranded_at.is_not(None),
+        models.Booking.host_failed_at.is_not(None),
         models.Booking.server_id.is_(None),
         models.Lease.status == states.Lease.ACTIVE,
         models.Lease.deleted_at.is_(None))

@@ -163,7 +163,7 @@ class Resuming:
                     session, lease, now))
             rows = facts.bookings(lease)
             for row, server_id in zip(rows, there, strict=False):
-                row.server_id, row.sent_at = server_id, now
+                row.server_id, row.dispatched_at = server_id, now
             # Those that were deleted do not come any more.
             ledger.amend(session, now, [
                 ledger.Edit(row, None) for row in rows[len(there):]])

@@ -305,7 +305,7 @@ _OVERSTAYING = sa.select(models.Booking.host_id.distinct()).join(
     models.Booking.reservation).where(
         models.Booking.host_id.in_(sa.bindparam('hosts', expanding=True)),
         ledger.TAKES, sa.or_(
-            models.Booking.placed_at.is_not(None),
+            models.Booking.claimed_at.is_not(None),
             models.Reservation.resource_type.in_(
                 sa.bindparam('serverless', expanding=True))),
         models.Booking.end_date <= sa.bindparam('now'))

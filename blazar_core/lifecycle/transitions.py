@@ -127,7 +127,7 @@ def give_room_back(session: orm.Session,
         session, {booking.reservation for booking in bookings}, now)
     ledger.amend(session, now, [
         ledger.Edit(booking, ledger.new_of(
-            booking, host_id=None, placed_at=None))
+            booking, host_id=None, claimed_at=None))
         for booking in bookings])
 
 
@@ -150,7 +150,8 @@ def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
         ) else states.Lease.ERROR, now)
         for reservation in lease.reservations:
             reservation.enter(states.Reservation.ERROR, now)
-    waiting = [row for row in facts.bookings(lease) if row.sent_at is None]
+    waiting = [row for row in facts.bookings(lease)
+               if row.dispatched_at is None]
     for row in waiting:
         row.failed_at = now
     give_room_back(session, waiting, now)
@@ -178,7 +179,7 @@ def follow(session: orm.Session, lease: models.Lease, booking: models.Booking,
     ledger.amend(session, now, ledger.follow(
         booking, new[0].id, left is None or not outages.on_host(
             session.connection(), left, now)), force=True)
-    booking.moving_to = None
+    booking.migrating_to = None
     if left and (booking.reservation.params or {}).get('affinity'):
         _bring_along(session, booking, left, now)
     return [row.service_host for row in hosts.values()]
@@ -191,7 +192,7 @@ def _bring_along(session: orm.Session, booking: models.Booking, left: int,
     """
     places = [one for one in booking.reservation.bookings
               if one.host_id == left]
-    if any(one.placed_at is not None for one in places):
+    if any(one.claimed_at is not None for one in places):
         return
     try:
         for place in places:

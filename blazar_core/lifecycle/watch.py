@@ -215,7 +215,7 @@ class Watch:
                 loose.append(row)
             elif row.end_date > now or row.end_date + self._patience <= now:
                 line.apply(host.id, ledger.occupied(
-                    row.start_date, row.end_date, row.placed_at, now),
+                    row.start_date, row.end_date, row.claimed_at, now),
                     row.resources, 1)
         over = bool(line.overfull(now))
         # What runs on a host that is away is in nobody's way there.
@@ -276,7 +276,7 @@ _ROWS = sa.select(
     _BOOKING.id, _BOOKING.reservation_id, _BOOKING.host_id,
     _BOOKING.server_id,
     _BOOKING.start_date, _BOOKING.end_date, _BOOKING.resources,
-    _BOOKING.sent_at, _BOOKING.placed_at,
+    _BOOKING.dispatched_at, _BOOKING.claimed_at,
     _LEASE.id.label('lease_id'), _LEASE.project_id, _LEASE.status,
     _LEASE.deleted_at,
     _LEASE.created_at, _RESERVATION.params.is_not(None).label('later'),
@@ -290,14 +290,14 @@ _ROWS = sa.select(
 _ON_HOST = _ROWS.where(
     _BOOKING.host_id == sa.bindparam('host'),
     sa.or_(_BOOKING.end_date > sa.bindparam('now'),
-           _BOOKING.placed_at.is_not(None)))
+           _BOOKING.claimed_at.is_not(None)))
 #: For each server that is on its way to a host, its reservation.
 _COMING = sa.select(_BOOKING.reservation_id).where(
     _BOOKING.reservation_id.in_(sa.bindparam('reservations', expanding=True)),
-    _BOOKING.moving_to == sa.bindparam('host'))
+    _BOOKING.migrating_to == sa.bindparam('host'))
 _UNBOUND = _ROWS.where(
     _BOOKING.host_id.is_(None), _BOOKING.end_date > sa.bindparam('now'),
-    _BOOKING.sent_at.is_(None),
+    _BOOKING.dispatched_at.is_(None),
     _LEASE.status.in_((*states.BEFORE, *states.BEGUN)))
 #: Leases with conditions, whose bookings all have hosts.
 _RELIEVED = sa.select(_LEASE.id, _LEASE.generation, _LEASE.conditions).where(

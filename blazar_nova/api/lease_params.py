@@ -96,7 +96,7 @@ class Defaults:
     max_occurrences: int = 100
     max_amount: int = 1000
     #: Hints that mean something else here, whatever they look like.
-    other_hints: tuple[str, ...] = ()
+    allowed_hints: tuple[str, ...] = ()
     server_status: str = _RESERVED
 
     @property
@@ -125,7 +125,7 @@ def defaults(conf: ty.Any) -> Defaults:
         timeout=group.best_effort_timeout,
         max_occurrences=group.max_occurrences,
         max_amount=group.max_amount,
-        other_hints=tuple(group.other_hints),
+        allowed_hints=tuple(group.allowed_hints),
         server_status=group.server_status)
 
 
@@ -157,7 +157,7 @@ def lease_request(
     :param now: seconds since the epoch, UTC
     :raises InvalidLeaseParams: with the sentence that the user reads
     """
-    if not boot_hints.ask_for_lease(hints, defaults.other_hints):
+    if not boot_hints.ask_for_lease(hints, defaults.allowed_hints):
         return None
     if boot_hints.LEASE_PARAMS not in hints:
         start = dates.parse_date(defaults.start, now)

@@ -79,7 +79,7 @@ def given(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
     :raises NotDelegated: when the token may make none
     :raises CloudUnavailable: when keystone does not answer
     """
-    limit = parts.conf.blazar.end_limit if needs_one(on_end) else 0
+    limit = parts.conf.blazar.end_timeout if needs_one(on_end) else 0
     return parts.trusts.delegate(context, until + limit, as_owner=as_owner)
 
 

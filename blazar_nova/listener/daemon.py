@@ -77,7 +77,7 @@ class Listener:
         self.parts = wiring.assemble(conf, clock)
         checks.refuse('blazar-listener', checks.notifications(conf))
         wiring.compare_settings('blazar-listener', conf, self.parts.database,
-                                self.parts.clock, 'claim_seconds')
+                                self.parts.clock, 'worker_timeout')
         name = _name()
         self.engine = engine.Engine(
             conf, self.parts.database, self.parts.clock,
@@ -86,13 +86,13 @@ class Listener:
         self.watch = watch.Watch(
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.binding, self.parts.vault.open,
-            self.parts.types, self.parts.notify, conf.blazar.start_patience)
+            self.parts.types, self.parts.notify, conf.blazar.start_timeout)
         self.slots = slots.Slots(
             self.parts.database, self.parts.clock, self.parts.leases.places,
             self.parts.cloud.send_slots, self.parts.vault.open)
         self.monitors = monitors.Monitors(self.parts)
         self._enrolling = enrolling.Enrolling(self.parts)
-        self._interval = conf.blazar.comparison_interval
+        self._interval = conf.blazar.sync_interval
         self._messages = service.notification_listener(
             conf.blazar.notification_topic, self.handle)
         self._stopping = threading.Event()
@@ -133,7 +133,7 @@ class Listener:
 
     def _comparison(self, conf: ty.Any, name: str) -> comparison.Comparison:
         parts, life = self.parts, self.parts.lifecycle
-        patience: int = conf.blazar.claim_seconds
+        patience: int = conf.blazar.worker_timeout
         return comparison.Comparison(
             parts.clock, turns.Turns(
                 parts.database, parts.clock, comparison.NAME, name,

@@ -133,8 +133,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
                             [outside.check], types.serverless)
     life = lifecycle.Lifecycle(
         books, clock, search, cloud, secrets.open, notify,
-        conf.blazar.start_patience, lost_after(conf), types, ends.available(),
-        conf.blazar.end_limit,
+        conf.blazar.start_timeout, lost_after(conf), types, ends.available(),
+        conf.blazar.end_timeout,
         (conf.blazar.no_show_time, conf.blazar.no_show_notice),
         functools.partial(granting.of_change, allowed, types, words),
         conf.blazar.best_effort_moves, pacing.Pace(
@@ -223,15 +223,15 @@ def lost_after(conf: ty.Any) -> int:
 
     :raises ConfigurationError: when somebody may still be
     """
-    seconds, longest = conf.blazar.lost_build_seconds, conf.long_rpc_timeout
+    seconds, longest = conf.blazar.lost_build_timeout, conf.long_rpc_timeout
     if seconds is None:
         return int(longest + _MARGIN)
     if seconds <= longest:
         raise errors.ConfigurationError(
-            f'[blazar] lost_build_seconds is {seconds}, and nova-conductor '
+            f'[blazar] lost_build_timeout is {seconds}, and nova-conductor '
             f'may wait for a scheduler for as long as [DEFAULT] '
             f'long_rpc_timeout, {longest} seconds: a build could be sent '
-            f'twice. Write a larger number, or leave lost_build_seconds out.')
+            f'twice. Write a larger number, or leave lost_build_timeout out.')
     return int(seconds)
 
 

@@ -54,8 +54,9 @@ class LeaseFilter(plugins.HostFilter):  # type: ignore[misc]
     flavor that has no place in it: nowhere. It is the booking in the
     books that lets a server in, never a hint, which anybody could write.
 
-    While the database of the books is away, ``[blazar] without_books`` says
-    what becomes of servers; those of a reservation's flavor go nowhere.
+    While the database of the books is away, ``[blazar]
+    on_database_failure`` says what becomes of servers; those of a
+    reservation's flavor go nowhere.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class LeaseFilter(plugins.HostFilter):  # type: ignore[misc]
         index = follower.Index(books, clock)
         index.prepare()
         self._judge = judge.Judge(books, clock, index)
-        self._alone = service.CONF.blazar.without_books == 'allow'
+        self._alone = service.CONF.blazar.on_database_failure == 'allow'
         claims.install(core_claims.Claims(
             books, clock, index, self._alone, growth.Growth(
                 limits.Limits(service.CONF, books, clock))))

@@ -342,7 +342,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         return [until - self.began for _user, until in self.trusts.values()]
 
     def test_it_is_there_for_as_long_as_the_end_may_take(self):
-        limit = self.listener.parts.conf.blazar.end_limit
+        limit = self.listener.parts.conf.blazar.end_timeout
         self.leased(on_end='delete')
         self.assertEqual([HOUR], self.until())
         self.leased('vm2', on_end='stop')

@@ -478,7 +478,7 @@ class TestNextLease(test_whole_hosts.HostsTestCase):
         self.assertEqual(({}, {}), (
             self.guests(), self.allocations(server['id'])))
         self.assertEqual([(self.second['reservations'][0]['id'],)], self.books(
-            "SELECT held_by FROM hosts WHERE name = 'host1'"))
+            "SELECT assigned_to FROM hosts WHERE name = 'host1'"))
         self.assert_verified()
 
     def test_one_that_was_let_through_by_the_filter(self):

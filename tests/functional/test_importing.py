@@ -223,8 +223,8 @@ class TestActive(ImportTestCase):
             self.assertEqual({self.reservation_id}, self.bound_to(server))
         self.assertEqual(
             [('host1', self.reservation_id)], self.books(
-                'SELECT name, held_by FROM hosts '
-                'WHERE held_by IS NOT NULL'))
+                'SELECT name, assigned_to FROM hosts '
+                'WHERE assigned_to IS NOT NULL'))
         self.assert_nothing_differs()
         # Others are nowhere near, and who has it boots as before.
         inside = self.within('new', self.reservation_id)

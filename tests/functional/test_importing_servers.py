@@ -170,8 +170,9 @@ class TestActiveServers(ServersTestCase):
     def places(self):
         """Who is where, in the books."""
         return self.books(
-            'SELECT hosts.name, server_id, running, sent_at IS NOT NULL, '
-            'placed_at IS NOT NULL FROM bookings JOIN hosts '
+            'SELECT hosts.name, server_id, running, '
+            'dispatched_at IS NOT NULL, claimed_at IS NOT NULL '
+            'FROM bookings JOIN hosts '
             'ON hosts.id = bookings.host_id ORDER BY server_id IS NULL')
 
     def nothing_differs(self):
@@ -320,7 +321,8 @@ class TestActiveServers(ServersTestCase):
         self.assertEqual({self.server['id'], None}, {
             one for name, one, *_more in self.places() if name == 'host1'})
         self.assertEqual([('host2', whole)], self.books(
-            'SELECT name, held_by FROM hosts WHERE held_by IS NOT NULL'))
+            'SELECT name, assigned_to FROM hosts '
+            'WHERE assigned_to IS NOT NULL'))
         self.assertIn(f'trait:{self.trait_of(whole)}',
                       self.specs_of(server)[0])
         self.assertEqual(['host2'], self.aggregates()[whole])

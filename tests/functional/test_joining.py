@@ -385,7 +385,7 @@ class TestLimits(JoiningTestCase):
         self.wait_for(refused, what='the resize fails')
         self.assertEqual([(1,)], self.books(
             "SELECT count(*) FROM bookings WHERE server_id = '"
-            f"{server}' AND moving_to IS NULL"))
+            f"{server}' AND migrating_to IS NULL"))
         self.assertEqual('ACTIVE', self.alice.get_server(server)['status'])
 
     def test_a_rebuild_with_a_larger_image_takes_no_more(self):

@@ -122,7 +122,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
         manager.host_manager = host_manager.HostManager()
 
     def test_an_operator_may_want_no_boots_then(self):
-        self.flags(group='blazar', without_books='refuse')
+        self.flags(group='blazar', on_database_failure='refuse')
         self.stop_scheduler_filter()
         self.boot_active('before')
         with self.away():

@@ -381,7 +381,7 @@ class ClaimTest(PlacementTestCase):
         with self.listener.parts.database.reader() as session:
             booking = session.scalars(sa.select(models.Booking).where(
                 models.Booking.server_id == server_id)).one()
-        self.assertIsNotNone(booking.placed_at)
+        self.assertIsNotNone(booking.claimed_at)
         self.assertEqual({}, self.usage())
 
     def test_it_is_claimed_where_nova_moves_it(self):

@@ -170,7 +170,7 @@ class TestTrusts(test_deletion.DeletionTestCase, RetryingTestCase):
         (_user, until), = self.trusts.values()
         self.assertIn(until - self.began - HOUR - 3000, range(60))
         self.make(**self.retry, on_end='shelve')
-        limit = self.listener.parts.conf.blazar.end_limit
+        limit = self.listener.parts.conf.blazar.end_timeout
         _user, until = [*self.trusts.values()][-1]
         self.assertEqual(HOUR + limit, until - self.began)
 

@@ -181,9 +181,9 @@ class ConfigurationTest(StartupTestCase):
 
     def test_listeners_that_claim_for_different_times(self):
         self.assertEqual([], self.started(self.new_listener))
-        self.flags(group='blazar', claim_seconds=20)
+        self.flags(group='blazar', worker_timeout=20)
         told, = self.started(self.new_listener)
-        self.assertIn('[blazar] claim_seconds is 20 for blazar-listener, and '
+        self.assertIn('[blazar] worker_timeout is 20 for blazar-listener, and '
                       '60 for blazar-listener as it was started last.', told)
         self.assertEqual([], self.started(self.new_listener))
 

@@ -453,7 +453,7 @@ class ServersTest(VerifyTestCase):
     def test_one_that_runs_reserved(self):
         server_id = self.hold('held')['id']
         self.change(models.Lease, status='STARTING')
-        self.change(models.Booking, sent_at=self.clock.now())
+        self.change(models.Booking, dispatched_at=self.clock.now())
         self.assert_left(f'server {server_id} is still RESERVED in Nova.')
 
     def unmark(self, server_id: str) -> None:

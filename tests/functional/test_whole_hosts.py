@@ -429,7 +429,7 @@ class TestLife(HostsTestCase):
             f'/traits?name=in:{self.trait_of(reservation_id)}')['traits'])
         self.listener.mirror.compare_all()
         self.assertEqual([(None,)] * 3, self.books(
-            'SELECT held_by FROM hosts'))
+            'SELECT assigned_to FROM hosts'))
 
     def test_it_has_no_server_group(self):
         self.enrol('host1')
@@ -642,8 +642,8 @@ class TestEnds(HostsTestCase):
                  code=204)
         self.run_until(self.clock.now() + seconds)
 
-    def held_by(self):
-        return self.books("SELECT held_by FROM hosts WHERE name = 'host1'")
+    def assigned_to(self):
+        return self.books("SELECT assigned_to FROM hosts WHERE name = 'host1'")
 
     def test_servers_of_another_lease_of_the_same_host_stay(self):
         server = self.within('victim', self.reservation_id)
@@ -656,7 +656,7 @@ class TestEnds(HostsTestCase):
         self.listener.parts.lifecycle.ending.end(later['id'])
         self.assertEqual('ACTIVE', self.admin.get_server(
             server['id'])['status'])
-        self.assertEqual([(self.reservation_id,)], self.held_by())
+        self.assertEqual([(self.reservation_id,)], self.assigned_to())
 
     def test_who_comes_while_it_ends_is_not_let_in(self):
         """It ends between the claim in the books and that in placement."""
@@ -689,10 +689,10 @@ class TestEnds(HostsTestCase):
         self.clock.advance(2 * HOUR)
         # Nobody has looked what is there since it was given back.
         self.listener.engine.run_due()
-        self.assertEqual([(None,)], self.held_by())
+        self.assertEqual([(None,)], self.assigned_to())
         self.listener.mirror.compare_all()
         self.run_until(self.clock.now() + 60)
-        self.assertEqual([(None,)], self.held_by())
+        self.assertEqual([(None,)], self.assigned_to())
         self.assertIn('not free yet', self.get(
             lease, client=self.bob)['status_reason'])
         nova_hosts.tell_placement('delete', f'/allocations/{uuids.stray}')
@@ -1367,7 +1367,7 @@ class TestGrowing(HostsTestCase):
         reservation_id = lease['reservations'][0]['id']
         self.assertEqual([*hosts], self.aggregates()[reservation_id])
         self.assertEqual([(one,) for one in hosts], self.books(
-            f"SELECT name FROM hosts WHERE held_by = '{reservation_id}' "
+            f"SELECT name FROM hosts WHERE assigned_to = '{reservation_id}' "
             f"ORDER BY name"))
         self.assert_verified()
 
@@ -1636,8 +1636,8 @@ class TestDying(HostsTestCase):
     hosts = {name: nova_box.Capacity(vcpus=4, memory_mb=8192, disk_gb=100)
              for name in ('host1', 'host2')}
     POOL = {'freepool': ['host1'], 'blazar_pool': ['host1']}
-    claim_seconds = 5
-    more_conf = f'[blazar]\nclaim_seconds = {claim_seconds}\n'
+    worker_timeout = 5
+    more_conf = f'[blazar]\nworker_timeout = {worker_timeout}\n'
 
     def assert_handed_over(self, reservation_id, where):
         """A reservation has the first host, in Nova and in placement."""
@@ -1729,7 +1729,7 @@ class TestDying(HostsTestCase):
             self.assertEqual(self.POOL, self.aggregates(), where)
             self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
             self.assertEqual([(None,)] * 2, self.books(
-                'SELECT held_by FROM hosts'), where)
+                'SELECT assigned_to FROM hosts'), where)
 
         self.at_each_step(end, ended, 12)
 
@@ -1756,7 +1756,7 @@ class TestDying(HostsTestCase):
             if len(where[2]) >= where[0]:
                 other.engine.run_due()
                 self.assertEqual('IN_PROGRESS', start_event(), where)
-            self.clock.advance(self.claim_seconds)
+            self.clock.advance(self.worker_timeout)
             other.engine.run_due()
             self.assertEqual('ACTIVE', self.status(), where)
             reservation_id, = (one for one in self.aggregates()

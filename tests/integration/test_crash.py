@@ -32,16 +32,16 @@ from tests.stack import processes
 #: patience.
 QUICK = '''
 [blazar]
-claim_seconds = 5
-comparison_interval = 2
-lost_build_seconds = 22
-longest_sleep = 2
+worker_timeout = 5
+sync_interval = 2
+lost_build_timeout = 22
+max_sleep = 2
 '''
 
 #: Seconds in which a listener comes to a step, and another one finishes.
 PATIENCE = 90
 #: The same where a build may have got lost on its way through Nova, and the
-#: listeners are those of the stack: these notice after lost_build_seconds,
+#: listeners are those of the stack: these notice after lost_build_timeout,
 #: 80, and with the next comparison.
 LOST = 240
 

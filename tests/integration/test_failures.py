@@ -19,8 +19,8 @@ IMPATIENT = '''
 [DEFAULT]
 service_down_time = 15
 [blazar]
-comparison_interval = 5
-longest_sleep = 2
+sync_interval = 5
+max_sleep = 2
 polling_interval = 1
 failure_delay = 3
 recovery_delay = 8
@@ -274,7 +274,7 @@ class FailuresTest(FailuresTestCase):
         for step in test_crash.steps_of('RELOCATE'):
             self.listener_dies_at(step)
             # Who was about to ask has had time for it.
-            self.write('UPDATE bookings SET relocate_at = 0 '
+            self.write('UPDATE bookings SET next_evacuation_at = 0 '
                        'WHERE server_id = :server', server=server_id)
         self.new_listener()
         other = self.wait_until_moved(server_id, failing)

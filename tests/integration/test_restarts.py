@@ -16,7 +16,7 @@ SERVICES = (
 #: Seconds after which, at most, all is well again.
 SOON = 30
 #: A message may be lost with the queue that it is in. That is noticed after
-#: lost_build_seconds, 80, and with the next comparison.
+#: lost_build_timeout, 80, and with the next comparison.
 SLOWLY = {'rabbitmq': 180}
 #: Without these nothing is built. (Nobody needs glance and neutron for guests
 #: that only pretend, and of the others there are two.)

@@ -14,7 +14,7 @@ from blazar_core.lifecycle import steps
 from tests.integration import test_crash
 from tests.stack import stack
 
-#: Seconds in which what got lost is found (lost_build_seconds, 22) and built.
+#: Seconds in which what got lost is found (lost_build_timeout, 22) and built.
 FOUND = 120
 
 Step = steps.Step

@@ -21,7 +21,7 @@ __all__ = ['Away', 'Operator', 'fail_hosts', 'left']
 HEALED = 120
 #: The bookings that may be bound elsewhere, as the watch has it.
 MOVABLE = """
-    bookings.sent_at IS NULL AND bookings.placed_at IS NULL
+    bookings.dispatched_at IS NULL AND bookings.claimed_at IS NULL
     AND leases.deleted_at IS NULL AND (
         reservations.params IS NOT NULL AND bookings.server_id IS NULL
         AND leases.status IN ('PENDING', 'STARTING', 'ACTIVE')
@@ -183,5 +183,5 @@ def left(world: worlds.World) -> ty.Iterator[str]:
     if world.look("SELECT 1 FROM bookings WHERE outage = 'failure' LIMIT 1"):
         yield 'a host is still booked away'
     if world.look(
-            'SELECT 1 FROM bookings WHERE stranded_at IS NOT NULL LIMIT 1'):
+            'SELECT 1 FROM bookings WHERE host_failed_at IS NOT NULL LIMIT 1'):
         yield 'something is still stranded'

@@ -74,10 +74,10 @@ def _hand_over(session: orm.Session, now: int,
     for reservation in reservations:
         for booking in reservation.bookings if reservation.whole else ():
             host = session.get(models.Host, booking.host_id)
-            if host is not None and host.held_by != reservation.id:
+            if host is not None and host.assigned_to != reservation.id:
                 guarding.advance(session.connection(), now, [host], {},
-                                 held_by=reservation.id, updated_at=now)
-                booking.placed_at = now
+                                 assigned_to=reservation.id, updated_at=now)
+                booking.claimed_at = now
                 session.expire(host)
 
 

@@ -39,7 +39,7 @@ class Held:
             return
         holders: dict[str, str | None] = {}
         for uuid, holder, enrolled in self._world.look(
-                'SELECT uuid, held_by, enrolment FROM hosts'):
+                'SELECT uuid, assigned_to, enrolment FROM hosts'):
             holders[uuid], host = holder, self._hosts[uuid]
             before = self._before.get(uuid)
             if before is not None and before != holder:
@@ -61,7 +61,7 @@ class Held:
     def _opening(self, host: clouds.Host, reservation_id: str) -> None:
         if not self._world.look(
                 f"SELECT 1 FROM hosts JOIN reservations "
-                f"ON reservations.id = hosts.held_by "
+                f"ON reservations.id = hosts.assigned_to "
                 f"JOIN leases ON leases.id = reservations.lease_id "
                 f"WHERE hosts.uuid = '{host.uuid}' AND "
                 f"leases.status IN ('STARTING', 'ACTIVE') AND "
@@ -76,7 +76,7 @@ class Held:
     def _cleaning(self, host: clouds.Host, reservation_id: str) -> None:
         """A host is cleaned for who has it, when nobody is there."""
         held, = self._world.look(
-            f"SELECT held_by FROM hosts WHERE uuid = '{host.uuid}'")
+            f"SELECT assigned_to FROM hosts WHERE uuid = '{host.uuid}'")
         if held != (reservation_id,):
             self._world.cloud.wrong.append(
                 f'{host.name} is cleaned for one who does not have it')
@@ -157,8 +157,8 @@ def in_use(world: worlds.World, late: int) -> ty.Iterator[str]:
     """
     now = int(world.baton.now)
     for lease_id, reservation_id, uuid, holder in world.look(
-            f"SELECT leases.id, reservations.id, hosts.uuid, hosts.held_by "
-            f"FROM leases JOIN reservations "
+            f"SELECT leases.id, reservations.id, hosts.uuid, "
+            f"hosts.assigned_to FROM leases JOIN reservations "
             f"ON reservations.lease_id = leases.id JOIN bookings "
             f"ON bookings.reservation_id = reservations.id "
             f"JOIN hosts ON hosts.id = bookings.host_id "
@@ -174,8 +174,9 @@ def in_use(world: worlds.World, late: int) -> ty.Iterator[str]:
 def left(world: worlds.World) -> ty.Iterator[str]:
     """What is left of leases of hosts when all are over."""
     for name, holder in world.look(
-            'SELECT name, held_by FROM hosts WHERE held_by IS NOT NULL OR '
-            'emptied_at IS NOT NULL OR cleaned_at IS NOT NULL OR '
+            'SELECT name, assigned_to FROM hosts '
+            'WHERE assigned_to IS NOT NULL OR vacated_at IS NOT NULL OR '
+            'cleaned_at IS NOT NULL OR '
             'cleaning_until IS NOT NULL OR overdue_at IS NOT NULL'):
         yield f'{name} is still held by {holder}, or says what it was'
     for host in world.cloud.hosts.values():

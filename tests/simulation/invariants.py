@@ -336,7 +336,7 @@ class Always:
         now = self._world.baton.now
         rows = self._world.look(
             'SELECT hosts.uuid, bookings.start_date, bookings.end_date, '
-            'bookings.resources, bookings.placed_at FROM bookings '
+            'bookings.resources, bookings.claimed_at FROM bookings '
             'JOIN hosts ON hosts.id = bookings.host_id '
             'JOIN reservations ON reservations.id = bookings.reservation_id '
             'JOIN leases ON leases.id = reservations.lease_id '
@@ -414,7 +414,7 @@ def late(world: worlds.World) -> list[str]:
             f"{now - (WAITING if world.pool else LATE)} "
             f"AND id NOT IN (SELECT lease_id FROM reservations JOIN bookings "
             f"ON bookings.reservation_id = reservations.id "
-            f"WHERE sent_at > {now - LATE}) "
+            f"WHERE dispatched_at > {now - LATE}) "
             f"OR status = 'ACTIVE' AND end_date < {now - LATE} "
             f"OR status = 'TERMINATING' AND updated_at < {now - LATE} "
             f"AND (deleted_at IS NOT NULL OR "

@@ -462,7 +462,7 @@ class World:
             f"SELECT 1 FROM hosts WHERE uuid = '{host.uuid}' AND ("
             f"consumers LIKE '%{server.id}%' OR EXISTS ("
             f"SELECT 1 FROM bookings WHERE server_id = '{server.id}' AND "
-            f"host_id = hosts.id AND placed_at IS NOT NULL))"))
+            f"host_id = hosts.id AND claimed_at IS NOT NULL))"))
 
     def _is_within(self, server: clouds.Server, claiming: Claiming) -> bool:
         """Whether a server may stay on the host that it was just given."""
@@ -480,7 +480,7 @@ class World:
 
     def _listen(self, core: Core) -> None:
         conf = databases.configuration(
-            self.books.url, longest_sleep=REST)
+            self.books.url, max_sleep=REST)
         working = engine.Engine(conf, core.database, core.clock,
                                 core.lifecycle, f'{core.process.name}.'
                                 f'{core.process.lives}')
@@ -643,13 +643,13 @@ class World:
         """All of which it depends what comes of comparing a host."""
         rows = self.look(
             f"SELECT id, generation, capacity, usage, consumers, recheck_at, "
-            f"held_by FROM hosts WHERE uuid = '{host.uuid}'")
+            f"assigned_to FROM hosts WHERE uuid = '{host.uuid}'")
         for row in rows:
             if row[5] is not None:
                 # Time alone changes what runs there.
                 rows.append(self.baton.now)
             rows += self.look(f'SELECT * FROM bookings WHERE '
-                              f'host_id = {row[0]} OR moving_to = {row[0]}')
+                              f'host_id = {row[0]} OR migrating_to = {row[0]}')
             break
         return (rows, dict(host.capacity), {
             one: dict(takes) for one, takes in host.allocations.items()},

@@ -255,7 +255,7 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
             # Else servers that come at once pile up on one host.
             'shuffle_best_same_weighed_hosts': True},
         'blazar': {'encryption_keys': vault.new_key(),
-                   'comparison_interval': 10,
+                   'sync_interval': 10,
                    # Tests force hosts down, and others need them then.
                    'polling_interval': 5, 'recovery_delay': 1},
         'blazar_database': {'connection': site.urls['blazar_nova']},

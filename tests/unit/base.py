@@ -424,7 +424,7 @@ class LeaseTestCase(DatabaseTestCase):
     """The parts of the core put together, with a fake cloud."""
 
     patience = 300
-    end_limit = 0
+    end_timeout = 0
     no_shows = (0, 0)
     most_moves = 10
 
@@ -445,7 +445,7 @@ class LeaseTestCase(DatabaseTestCase):
             self.vault.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.patience, LOST_AFTER, self.types, self.policies(),
-            self.end_limit, self.no_shows, moves=self.most_moves)
+            self.end_timeout, self.no_shows, moves=self.most_moves)
 
     def more_types(self) -> dict[str, resources.ResourceType]:
         """What else can be reserved."""

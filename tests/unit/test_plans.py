@@ -315,7 +315,7 @@ def _rows() -> dict[str, list[dict[str, ty.Any]]]:
             'server_id': f'{number * 7919 % LEASES:036}', 'user_id': 'user',
             'project_id': 'project', 'created_at': NOW - DAY,
             'end_date': NOW + 60 * DAY * number // LEASES,
-            'claimed_until': 0, 'told_at': None})
+            'claimed_until': 0, 'notified_at': None})
     return rows
 
 
@@ -374,8 +374,8 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
             'reservation_id': lease_id, 'host_id': server % HOSTS + 1,
             'server_id': f'{number}-{server}', 'start_date': start,
             'end_date': start + 3 * DAY, 'resources': {'VCPU': 1},
-            'sent_at': start if sent else None, 'running': sent,
-            'placed_at': start if sent else None}
+            'dispatched_at': start if sent else None, 'running': sent,
+            'claimed_at': start if sent else None}
     yield 'credentials', {'lease_id': lease_id, 'sealed': '', 'created_at': 0}
     if status == 'ACTIVE':
         yield 'orphans', {'lease_id': lease_id, 'missing': 'user',

@@ -32,14 +32,14 @@ def overbooked(database: api.Database, clock: clocks.Clock,
         rows = session.execute(
             sa.select(models.Booking.host_id, models.Booking.start_date,
                       models.Booking.end_date, models.Booking.resources,
-                      models.Booking.placed_at,
+                      models.Booking.claimed_at,
                       models.Reservation.lease_id)
             .join(models.Booking.reservation).join(models.Reservation.lease)
             .where(models.Booking.host_id.is_not(None),
                    # That has none of it yet, and keeps others off.
                    models.Lease.status != states.Lease.IN_PROGRESS,
                    sa.or_(models.Booking.end_date > now,
-                          models.Booking.placed_at.is_not(None)))
+                          models.Booking.claimed_at.is_not(None)))
             .order_by(models.Booking.host_id),
             execution_options={'yield_per': 10_000})
         for host_id, bookings in itertools.groupby(
@@ -55,7 +55,7 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     steps: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for row in rows:
         stay = ledger.occupied(
-            row.start_date, row.end_date, row.placed_at, now)
+            row.start_date, row.end_date, row.claimed_at, now)
         for rc, amount in row.resources.items():
             steps[rc] += ((max(stay.start, now), amount),
                           (stay.end, -amount))
@@ -68,7 +68,7 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     leases = sorted({
         row.lease_id for row in rows
         if row.start_date <= instant < ledger.occupied(
-            row.start_date, row.end_date, row.placed_at, now).end})
+            row.start_date, row.end_date, row.claimed_at, now).end})
     more = f' and {len(leases) - _NAMED} more' if len(leases) > _NAMED else ''
     concerned = ', '.join(leases[:_NAMED]) + more
     if not host.capacity:

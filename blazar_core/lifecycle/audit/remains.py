@@ -91,7 +91,7 @@ class Remains:
             models.Booking.start_date <= self._clock.now(),
             sa.exists().where(
                 models.Host.id == models.Booking.host_id,
-                models.Host.held_by == models.Booking.reservation_id))
+                models.Host.assigned_to == models.Booking.reservation_id))
         with self._database.reader() as session:
             found = session.execute(
                 sa.select(models.Booking.id, models.Booking.server_id,

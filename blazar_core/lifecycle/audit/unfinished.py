@@ -32,7 +32,8 @@ _COUNTS = sa.select(
     sa.func.count(models.Booking.id).label('bookings'),
     sa.func.count(models.Booking.server_id).label('servers'),
     sa.func.count(sa.case((sa.and_(
-        models.Booking.sent_at.is_(None), models.Booking.failed_at.is_(None)),
+        models.Booking.dispatched_at.is_(None),
+        models.Booking.failed_at.is_(None)),
         models.Booking.server_id))).label('waiting'),
 ).outerjoin(models.Reservation.bookings).group_by(models.Reservation.lease_id)
 

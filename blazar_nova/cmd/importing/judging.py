@@ -227,7 +227,7 @@ class _Leases:
                               models.Booking.reservation_id,
                               models.Booking.start_date,
                               models.Booking.end_date,
-                              models.Booking.placed_at,
+                              models.Booking.claimed_at,
                               models.Booking.resources,
                               models.Reservation.resources.label('of_it'),
                               models.Reservation.lease_id)
@@ -239,7 +239,7 @@ class _Leases:
                     row.lease_id, model.HOST in row.of_it, ledger.NewBooking(
                         row.reservation_id, row.host_id, None,
                         model.Window(row.start_date, row.end_date),
-                        row.resources, placed_at=row.placed_at)))
+                        row.resources, claimed_at=row.claimed_at)))
 
     def judged(self, leases: ty.Iterable[source.Lease],
                ) -> list[items.LeaseItem]:
@@ -311,7 +311,7 @@ class _Leases:
     def _taking(self, lease_id: str, whole: bool, booking: ledger.NewBooking,
                 ) -> _Taken:
         return _Taken(ledger.occupied(
-            booking.window.start, booking.window.end, booking.placed_at,
+            booking.window.start, booking.window.end, booking.claimed_at,
             self._now), lease_id, whole, booking)
 
     def _take(self, known: adopting.KnownLease) -> None:
@@ -325,7 +325,7 @@ class _Leases:
             self._taking(known.id, one.whole, ledger.NewBooking(
                 one.id, host_id, None, known.window,
                 rows[host_id].capacity if one.whole else one.resources,
-                placed_at=self._now if known.active else None))
+                claimed_at=self._now if known.active else None))
             for one in known.reservations for its in one.host_ids
             if its == host_id] for host_id in sorted(known.host_ids)}
         for host_id, its in taken.items():

@@ -71,13 +71,13 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
     with parts.database.reader() as session:
         held = session.execute(
             sa.select(models.Host.uuid, models.Host.service_host,
-                      models.Host.held_by, models.Reservation.lease_id,
+                      models.Host.assigned_to, models.Reservation.lease_id,
                       models.Lease.name, models.Lease.status)
             .join(models.Reservation,
-                  models.Reservation.id == models.Host.held_by)
+                  models.Reservation.id == models.Host.assigned_to)
             .join(models.Lease)).all()
-    for reservation_id in sorted({row.held_by for row in held}):
-        rows = [row for row in held if row.held_by == reservation_id]
+    for reservation_id in sorted({row.assigned_to for row in held}):
+        rows = [row for row in held if row.assigned_to == reservation_id]
         yield from _strangers([pool.Member(row.uuid, row.service_host)
                                for row in rows], reservation_id)
         if rows[0].status != states.Lease.ACTIVE:

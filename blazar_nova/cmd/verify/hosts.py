@@ -114,7 +114,7 @@ class Hosts:
         runs = {**pending.awaited(row.consumers, self._parts.clock.now()),
                 **facts.allocations}
         # What runs on a host that a reservation has all of is its own.
-        usage = {} if row.held_by is not None else _sum(
+        usage = {} if row.assigned_to is not None else _sum(
             amounts for consumer, amounts in runs.items()
             if consumer not in bookings)
         about = {

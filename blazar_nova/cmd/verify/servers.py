@@ -80,7 +80,7 @@ class Servers:
             models.Host.name.label('host_name'),
             models.Lease.id.label('lease_id'), models.Lease.name,
             models.Lease.status, models.Lease.start_date,
-            models.Booking.sent_at, models.Booking.failed_at,
+            models.Booking.dispatched_at, models.Booking.failed_at,
             models.Reservation.params,
             models.HeldBuild.lease_id.label('sealed'),
         ).join(models.Booking.reservation).join(
@@ -135,12 +135,12 @@ class Servers:
             return None if (row.running or row.host_id is None or
                             row.failed_at is not None or
                             row.params is not None or
-                            row.sent_at is None) else (
+                            row.dispatched_at is None) else (
                 f'is in ERROR in Nova, and its booking holds capacity on host '
                 f'{row.host_name}', None)
         if row.status in (*states.SEEKING, states.Lease.PENDING):
             return self._judge_pending(row, seen)
-        if state is State.HELD and row.sent_at is not None and (
+        if state is State.HELD and row.dispatched_at is not None and (
                 row.status in states.BEGUN):
             return 'is still RESERVED in Nova', (
                 'delete it; its lease ends with it')
@@ -167,11 +167,11 @@ class Servers:
 
     def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
         if row.status not in states.BEGUN or (
-                row.sent_at is None or
-                row.sent_at > self._parts.clock.now() - audit.STUCK):
+                row.dispatched_at is None or
+                row.dispatched_at > self._parts.clock.now() - audit.STUCK):
             return None
         return (f'should be under construction since '
-                f'{audit.when(row.sent_at)}, and '
+                f'{audit.when(row.dispatched_at)}, and '
                 f'no host has taken it up'), (
             'blazar-listener sends it again if it got lost; does one run, '
             'and nova-conductor, and what do their logs say?'

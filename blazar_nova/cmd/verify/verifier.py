@@ -52,7 +52,7 @@ def auditor(parts: wiring.Parts) -> audit.Audit:
     """What reads the books alone."""
     return audit.Audit(
         parts.database, parts.clock, parts.lifecycle, parts.vault.open,
-        parts.conf.blazar.longest_sleep + _LATE)
+        parts.conf.blazar.max_sleep + _LATE)
 
 
 class Verifier:

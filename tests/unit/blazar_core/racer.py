@@ -136,7 +136,7 @@ def place_unguarded(self: claims.Claims, session: orm.Session, now: int,
     """
     # Time for the others.
     threading.Event().wait(0.005)
-    booking.placed_at = now
+    booking.claimed_at = now
     return lambda: None
 
 

@@ -1159,10 +1159,10 @@ class TestMoves(AdmissionTestCase):
         with self.database.writer() as session:
             session.execute(sa.update(models.Booking).where(
                 models.Booking.server_id == server_id).values(
-                moving_to=self.host_id(host)))
+                migrating_to=self.host_id(host)))
 
     def test_until_it_is_placed_a_server_keeps_to_what_is_booked(self):
-        mine = self.place('one', placed_at=None)
+        mine = self.place('one', claimed_at=None)
         self.place('two', server=False)
         self.assertEqual({'one', 'two'}, self.apart(mine))
         self.assertEqual({'one', 'two'}, self.together(mine))
@@ -1173,13 +1173,13 @@ class TestMoves(AdmissionTestCase):
         self.assertEqual({'one', 'three'}, self.apart(mine))
 
     def test_placed_is_enough_to_be_there(self):
-        mine = self.place('one', placed_at=NOW)
-        self.place('two', placed_at=NOW)
+        mine = self.place('one', claimed_at=NOW)
+        self.place('two', claimed_at=NOW)
         self.assertEqual({'one', 'three'}, self.apart(mine))
 
     def test_apart_it_does_not_move_to_where_one_is_about_to_be_built(self):
         mine = self.place('one')
-        self.place('two', placed_at=None)
+        self.place('two', claimed_at=None)
         self.assertEqual({'one', 'three'}, self.apart(mine))
 
     def test_apart_a_free_place_is_no_hindrance(self):
@@ -1197,7 +1197,7 @@ class TestMoves(AdmissionTestCase):
 
     def test_nobody_is_built_where_a_sibling_is_about_to_arrive(self):
         self.move(self.place('one'), 'two')
-        mine = self.place('two', placed_at=None)
+        mine = self.place('two', claimed_at=None)
         self.place('three', server=False)
         self.assertEqual({'three'}, self.apart(mine))
 

@@ -186,7 +186,7 @@ class TestActive(AdoptingTestCase):
         # Its servers are within it, and no usage beside it.
         self.assertEqual([{}], self.scalars(
             models.Host.usage, models.Host.name == 'one'))
-        self.assertEqual([NOW], self.scalars(models.Booking.placed_at))
+        self.assertEqual([NOW], self.scalars(models.Booking.claimed_at))
 
     def test_nobody_else_may_be_there(self):
         self.in_use('server', 'stranger')
@@ -258,8 +258,8 @@ class TestPlaces(AdoptingTestCase):
         with self.database.reader() as session:
             return sorted(session.execute(sa.select(
                 models.Host.name, models.Booking.server_id,
-                models.Booking.running, models.Booking.sent_at,
-                models.Booking.placed_at).join(
+                models.Booking.running, models.Booking.dispatched_at,
+                models.Booking.claimed_at).join(
                     models.Host, models.Host.id == models.Booking.host_id)
             ).tuples(), key=str)
 

@@ -123,7 +123,7 @@ class TestLeases(AuditTestCase):
 
     def test_one_that_has_nothing_to_start(self):
         self.lease(50, 100)
-        self.change(models.Booking, sent_at=NOW)
+        self.change(models.Booking, dispatched_at=NOW)
         self.assert_not_mended('is PENDING, but the build of its servers was '
                                'sent already')
         self.delete(models.HeldBuild)

@@ -271,7 +271,7 @@ class TestLeased(ClaimTestCase):
     def test_it_is_placed_where_it_is_booked_and_counts_once(self):
         server_id, = self.servers(0, 100, resources={'VCPU': 2})
         self.claim(server_id, 'one', VCPU=2)
-        self.assertEqual(NOW, self.booking(server_id).placed_at)
+        self.assertEqual(NOW, self.booking(server_id).claimed_at)
         self.assertEqual({}, self.row('one').usage)
 
     def test_elsewhere_its_booking_goes_with_it(self):
@@ -279,9 +279,9 @@ class TestLeased(ClaimTestCase):
         self.host('two', VCPU=1)
         undo = self.claim(server_id, 'two')
         self.assertEqual('two', self.host_of(server_id))
-        self.assertEqual(NOW, self.booking(server_id).placed_at)
+        self.assertEqual(NOW, self.booking(server_id).claimed_at)
         undo()
-        self.assertIsNone(self.booking(server_id).placed_at)
+        self.assertIsNone(self.booking(server_id).claimed_at)
         self.claim(server_id, 'one')
         self.assertEqual('one', self.host_of(server_id))
 
@@ -292,7 +292,7 @@ class TestLeased(ClaimTestCase):
         self.assertEqual('two', self.host_of(server_id))
         self.assertFalse(self.fits('one', server_id))
         self.assertEqual('two', self.host_of(server_id))
-        self.assertIsNone(self.booking(server_id).placed_at)
+        self.assertIsNone(self.booking(server_id).claimed_at)
         self.claim(server_id, 'one', forced=True)
         self.assertEqual('one', self.host_of(server_id))
 
@@ -314,7 +314,7 @@ class TestLeased(ClaimTestCase):
                 booking, ledger.new_of(booking, host_id=None))])
         self.claim(server_id, 'one')
         self.assertEqual('one', self.host_of(server_id))
-        self.assertEqual(NOW, self.booking(server_id).placed_at)
+        self.assertEqual(NOW, self.booking(server_id).claimed_at)
 
     def test_built_again_elsewhere_it_does_not_count_twice(self):
         server_id, = self.servers(0, 100)
@@ -331,23 +331,23 @@ class TestLeased(ClaimTestCase):
         two = self.row('two')
         self.assertEqual({'VCPU': 1}, two.usage)
         self.assertEqual('one', self.host_of(server_id))
-        self.assertEqual(two.id, self.booking(server_id).moving_to)
+        self.assertEqual(two.id, self.booking(server_id).migrating_to)
         undo()
         self.assertEqual({}, self.row('two').usage)
-        self.assertIsNone(self.booking(server_id).moving_to)
+        self.assertIsNone(self.booking(server_id).migrating_to)
         self.claim(server_id, 'two')
         self.lifecycle.observing.observe(server_id, clouds.Seen(
             State.RUNNING, uuid))
         self.asked('two')
         self.assertEqual({}, self.row('two').usage)
-        self.assertIsNone(self.booking(server_id).moving_to)
+        self.assertIsNone(self.booking(server_id).migrating_to)
 
     def test_one_that_was_shelved_comes_back_to_its_room(self):
         server_id, = base.servers_of(self.running_lease(
             0, 100, resources={'VCPU': 2}))
         self.claim(server_id, 'one', VCPU=2)
         self.assertEqual(({}, None), (
-            self.row('one').usage, self.booking(server_id).moving_to))
+            self.row('one').usage, self.booking(server_id).migrating_to))
         # What it takes beside that has to fit.
         self.assertFalse(self.fits('one', server_id, VCPU=1))
 
@@ -522,7 +522,7 @@ class TestReverts(ClaimTestCase):
         self.lifecycle.observing.check(first)
         self.asked('two', **kept, **{first: {'VCPU': 2}})
         self.assertEqual({'VCPU': 2}, self.booking(first).resources)
-        self.assertIsNone(self.booking(first).moving_to)
+        self.assertIsNone(self.booking(first).migrating_to)
         self.assertFalse(self.revert(second))
         self.assertEqual({'VCPU': 2}, self.row('two').usage)
 
@@ -537,7 +537,7 @@ class TestReverts(ClaimTestCase):
             first: {'VCPU': 2}, second: {'VCPU': 1},
             f'migration {second}': {'VCPU': 2}})
         self.assertEqual({'VCPU': 2}, self.booking(first).resources)
-        self.assertIsNone(self.booking(first).moving_to)
+        self.assertIsNone(self.booking(first).migrating_to)
         self.assertFalse(self.revert(second, 'one'))
         self.assertEqual({'VCPU': 2}, self.row('one').usage)
 
@@ -550,7 +550,7 @@ class TestReverts(ClaimTestCase):
             self.assertTrue(self.revert(server_id, source))
             self.clock.advance(pending.BACK_SECONDS + 2)
             self.asked(source, **self.kept, **there)
-            self.assertIsNone(self.booking(server_id).moving_to)
+            self.assertIsNone(self.booking(server_id).migrating_to)
             self.assertEqual({'VCPU': 4}, self.row(source).usage)
             self.assertTrue(self.revert(other, source))
             self.clock.advance(pending.BACK_SECONDS + 2)
@@ -661,7 +661,7 @@ class TestSiblings(ClaimTestCase):
         self.assertFalse(self.fits(there, second))
         self.clock.advance(1)
         self.asked(there)
-        self.assertIsNone(self.booking(first).moving_to)
+        self.assertIsNone(self.booking(first).migrating_to)
         self.assertTrue(self.fits(there, second))
 
     def test_one_does_not_move_to_where_another_is(self):

@@ -460,7 +460,7 @@ class TestSteps(StepsTestCase):
 
 class TestLimit(StepsTestCase):
 
-    end_limit = 600
+    end_timeout = 600
 
     def test_after_the_limit_servers_are_deleted(self):
         log = self.useFixture(fixtures.FakeLogger())

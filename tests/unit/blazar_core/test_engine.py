@@ -290,8 +290,8 @@ class TestStrays(EngineTestCase):
 
     def test_who_is_at_it_keeps_it(self):
         self.event('a')
-        self.engine('first', claim_seconds=115)._claim_due(1)
-        self.books.conf.set_override('claim_seconds', 60, 'blazar')
+        self.engine('first', worker_timeout=115)._claim_due(1)
+        self.books.conf.set_override('worker_timeout', 60, 'blazar')
         self.assertEqual([], self.done_within(110))
 
     def test_what_was_put_off_is_done_soon(self):
@@ -852,7 +852,7 @@ class TestClaims(EngineTestCase):
 
     def test_the_time_of_a_claim_is_read_when_the_clock_is_checked(self):
         due, ahead = self.event('a'), self.event('b', due=HOUR)
-        worker = self.engine(claim_seconds=60)
+        worker = self.engine(worker_timeout=60)
         read = worker._queue._due
 
         def put_right(*args):
@@ -869,7 +869,7 @@ class TestClaims(EngineTestCase):
 
     def test_claims_are_extended_before_half_of_their_beat_has_passed(self):
         event_id = self.event('a')
-        worker = self.engine(claim_seconds=60)
+        worker = self.engine(worker_timeout=60)
         for claim in worker._claim_due(1):
             worker._hold(claim)
         for seconds, until in ((0, 60), (9, 60), (1, 70), (9, 70), (1, 80)):
@@ -879,7 +879,7 @@ class TestClaims(EngineTestCase):
 
     def test_the_claim_of_a_dead_worker_falls_free(self):
         event_id = self.event('a')
-        dead = self.engine('dead', claim_seconds=60)
+        dead = self.engine('dead', worker_timeout=60)
         self.assertEqual(1, len(dead._claim_due(1)))
         alive = self.engine('alive')
         self.clock.advance(59)
@@ -892,7 +892,7 @@ class TestClaims(EngineTestCase):
         """It was given up for dead, and comes back with an outcome."""
         for outcome in (None, facts.Later(5, ''), RuntimeError()):
             event_id = self.event('a')
-            stale = self.engine('stale', claim_seconds=60)
+            stale = self.engine('stale', worker_timeout=60)
             claim, = stale._claim_due(1)
             self.clock.advance(60)
             alive = self.engine('alive')
@@ -938,7 +938,7 @@ class TestRun(EngineTestCase):
 
     def test_it_sleeps_until_the_next_event_is_due(self):
         self.event('a', 100)
-        self.started(longest_sleep=1000)
+        self.started(max_sleep=1000)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
         self.assertEqual([NOW + 100], self.clock.waits)
         self.clock.advance(99)
@@ -984,7 +984,7 @@ class TestRun(EngineTestCase):
         self.assertEqual(2, len(worker._running))
 
     def test_with_nothing_to_do_it_looks_again_after_the_longest_sleep(self):
-        self.started(longest_sleep=10)
+        self.started(max_sleep=10)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
         self.assertEqual([NOW + 10], self.clock.waits)
         self.event('a')
@@ -993,7 +993,7 @@ class TestRun(EngineTestCase):
 
     def test_a_look_that_finds_nothing_asks_once(self):
         """And the next one does not go by what it has seen."""
-        worker, statements = self.engine(longest_sleep=1000), []
+        worker, statements = self.engine(max_sleep=1000), []
 
         @sa.event.listens_for(worker._database.engine, 'before_cursor_execute')
         def note(_connection, _cursor, statement, *_rest):
@@ -1009,7 +1009,7 @@ class TestRun(EngineTestCase):
                                     for one in statements), statements)
 
     def test_it_wakes_when_it_is_told_that_something_has_changed(self):
-        worker = self.started(longest_sleep=1000)
+        worker = self.started(max_sleep=1000)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
         self.event('a')
         worker.wake()
@@ -1031,7 +1031,7 @@ class TestRun(EngineTestCase):
     def test_what_it_began_stays_its_own_while_it_ends(self):
         event_id = self.event('a')
         self.shut('a')
-        worker = self.started(claim_seconds=30)
+        worker = self.started(worker_timeout=30)
         self.wait_for(lambda: self.actions.running, 'the action')
         worker.stop()
 
@@ -1075,7 +1075,7 @@ class TestRun(EngineTestCase):
     def test_the_claim_on_a_slow_action_is_extended(self):
         event_id = self.event('slow')
         self.shut('slow')
-        self.started(claim_seconds=60, longest_sleep=1000)
+        self.started(worker_timeout=60, max_sleep=1000)
         self.wait_for(lambda: self.actions.running, 'the action')
         for _time in range(6):
             self.wait_for(
@@ -1103,7 +1103,7 @@ class TestRun(EngineTestCase):
 
     def test_an_outcome_that_cannot_be_written_down_is_tried_again(self):
         event_id = self.event('a')
-        worker = self.engine(claim_seconds=60)
+        worker = self.engine(worker_timeout=60)
         done = worker._queue.done
         worker._queue.done = lambda claim: 1 / 0
         self.assertEqual(1, worker.run_due())
@@ -1114,7 +1114,7 @@ class TestRun(EngineTestCase):
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_a_database_that_fails_for_a_moment_does_not_end_it(self):
-        worker = self.started(longest_sleep=10)
+        worker = self.started(max_sleep=10)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
         failures = []
         connection = worker._database.connection

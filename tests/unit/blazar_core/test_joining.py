@@ -131,7 +131,7 @@ class TestAdopting(JoiningTestCase):
     def test_one_on_a_host_of_leases_only(self):
         servers = self.runs(1)
         with self.database.writer() as session:
-            session.execute(sa.update(models.Host).values(held_by='other'))
+            session.execute(sa.update(models.Host).values(assigned_to='other'))
         self.assert_conflict('serves leases only', servers)
 
     def assert_conflict(self, part, servers):

@@ -55,7 +55,7 @@ class TestCreate(base.LeaseTestCase):
         held, = self.scalars(models.HeldBuild)
         self.assertEqual((lease['id'], NOW),
                          (held.lease_id, held.created_at))
-        self.assertEqual([None], self.scalars(models.Booking.sent_at))
+        self.assertEqual([None], self.scalars(models.Booking.dispatched_at))
         self.assertEqual('the call', self.vault.open(held.sealed))
         self.assertNotIn('the call', held.sealed)
 
@@ -1344,7 +1344,7 @@ class TestRebind(base.LeaseTestCase):
         self.assertEqual(['one', 'one'], self.booked())
 
     def test_nothing_is_done_about_what_is_on_its_way(self):
-        for column in ('sent_at', 'placed_at'):
+        for column in ('dispatched_at', 'claimed_at'):
             with self.database.writer() as session:
                 session.execute(sa.update(models.Booking).where(
                     models.Booking.id == self.rows[1]).values({column: 1}))

@@ -177,7 +177,8 @@ class TestStart(LifecycleTestCase):
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual([('lease.event.start_lease', lease['id'])],
                          self.notified)
-        self.assertEqual([NOW + 50] * 2, self.scalars(models.Booking.sent_at))
+        self.assertEqual(
+            [NOW + 50] * 2, self.scalars(models.Booking.dispatched_at))
 
     def test_it_is_sent_once_however_often_it_is_started(self):
         lease = self.lease(50, 100)
@@ -204,7 +205,7 @@ class TestStart(LifecycleTestCase):
         self.assertIsNotNone(gates[0]([first]))
         self.see(first, State.RUNNING, self.one)
         self.assertIsNone(gates[1]([first, second]))
-        self.assertIsNone(self.booking(second).sent_at)
+        self.assertIsNone(self.booking(second).dispatched_at)
         self.assertIsNotNone(gates[1]([second]))
 
     def gates(self):
@@ -859,7 +860,8 @@ class TestNotPlaced(LifecycleTestCase):
 
         with fixtures.MockPatchObject(self.cloud, 'look', look):
             self.lifecycle.observing.check(server_id)
-        self.assertEqual(self.clock.now(), self.booking(server_id).sent_at)
+        self.assertEqual(
+            self.clock.now(), self.booking(server_id).dispatched_at)
         self.clock.advance(facts.LONGEST_PAUSE)
         self.start(lease)
         self.assertEqual(2, len(self.cloud.sent))
@@ -1175,7 +1177,7 @@ class TestCredentials(LifecycleTestCase):
             # Each is sent with, and found to have come to nothing.
             with self.database.writer() as session:
                 session.execute(sa.update(models.Booking).values(
-                    sent_at=self.clock.now()))
+                    dispatched_at=self.clock.now()))
             self.clock.advance(10)
             revoked += self.entrust(lease, str(number))
         self.assertEqual(['trust', *map(str, range(291))], revoked)
@@ -1263,7 +1265,7 @@ class TestLostBuilds(LifecycleTestCase):
         self.sent()
         with self.database.writer() as session:
             session.execute(sa.update(models.Booking).values(
-                sent_at=self.clock.now() + ahead))
+                dispatched_at=self.clock.now() + ahead))
         self.assertEqual(1, self.look_after(0, 119))
         self.assertEqual(2, self.look_after(1))
 
@@ -1891,7 +1893,7 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
         lease = self.reserve(active=True)
         self.gone(*self.occupy(lease))
         self.assertEqual([(None, None)], [
-            (row.server_id, row.sent_at)
+            (row.server_id, row.dispatched_at)
             for row in self.scalars(models.Booking)])
 
 

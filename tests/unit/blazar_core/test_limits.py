@@ -493,7 +493,7 @@ class TestHeld(LimitsTestCase):
         self.allowed(servers=3)
         self.change(models.Lease, status='PENDING')
         self.refused(HELD)
-        self.change(models.Booking, sent_at=NOW)
+        self.change(models.Booking, dispatched_at=NOW)
         self.assertEqual('PENDING', self.status(lease))
         self.allowed(servers=3)
 

@@ -36,7 +36,7 @@ class TestOpts(base.BaseTestCase):
              'minutes_before_end_lease': 60, 'preflight': [1440, 60],
              'on_end': [
                  'delete', 'snapshot', 'shelve', 'stop', 'suspend',
-                 'release'], 'end_limit': 3600,
+                 'release'], 'end_timeout': 3600,
              'no_show_time': 0, 'no_show_notice': 3600,
              'orphan_grace': 72,
              'orphan_interval': 24,
@@ -51,16 +51,16 @@ class TestOpts(base.BaseTestCase):
              'list_ended': 86400,
              'allow_untested_nova': False,
              'notification_topic': 'blazar_notifications',
-             'other_hints': [], 'server_status': 'RESERVED',
+             'allowed_hints': [], 'server_status': 'RESERVED',
              'enable_polling_monitor': True, 'polling_interval': 60,
              'enable_notification_monitor': True, 'failure_delay': 60,
              'recovery_delay': 300, 'healing_interval': 60,
              'evacuate': False,
-             'comparison_interval': 300, 'longest_sleep': 10, 'workers': 8,
+             'sync_interval': 300, 'max_sleep': 10, 'workers': 8,
              'max_clock_skew': 5,
-             'claim_seconds': 60, 'start_patience': 300,
-             'without_books': 'allow',
-             'lost_build_seconds': None, 'event_max_retries': 10,
+             'worker_timeout': 60, 'start_timeout': 300,
+             'on_database_failure': 'allow',
+             'lost_build_timeout': None, 'event_max_retries': 10,
              'max_occurrences': 100,
              'max_amount': 1000,
              'randomize_host_selection': False,
@@ -121,12 +121,12 @@ class TestOpts(base.BaseTestCase):
 
     def test_values_that_cannot_work_are_refused(self):
         conf = self.conf()
-        for name in ('workers', 'longest_sleep', 'comparison_interval',
-                     'claim_seconds'):
+        for name in ('workers', 'max_sleep', 'sync_interval',
+                     'worker_timeout'):
             self.assertRaises(ValueError, conf.set_override, name, 0,
                               'blazar')
         for name in ('admission_retries', 'event_max_retries',
-                     'start_patience', 'minutes_before_end_lease',
+                     'start_timeout', 'minutes_before_end_lease',
                      'reservation_length_days'):
             conf.set_override(name, 0, 'blazar')
             self.assertRaises(ValueError, conf.set_override, name, -1,

@@ -165,7 +165,7 @@ class TestPurging(Purging, base.LeaseTestCase):
                 time=0, status='UNDONE', due=0, created_at=0, updated_at=0))
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
-                held_by=holder['reservations'][0]['id']))
+                assigned_to=holder['reservations'][0]['id']))
         self.later()
         before = self.everything()
         self.assertEqual((0, 4), self.purge())
@@ -175,7 +175,7 @@ class TestPurging(Purging, base.LeaseTestCase):
             session.execute(sa.delete(models.Credential))
             session.execute(sa.delete(models.Booking))
             session.execute(sa.update(models.Event).values(status='DONE'))
-            session.execute(sa.update(models.Host).values(held_by=None))
+            session.execute(sa.update(models.Host).values(assigned_to=None))
         self.assertEqual((4, 0), self.purge())
 
     def test_what_limits_and_quotas_count_is_the_same(self):

@@ -477,12 +477,12 @@ class TestHandingOver(RaceTestCase):
         self.race(2, do=lambda: next(tasks), now=NOW + 100, host=self.uuid,
                   server_ids=[server_id], lease_id=later['id'],
                   path=self.path, **options)
-        placed, = self.scalars(models.Booking.placed_at,
+        placed, = self.scalars(models.Booking.claimed_at,
                                models.Booking.server_id == server_id)
-        held, = self.scalars(models.Host.held_by)
+        held, = self.scalars(models.Host.assigned_to)
         self.clear()
         with self.database.writer() as session:
-            session.execute(sa.update(models.Host).values(held_by=None))
+            session.execute(sa.update(models.Host).values(assigned_to=None))
         return placed is not None, held is not None
 
     def test_one_sees_the_other(self):
@@ -1216,7 +1216,7 @@ class TestCleaning(RaceTestCase):
         """The hosts in the order in which they were cleaned."""
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
-                held_by=self.reserved['id'], emptied_at=NOW,
+                assigned_to=self.reserved['id'], vacated_at=NOW,
                 cleaned_at=None, cleaning_until=None))
         open(self.path, 'w').close()
         self.race(RACERS, do='clean', path=self.path,

@@ -55,7 +55,8 @@ class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
     def due(self):
         """From when on servers may be asked for again."""
         return [one and one - self.clock.now() for one in self.scalars(
-            models.Booking.relocate_at, models.Booking.outage.is_(None))]
+            models.Booking.next_evacuation_at,
+            models.Booking.outage.is_(None))]
 
 
 class TestEvacuating(RelocatingTestCase):
@@ -76,7 +77,7 @@ class TestEvacuating(RelocatingTestCase):
             (self.cloud.evacuations, self.cloud.moves, self.fenced))
         self.assertEqual([destinations.AGAIN], self.due())
         self.assertEqual([1], self.scalars(
-            models.Booking.relocate_tries, models.Booking.outage.is_(None)))
+            models.Booking.evacuations, models.Booking.outage.is_(None)))
         self.assertIs(True, self.get(lease)['reservations'][0][
             'missing_resources'])
         # It is on its way.
@@ -244,7 +245,7 @@ class TestEvacuating(RelocatingTestCase):
 
     def test_a_clock_that_was_wrong_by_days_keeps_nobody_there(self):
         lease, server_id = self.runs()
-        self.change(lease, relocate_at=NOW + 5 * 86400, relocate_tries=1)
+        self.change(lease, next_evacuation_at=NOW + 5 * 86400, evacuations=1)
         self.fail()
         self.look()
         self.assertEqual([(server_id, None)], self.cloud.evacuations)
@@ -258,8 +259,8 @@ class TestEvacuating(RelocatingTestCase):
                 (2, 3600, 1), (6, 3600, 0), (6, 12_000, 1)):
             del self.cloud.evacuations[:]
             self.cloud.arrive(server_id)
-            self.change(lease, relocate_at=self.clock.now() + due,
-                        relocate_tries=tries)
+            self.change(lease, next_evacuation_at=self.clock.now() + due,
+                        evacuations=tries)
             self.look()
             self.assertEqual(asked, len(self.cloud.evacuations), (tries, due))
 

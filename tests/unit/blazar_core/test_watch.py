@@ -118,7 +118,7 @@ class TestElsewhere(WatchTestCase):
 
         def send_and_bind(rows):
             found.extend(rows)
-            self.change(lease, sent_at=NOW)
+            self.change(lease, dispatched_at=NOW)
             with self.database.writer() as session:
                 session.execute(sa.delete(models.HeldBuild))
             bind_all(found)
@@ -449,7 +449,7 @@ class TestWhatStays(WatchTestCase):
     def test_one_that_is_on_its_way_is_not_touched(self):
         lease = self.lease(50, 100)
         self.crowd()
-        for column in ('sent_at', 'placed_at'):
+        for column in ('dispatched_at', 'claimed_at'):
             self.change(lease, **{column: NOW})
             self.watch.look()
             self.assertEqual(['one'], self.hosts_of(lease), column)
@@ -550,7 +550,7 @@ class TestMissing(WatchTestCase):
         self.crowd()
         self.watch.look()
         self.change(lease, host_id=self.scalars(models.Host.id)[0],
-                    placed_at=NOW)
+                    claimed_at=NOW)
         self.clock.advance(watch.AGAIN)
         self.watch.look()
         self.assertEqual('', self.get(lease)['status_reason'])

@@ -134,8 +134,8 @@ class WholeHostsTestCase(base.LeaseTestCase):
     def held(self):
         with self.database.reader() as session:
             return dict(session.execute(sa.select(
-                models.Host.name, models.Host.held_by).where(
-                    models.Host.held_by.is_not(None))).tuples().all())
+                models.Host.name, models.Host.assigned_to).where(
+                    models.Host.assigned_to.is_not(None))).tuples().all())
 
     def change(self, lease, least, most):
         return self.leases.changing.update(lease['id'], changing.Change(
@@ -979,7 +979,7 @@ class TestCleaning(WholeHostsTestCase):
         self.assertEqual(({}, {}, ''), (
             self.held(), self.machines.doors, self.reason(lease)))
         self.assertEqual([(None, None)] * 2, [
-            (row.emptied_at, row.cleaned_at)
+            (row.vacated_at, row.cleaned_at)
             for row in self.scalars(models.Host)])
 
     def test_it_begins_when_the_last_server_has_gone(self):
@@ -1059,7 +1059,7 @@ class TestCleaning(WholeHostsTestCase):
     def test_what_was_left_of_another_time_is_not_said_of_this_one(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
-                emptied_at=NOW, cleaned_at=NOW, cleaning_until=NOW))
+                vacated_at=NOW, cleaned_at=NOW, cleaning_until=NOW))
         self.started(cleaning_time=60)
         self.run_at(100)
         self.assertEqual(self.uuids, self.machines.swept)
@@ -1070,7 +1070,7 @@ class TestCleaning(WholeHostsTestCase):
         with self.database.writer() as session:
             # What a worker writes that dies over it.
             session.execute(sa.update(models.Host).values(
-                emptied_at=self.clock.now() + 3600, cleaned_at=None,
+                vacated_at=self.clock.now() + 3600, cleaned_at=None,
                 cleaning_until=self.clock.now() + 3600 + 30))
         self.machines.swept.clear()
         for _time in range(16):
@@ -1907,7 +1907,7 @@ class TestWithin(WholeHostsTestCase):
         with self.database.writer() as session:
             session.execute(sa.update(models.Booking).where(
                 models.Booking.server_id == server_id).values(
-                    placed_at=NOW, running=True))
+                    claimed_at=NOW, running=True))
         self.lifecycle.ending.delete(self.outer['id'])
         self.run_at(200)
         self.assertEqual({}, self.held())

@@ -81,7 +81,7 @@ class Row:
     server_id: str = ''
 
     @property
-    def placed_at(self) -> int | None:
+    def claimed_at(self) -> int | None:
         return self.start if self.running else None
 
     def counts(self, now: int) -> oracle.Booking:
@@ -96,7 +96,7 @@ class Row:
         return ledger.NewBooking(
             self.reservation, None if self.host is None else 1000 + self.host,
             self.server_id, model.Window(self.start, self.end),
-            self.resources, self.running, placed_at=self.placed_at)
+            self.resources, self.running, claimed_at=self.claimed_at)
 
 
 @dataclasses.dataclass
@@ -188,7 +188,7 @@ def fill(session: orm.Session, world: World) -> None:
          'host_id': None if row.host is None else 1000 + row.host,
          'start_date': row.start, 'end_date': row.end,
          'resources': row.resources, 'running': row.running,
-         'placed_at': row.placed_at}
+         'claimed_at': row.claimed_at}
         for row in world.rows])
 
 
@@ -266,7 +266,7 @@ class BooksTestCase(base.DatabaseTestCase):
         new = ledger.NewBooking(
             reservation, self.host_id(host), server_id,
             model.Window(NOW + start, NOW + end), resources, running,
-            placed_at=NOW + start if running else None)
+            claimed_at=NOW + start if running else None)
         with self.database.writer() as session:
             ledger.amend(session, self.clock.now(),
                          [ledger.Edit(None, new)], force=True)

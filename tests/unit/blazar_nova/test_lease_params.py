@@ -630,7 +630,7 @@ class TestNearMisses(ParamsTestCase):
             self.assertIsNone(self.ask_hints({name: 'x'}))
 
     def test_an_operator_may_mean_something_else_by_one(self):
-        defaults = dataclasses.replace(DEFAULTS, other_hints=('reserve',))
+        defaults = dataclasses.replace(DEFAULTS, allowed_hints=('reserve',))
         self.assertIsNone(
             parser.lease_request({'reserve': 'x'}, NOW, defaults))
         self.assert_sentence(

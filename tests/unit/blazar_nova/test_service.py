@@ -195,7 +195,7 @@ class TestLostAfter(base.TestCase):
     def conf(self, seconds, longest=1800):
         return types.SimpleNamespace(
             long_rpc_timeout=longest,
-            blazar=types.SimpleNamespace(lost_build_seconds=seconds))
+            blazar=types.SimpleNamespace(lost_build_timeout=seconds))
 
     def test_it_is_longer_than_a_conductor_may_wait(self):
         self.assertEqual(1860, wiring.lost_after(self.conf(None)))
@@ -207,7 +207,7 @@ class TestLostAfter(base.TestCase):
             refused = self.assertRaises(
                 errors.ConfigurationError, wiring.lost_after,
                 self.conf(seconds))
-            for words in (f'lost_build_seconds is {seconds}',
+            for words in (f'lost_build_timeout is {seconds}',
                           'long_rpc_timeout, 1800 seconds',
                           'Write a larger number'):
                 self.assertIn(words, str(refused))

@@ -99,8 +99,8 @@ def _hosts() -> None:
         sa.Column('reservable', sa.Boolean),
         sa.Column('extra', sa.JSON),
         sa.Column('enrolled_at', sa.BigInteger),
-        sa.Column('held_by', sa.String(36)),
-        sa.Column('emptied_at', sa.BigInteger),
+        sa.Column('assigned_to', sa.String(36)),
+        sa.Column('vacated_at', sa.BigInteger),
         sa.Column('cleaning_until', sa.BigInteger),
         sa.Column('cleaned_at', sa.BigInteger),
         sa.Column('overdue_at', sa.BigInteger),
@@ -108,7 +108,7 @@ def _hosts() -> None:
         sa.Column('recheck_at', sa.BigInteger),
         sa.Column('updated_at', sa.BigInteger, nullable=False),
         sa.Index('ix_hosts_enrolment', 'enrolment'),
-        sa.Index('ix_hosts_held_by', 'held_by'),
+        sa.Index('ix_hosts_held_by', 'assigned_to'),
         sa.Index('ix_hosts_recheck_at', 'recheck_at'),
         sa.Index('ix_hosts_service_host', 'service_host'))
 
@@ -176,7 +176,7 @@ def _orphans() -> None:
         sa.Column('missing', sa.String(16), nullable=False),
         sa.Column('seen_at', sa.BigInteger, nullable=False),
         sa.Column('claimed_until', sa.BigInteger, nullable=False),
-        sa.Column('told_at', sa.BigInteger))
+        sa.Column('notified_at', sa.BigInteger))
 
 
 def _projects() -> None:
@@ -245,7 +245,7 @@ def _would_end() -> None:
         sa.Column('created_at', sa.BigInteger, nullable=False),
         sa.Column('end_date', sa.BigInteger, nullable=False),
         sa.Column('claimed_until', sa.BigInteger, nullable=False),
-        sa.Column('told_at', sa.BigInteger),
+        sa.Column('notified_at', sa.BigInteger),
         sa.Index('would_end_end_idx', 'end_date'))
 
 
@@ -325,14 +325,14 @@ def _bookings() -> None:
         sa.Column('start_date', sa.BigInteger, nullable=False),
         sa.Column('end_date', sa.BigInteger, nullable=False),
         sa.Column('resources', sa.JSON, nullable=False),
-        sa.Column('sent_at', sa.BigInteger),
+        sa.Column('dispatched_at', sa.BigInteger),
         sa.Column('failed_at', sa.BigInteger),
-        sa.Column('placed_at', sa.BigInteger),
+        sa.Column('claimed_at', sa.BigInteger),
         sa.Column('running', sa.Boolean, nullable=False),
-        sa.Column('moving_to', sa.BigInteger),
-        sa.Column('stranded_at', sa.BigInteger),
-        sa.Column('relocate_at', sa.BigInteger),
-        sa.Column('relocate_tries', sa.Integer),
+        sa.Column('migrating_to', sa.BigInteger),
+        sa.Column('host_failed_at', sa.BigInteger),
+        sa.Column('next_evacuation_at', sa.BigInteger),
+        sa.Column('evacuations', sa.Integer),
         sa.Index('bookings_end_idx', 'end_date'),
         sa.Index('bookings_host_idx', 'host_id', 'end_date', 'start_date'),
         sa.Index('bookings_reservation_idx', 'reservation_id'))

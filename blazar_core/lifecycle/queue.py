@@ -81,7 +81,7 @@ _FAR = sa.and_(
     _DUE > _NOW + _FURTHEST, _DUE < model.FOREVER)
 _STRAY = sa.union_all(*(
     sa.select(models.Event.id, models.Event.due, models.Event.lease_id,
-              models.Lease.project_id).join(models.Event.lease)
+              models.Lease.project_id)
     .join(models.Event.lease).where(at, _FAR).order_by(None) for at in (
         models.Event.time <= _NOW,
         sa.and_(models.Event.time + 0 > _NOW, models.Event.event_type.in_(

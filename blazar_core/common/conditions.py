@@ -13,8 +13,8 @@ import dataclasses
 import enum
 import typing as ty
 
-__all__ = ['Condition', 'DELAYS', 'Reason', 'Row', 'Type', 'changed', 'find',
-           'holds', 'status_reason', 'update']
+__all__ = ['Condition', 'Reason', 'Row', 'TRANSIENT', 'Type', 'changed',
+           'find', 'holds', 'is_set', 'status_reason', 'update']
 
 #: A condition as the row of its lease has it.
 Row: ty.TypeAlias = dict[str, ty.Any]
@@ -63,9 +63,10 @@ class Reason(enum.StrEnum):
     USER_NOT_FOUND = 'UserNotFound'
 
 
-#: The types of what a lease that is over no longer waits for.
-DELAYS = (Type.WAITING, Type.START_DELAYED, Type.NOT_EXTENDED,
-          Type.SNAPSHOT_DELAYED, Type.EVENT_DEFERRED, Type.END_DELAYED)
+#: The types of what is to be done yet; of a lease that is over nothing is.
+TRANSIENT = (
+    Type.WAITING, Type.START_DELAYED, Type.NOT_EXTENDED, Type.UNUSED,
+    Type.SNAPSHOT_DELAYED, Type.EVENT_DEFERRED, Type.END_DELAYED)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,6 +92,14 @@ def find(rows: ty.Iterable[Row] | None, type_: Type,
          ) -> Row | None:
     """Return the condition of a type; None: there is none."""
     return next((row for row in rows or () if row['type'] == type_), None)
+
+
+def is_set(rows: ty.Iterable[Row] | None, like: Condition) -> bool:
+    """Return whether there is a condition of the same type and reason,
+    whatever its message.
+    """
+    row = find(rows, like.type)
+    return row is not None and row['reason'] == like.reason
 
 
 def status_reason(rows: ty.Iterable[Row] | None) -> str:

@@ -194,8 +194,6 @@ def _log(move: Move, lease: ty.Mapping[str, ty.Any]) -> None:
 def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
     """Whether a booking may be bound to another host.
 
-    What is said of it is said until somebody sends a server there.
-
     :param row: the booking
     :param later: whether its servers come when it is there
     :param held: whether the build of its servers is kept, or they are, from

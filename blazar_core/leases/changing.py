@@ -300,6 +300,8 @@ class Changing:
                 for edit in each)], now)
         if window != model.Window(lease.start_date, lease.end_date):
             events.retime(session, lease, self._types, window, now)
+        if window.start != lease.start_date:
+            conditions.update(lease, now, conditions.Type.START_DELAYED)
         if window.end > lease.end_date or change.auto_extend is not None:
             conditions.update(lease, now, conditions.Type.NOT_EXTENDED)
         events.redate(lease, window, now)

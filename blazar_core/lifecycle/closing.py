@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from blazar_core.books import enrolment
 from blazar_core import cloud as clouds
 from blazar_core.common import clock as clocks
-from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -22,12 +21,12 @@ from blazar_core.lifecycle import steps
 from blazar_core.lifecycle import transitions
 from blazar_core import resources
 
-__all__ = ['Closed', 'Closing']
+__all__ = ['Closed', 'Closing', 'FAILED']
 
 LOG = logging.getLogger(__name__)
 
 #: When to try again what has failed.
-_FAILED = facts.Later(
+FAILED = facts.Later(
     facts.AWAY, facts.NOT_CLOSED.message, facts.LONGEST_PAUSE)
 #: The leases that are over, or never were, and have a credential yet.
 _OVER = sa.select(
@@ -55,7 +54,7 @@ class Closed(ty.NamedTuple):
     @property
     def soonest(self) -> facts.Later:
         """When to look again at the first of what is in the way."""
-        return min(self.again or [_FAILED],
+        return min(self.again or [FAILED],
                    key=lambda one: (one.seconds, one.most))
 
 
@@ -91,11 +90,11 @@ class Closing:
                 closed.guests.extend(one.guests)
                 closed.again.extend(one.again)
             except errors.CloudUnavailable as exc:
-                closed.again.append(_FAILED)
+                closed.again.append(FAILED)
                 LOG.warning('Lease %s: reservation %s could not be closed '
                             'yet: %s', lease_id, reserved.id, exc)
             except Exception:
-                closed.again.append(_FAILED)
+                closed.again.append(FAILED)
                 LOG.exception('Lease %s: reservation %s could not be closed '
                               'yet', lease_id, reserved.id)
         return closed
@@ -184,7 +183,6 @@ class Closing:
                     lease.status != states.Lease.TERMINATING and
                     facts.bookings(lease)):
                 return False
-            conditions.update(lease, self._clock.now(), *conditions.DELAYS)
             described = transitions.finish(session, lease, self._clock.now())
         steps.reached(steps.Step.END_OVER, lease_id)
         LOG.info('Lease %s is over', lease_id)

@@ -35,6 +35,9 @@ _SHOWN = 5
 #: nothing else limits that: the owner may come back, as the users of a
 #: directory do that is away for a day.
 IN_VAIN = 3 * 86400
+#: The types of what a lease that ends no longer waits for.
+_BEFORE_END = (conditions.Type.WAITING, conditions.Type.START_DELAYED,
+               conditions.Type.NOT_EXTENDED, conditions.Type.UNUSED)
 
 
 class _Begun(ty.NamedTuple):
@@ -182,7 +185,7 @@ class Ending:
             again = closed.soonest
             self._database.retried(
                 self._explain, lease_id, facts.NOT_CLOSED
-                if again.why == facts.NOT_CLOSED.message else facts.CLEANING)
+                if again is closing.FAILED else facts.CLEANING)
             return again
         if not self._database.retried(
                 self._closing.finish_if_empty, lease_id, closed=True):
@@ -193,7 +196,7 @@ class Ending:
         """Tell once that the servers of a lease have some time left."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            said = conditions.holds(lease.conditions, facts.GRACE)
+            said = conditions.is_set(lease.conditions, facts.GRACE)
             described = views.describe(lease)
         if not said:
             LOG.info('Lease %s is over; its servers come to their end in its '
@@ -237,10 +240,9 @@ class Ending:
             if self._is_late(session, lease, now,
                              ends.steps_of(name, self._policies)):
                 name = ends.DELETE
+            conditions.update(lease, now, *_BEFORE_END)
             if lease.status != states.Lease.TERMINATING:
                 lease.enter(states.Lease.TERMINATING, self._clock.now())
-                conditions.update(lease, now, conditions.Type.START_DELAYED,
-                                  conditions.Type.NOT_EXTENDED)
                 if lease.deleted_at is None and ends.missing(
                         lease.on_end, self._policies):
                     LOG.warning('Lease %s: its servers are deleted, because '
@@ -282,9 +284,9 @@ class Ending:
             return False
         why = (f'Its servers are deleted: {lease.on_end} was not done within '
                f'{limit} s.')
-        if conditions.update(
-                lease, now, conditions.Type.END_DELAYED, conditions.Condition(
-                    conditions.Type.POLICY_REPLACED,
-                    conditions.Reason.TIMED_OUT, why)):
+        if conditions.update(lease, now, conditions.Condition(
+                conditions.Type.POLICY_REPLACED, conditions.Reason.TIMED_OUT,
+                why)):
+            conditions.update(lease, now, conditions.Type.END_DELAYED)
             LOG.warning('Lease %s: %s', lease.id, why)
         return True

@@ -23,8 +23,8 @@ __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'GRACE', 'GivenUp', 'LEFT',
            'LONGEST_PAUSE', 'LONGEST_WAIT', 'Later', 'Lease', 'NOT_CLOSED',
            'NOT_FREE', 'NOT_LEFT', 'ORPHANED', 'Outcome', 'apart',
            'booking_of', 'bookings', 'comes_first', 'counts', 'deferred',
-           'failures', 'has_servers', 'is_building', 'is_unsettled',
-           'no_image', 'pause', 'put_off', 'refused', 'servers', 'waiting']
+           'has_servers', 'is_building', 'no_image', 'pause', 'put_off',
+           'refused', 'servers', 'waiting']
 
 LOG = logging.getLogger(__name__)
 
@@ -146,14 +146,14 @@ def waiting(lease: models.Lease) -> list[str]:
             booking.dispatched_at is None and booking.failed_at is None]
 
 
-def is_unsettled(booking: models.Booking) -> bool:
+def _is_unsettled(booking: models.Booking) -> bool:
     """Whether a server is still to be sent, or is being built."""
     return booking.failed_at is None and not booking.running
 
 
 def is_building(lease: models.Lease) -> bool:
     """Whether of the servers that were sent some are not settled yet."""
-    return any(is_unsettled(booking) and booking.dispatched_at is not None
+    return any(_is_unsettled(booking) and booking.dispatched_at is not None
                for booking in bookings(lease))
 
 
@@ -211,18 +211,6 @@ def put_off(server_ids: ty.Sequence[str], why: str) -> conditions.Condition:
         _T.START_DELAYED, _R.NO_VALID_HOST,
         f'Not placed yet, and tried again: {", ".join(server_ids)}. {why}',
         {'servers': [*server_ids]})
-
-
-def failures(lease: models.Lease) -> conditions.Condition | conditions.Type:
-    """Return the condition of a lease for its servers that failed; the type
-    alone: none did.
-    """
-    failed = [ty.cast(str, booking.server_id) for booking in bookings(lease)
-              if booking.failed_at is not None]
-    return conditions.Condition(
-        _T.BUILD_FAILED, _R.SERVERS_FAILED,
-        f'Could not be built: {", ".join(failed)}.', {'servers': failed},
-    ) if failed else _T.BUILD_FAILED
 
 
 def servers(lease: models.Lease) -> list[str]:

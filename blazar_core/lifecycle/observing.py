@@ -281,7 +281,7 @@ def _unbuilt(lease: models.Lease, server_id: str, fault: str,
     """
     rows = facts.servers(lease)
     before = conditions.find(lease.conditions, conditions.Type.BUILD_FAILED)
-    first = fault if before is None else before['details'].get('fault', fault)
+    first = fault if before is None else before['details']['fault']
     failed = [row.server_id for row in facts.bookings(lease)
               if row.server_id is not None and row.failed_at is not None]
     return conditions.Condition(

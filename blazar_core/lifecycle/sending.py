@@ -149,8 +149,7 @@ class Sending:
         permits.mark_sent(connection, dict.fromkeys(server_ids), now)
         begins = lease.status == states.Lease.PENDING
         lease.enter(states.Lease.STARTING, now)
-        conditions.update(lease, now, conditions.Type.START_DELAYED,
-                          facts.failures(lease))
+        conditions.update(lease, now, conditions.Type.START_DELAYED)
         lease.updated_at = now
         connection.execute(_BEGUN, {
             'lease': lease.id, 'state': lease.status, 'now': now,
@@ -301,7 +300,7 @@ class Sending:
                 reason = (f'{reason} {cause["details"]["event_type"]}: '
                           f'{cause["details"]["why"]}')
             conditions.update(
-                lease, now, *conditions.DELAYS, conditions.Condition(
+                lease, now, *conditions.TRANSIENT, conditions.Condition(
                     conditions.Type.FAILED, conditions.Reason.NEVER_STARTED,
                     reason))
             transitions.fail_waiting(session, lease, now)

@@ -50,9 +50,11 @@ def settle(session: orm.Session, lease: models.Lease, now: int) -> None:
     if lease.status != status:
         lease.enter(status, now)
         LOG.info('Lease %s is %s', lease.id, status)
+    conditions.update(lease, now, conditions.Type.START_DELAYED)
     if not any(count.failed for count in counts.values()):
-        conditions.update(lease, now, conditions.Type.START_DELAYED,
-                          conditions.Type.BUILD_FAILED)
+        # Those that did have gone.
+        conditions.update(lease, now, conditions.Type.BUILD_FAILED,
+                          conditions.Type.FAILED)
     session.execute(sa.delete(models.HeldBuild).where(
         models.HeldBuild.lease_id == lease.id))
 
@@ -64,6 +66,7 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     ledger.amend(session, now, [
         ledger.Edit(booking, None) for booking in facts.bookings(lease)])
     lease.enter(states.Lease.TERMINATED, now)
+    conditions.update(lease, now, *conditions.TRANSIENT)
     for reservation in lease.reservations:
         reservation.enter(states.Reservation.DELETED, now)
     _cut_short(session, lease, now)

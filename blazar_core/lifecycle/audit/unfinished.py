@@ -219,9 +219,9 @@ class Unfinished:
         since = row.ending_at or row.updated_at
         if row.status == states.Lease.TERMINATING and (
                 since + row.grace_period + row.cleaning_time
-                < latest) and not conditions.holds(
+                < latest) and not conditions.is_set(
                     row.conditions, facts.LEFT):
-            cleaning = conditions.holds(row.conditions, facts.CLEANING)
+            cleaning = conditions.is_set(row.conditions, facts.CLEANING)
             yield Difference(
                 ('ending', row.id),
                 f'{lease.title} is TERMINATING since {when(since)}: '

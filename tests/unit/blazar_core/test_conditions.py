@@ -45,6 +45,14 @@ class TestUpdate(base.TestCase):
         self.assertFalse(conditions.holds(row, TYPES.BUILD_FAILED))
         self.assertFalse(conditions.holds(None, FAILED))
 
+    def test_it_is_set_whatever_its_message_and_not_for_another_reason(self):
+        self.update(5, facts.refused('No.'))
+        self.assertTrue(conditions.is_set(
+            self.lease.conditions, facts.refused('Not yet.')))
+        self.assertFalse(conditions.is_set(
+            self.lease.conditions, facts.GRACE))
+        self.assertFalse(conditions.is_set(None, facts.GRACE))
+
     def test_there_is_one_of_a_type_with_its_age(self):
         self.update(5, facts.GRACE)
         self.update(6, facts.refused('No.'))
@@ -59,7 +67,7 @@ class TestUpdate(base.TestCase):
         self.assertEqual(
             f"{facts.ORPHANED['project'].message} One failed. "
             f'{facts.CLEANING.message}', self.said())
-        self.update(7, *conditions.DELAYS)
+        self.update(7, *conditions.TRANSIENT)
         self.assertEqual(
             f"{facts.ORPHANED['project'].message} One failed.", self.said())
 

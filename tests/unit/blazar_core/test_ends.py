@@ -129,6 +129,15 @@ class TestGracePeriod(base.LeaseTestCase):
         self.run_at(150)
         self.assertEqual(FAILED.message, self.reason(self.lease_))
 
+    def test_it_is_told_once_however_that_was_worded(self):
+        self.run_at(100)
+        with self.database.writer() as session:
+            lease = api.locked(session, self.lease_['id'])
+            lease.conditions = [{**row, 'message': 'Worded otherwise.'}
+                                for row in lease.conditions]
+        self.lifecycle.ending.end(self.lease_['id'], when_due=True)
+        self.assertEqual(1, len(self.notices()))
+
     def test_who_has_no_server_any_more_needs_no_time(self):
         (server,) = base.servers_of(self.lease_)
         self.run_at(100)
@@ -476,6 +485,20 @@ class TestLimit(StepsTestCase):
                '600 s.')
         self.assertEqual(1, log.output.count(why))
         self.assertEqual(why, self.reason(lease))
+
+    def test_what_is_in_the_way_of_that_has_its_age(self):
+        log = self.useFixture(fixtures.FakeLogger())
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        self.cloud.broken['delete'] = errors.CloudUnavailable('It is away.')
+        self.run_at(100)
+        for time in (1400, 2200):
+            self.run_at(time)
+        self.assertEqual(1, log.output.count('Its servers are deleted: '))
+        said = conditions.find(self.scalars(models.Lease.conditions)[0],
+                               conditions.Type.END_DELAYED)
+        self.assertEqual(NOW + 1400, said['since'])
+        self.assertIn('It is away.', said['message'])
 
     def test_who_comes_after_the_limit_tries_before(self):
         """The control plane was away, and nobody has tried yet."""

@@ -814,6 +814,54 @@ class TestNotPlaced(LifecycleTestCase):
         self.assertEqual(('ACTIVE', ''),
                          (self.status(lease), self.reason(lease)))
 
+    def test_one_of_which_another_failed_waits_for_no_server_that_is_gone(
+            self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.ERROR, fault='It broke.')
+        self.fail(second)
+        self.assertIn('Not placed yet', self.reason(lease))
+        self.see(second, State.GONE)
+        self.assertEqual(('ERROR', f'Server {first} could not be built: '
+                          'It broke.'),
+                         (self.status(lease), self.reason(lease)))
+
+    def test_what_broke_first_is_said_when_others_are_sent_again(self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.ERROR, fault='It broke.')
+        self.fail(second)
+        self.start(lease)
+        self.assertEqual(f'Server {first} could not be built: It broke.',
+                         self.reason(lease))
+        self.see(second, State.ERROR, fault='It was too late.')
+        self.assertEqual(
+            '2 of 2 servers could not be built, the first: It broke.',
+            self.reason(lease))
+
+    def test_it_is_not_said_any_more_of_what_has_gone_that_it_failed(self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.RUNNING, self.one)
+        self.fail(second)
+        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.assertEqual('The build of its servers could not be sent.',
+                         self.reason(lease))
+        self.see(second, State.GONE)
+        self.lifecycle.observing.settle_left()
+        self.assertEqual(('ACTIVE', ''),
+                         (self.status(lease), self.reason(lease)))
+
+    def test_one_that_ends_waits_for_no_host(self):
+        lease = self.sent()
+        self.fail(*base.servers_of(lease))
+        self.assertIn('Not placed yet', self.reason(lease))
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual(('DELETING', ''),
+                         (self.status(lease), self.reason(lease)))
+
     def done(self, lease):
         with self.database.writer() as session:
             session.query(models.Event).filter_by(

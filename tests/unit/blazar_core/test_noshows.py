@@ -73,6 +73,15 @@ class TestNoShows(NoShowTestCase):
         # All of it can be had at once.
         self.reserve(150, 1000, self.places(2))
 
+    def test_one_that_ends_by_itself_before_waits_for_nobody(self):
+        lease = self.begun(end=120)
+        self.look(100)
+        self.assertIn('unless a server', self.reason(lease))
+        self.clock.advance(20)
+        self.engine.run_due()
+        self.assertEqual(('TERMINATED', ''), (
+            self.status(lease), self.reason(lease)))
+
     def test_a_clock_that_was_ahead_delays_nothing(self):
         self.clock.step(900)
         first = self.begun(end=9000)

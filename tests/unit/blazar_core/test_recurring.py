@@ -384,6 +384,17 @@ class TestKept(RecurringTestCase):
         self.assertEqual([NOW + 300],
                          self.scalars(models.Booking.start_date))
 
+    def test_one_that_ends_so_waits_for_nothing_any_more(self):
+        self.start(0)
+        self.runs()
+        self.lifecycle.starting._patience = 0
+        self.assertIn('occurrence before', self.start(1).why)
+        self.end(0)
+        self.cloud.servers.clear()
+        self.assertIsNone(self.start(1))
+        self.assertEqual('Its servers were deleted, or left, before it began.',
+                         self.reason(1))
+
     def test_who_has_left_is_in_no_other_occurrence(self):
         self.start(0)
         self.runs()

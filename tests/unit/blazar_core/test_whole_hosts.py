@@ -884,6 +884,18 @@ class TestHolding(WholeHostsTestCase):
         self.assertEqual({'one': second['reservations'][0]['id']},
                          self.held())
 
+    def test_one_that_is_moved_waits_for_its_new_start_alone(self):
+        _first, first_id = self.started()
+        self.machines.full[first_id] = [uuidutils.generate_uuid()]
+        second = self.reserve_machines(100, 2000)
+        self.clock.advance(100 + self.patience + 1)
+        self.engine.run_due()
+        self.assertIn('not free yet', self.reason(second))
+        self.leases.changing.update(second['id'], changing.Change(
+            start=NOW + 1000))
+        self.assertEqual(('PENDING', ''), (
+            self.status(second), self.reason(second)))
+
     def test_nor_does_it_start_beside_a_server_that_overstays(self):
         lease = self.running_lease(0, 50)
         whole = self.reserve_machines(50, 2000)

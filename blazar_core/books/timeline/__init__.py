@@ -24,7 +24,6 @@ added and taken away in any order.
 from blazar_core.books.timeline.calendar import Block
 from blazar_core.books.timeline.questions import Beside
 from blazar_core.books.timeline.questions import Timeline
-from blazar_core.books.timeline.questions import Utilization
 from blazar_core.books.timeline.units import TooMuch
 
-__all__ = ['Beside', 'Block', 'Timeline', 'TooMuch', 'Utilization']
+__all__ = ['Beside', 'Block', 'Timeline', 'TooMuch']

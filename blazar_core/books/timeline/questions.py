@@ -5,7 +5,6 @@
 H is the number of hosts, S that of steps (at most two for each booking).
 """
 
-import dataclasses
 import typing as ty
 
 import numpy as np
@@ -13,43 +12,15 @@ import numpy.typing as npt
 
 from blazar_core.books.timeline import calendar
 from blazar_core.books.timeline import search
-from blazar_core.books.timeline import steps
 from blazar_core.books.timeline.steps import Ints
 from blazar_core.books.timeline.steps import NEVER
 from blazar_core.common import model
 
-__all__ = ['Beside', 'Hosts', 'Timeline', 'Utilization']
+__all__ = ['Beside', 'Hosts', 'Timeline']
 
 #: Ids of hosts, or a truth value for each host in the order of
 #: :attr:`Timeline.ids`; None for all of them.
 Hosts: ty.TypeAlias = npt.NDArray[np.bool_] | ty.Collection[int] | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Utilization:
-    """How much of some hosts is taken, over time.
-
-    :ivar edges: where the buckets of time begin, and where the last one ends
-    :ivar booked: by class, what is booked in each bucket, in amounts times
-        seconds (so that it is exact)
-    :ivar usage: by class, the open-ended usage of the hosts now
-    :ivar capacity: by class, the capacity of the hosts now
-    """
-
-    edges: Ints
-    booked: ty.Mapping[str, Ints]
-    usage: ty.Mapping[str, int]
-    capacity: ty.Mapping[str, int]
-
-    def fraction(self, rc: str) -> npt.NDArray[np.float64]:
-        """The part of a class that is taken in each bucket; 0 of nothing."""
-        seconds = np.diff(self.edges)
-        capacity = self.capacity[rc]
-        if not capacity:
-            return np.zeros(len(seconds))
-        taken: npt.NDArray[np.float64] = (
-            self.booked[rc] / seconds + self.usage[rc]) / capacity
-        return taken
 
 
 class Beside:
@@ -253,32 +224,6 @@ class Timeline(calendar.Calendar):
             until[one.usage[which] > 0] = model.FOREVER
         return np.asarray(np.clip(until, 0, model.FOREVER), np.int64)
 
-    def utilization(self, window: model.Window, step: int,
-                    hosts: Hosts = None) -> Utilization:
-        """How much of some hosts is taken, in buckets of ``step`` seconds.
-
-        The last bucket may be shorter. Costs O(H + steps in the window +
-        buckets).
-
-        :raises ValueError: when ``step`` is not positive
-        """
-        if step <= 0:
-            raise ValueError(f'The step must be positive: {step}')
-        which = self._which(hosts)
-        edges = np.array([*range(window.start, window.end, step), window.end])
-        first = self._rows.at(which, window.start)
-        last = self._rows.at(which, calendar.end_of(window) - 1)
-        places, heads = steps.spans(first, last)
-        times = np.maximum(self._rows.time[places], window.start)
-        return Utilization(
-            edges, {rc: _areas(self._rows.levels[column][places], heads,
-                               times, edges, step)
-                    for rc, column in self._columns.items()},
-            {rc: int(one.usage[which].sum())
-             for rc, one in self._classes.items()},
-            {rc: int(one.capacity[which].sum())
-             for rc, one in self._classes.items()})
-
     def _which(self, hosts: Hosts) -> Ints:
         """The numbers of the hosts asked about."""
         if hosts is None:
@@ -327,21 +272,3 @@ class Timeline(calendar.Calendar):
                 search.HUGE)))
         return search.Scan(self._rows, needs, 1, which[some[which]],
                            self._piece) if needs else None
-
-
-def _areas(level: npt.NDArray[ty.Any], heads: Ints, times: Ints, edges: Ints,
-           step: int) -> Ints:
-    """The sum of levels times seconds in each bucket, over all rows.
-
-    Each step adds what it changes, from its instant until the end of its
-    bucket; the buckets after that get it as a whole.
-    """
-    level = level.astype(np.int64)
-    change = np.diff(level, prepend=0)
-    change[heads] = level[heads]
-    bucket = (times - edges[0]) // step
-    area = np.zeros(len(edges), np.int64)
-    rest = np.zeros(len(edges), np.int64)
-    np.add.at(area, bucket, change * (edges[bucket + 1] - times))
-    np.add.at(rest, bucket + 1, change)
-    return area[:-1] + np.cumsum(rest)[:-1] * np.diff(edges)

@@ -181,7 +181,6 @@ class Question:
     endless: bool
     hosts: set | None
     masked: bool
-    step: int
 
     def demand(self):
         return model.Demand(self.needs, self.count, self.affinity,
@@ -218,8 +217,7 @@ early = st.builds(
 when = (
     st.integers(1, 3), st.integers(0, LAST + 2), st.integers(1, 15),
     st.sampled_from([False] * 5 + [True]),
-    st.one_of(st.none(), st.sets(st.integers(1, 7))), st.booleans(),
-    st.integers(1, 9))
+    st.one_of(st.none(), st.sets(st.integers(1, 7))), st.booleans())
 questions = st.one_of(
     st.builds(Question, needs, st.integers(1, 6),
               st.sampled_from(model.Affinity), *when),
@@ -351,8 +349,8 @@ class Story:
 
     def levels(self):
         """All there is in the timeline, host by host."""
-        return {host: self.timeline.utilization(
-            self.window(0, LAST + 2), self.second, {host}).booked
+        return {host: [self.timeline.peak(host, self.window(
+            second, second + 1)) for second in range(LAST + 2)]
             for host in self.timeline.ids}
 
 
@@ -409,7 +407,7 @@ class TimelineTest(base.BaseTestCase):
                     chance.choice(list(model.Affinity)), 1,
                     chance.randint(0, 12), chance.randint(1, 6),
                     chance.random() < 0.1,
-                    chance.choice([None, {1, 2, 3, 4}]), False, 1))
+                    chance.choice([None, {1, 2, 3, 4}]), False))
 
     def _ask_for_more(self, story, one):
         """Ask, and again for one server more than fit at that start.
@@ -492,34 +490,6 @@ class TimelineTest(base.BaseTestCase):
                    if getattr(one, 'sign', 1) == 1], shape, ask)
 
     @CASES
-    @hypothesis.given(stories, shapes)
-    def test_utilization_is_the_sum_of_all_seconds(self, changes, shape):
-        def ask(story, one):
-            asked, hosts = story.hosts(one)
-            start, end = one.start, one.start + one.length
-            used = story.timeline.utilization(
-                story.window(start, end), one.step * story.second, asked)
-            edges = [*range(start, end, one.step), end]
-            calendar = story.calendar
-            self.assertEqual([story.at(edge) for edge in edges],
-                             used.edges.tolist())
-            for rc in story.timeline.classes:
-                self.assertEqual(
-                    [story.second * sum(
-                        calendar.level(host, rc, second) for host in hosts
-                        for second in range(edge, until))
-                     for edge, until in zip(edges, edges[1:])],
-                    used.booked[rc].tolist())
-                self.assertEqual(
-                    sum(calendar.capacity[host].get(rc, 0)
-                        for host in hosts), used.capacity[rc])
-                self.assertEqual(
-                    sum(calendar.usage[host].get(rc, 0) for host in hosts),
-                    used.usage[rc])
-
-        self._run(changes, shape, ask)
-
-    @CASES
     @hypothesis.given(stories, shapes, shapes, st.randoms())
     def test_order_of_changes_does_not_matter(
             self, changes, shape, other_shape, chance):
@@ -538,7 +508,7 @@ class TimelineTest(base.BaseTestCase):
             other._apply(one, sign)
         for host in other.timeline.ids:
             self.assertEqual(
-                _plain(story.levels().get(host, {})),
+                _plain(story.levels().get(host, [])),
                 _plain(other.levels()[host]))
         self.assertEqual(
             story.timeline.steps - len(story.timeline),
@@ -593,8 +563,8 @@ def _some_booking(chance, whole, sign):
 
 
 def _plain(levels):
-    return {rc: seconds.tolist() for rc, seconds in levels.items()
-            if seconds.any()}
+    return [(second, rc, level) for second, each in enumerate(levels)
+            for rc, level in sorted(each.items()) if level]
 
 
 class YearsTest(TimelineTest):
@@ -754,7 +724,6 @@ class ContractTest(base.BaseTestCase):
         for wrong in (
                 lambda: self.timeline.apply(7, self.window, {'VCPU': 1}, 2),
                 lambda: self.timeline.earliest(demand, 0, 0),
-                lambda: self.timeline.utilization(self.window, 0),
                 lambda: self.timeline.load([booked, booked]),
                 lambda: self.timeline.load([booked._replace(ends=[5])]),
                 lambda: self.timeline.load([
@@ -829,15 +798,6 @@ class ContractTest(base.BaseTestCase):
                       {'MEMORY_MB': 1, 'VCPU': 1}):
             self.assertEqual([0] * 8, full.fits(
                 model.Demand(needs), model.Window(0, 10)).tolist())
-
-    def test_fraction_counts_usage_and_bookings_over_time(self):
-        self.timeline.apply(7, model.Window(10, 15), {'VCPU': 1}, 1)
-        used = self.timeline.utilization(self.window, 5)
-        self.assertEqual([2 / 6, 1 / 6], used.fraction('VCPU').tolist())
-        self.timeline.set_host(7, {}, {})
-        self.timeline.set_host(3, {}, {})
-        used = self.timeline.utilization(self.window, 5)
-        self.assertEqual([0, 0], used.fraction('VCPU').tolist())
 
     def test_the_highest_level_for_ever_is_that_of_what_is_to_come(self):
         calendar = timeline.Timeline()

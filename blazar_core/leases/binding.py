@@ -21,16 +21,13 @@ from blazar_core.leases import events
 from blazar_core.leases import views
 from blazar_core import resources
 
-__all__ = ['Binding', 'MISSING', 'Move', 'exchanged', 'may_move']
+__all__ = ['Binding', 'Move', 'exchanged', 'may_move']
 
 LOG = logging.getLogger(__name__)
 
 #: About more hosts than these nobody else decides while leases are bound to
 #: others: of so many some would be lost time and again, and all with them.
 _MANY = 8
-
-#: How the reason of a lease begins that has no room for what it promised.
-MISSING = 'What was promised does not fit any more. '
 
 
 class Move(ty.NamedTuple):
@@ -228,7 +225,7 @@ def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],
     if reason:
         conditions.update(lease, now, conditions.Condition(
             conditions.Type.CAPACITY_MISSING, conditions.Reason.HOSTS_LOST,
-            f'{MISSING}{reason}'))
+            f'What was promised does not fit any more. {reason}'))
     elif all(row.host_id is not None for row in lease.bookings):
         conditions.update(lease, now, conditions.Type.CAPACITY_MISSING)
     lease.updated_at = now

@@ -151,7 +151,6 @@ class TestBlazarBodies(test_api.ApiTestCase):
         for one in ({'resource_type': 'flavor:instance', 'flavor_id': '1',
                      'amount': 1}, self.reservation()):
             made = self.make(start_in=HOUR, reservations=[one])
-            found = self.send('PUT', f'/leases/{made["id"]}', made, 200, 400)
-            self.assertIsNotNone(found, one)
+            found = self.send('PUT', f'/leases/{made["id"]}', made, 200)
             for key in ('start_date', 'end_date', 'name'):
                 self.assertEqual(made[key], found[key])

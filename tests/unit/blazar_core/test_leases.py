@@ -1314,8 +1314,9 @@ class TestRebind(base.LeaseTestCase):
             (one['before'], one['after'])
             for one in described.pop('exchanged')])
         self.assertEqual(described, self.get())
-        self.assertEqual(binding.MISSING + 'It is so.',
-                         described['status_reason'])
+        self.assertEqual(
+            'What was promised does not fit any more. It is so.',
+            described['status_reason'])
         self.assertEqual((True, False), tuple(
             described['reservations'][0][key] for key in (
                 'missing_resources', 'resources_changed')))

@@ -108,7 +108,7 @@ def _hosts() -> None:
         sa.Column('recheck_at', sa.BigInteger),
         sa.Column('updated_at', sa.BigInteger, nullable=False),
         sa.Index('ix_hosts_enrolment', 'enrolment'),
-        sa.Index('ix_hosts_held_by', 'assigned_to'),
+        sa.Index('ix_hosts_assigned_to', 'assigned_to'),
         sa.Index('ix_hosts_recheck_at', 'recheck_at'),
         sa.Index('ix_hosts_service_host', 'service_host'))
 

@@ -48,6 +48,8 @@ _STARTED = re.compile(
 _HOST_NAME = re.compile(r'(?<="host": ")host\d')
 #: Only one host is enrolled there.
 _HOST_ID = re.compile(r'("(?:resource_)?id": ")\d+"')
+#: There is one as soon as a listener, or a host, has needed it.
+_POOL = re.compile(r'("aggregate_id": )(?:null|\d+)')
 _EXPIRES = re.compile(r'("expire_offer",\s+"time": ")[^"]*"')
 
 
@@ -263,6 +265,7 @@ class SamplesTest(test_api.ApiTestCase):
             text = text.replace(old, new)
         text = _HOST_ID.sub(r'\g<1>1"', text)
         text = _HOST_NAME.sub('host1', text)
+        text = _POOL.sub(r'\g<1>1', text)
         text = moved(text, BEGAN - self.began)
         text = _MADE.sub(rf'\g<1>{clocks.stamp(BEGAN)}"', text)
         text = _STARTED.sub(rf'\g<1>{clocks.iso(BEGAN)}"', text)

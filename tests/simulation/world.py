@@ -682,7 +682,7 @@ class World:
         for name in stale:
             self._look_at(core, name)
         if seen.state is ports.ServerState.GONE:
-            working.expedite(*booked)
+            working.expedite(booked.lease_id, booked.host_id)
 
     def _look_at(self, core: Core, name: str) -> None:
         for host in self.cloud.hosts.values():

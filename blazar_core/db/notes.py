@@ -58,7 +58,7 @@ class WouldEnd(models.Base):
     ``end_date``.
 
     :ivar claimed_until: until when somebody is about to tell it
-    :ivar notified_at: None: nobody has told it
+    :ivar notified_at: None: no notification was sent yet
     """
 
     __tablename__ = 'would_end'
@@ -81,7 +81,7 @@ class Orphan(models.Base):
     :ivar missing: ``project`` or ``user``; of both, the project
     :ivar seen_at: when that was seen first
     :ivar claimed_until: until when somebody is about to tell it
-    :ivar notified_at: None: nobody has told it
+    :ivar notified_at: None: no notification was sent yet
     """
 
     __tablename__ = 'orphans'

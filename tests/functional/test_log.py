@@ -6,28 +6,9 @@ import logging
 
 import fixtures
 
-from blazar_core.common import logs
 from tests.functional import nova_box
 from tests.functional import test_ends
-
-
-class Lines(fixtures.Fixture):
-    """Our lines of at least INFO, as the process of the listener has them.
-
-    :ivar all: the messages
-    """
-
-    def _setUp(self):
-        self.all = []
-        self.addCleanup(logs.install())
-        handler = logging.Handler(logging.INFO)
-        handler.emit = lambda record: self.all.append(record.getMessage())
-        for name in 'blazar_core', 'blazar_nova':
-            logger = logging.getLogger(name)
-            logger.addHandler(handler)
-            self.addCleanup(logger.removeHandler, handler)
-            self.addCleanup(logger.setLevel, logger.level)
-            logger.setLevel(logging.INFO)
+from tests import logged
 
 
 class TestLog(test_ends.EndsTestCase):
@@ -35,7 +16,7 @@ class TestLog(test_ends.EndsTestCase):
     def test_all_lines_about_a_lease_name_its_project_and_its_server(self):
         held = self.hold('mine', 600)
         lease_id = self.lease('mine')['id']
-        lines = self.useFixture(Lines())
+        lines = self.useFixture(logged.Lines('blazar_core', 'blazar_nova'))
         self.clock.advance(600)
         self.run_due()
         self.wait_for_status(held['id'], 'ACTIVE')
@@ -55,7 +36,7 @@ class TestLog(test_ends.EndsTestCase):
 
     def test_a_comparison_is_told_of_where_a_server_differed(self):
         server = self.hold('mine', 600)
-        lines = self.useFixture(Lines())
+        lines = self.useFixture(logged.Lines('blazar_core', 'blazar_nova'))
         self.clock.advance(600)
         self.run_due()
         self.wait_for_status(server['id'], 'ACTIVE')

@@ -5,7 +5,6 @@
 import logging
 import threading
 
-import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
@@ -17,6 +16,7 @@ from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import preflight
 from blazar_core.lifecycle import slots
 from tests import databases
+from tests import logged
 from tests.unit import base
 from tests.unit.blazar_core import test_maintenance
 from tests.unit.blazar_core import test_orphans
@@ -31,29 +31,11 @@ LOG = logging.getLogger(__name__)
 PROJECT = uuidutils.generate_uuid(dashed=False)
 
 
-class Lines(fixtures.Fixture):
-    """The lines of at least INFO, as the listener writes them.
-
-    :ivar all: the messages
-    """
-
-    def _setUp(self):
-        self.all = []
-        self.addCleanup(logs.install())
-        handler = logging.Handler(logging.INFO)
-        handler.emit = lambda record: self.all.append(record.getMessage())
-        logger = logging.getLogger()
-        logger.addHandler(handler)
-        self.addCleanup(logger.removeHandler, handler)
-        self.addCleanup(logger.setLevel, logger.level)
-        logger.setLevel(logging.INFO)
-
-
 class TestAbout(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.lines = self.useFixture(Lines())
+        self.lines = self.useFixture(logged.Lines())
 
     def test_a_line_ends_with_the_ids_that_it_lacks(self):
         with logs.about('one', 'mine', 'vm'):
@@ -112,7 +94,7 @@ class LivesMixin:
 
     def setUp(self):
         super().setUp()
-        self.lines = self.useFixture(Lines())
+        self.lines = self.useFixture(logged.Lines())
 
     def assert_named(self, *parts):
         """Each line names what it is about, and these were among them."""

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The lines of a log, as the process of the listener has them."""
+
+import logging
+
+import fixtures
+
+from blazar_core.common import logs
+
+__all__ = ['Lines']
+
+
+class Lines(fixtures.Fixture):
+    """Lines of at least INFO.
+
+    :param names: of which loggers; none: of all
+    :ivar all: the messages
+    """
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self._names = names or (None,)
+
+    def _setUp(self) -> None:
+        self.all: list[str] = []
+        self.addCleanup(logs.install())
+        handler = logging.Handler(logging.INFO)
+        handler.emit = lambda record: self.all.append(record.getMessage())
+        for name in self._names:
+            logger = logging.getLogger(name)
+            logger.addHandler(handler)
+            self.addCleanup(logger.removeHandler, handler)
+            self.addCleanup(logger.setLevel, logger.level)
+            logger.setLevel(logging.INFO)

@@ -24,13 +24,25 @@ from blazar_core.db import models
 from blazar_core.db import notes
 
 __all__ = ['MAX_EXTRA', 'Attempt', 'Property', 'abandon', 'allocations',
-           'begin', 'change', 'check_unbooked', 'finish', 'get', 'leave',
-           'left', 'listed', 'properties', 'public', 'retire', 'set_private']
+           'begin', 'change', 'check_unbooked', 'finish', 'get', 'is_replaced',
+           'leave', 'left', 'listed', 'properties', 'public', 'retire',
+           'set_private']
 
 #: No more may be said of a host beside what the cloud says.
 MAX_EXTRA = 100
 
 _BOOKING = models.Booking.__table__.c
+
+
+def is_replaced(session: orm.Session, host: models.Host) -> bool:
+    """Return whether another enrolled host has the same service: that of a
+    host which was installed anew under its name.
+    """
+    return session.scalar(sa.select(models.Host.id).where(
+        models.Host.service_host == host.service_host,
+        models.Host.id != host.id,
+        models.Host.enrolment == states.Enrolment.ENROLLED).limit(1),
+    ) is not None
 
 
 def get(session: orm.Session, host_id: int) -> models.Host:

@@ -149,15 +149,17 @@ def _joined() -> set[str]:
         'resource_providers', ())}
 
 
-def leave(host: Member) -> None:
+def leave(host: Member, replaced: bool = False) -> None:
     """Let others onto a host again.
 
+    :param replaced: whether an enrolled host has the same service; in Nova's
+        aggregates, which have services, it stays
     :raises CloudUnavailable: when that cannot be done now
     """
-    bounded.of_api(_leave, host)
+    bounded.of_api(_leave, host, replaced)
 
 
-def _leave(host: Member) -> None:
+def _leave(host: Member, replaced: bool) -> None:
     context = nova_context.get_admin_context()
     there = [freepools.of(context)]
     isolated = aggregates.found(context, _ISOLATED)
@@ -166,6 +168,8 @@ def _leave(host: Member) -> None:
     providers.change(host.uuid, 'aggregates', remove=[
         one.uuid for one in there])
     providers.change(host.uuid, 'traits', remove=[traits.POOL])
+    if replaced:
+        return
     for aggregate in there:
         membership.take_out(context, aggregate, [host.service_host])
     membership.tell(context, *there)

@@ -136,7 +136,9 @@ class Enrolling:
     def _go(self, host: models.Host) -> None:
         """A host that is leaving serves everybody again."""
         member = pool.Member(host.uuid, host.service_host)
-        pool.leave(member)
+        with self._database.reader() as session:
+            replaced = enrolment.is_replaced(session, host)
+        pool.leave(member, replaced)
         steps.reached(steps.Step.LEAVE_LEFT, host.name)
         try:
             self._write(enrolment.retire, host.id)

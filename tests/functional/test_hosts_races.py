@@ -316,11 +316,11 @@ class TestUnderWay(AlternatesTestCase):
         """What is enrolled between its look and its next step."""
         real, again = pool.leave, []
 
-        def leave(host):
+        def leave(host, *more):
             if not again:
                 again.append(1)
                 self.enrol('host1')
-            real(host)
+            real(host, *more)
 
         self.overtaken(lambda: self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.pool.leave', leave)))

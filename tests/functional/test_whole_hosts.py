@@ -23,6 +23,7 @@ from testtools import matchers
 
 from blazar_core.common import clock as clocks
 from blazar_core.common import errors
+from blazar_core.db import models
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import verify
 from blazar_nova.compat import aggregates
@@ -136,6 +137,25 @@ class HostsTestCase(test_api.ApiTestCase):
 
 class TestEnrolling(HostsTestCase):
 
+    def test_one_that_was_installed_anew_stays_when_the_old_one_goes(self):
+        (new,) = self.enrol('host1')
+        with self.listener.parts.database.writer() as session:
+            row = session.get_one(models.Host, int(new['id']))
+            old = models.Host(**{
+                column.name: getattr(row, column.name)
+                for column in models.Host.__table__.c
+                if column.name not in ('id', 'uuid')},
+                uuid=uuidutils.generate_uuid())
+            session.add(old)
+            session.flush()
+            old_id = old.id
+        self.enrolling.remove(old_id)
+        self.assertEqual({'freepool': ['host1'], 'blazar_pool': ['host1']},
+                         self.aggregates())
+        self.enrolling.remove(int(new['id']))
+        self.assertEqual({'freepool': [], 'blazar_pool': []},
+                         self.aggregates())
+
     def test_an_enrolled_host_takes_nobody(self):
         first, second = self.enrol('host1', 'host2')
         self.assertEqual(
@@ -202,8 +222,8 @@ class TestEnrolling(HostsTestCase):
         one, = self.enrol('host1')
         host_id, real, also = int(one['id']), pool.leave, []
 
-        def leave(host):
-            real(host)
+        def leave(host, *more):
+            real(host, *more)
             if not also:
                 also.append(True)
                 self.enrolling.remove(host_id)
@@ -218,10 +238,10 @@ class TestEnrolling(HostsTestCase):
         one, = self.enrol('host1')
         real, overtaken = pool.leave, []
 
-        def leave(host):
+        def leave(host, *more):
             overtaken.append(self.assertRaises(
                 errors.Conflict, self.enrol, 'host1'))
-            real(host)
+            real(host, *more)
 
         with fixtures.MonkeyPatch('blazar_nova.compat.pool.leave', leave):
             self.enrolling.remove(int(one['id']))

@@ -35,13 +35,14 @@ _BOOKING = models.Booking.__table__.c
 
 
 def is_replaced(session: orm.Session, host: models.Host) -> bool:
-    """Return whether another enrolled host has the same service: that of a
-    host which was installed anew under its name.
+    """Return whether another host that is enrolled, or is being enrolled, has
+    the same service: that of a host which was installed anew under its name.
     """
     return session.scalar(sa.select(models.Host.id).where(
         models.Host.service_host == host.service_host,
         models.Host.id != host.id,
-        models.Host.enrolment == states.Enrolment.ENROLLED).limit(1),
+        models.Host.enrolment.in_((
+            states.Enrolment.ENROLLING, states.Enrolment.ENROLLED))).limit(1),
     ) is not None
 
 

@@ -75,7 +75,7 @@ class WouldEnd(models.Base):
 
 
 class Orphan(models.Base):
-    """A lease whose project or user does not exist any more
+    """A lease whose project or user no longer exists
     (:mod:`blazar_core.lifecycle.orphans`).
 
     :ivar missing: ``project`` or ``user``; of both, the project

@@ -225,7 +225,7 @@ def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],
     if reason:
         conditions.update(lease, now, conditions.Condition(
             conditions.Type.CAPACITY_MISSING, conditions.Reason.HOSTS_LOST,
-            f'What was promised does not fit any more. {reason}'))
+            f'Reserved capacity is no longer available. {reason}'))
     elif all(row.host_id is not None for row in lease.bookings):
         conditions.update(lease, now, conditions.Type.CAPACITY_MISSING)
     lease.updated_at = now

@@ -39,7 +39,7 @@ def check(lease: models.Lease, reservation: models.Reservation,
             f'{words.count(reservation.amount, "host")} and keeps all of them '
             f'until its end. Write a number of at least '
             f'{reservation.amount}; next time, reserve a host that you may '
-            f'want to give back earlier in a lease of its own.')
+            f'want to release earlier in a lease of its own.')
 
 
 def beside(reservation: models.Reservation) -> int:

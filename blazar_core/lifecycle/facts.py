@@ -57,7 +57,7 @@ NOT_CLOSED = conditions.Condition(
     'What was reserved could not be closed yet; it is tried again.')
 GRACE = conditions.Condition(
     _T.END_DELAYED, _R.GRACE_PERIOD,
-    'Its servers come to their end when its grace period is over.')
+    'The lease has ended; its servers run until its grace period expires.')
 CLEANING = conditions.Condition(
     _T.END_DELAYED, _R.CLEANING, 'Its hosts are being cleaned.')
 LEFT = conditions.Condition(
@@ -67,10 +67,10 @@ LEFT = conditions.Condition(
 ORPHANED = {
     'project': conditions.Condition(
         _T.ORPHANED, _R.PROJECT_NOT_FOUND,
-        'Its project does not exist any more.'),
+        'The project of the lease no longer exists.'),
     'user': conditions.Condition(
         _T.ORPHANED, _R.USER_NOT_FOUND,
-        'Its user does not exist any more.')}
+        'The user of the lease no longer exists.')}
 
 Lease: ty.TypeAlias = dict[str, ty.Any]
 

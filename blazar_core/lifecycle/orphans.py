@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Leases whose project or user does not exist any more.
+"""Leases whose project or user no longer exists.
 
 They are found, reported once, and ended where the operator wants that. It is
 the project that owns a lease: one whose user alone is gone is only reported.

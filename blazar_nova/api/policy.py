@@ -161,7 +161,7 @@ def _enforcer(conf: cfg.ConfigOpts) -> policy.Enforcer:
 def check(conf: cfg.ConfigOpts) -> None:
     """Make sure that our rules are made of rules that exist.
 
-    oslo.policy takes one that does not for a rule that nobody fulfills.
+    oslo.policy denies everyone a rule that refers to an undefined one.
 
     :raises ConfigurationError: when one is not; it names both
     """

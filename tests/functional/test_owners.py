@@ -64,7 +64,7 @@ class TestOrphans(OwnersTestCase):
                          (payload['lease_id'], payload['project_id']))
         there = self.get(lease, client=self.admin)
         self.assertEqual(
-            ('ACTIVE', 'Its project does not exist any more.'),
+            ('ACTIVE', 'The project of the lease no longer exists.'),
             (there['status'], there['status_reason']))
         self.clock.advance(HOUR)
         self.listener.find_orphans()
@@ -213,7 +213,7 @@ class TestHandingOver(HandingMixin, test_api.ApiTestCase):
         lease = self.make(start_in=HOUR)
         self.gone.add(nova_box.PROJECT_ID)
         self.listener.find_orphans()
-        self.assertIn('Its project', self.get(
+        self.assertIn('The project of the lease', self.get(
             lease, client=self.admin)['status_reason'])
         answer = self.hand(lease, project_id='b0b')['lease']
         self.assertEqual('', self.get(

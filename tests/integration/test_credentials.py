@@ -68,7 +68,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assertIn(lease_id, self.orphans())
         lease = self.lease(lease_id)
         self.assertEqual(
-            ('ACTIVE', 'Its project does not exist any more.'),
+            ('ACTIVE', 'The project of the lease no longer exists.'),
             (lease['status'], lease['status_reason']))
         self.admin('DELETE', f'/leases/{lease_id}', service='reservation')
         self.wait_until_gone(server_id)

@@ -1315,7 +1315,7 @@ class TestRebind(base.LeaseTestCase):
             for one in described.pop('exchanged')])
         self.assertEqual(described, self.get())
         self.assertEqual(
-            'What was promised does not fit any more. It is so.',
+            'Reserved capacity is no longer available. It is so.',
             described['status_reason'])
         self.assertEqual((True, False), tuple(
             described['reservations'][0][key] for key in (

@@ -83,7 +83,7 @@ class TestOrphans(base.LeaseTestCase):
             self.assertEqual([], self.another().find())
             self.clock.advance(GRACE)
         self.assertEqual([lease], self.told())
-        self.assertEqual('Its project does not exist any more.',
+        self.assertEqual('The project of the lease no longer exists.',
                          self.said(lease))
         self.assertEqual('', self.said(other))
         found, = orphans.known(self.database)
@@ -167,7 +167,7 @@ class TestOrphans(base.LeaseTestCase):
         self.lifecycle.ending.end(lease)
         self.assertEqual([server], self.cloud.deleted)
         self.assertEqual(states.Lease.TERMINATED, self.row(lease).status)
-        self.assertIn('Its project does not', self.said(lease))
+        self.assertIn('no longer exists', self.said(lease))
         one.find()
         self.assertEqual([], self.scalars(notes.Orphan.lease_id))
 
@@ -221,7 +221,7 @@ class TestOrphans(base.LeaseTestCase):
             self.assertEqual([], one.find())
             self.clock.advance(GRACE)
         self.assertEqual([lease], self.told())
-        self.assertEqual('Its user does not exist any more.',
+        self.assertEqual('The user of the lease no longer exists.',
                          self.said(lease))
 
     def test_that_his_project_goes_too_is_told_and_begins_the_grace(self):
@@ -232,7 +232,7 @@ class TestOrphans(base.LeaseTestCase):
         self.identity.gone = {'user', 'project'}
         self.assertEqual([], one.find())
         self.assertEqual([lease, lease], self.told())
-        self.assertEqual('Its project does not exist any more.',
+        self.assertEqual('The project of the lease no longer exists.',
                          self.said(lease))
         self.clock.advance(GRACE)
         self.assertEqual([lease], one.find())

@@ -48,7 +48,8 @@ class WatchTest(leased.LeasedTestCase):
         self.assertIn('next_start', self.lease('vm1')['status_reason'])
         self.assertEqual('PENDING', self.lease('vm1')['status'])
         told = recorder.wait('lease.update', 2)[1]
-        self.assertIn('does not fit', told['status_reason'])
+        self.assertEqual(['CapacityMissing'], [
+            one['type'] for one in told['conditions']])
         self.assertEqual('RESERVED', self.alice.get_server(
             server_id)['status'])
 

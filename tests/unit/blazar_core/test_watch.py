@@ -535,7 +535,8 @@ class TestMissing(WatchTestCase):
         self.crowd(1)
         self.watch.look()
         self.assertEqual(['one', None], self.hosts_of(lease))
-        self.assertIn('does not fit', self.get(lease)['status_reason'])
+        self.assertEqual(['CapacityMissing'], [
+            one['type'] for one in self.get(lease)['conditions']])
         self.crowd(0)
         self.watch.look()
         self.assertEqual(['one', 'one'], self.hosts_of(lease))

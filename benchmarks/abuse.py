@@ -28,17 +28,17 @@ from benchmarks import records
 from benchmarks import series
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core.books import admission
-from blazar_core.books import picking
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import selection
+from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.common import host_properties
 from blazar_core.common import inputs
 from blazar_core.common import model
-from blazar_core.common import properties
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import creation
 from blazar_core.leases import leases
-from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
@@ -109,7 +109,7 @@ class Waiter:
     :ivar longest: how long he has waited at most, in seconds
     """
 
-    def __init__(self, search: admission.Admission) -> None:
+    def __init__(self, search: admissions.Admission) -> None:
         self._search = search
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._ask)
@@ -138,7 +138,7 @@ class Member:
     def __init__(self, database: api.Database) -> None:
         self.database = database
         clock = _Standing()
-        self.search = admission.Admission(database, clock)
+        self.search = admissions.Admission(database, clock)
         with self.search.index.fresh():
             self.hosts = frozenset(self.search.index.ids_by_uuid)
         self.host_ids = [*self.search.index.hosts]
@@ -204,7 +204,7 @@ class Member:
         self.search.pick_all(
             [self._demand(vcpus, servers, affinity, condition, 0)],
             _window(0, hours), kept=[
-                picking.Kept({'VCPU': 1, 'MEMORY_MB': 1 + number}, on)
+                selection.Pinned({'VCPU': 1, 'MEMORY_MB': 1 + number}, on)
                 for number, on in enumerate(each) if on])
 
     def lease(self, reservations: int, servers: int, events: int,
@@ -215,11 +215,11 @@ class Member:
                 requests.EventRequest(f'event{number}', window.start)
                 for number in range(events)), 'delete', False)
         reserved = tuple(
-            making.NewReservation(self._demand(
+            creation.NewReservation(self._demand(
                 1, max(1, servers // reservations), None, None, 0,
                 1024 + number), params={}, spec={})
             for number in range(reservations))
-        self.made.append(self.leases.making.create(making.NewLease(
+        self.made.append(self.leases.making.create(creation.NewLease(
             'project', 'user', request, reserved), None)['id'])
 
     def tidy(self) -> None:
@@ -242,11 +242,11 @@ class Member:
                 ) -> model.Demand:
         wanted = None
         if condition is not None:
-            wanted = properties.parse(['or', ['>=', '$vcpus', number], [
+            wanted = host_properties.parse(['or', ['>=', '$vcpus', number], [
                 'in', f'${condition}', *(
                     f'{value}x' for value in range(
-                        properties.MAX_VALUES - 1))]])
-            properties.check(wanted, PUBLIC)
+                        host_properties.MAX_VALUES - 1))]])
+            host_properties.check(wanted, PUBLIC)
         return model.Demand(
             {'VCPU': vcpus, 'MEMORY_MB': memory_mb, 'DISK_GB': 20}, servers,
             {None: model.Affinity.NONE, True: model.Affinity.SAME,

@@ -44,18 +44,17 @@ import sqlalchemy as sa
 
 from benchmarks import records
 from benchmarks import servers
-from blazar_core.books import admission
-from blazar_core.books import follower
-from blazar_core.books import guarding
-from blazar_core.books import inventory
-from blazar_core.books import ledger
-from blazar_core.books import picking
-from blazar_core.books import strategies
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import host_generations
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.capacity import selection
+from blazar_core.common import clocks
 from blazar_core.common import model
 from blazar_core.db import api
+from blazar_core.leases import creation
 from blazar_core.leases import leases
-from blazar_core.leases import making
 from blazar_core.leases import requests
 from tests import databases
 from tests.unit.blazar_core import racer
@@ -71,12 +70,12 @@ SIZES = [{'VCPU': n, 'MEMORY_MB': 4096 * n, 'DISK_GB': 20 * n}
 #: Of how many it is measured what they are made of, and who does the parts.
 ALONE = 500
 PARTS: dict[str, tuple[ty.Any, str]] = {
-    'follow': (follower.Index, '_refresh'),
-    'search': (picking.Picking, 'together'), 'read': (ledger, '_read'),
-    'take': (guarding, '_take'), 'note': (guarding, 'advance'),
+    'follow': (booking_index.Index, '_refresh'),
+    'search': (selection.Selection, 'together'), 'read': (ledger, '_read'),
+    'take': (host_generations, '_take'), 'note': (host_generations, 'advance'),
     'book': (ledger, 'add')}
-STRATEGIES: dict[str, strategies.Strategy] = {
-    'pack': strategies.pack, 'spread': strategies.spread}
+STRATEGIES: dict[str, selection.Strategy] = {
+    'pack': selection.pack, 'spread': selection.spread}
 
 
 def run(quick: bool) -> ty.Iterator[records.Record]:
@@ -198,7 +197,7 @@ class Worker:
         clock = clocks.SystemClock()
         self.now = clock.now()
         self.database = api.Database(databases.configuration(url))
-        search = admission.Admission(
+        search = admissions.Admission(
             self.database, clock, STRATEGIES[strategy])
         self.search = search
         self.leases = leases.Leases(
@@ -220,7 +219,7 @@ class Worker:
         """A server more for a reservation that there is."""
         demand = model.Demand(self.dice.choice(SIZES))
 
-        def write(connection: sa.Connection, picked: picking.Picked,
+        def write(connection: sa.Connection, picked: selection.Picked,
                   ) -> None:
             edits = [ledger.Edit(None, ledger.NewBooking(
                 self.reservation, host_id, uuidutils.generate_uuid(), window,
@@ -232,11 +231,11 @@ class Worker:
 
     def lease(self, window: model.Window) -> dict[str, ty.Any]:
         """A lease of one server."""
-        return self.leases.making.create(making.NewLease(
+        return self.leases.making.create(creation.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=window, before_end=window.end - 600,
                 events=(), on_end='delete', starts_now=False),
-            (making.NewReservation(
+            (creation.NewReservation(
                 model.Demand(self.dice.choice(SIZES)),
                 (uuidutils.generate_uuid(),)),)), 'sealed')
 

@@ -24,12 +24,12 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core.books import admission
-from blazar_core.books import claims
-from blazar_core.books import judge
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import clocks
+from blazar_core.common import host_properties
 from blazar_core.common import model
-from blazar_core.common import properties
 from blazar_core.common import refusals
 from blazar_core.db import models
 from blazar_core.leases import views
@@ -82,7 +82,7 @@ def whole(kind: str, url: str, size: int) -> ty.Iterator[records.Record]:
             extra={'gpu': 'A100'}))
         session.execute(sa.update(table).where(table.c.id % 2 == 0).values(
             extra={'gpu': 'none'}))
-    search = admission.Admission(database, clocks.ManualClock(worlds.NOW))
+    search = admissions.Admission(database, clocks.ManualClock(worlds.NOW))
     windows = [model.Window(worlds.NOW + day * worlds.DAY,
                             worlds.NOW + (day + 7) * worlds.DAY)
                for day in range(1, 300)]
@@ -91,8 +91,8 @@ def whole(kind: str, url: str, size: int) -> ty.Iterator[records.Record]:
             ('any', ''), ('alike', '["and", ["==", "$gpu", "A100"], '
                                    '[">=", "$vcpus", "8"]]')):
         demand = model.Demand(
-            model.WHOLE, WANTED // size, among=model.Among.ENROLLED,
-            properties=properties.parse(expression))
+            model.WHOLE, WANTED // size, among=model.HostPool.ENROLLED,
+            properties=host_properties.parse(expression))
         search.pick(demand, windows[0])
         found[name] = [*records.times(
             f'availability.{kind}.hosts.{name}',
@@ -109,8 +109,8 @@ def measure(kind: str, url: str, world: worlds.World,
     """Ask everything."""
     database = filled.connect(url)
     clock = clocks.ManualClock(worlds.NOW)
-    search = admission.Admission(database, clock)
-    log = logging.getLogger('blazar_core.books.admission')
+    search = admissions.Admission(database, clock)
+    log = logging.getLogger('blazar_core.capacity.admissions')
     log.setLevel(logging.INFO)
     log.propagate = False
     statements = []
@@ -120,8 +120,8 @@ def measure(kind: str, url: str, world: worlds.World,
     windows = [model.Window(worlds.NOW + day * worlds.DAY,
                             worlds.NOW + (day + 7) * worlds.DAY)
                for day in days]
-    judging = judge.Judge(database, clock, search.index)
-    schedulers = claims.Claims(database, clock, search.index)
+    judging = eligibility.Eligibility(database, clock, search.index)
+    schedulers = scheduler_claims.Claims(database, clock, search.index)
     with search.index.fresh():
         host = search.index.hosts[min(search.index.hosts)]
         uuids = [*search.index.ids_by_uuid]

@@ -21,7 +21,7 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import mirror
 

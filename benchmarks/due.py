@@ -25,23 +25,23 @@ import unittest
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from benchmarks import admission as admissions
+from benchmarks import admission
 from benchmarks import records
 from benchmarks import servers
-from blazar_core.books import admission
-from blazar_core.books import strategies
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import selection
+from blazar_core.common import clocks
 from blazar_core.common import model
 from blazar_core.db import api
+from blazar_core.db import encryption
 from blazar_core.db import models
-from blazar_core.db import vault
+from blazar_core.leases import creation
 from blazar_core.leases import leases
-from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.lifecycle import engine
-from blazar_core.lifecycle import lifecycle
-from blazar_core import resources
+from blazar_core.lifecycle import handlers
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
 from tests import databases
 from tests.unit import base
 
@@ -66,8 +66,8 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 def measure(name: str, place: servers.Place, count: int, action: float,
             ) -> ty.Iterator[records.Record]:
     """Have so many leases start, each of which takes so long."""
-    admissions.add_hosts(place.url, HOSTS)
-    key = vault.new_key()
+    admission.add_hosts(place.url, HOSTS)
+    key = encryption.new_key()
     due = int(time.time()) + 10 + count // 50
     book(place.url, key, count, due)
     processes = [subprocess.Popen(
@@ -91,22 +91,22 @@ def measure(name: str, place: servers.Place, count: int, action: float,
 
 
 def book(url: str, key: str, count: int, due: int,
-         strategy: strategies.Strategy = strategies.pack) -> None:
+         strategy: selection.Strategy = selection.pack) -> None:
     """Make leases that start in one second."""
     clock = clocks.SystemClock()
     database = api.Database(databases.configuration(url))
-    kinds = resources.Types({}, base.FakeType())
+    kinds = resource_types.ResourceTypes({}, base.FakeType())
     leasing = leases.Leases(
-        database, clock, admission.Admission(database, clock, strategy),
+        database, clock, admissions.Admission(database, clock, strategy),
         kinds)
-    sealed = vault.Vault([key]).seal('call')
+    sealed = encryption.Encryption([key]).seal('call')
     for number in range(count):
-        leasing.making.create(making.NewLease(
+        leasing.making.create(creation.NewLease(
             f'project{number % PROJECTS}', 'user', requests.LeaseRequest(
                 name=f'lease{number}', window=model.Window(due, due + 86400),
                 before_end=None, events=(), on_end='delete',
                 starts_now=False),
-            (making.NewReservation(
+            (creation.NewReservation(
                 model.Demand({'VCPU': 1}, 1),
                 (uuidutils.generate_uuid(),)),)), sealed)
     if clock.now() >= due:
@@ -123,7 +123,7 @@ class Cloud(base.FakeCloud):
         self._action = action
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
+             server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
         time.sleep(self._action)
         left = super().send(call, credential, server_ids, gate)
         self.times.append(time.time())
@@ -138,10 +138,10 @@ def listen(url: str, key: str, name: str, count: int, action: float,
     conf = databases.configuration(url, workers=WORKERS)
     database = api.Database(conf)
     cloud = Cloud(action)
-    kinds = resources.Types({}, base.FakeType())
-    life = lifecycle.Lifecycle(
-        database, clock, admission.Admission(database, clock), cloud,
-        vault.Vault([key]).open, lambda _event, _lease: None, 300,
+    kinds = resource_types.ResourceTypes({}, base.FakeType())
+    life = handlers.Handlers(
+        database, clock, admissions.Admission(database, clock), cloud,
+        encryption.Encryption([key]).open, lambda _event, _lease: None, 300,
         base.LOST_AFTER, kinds, {}, 1800)
     working = engine.Engine(conf, database, clock, life, name)
     thread = threading.Thread(target=working.run)

@@ -42,7 +42,7 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core.books import inventory
+from blazar_core.capacity import inventory
 from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import models

@@ -27,20 +27,20 @@ import unittest
 
 import sqlalchemy as sa
 
-from benchmarks import admission as admissions
+from benchmarks import admission
 from benchmarks import due as dues
 from benchmarks import records
 from benchmarks import servers
-from blazar_core.books import admission
-from blazar_core.books import strategies
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import selection
+from blazar_core.common import clocks
 from blazar_core.db import api
+from blazar_core.db import encryption
 from blazar_core.db import models
-from blazar_core.db import vault
-from blazar_core.leases import binding as bindings
-from blazar_core.lifecycle import health
-from blazar_core.lifecycle import watch
-from blazar_core import resources
+from blazar_core.healing import host_status
+from blazar_core.healing import overbooking
+from blazar_core.leases import reassignment
+from blazar_core.plugins import resource_types
 from tests import databases
 from tests.unit import base
 
@@ -58,10 +58,10 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
     for kind, listeners in itertools.product(servers.KINDS, LISTENERS):
         try:
             with servers.place(kind) as place:
-                key = vault.new_key()
-                admissions.add_hosts(place.url, HOSTS // size)
+                key = encryption.new_key()
+                admission.add_hosts(place.url, HOSTS // size)
                 dues.book(place.url, key, LEASES // size,
-                          int(time.time()) + HOUR, strategies.spread)
+                          int(time.time()) + HOUR, selection.spread)
                 yield from measure(f'healing.{kind}.{listeners}', place, key,
                                    listeners, FAILED // size)
         except unittest.SkipTest as skip:
@@ -109,7 +109,7 @@ def _go(process: subprocess.Popen[str]) -> None:
 
 def make(url: str) -> None:
     """The other process: makes leases until nobody listens any more."""
-    worker = admissions.Worker(url, 'lease', 'pack', 1)
+    worker = admission.Worker(url, 'lease', 'pack', 1)
     print('ready', flush=True)
     sys.stdin.readline()
     done, made = threading.Event(), []
@@ -124,21 +124,22 @@ def listen(url: str, key: str, failed: int) -> None:
     """One of the listeners: binds what is on hosts that have failed."""
     clock = clocks.SystemClock()
     database = api.Database(databases.configuration(url))
-    search = admission.Admission(database, clock)
-    kinds = resources.Types({}, base.FakeType())
+    search = admissions.Admission(database, clock)
+    kinds = resource_types.ResourceTypes({}, base.FakeType())
     bound = []
 
     def notify(event_type: str, lease: ty.Any) -> None:
         if event_type == 'lease.healed':
             bound.append(time.time())
 
-    watching = watch.Watch(
-        database, clock, search, bindings.Binding(database, clock, kinds),
-        vault.Vault([key]).open, kinds, notify, HOUR)
-    believing = health.Health(
-        database, clock, health.Patience(60, 60, HOUR), notify)
+    watching = overbooking.OverbookingCheck(
+        database, clock, search, reassignment.Reassignment(
+            database, clock, kinds), encryption.Encryption([key]).open, kinds,
+        notify, HOUR)
+    believing = host_status.HostStatus(
+        database, clock, host_status.Thresholds(60, 60, HOUR), notify)
     with search.index.fresh():
-        down = {host.uuid: health.Down('It is down.', certain=True)
+        down = {host.uuid: host_status.Down('It is down.', certain=True)
                 for host in search.index.hosts.values()
                 if host.id <= failed}
     left = sa.select(sa.func.count()).select_from(models.Booking).where(
@@ -156,7 +157,7 @@ def listen(url: str, key: str, failed: int) -> None:
         with database.connection() as connection:
             if not connection.scalar(left):
                 break
-        believing.news.wait(watch.PAUSE)
+        believing.news.wait(overbooking.PAUSE)
     else:
         raise RuntimeError('There are leases without another host')
     print(json.dumps({'seen': seen, 'bound': bound,

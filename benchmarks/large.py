@@ -25,20 +25,20 @@ import unittest
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from benchmarks import admission as admissions
+from benchmarks import admission
 from benchmarks import records
 from benchmarks import servers
-from blazar_core.books import admission
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
+from blazar_core.leases import creation
 from blazar_core.leases import leases
-from blazar_core.leases import making
 from blazar_core.leases import requests
-from blazar_core.lifecycle import lifecycle
-from blazar_core import resources
+from blazar_core.lifecycle import handlers
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
 from tests import databases
 from tests.unit import base
 
@@ -52,10 +52,10 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
     for kind in servers.KINDS:
         try:
             with servers.place(kind) as place:
-                admissions.add_hosts(place.url, hosts)
+                admission.add_hosts(place.url, hosts)
                 yield from measure(f'large.{kind}', place, hosts, count)
             with servers.place(kind) as place:
-                admissions.add_hosts(place.url, hosts)
+                admission.add_hosts(place.url, hosts)
                 yield from beside(f'large.{kind}.beside', place, hosts,
                                   1 if quick else LEASES)
         except unittest.SkipTest as skip:
@@ -70,9 +70,9 @@ class Books:
     def __init__(self, url: str, strategy: str = 'pack') -> None:
         self.clock = clocks.SystemClock()
         self.database = api.Database(databases.configuration(url))
-        self.admission = admission.Admission(
-            self.database, self.clock, admissions.STRATEGIES[strategy])
-        self.types = resources.Types({}, base.FakeType())
+        self.admission = admissions.Admission(
+            self.database, self.clock, admission.STRATEGIES[strategy])
+        self.types = resource_types.ResourceTypes({}, base.FakeType())
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, self.types)
         self.statements = 0
@@ -86,19 +86,19 @@ class Books:
     def make(self, count: int, vcpus: int) -> dict[str, ty.Any]:
         """A lease that starts tomorrow, of servers on different hosts."""
         start = self.clock.now() + 86_400
-        return self.leases.making.create(making.NewLease(
+        return self.leases.making.create(creation.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='large', window=model.Window(start, start + 3600),
                 before_end=None, events=(), on_end='delete',
                 starts_now=False),
-            (making.NewReservation(
+            (creation.NewReservation(
                 model.Demand({'VCPU': vcpus}, count,
                              affinity=model.Affinity.DIFFERENT),
                 tuple(uuidutils.generate_uuid() for _one in range(count))),
              )), 'sealed')
 
-    def lifecycle(self, cloud: base.FakeCloud) -> lifecycle.Lifecycle:
-        return lifecycle.Lifecycle(
+    def lifecycle(self, cloud: base.FakeCloud) -> handlers.Handlers:
+        return handlers.Handlers(
             self.database, self.clock, self.admission, cloud,
             lambda sealed: sealed, lambda _event, _lease: None, 300,
             base.LOST_AFTER, self.types, {}, 1800)
@@ -123,11 +123,11 @@ def measure(name: str, place: servers.Place, hosts: int, count: int,
     lease = books.make(count, 1)
     life = books.lifecycle(base.FakeCloud())
     life.starting.start(lease['id'])
-    for what, state in (('run', clouds.ServerState.RUNNING),
-                        ('gone', clouds.ServerState.GONE)):
+    for what, state in (('run', cloud_api.ServerState.RUNNING),
+                        ('gone', cloud_api.ServerState.GONE)):
         books.statements, begin = 0, time.perf_counter()
         for server_id in lease['reservations'][0]['servers']:
-            life.observing.observe(server_id, clouds.Seen(state))
+            life.observing.observe(server_id, cloud_api.ObservedServer(state))
         yield records.Record(f'{name}.{what}', 'seconds',
                              time.perf_counter() - begin)
         yield records.Record(f'{name}.{what}', 'statements',
@@ -150,7 +150,7 @@ def beside(name: str, place: servers.Place, hosts: int, count: int,
         try:
             books.make(hosts, 4)
             made += 1
-        except errors.BooksBusy:
+        except errors.ConcurrentUpdate:
             pass
         slowest = max(slowest, time.perf_counter() - begin)
     logging.disable(logging.NOTSET)
@@ -179,7 +179,7 @@ def small(url: str) -> None:
         try:
             books.make(1, 1)
             made += 1
-        except errors.BooksBusy:
+        except errors.ConcurrentUpdate:
             pass
     print(json.dumps({'asked': asked, 'made': made}), flush=True)
 

@@ -17,7 +17,7 @@ import typing as ty
 
 from benchmarks import records
 from benchmarks import world as worlds
-from blazar_core.books import planning
+from blazar_core.capacity import move_planner
 
 HOSTS, SERVERS = 200, 10
 CPUS = 64
@@ -26,9 +26,9 @@ CPUS = 64
 class Case(ty.NamedTuple):
     """What a plan is made of."""
 
-    places: list[planning.Place]
-    movable: list[planning.Movable]
-    wish: planning.Wish
+    places: list[move_planner.PlannedHost]
+    movable: list[move_planner.Movable]
+    wish: move_planner.PlannedDemand
 
 
 def run(quick: bool) -> ty.Iterator[records.Record]:
@@ -53,19 +53,19 @@ def case(dice: random.Random, hosts: int, cpus: int) -> Case:
             if free - size < min(4, cpus) - 1:
                 continue
             free -= size
-            movable.append(planning.Movable(
+            movable.append(move_planner.Movable(
                 f'{host_id}-{number}', host_id, _amounts(size),
                 None if dice.random() < .8 else frozenset(
                     dice.sample(ids, hosts // 2))))
         # What else is there stays.
         free = min(free, max(cpus - 1, 3)) if dice.random() < .7 else free
         later = dice.choice((0, 0, free // 4))
-        places.append(planning.Place(
+        places.append(move_planner.PlannedHost(
             host_id, _amounts(free), _amounts(free - later)))
     count = max(1, dice.randint(1, hosts // 10) * CPUS // cpus)
     wanted = frozenset(place.id for place in places
                        if place.within['VCPU'] < cpus)
-    return Case(places, movable, planning.Wish(
+    return Case(places, movable, move_planner.PlannedDemand(
         _amounts(cpus), count, count, wanted))
 
 
@@ -78,7 +78,7 @@ def naive(one: Case) -> int | None:
     room = {place.id: {rc: min(amount, place.beyond[rc])
                        for rc, amount in place.within.items()}
             for place in one.places}
-    inside: dict[int, list[planning.Movable]] = {
+    inside: dict[int, list[move_planner.Movable]] = {
         place.id: [] for place in one.places}
     for server in one.movable:
         inside[server.source].append(server)
@@ -94,7 +94,7 @@ def naive(one: Case) -> int | None:
                       for rc, amount in one.wish.takes.items())
         if not fitting or host_id in used:
             continue
-        targets: list[tuple[int, planning.Movable]] = []
+        targets: list[tuple[int, move_planner.Movable]] = []
         for server in inside[host_id]:
             target = next((other for other, free in room.items()
                            if other != host_id and other not in used and
@@ -119,9 +119,9 @@ def naive(one: Case) -> int | None:
 
 
 def _measure(name: str, cases: list[Case]) -> ty.Iterator[records.Record]:
-    def ask(one: Case) -> planning.Plan | None:
-        return planning.plan(one.places, one.movable, [one.wish], SERVERS *
-                             HOSTS)
+    def ask(one: Case) -> move_planner.Plan | None:
+        return move_planner.plan(one.places, one.movable, [one.wish], SERVERS *
+                                 HOSTS)
 
     found = list(records.times(name, ask, cases))
     slow = next(records.times(name, naive, cases))

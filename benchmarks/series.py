@@ -28,15 +28,15 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core.books import admission
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import changing
+from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import limits
-from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.leases import updates
 from blazar_nova.parts import granting
 from tests import databases
 from tests.unit.blazar_core import racer
@@ -61,7 +61,7 @@ class Member:
         self.database = filled.connect(url)
         self.project_id = project_id
         clock = Standing()
-        search = admission.Admission(self.database, clock)
+        search = admissions.Admission(self.database, clock)
         with search.index.fresh():
             pass
         self.types = racer.FileType.types(os.devnull)
@@ -73,15 +73,15 @@ class Member:
 
     def new(self, request: requests.LeaseRequest, count: int,
             affinity: model.Affinity, recurrence_id: str | None = None,
-            ) -> making.NewLease:
-        return making.NewLease(
-            self.project_id, 'user', request, (making.NewReservation(
+            ) -> creation.NewLease:
+        return creation.NewLease(
+            self.project_id, 'user', request, (creation.NewReservation(
                 model.Demand({'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 20},
                              count, affinity), params={}, spec={}),),
             recurrence_id=recurrence_id)
 
-    def granted(self, series: ty.Sequence[making.NewLease],
-                ) -> list[making.NewLease]:
+    def granted(self, series: ty.Sequence[creation.NewLease],
+                ) -> list[creation.NewLease]:
         granted = self.limits.check_all([
             granting.asked_of(one, False, self.types) for one in series])
         return [dataclasses.replace(one, granted=granted) for one in series]
@@ -123,8 +123,8 @@ class Member:
         series = self.leases.recurring.unfinished(recurrence_id)
         ids, changes = frozenset(one['id'] for one in series), {}
         for one in reversed(series):
-            change = changing.Change(start=one['start_date'] + 3600,
-                                     end=one['end_date'] + 3600)
+            change = updates.LeaseChange(start=one['start_date'] + 3600,
+                                         end=one['end_date'] + 3600)
             granted = self.limits.check(dataclasses.replace(
                 granting.asked_of(granting.as_changed(one, change), False,
                                   self.types),
@@ -149,7 +149,7 @@ def wait(url: str) -> None:
     print('ready', flush=True)
     while True:
         began = time.perf_counter()
-        with contextlib.suppress(errors.BooksBusy):
+        with contextlib.suppress(errors.ConcurrentUpdate):
             member.plain()
         longest = max(longest, time.perf_counter() - began)
         said = os.read(sys.stdin.fileno(), 100) if _has_input() else None

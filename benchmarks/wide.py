@@ -25,12 +25,12 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core.books import admission
-from blazar_core.books import inventory
-from blazar_core.books import judge
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import inventory
+from blazar_core.common import clocks
+from blazar_core.common import host_properties
 from blazar_core.common import model
-from blazar_core.common import properties
 from blazar_core.db import api
 from blazar_core.db import models
 
@@ -62,8 +62,8 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 def ask(database: api.Database) -> ty.Iterator[records.Record]:
     """What is asked, one after the other."""
     chance, clock = random.Random(worlds.SEED), clocks.ManualClock(worlds.NOW)
-    searching = admission.Admission(database, clock)
-    judging = judge.Judge(database, clock, searching.index)
+    searching = admissions.Admission(database, clock)
+    judging = eligibility.Eligibility(database, clock, searching.index)
     with database.connection() as connection:
         hosts = list(connection.scalars(sa.select(models.Host.uuid)))
     server_id = uuidutils.generate_uuid()
@@ -72,7 +72,7 @@ def ask(database: api.Database) -> ty.Iterator[records.Record]:
             models.Booking.id == 1).values(server_id=server_id))
     window = model.Window(worlds.NOW + 86_400, worlds.NOW + 90_000)
     plain = model.Demand(DEMAND)
-    special = model.Demand(DEMAND, properties=properties.parse(GPU))
+    special = model.Demand(DEMAND, properties=host_properties.parse(GPU))
     asked = chance.sample(hosts, min(ASKED, len(hosts)))
     what: dict[str, ty.Callable[[], object]] = {
         'filter.plain': lambda: judging.fits_unbooked(DEMAND, asked),

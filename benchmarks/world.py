@@ -13,7 +13,7 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 
-from blazar_core.books import timeline
+from blazar_core.capacity import timelines
 from blazar_core.common import model
 
 SEED = 20270115
@@ -45,12 +45,12 @@ class World:
     amounts: dict[str, Ints]
     usual: float
 
-    def timeline(self) -> timeline.Timeline:
+    def timeline(self) -> timelines.Timeline:
         """All of it in an index."""
-        index = timeline.Timeline()
+        index = timelines.Timeline()
         for host in range(1, self.hosts + 1):
             index.set_host(host, self.capacity, {})
-        index.load([timeline.Block(
+        index.load([timelines.Block(
             self.host, self.start, self.end, self.amounts)])
         return index
 

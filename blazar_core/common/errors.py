@@ -11,13 +11,13 @@
     +-- Conflict              it is not in a state in which that can be done
     |   +-- ReservationFull   its servers are there already
     +-- InvalidTransition     a state machine was asked for a forbidden step
-    +-- BooksBusy             the retries of a transaction are used up
-    +-- BooksUnavailable      the database of the books does not answer
+    +-- ConcurrentUpdate      the retries of a transaction are used up
+    +-- DatabaseUnavailable   the reservation database does not answer
     |   +-- ClockSkewed       the clock of this process is wrong
     |   +-- OutcomeUnknown    it does not answer to a commit
-    +-- NotDelegated          one may not act for the user at all, or no more
+    +-- TrustUnavailable      there is no trust to act for the user with
     +-- CloudUnavailable      the cloud does not answer at the moment
-    +-- VaultError            a sealed text does not open with the keys given
+    +-- DecryptionError       no configured key decrypts a text
     +-- ConfigurationError    the service must not start like this
 
 Messages are whole sentences: they reach users (4xx) and logs as they are.
@@ -27,8 +27,8 @@ from blazar_core.common import refusals
 
 __all__ = [
     'BlazarError',
-    'BooksBusy',
-    'BooksUnavailable',
+    'ConcurrentUpdate',
+    'DatabaseUnavailable',
     'ClockSkewed',
     'CloudUnavailable',
     'ConfigurationError',
@@ -37,12 +37,12 @@ __all__ = [
     'InvalidLeaseParams',
     'InvalidTransition',
     'LimitExceeded',
-    'NotDelegated',
+    'TrustUnavailable',
     'NotFound',
     'OutcomeUnknown',
     'Refused',
     'ReservationFull',
-    'VaultError',
+    'DecryptionError',
 ]
 
 
@@ -95,11 +95,11 @@ class InvalidTransition(BlazarError):
     """A state machine does not allow this step."""
 
 
-class BooksBusy(BlazarError):
+class ConcurrentUpdate(BlazarError):
     """So many others booked at once that the retries are used up."""
 
 
-class BooksUnavailable(BlazarError):
+class DatabaseUnavailable(BlazarError):
     """The database of the books does not answer; its log says why."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class BooksUnavailable(BlazarError):
                          'again later.')
 
 
-class ClockSkewed(BooksUnavailable):
+class ClockSkewed(DatabaseUnavailable):
     """The clock of this process differs from the database's.
 
     A process with a wrong clock decides nothing, like one without a database.
@@ -122,11 +122,11 @@ class ClockSkewed(BooksUnavailable):
             f'set the clock.')
 
 
-class OutcomeUnknown(BooksUnavailable):
+class OutcomeUnknown(DatabaseUnavailable):
     """The database does not say whether it has committed a transaction."""
 
 
-class NotDelegated(BlazarError):
+class TrustUnavailable(BlazarError):
     """The user has not given, or not any more, what it takes to act for him.
     """
 
@@ -135,7 +135,7 @@ class CloudUnavailable(BlazarError):
     """The cloud does not answer; later it may."""
 
 
-class VaultError(BlazarError):
+class DecryptionError(BlazarError):
     """A sealed text does not open with the configured keys."""
 
 

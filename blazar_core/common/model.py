@@ -15,31 +15,19 @@ says why, and from when it could be.
 Amounts of resources are plain dicts from resource class to a whole number,
 as in placement: ``{'VCPU': 2, 'MEMORY_MB': 2048, 'DISK_GB': 20}``.
 All times are whole seconds since the epoch, UTC.
+
+How long a server is on its host.
 """
 
 import dataclasses
 import enum
 import typing as ty
 
-from blazar_core.common import properties as properties_
+from blazar_core.common import host_properties
 
-__all__ = [
-    'Affinity',
-    'COMPUTE',
-    'Demand',
-    'FOREVER',
-    'Group',
-    'HOST',
-    'Host',
-    'HostFacts',
-    'LATEST',
-    'Providers',
-    'Resources',
-    'Units',
-    'WHOLE',
-    'Window',
-    'total',
-]
+__all__ = ['Affinity', 'COMPUTE', 'Demand', 'FOREVER', 'Group', 'HOST',
+           'Host', 'HostFacts', 'LATEST', 'LEAVING', 'Providers', 'Resources',
+           'Units', 'WHOLE', 'Window', 'stay', 'total']
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
@@ -88,7 +76,7 @@ class Affinity(enum.Enum):
     SOFT_DIFFERENT = 'soft-anti-affinity'
 
 
-class Among(enum.Enum):
+class HostPool(enum.Enum):
     """Which hosts a demand is for: those that serve everybody, those that
     serve leases only, or both, the latter when the former do not suffice.
     """
@@ -156,7 +144,7 @@ class Demand:
     the choice to these host ids (None: any); ``avoid`` are hosts on which
     none of them may stand; ``per_host`` is how many of them may share a host
     under :attr:`Affinity.DIFFERENT`; ``properties`` is what a host must be
-    like (:mod:`blazar_core.common.properties`). ``members`` is how many
+    like (:mod:`blazar_core.common.host_properties`). ``members`` is how many
     servers of their group stand on a host already, by host id, for the soft
     affinities. ``ungrouped`` are the hosts that they may use but for their
     group (None: ``hosts``). ``among`` says which hosts they are taken from
@@ -173,10 +161,10 @@ class Demand:
     per_host: int = 1
     hosts: frozenset[str] | None = None
     avoid: frozenset[str] = frozenset()
-    properties: properties_.Expression | None = None
+    properties: host_properties.Expression | None = None
     members: ty.Mapping[str, int] = dataclasses.field(default_factory=dict)
     least: int | None = None
-    among: Among | None = Among.COMMON
+    among: HostPool | None = HostPool.COMMON
     cleaning_time: int = 0
     groups: tuple[Group, ...] = ()
     isolated: bool = False
@@ -265,3 +253,17 @@ def total(demands: ty.Iterable[Demand]) -> dict[str, int]:
         for rc, amount in demand.resources.items():
             sums[rc] = sums.get(rc, 0) + amount * demand.count
     return sums
+
+
+#: What ``on_end`` ends with where a server leaves its host then.
+LEAVING = frozenset({'delete', 'shelve', 'recycle'})
+
+
+def stay(booked: Window, on_end: str) -> Window:
+    """When a server is on its host: without an end if it stays when its lease
+    ends.
+
+    :param booked: over which it is booked
+    """
+    return booked if on_end.split(',')[-1] in LEAVING else Window(
+        booked.start, FOREVER)

@@ -5,7 +5,7 @@
 import dataclasses
 import enum
 
-from blazar_core.common import clock
+from blazar_core.common import clocks
 
 __all__ = ['Reason', 'Refusal']
 
@@ -50,7 +50,7 @@ class Refusal:
         :param end: the same for the end
         """
         if self.occurrence is not None:
-            return (f'Occurrence of {clock.minute(self.occurrence)} UTC: '
+            return (f'Occurrence of {clocks.minute(self.occurrence)} UTC: '
                     f'{self._why()} fits_now: {self.fits_now} of '
                     f'{self.wanted}. Write another rule or other dates; with '
                     f'"fits": "some" a new lease has those for which there '
@@ -69,8 +69,8 @@ class Refusal:
 
     def _when(self, start: str, end: str) -> str:
         latest = '' if self.latest_end is None else (
-            f'latest_end: {clock.iso(self.latest_end)} (write "{end}": '
-            f'"{clock.minute(self.latest_end)}").')
+            f'latest_end: {clocks.iso(self.latest_end)} (write "{end}": '
+            f'"{clocks.minute(self.latest_end)}").')
         if self.reason in (Reason.TOO_LONG, Reason.HOST_AWAY):
             return latest or 'latest_end: none.'
         return f'{latest} {self._later(start)}'.lstrip()
@@ -79,13 +79,13 @@ class Refusal:
         fits = f'fits_now: {self.fits_now} of {self.wanted}.'
         if self.next_start_after is not None:
             return (f'next_start: none before '
-                    f'{clock.iso(self.next_start_after)}; whether there is a '
+                    f'{clocks.iso(self.next_start_after)}; whether there is a '
                     f'later one takes longer to find out than there is time. '
                     f'Ask for fewer kinds of servers in one lease. {fits}')
         if self.next_start is None:
             return f'next_start: none. {fits}'
-        return (f'next_start: {clock.iso(self.next_start)} (write "{start}": '
-                f'"{clock.minute(self.next_start)}"). {fits}')
+        return (f'next_start: {clocks.iso(self.next_start)} (write "{start}": '
+                f'"{clocks.minute(self.next_start)}"). {fits}')
 
 
 _WHY = {

@@ -77,7 +77,7 @@ class Move(enum.StrEnum):
     FAILED = 'failed'
 
 
-class Enrolment(enum.StrEnum):
+class Enrollment(enum.StrEnum):
     """How far a host is one that serves leases only.
 
     From ENROLLING on no server without a lease is let in; from ENROLLED on it

@@ -15,13 +15,13 @@ from oslo_serialization import jsonutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
+from blazar_core.db import circuit_breaker
+from blazar_core.db import clock_skew
 from blazar_core.db import models
 from blazar_core.db import pooling
-from blazar_core.db import presence
-from blazar_core.db import skew
 
 __all__ = ['Database', 'LostRace', 'Outdated', 'found', 'is_disturbance',
            'lock', 'lock_as_read', 'locked', 'whole']
@@ -78,11 +78,11 @@ class Database:
             options.pop('connection_parameters') or '')
         #: Where it is asked whether it answers.
         self._probed = _in_time(
-            url, presence.PROBE_SECONDS, presence.PROBE_SECONDS)
+            url, circuit_breaker.PROBE_SECONDS, circuit_breaker.PROBE_SECONDS)
         clock = clock or clocks.SystemClock()
-        self.presence = presence.Presence(clock, self._probe)
+        self.presence = circuit_breaker.DatabaseStatus(clock, self._probe)
         #: How the clock of the process differs from the database's.
-        self.skew = skew.ClockSkew(
+        self.skew = clock_skew.ClockSkew(
             clock, conf.blazar.max_clock_skew, lambda: self.engine.connect())
         self._facade = enginefacade.transaction_context()
         # Nobody waits here until it is there: that is the presence's.
@@ -111,7 +111,7 @@ class Database:
 
         Its statements all see the same state of the database.
 
-        :raises BooksUnavailable: when the database does not answer
+        :raises DatabaseUnavailable: when the database does not answer
         """
         with self._there(), orm.Session(
                 self.engine, expire_on_commit=False) as session:
@@ -124,7 +124,7 @@ class Database:
         For what is read for each boot: the session would cost as much as a
         statement or two.
 
-        :raises BooksUnavailable: when the database does not answer
+        :raises DatabaseUnavailable: when the database does not answer
         """
         with self._there(), self.engine.connect() as connection:
             yield connection
@@ -133,7 +133,7 @@ class Database:
     def writer(self) -> ty.Iterator[orm.Session]:
         """A session that commits when its block ends without an error.
 
-        :raises BooksUnavailable: when the database does not answer
+        :raises DatabaseUnavailable: when the database does not answer
         :raises OutcomeUnknown: when it does not answer to the commit
         :raises ClockSkewed: when the clock of the process is wrong, at the
             beginning or at the end
@@ -151,7 +151,7 @@ class Database:
 
         For what writes tables and no objects.
 
-        :raises BooksUnavailable: when the database does not answer
+        :raises DatabaseUnavailable: when the database does not answer
         :raises OutcomeUnknown: when it does not answer to the commit
         :raises ClockSkewed: see :meth:`writer`
         """
@@ -178,7 +178,7 @@ class Database:
                 raise
             self.presence.doubt(exc)
             raise (errors.OutcomeUnknown if ended else
-                   errors.BooksUnavailable) from exc
+                   errors.DatabaseUnavailable) from exc
 
     def _probe(self) -> None:
         engine = sa.create_engine(self._probed, poolclass=sa.pool.NullPool)
@@ -189,7 +189,7 @@ class Database:
         """Make sure that the clock of the process is right, for what is
         decided by it and not written.
 
-        :raises BooksUnavailable: when the database does not answer
+        :raises DatabaseUnavailable: when the database does not answer
         :raises ClockSkewed: when the clock is wrong
         """
         with self._there(decides=True):
@@ -203,8 +203,8 @@ class Database:
         locked SQLite file are met by running it again from the start, after
         a pause with jitter.
 
-        :raises BooksBusy: when the retries are used up
-        :raises BooksUnavailable: when the database does not answer
+        :raises ConcurrentUpdate: when the retries are used up
+        :raises DatabaseUnavailable: when the database does not answer
         """
         wrapped = oslo_db_api.wrap_db_retry(
             retry_interval=0.01, max_retry_interval=0.5,
@@ -216,7 +216,7 @@ class Database:
         except Exception as exc:
             if not is_disturbance(exc):
                 raise
-            raise errors.BooksBusy(
+            raise errors.ConcurrentUpdate(
                 'Too many leases are being booked at this moment; try again '
                 'in a few seconds.') from exc
 

@@ -4,6 +4,11 @@
 
 Times are whole seconds since the epoch, UTC: they compare and index alike on
 every database, and no driver converts them. Amounts of resources are JSON.
+
+What processes note beside the leases, as tables.
+
+No lease needs it: where a note is gone, something is told once more, or asked
+for once more.
 """
 
 import typing as ty
@@ -17,7 +22,9 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'Lease', 'Move', 'Reservation']
+           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Move', 'Orphan',
+           'Outage', 'Recurrence', 'RequestKey', 'Reservation', 'Setting',
+           'Turn', 'WouldEnd']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -76,7 +83,7 @@ class Lease(Stateful, Base):
     capacity after that. Before its end it is prolonged by ``auto_extend``
     seconds. ``used_at`` is when servers were let in first; that nobody uses it
     was told at ``no_show_at``. It is an occurrence of ``recurrence_id``
-    (:class:`blazar_core.db.notes.Recurrence`); None: of nothing. ``warnings``
+    (:class:`blazar_core.db.models.Recurrence`); None: of nothing. ``warnings``
     are what its builds lacked at ``preflight_at``, when that was looked at
     last (:mod:`blazar_core.lifecycle.preflight`). ``ending_at``: of its end.
     ``conditions``: see :mod:`blazar_core.common.conditions`.
@@ -311,7 +318,7 @@ class Booking(Base):
     when its host is known to have failed under it; ``next_evacuation_at`` is
     from when on its server may be asked, once more, to leave a host that is
     away, and ``evacuations`` how often it was. With an ``outage`` it is of no
-    reservation: the host is away (:class:`blazar_core.db.notes.Outage`).
+    reservation: the host is away (:class:`blazar_core.db.models.Outage`).
     """
 
     __tablename__ = 'bookings'
@@ -383,7 +390,7 @@ class Change(Base):
     ``generation``; each has ``parts`` rows.
     A row without dates says that the host itself is another than it was: with
     resources, that these are its usage now, and that nothing else is new.
-    Rows are kept for a while, for :mod:`blazar_core.books.follower`.
+    Rows are kept for a while, for :mod:`blazar_core.capacity.booking_index`.
     """
 
     __tablename__ = 'changes'
@@ -445,3 +452,185 @@ class Project(Base):
 
     id: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class RequestKey(Base):
+    """By which key a lease was asked for
+    (:mod:`blazar_core.leases.idempotency`).
+
+    ``digest`` is that of the key and of whose it is, ``asked`` that of what
+    was asked for.
+    """
+
+    __tablename__ = 'request_keys'
+    __table_args__ = (
+        sa.Index('request_keys_created_idx', 'created_at'),
+        sa.Index('request_keys_lease_idx', 'lease_id'),
+    )
+
+    digest: orm.Mapped[str] = orm.mapped_column(
+        sa.String(64), primary_key=True)
+    asked: orm.Mapped[str] = orm.mapped_column(sa.String(64))
+    # No foreign key: it is remembered for longer than a lease may be.
+    lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class Setting(Base):
+    """With what a kind of process was started last (``name``), as far as
+    others must have it alike (:mod:`blazar_core.db.settings`); and what was
+    purged (:mod:`blazar_core.leases.lease_purge`).
+    """
+
+    __tablename__ = 'settings'
+
+    name: orm.Mapped[str] = orm.mapped_column(
+        sa.String(255), primary_key=True)
+    value: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(sa.JSON)
+    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class WouldEnd(Base):
+    """A server that would have a lease, if every boot were one
+    (:mod:`blazar_core.lifecycle.end_notices`), and would be over with it at
+    ``end_date``.
+
+    :ivar claimed_until: until when somebody is about to tell it
+    :ivar notified_at: None: no notification was sent yet
+    """
+
+    __tablename__ = 'would_end'
+    __table_args__ = (sa.Index('would_end_end_idx', 'end_date'),)
+
+    server_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    notified_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+
+
+class Orphan(Base):
+    """A lease whose project or user no longer exists
+    (:mod:`blazar_core.lifecycle.orphans`).
+
+    :ivar missing: ``project`` or ``user``; of both, the project
+    :ivar seen_at: when that was seen first
+    :ivar claimed_until: until when somebody is about to tell it
+    :ivar notified_at: None: no notification was sent yet
+    """
+
+    __tablename__ = 'orphans'
+
+    # No foreign key: the lease may be withdrawn first.
+    lease_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    missing: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    notified_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+
+
+class Recurrence(Base):
+    """What leases are the occurrences of, which one request has asked for.
+
+    Each of these is a lease like any other, and needs nothing of this to
+    begin and end. ``servers`` are those that are kept from one to the next,
+    if ``between`` says so. ``left_out`` are the occurrences for which there
+    was no room: their start, end and why. ``shifted`` are those of which the
+    wall does not show both dates: their start and end, and ``dates``, which
+    are those of the wall; None: there are none.
+    """
+
+    __tablename__ = 'recurrences'
+
+    id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    rule: orm.Mapped[str] = orm.mapped_column(sa.String(320))
+    timezone: orm.Mapped[str] = orm.mapped_column(sa.String(128))
+    # The word itself is one of SQL's.
+    between: orm.Mapped[str] = orm.mapped_column(
+        'between_policy', sa.String(16))
+    servers: orm.Mapped[list[str]] = orm.mapped_column(sa.JSON)
+    left_out: orm.Mapped[list[dict[str, ty.Any]]] = orm.mapped_column(sa.JSON)
+    shifted: orm.Mapped[list[dict[str, ty.Any]] | None] = orm.mapped_column(
+        sa.JSON)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class Outage(Base):
+    """A host that is away, will be, or seems to be.
+
+    While ``began_at`` is set, a booking with this ``kind`` has all of the host
+    (:mod:`blazar_core.capacity.outages`).
+
+    :ivar reason: for operators
+    :ivar seen_at: since when it is seen that the host is down; of maintenance,
+        when that was announced
+    :ivar began_at: when that was believed; None: it may be nothing; of
+        maintenance, when that begins
+    :ivar back_at: since when it is seen that the host is up again; None: it is
+        not
+    :ivar fenced_at: when a monitor has fenced it
+    """
+
+    __tablename__ = 'outages'
+
+    host_id: orm.Mapped[int] = orm.mapped_column(
+        sa.ForeignKey('hosts.id'), primary_key=True, autoincrement=False)
+    kind: orm.Mapped[str] = orm.mapped_column(
+        sa.String(16), primary_key=True)
+    reason: orm.Mapped[str] = orm.mapped_column(sa.Text)
+    seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    began_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    back_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    fenced_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+
+
+class HostProperty(Base):
+    """What is known of a property of hosts that operators have given a name.
+
+    ``private``: only they may ask for hosts by it.
+    """
+
+    __tablename__ = 'host_properties'
+
+    name: orm.Mapped[str] = orm.mapped_column(
+        sa.String(64), primary_key=True)
+    private: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
+
+
+class Turn(Base):
+    """What one process at a time does for all of them
+    (:mod:`blazar_core.db.leader_election`).
+
+    :ivar worker: who does it, or did it the last time; None: he has left
+    :ivar claimed_until: until when it is his, if nothing is heard of him
+    :ivar due_at: when it is done the next time
+    """
+
+    __tablename__ = 'turns'
+
+    name: orm.Mapped[str] = orm.mapped_column(
+        sa.String(64), primary_key=True)
+    worker: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
+    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    due_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class SlotBuild(Base):
+    """The call that builds servers with reservation slots, sealed, until its
+    request or a listener sends it (:mod:`blazar_core.lifecycle.lost_builds`).
+
+    :ivar server_id: the first of its servers
+    :ivar apart: whether they go to hosts that serve leases only
+    """
+
+    __tablename__ = 'slot_builds'
+
+    server_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    apart: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
+    sealed: orm.Mapped[str] = orm.mapped_column(Long)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)

@@ -13,7 +13,7 @@ import weakref
 
 import sqlalchemy as sa
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 
 __all__ = ['FRESH_SECONDS', 'spare_round_trips']
 

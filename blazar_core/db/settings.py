@@ -14,14 +14,14 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.db import api
-from blazar_core.db import notes
+from blazar_core.db import models
 
 __all__ = ['Settings', 'differences', 'write']
 
 #: Values, which JSON knows, by what an operator calls them.
 Settings: ty.TypeAlias = ty.Mapping[str, ty.Any]
 
-_SETTINGS = notes.Setting.__table__
+_SETTINGS = models.Setting.__table__
 
 
 def write(database: api.Database, now: int, process: str, values: Settings,

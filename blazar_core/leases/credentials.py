@@ -7,7 +7,7 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models

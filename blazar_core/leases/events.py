@@ -7,13 +7,13 @@ import typing as ty
 from oslo_utils import uuidutils
 from sqlalchemy import orm
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import requests
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 
 __all__ = ['EXTEND_BEFORE', 'act_before_end', 'begin',
            'changed', 'check_action', 'extension', 'forgotten', 'move_own',
@@ -107,7 +107,7 @@ def forgotten(lease: models.Lease) -> list[models.Event]:
 
 
 def changed(session: orm.Session, lease: models.Lease,
-            types: resources.Types,
+            types: resource_types.ResourceTypes,
             reservations: ty.Iterable[models.Reservation], now: int) -> None:
     """Have the types of reservations told that those have other bookings, if
     their lease has begun.
@@ -119,7 +119,7 @@ def changed(session: orm.Session, lease: models.Lease,
 
 
 def handed_over(session: orm.Session, lease: models.Lease,
-                types: resources.Types, now: int) -> None:
+                types: resource_types.ResourceTypes, now: int) -> None:
     """Have the types of reservations told whose they are from now on, if
     their lease has begun.
     """
@@ -130,7 +130,7 @@ def handed_over(session: orm.Session, lease: models.Lease,
 
 def charge(session: orm.Session, lease: models.Lease, now: int) -> None:
     """Have the budget service notified of a lease that was changed, if it
-    was committed there (:mod:`blazar_core.leases.charging`).
+    was committed there (:mod:`blazar_core.leases.budget_commits`).
     """
     if any(event.event_type == states.EventType.REFUND
            for event in lease.events):
@@ -172,8 +172,9 @@ def move_own(lease: models.Lease, seconds: int) -> None:
             event.time += seconds
 
 
-def retime(session: orm.Session, lease: models.Lease, types: resources.Types,
-           window: model.Window, now: int) -> None:
+def retime(session: orm.Session, lease: models.Lease,
+           types: resource_types.ResourceTypes, window: model.Window,
+           now: int) -> None:
     """Have the events of resource types' own happen as in another window.
 
     What has happened stays in the record, and happens again if its time is

@@ -16,7 +16,7 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states

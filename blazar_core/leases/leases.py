@@ -4,26 +4,26 @@
 
 import typing as ty
 
-from blazar_core.books import admission as admissions
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.common import clocks
 from blazar_core.db import api
-from blazar_core.leases import binding
-from blazar_core.leases import changing
-from blazar_core.leases import charging
+from blazar_core.leases import budget_commits
+from blazar_core.leases import creation
 from blazar_core.leases import credentials
-from blazar_core.leases import joining
-from blazar_core.leases import making
-from blazar_core.leases import owning
-from blazar_core.leases import places
-from blazar_core.leases import recurring
-from blazar_core.leases import servers
-from blazar_core import resources
+from blazar_core.leases import lookup
+from blazar_core.leases import members
+from blazar_core.leases import reassignment
+from blazar_core.leases import series
+from blazar_core.leases import slots
+from blazar_core.leases import transfer
+from blazar_core.leases import updates
+from blazar_core.plugins import resource_types
 
 __all__ = ['Charge', 'Leases']
 
-#: The arguments of :class:`~.charging.Charging` for a budget service; none:
-#: there is no service.
-Charge: ty.TypeAlias = tuple[()] | tuple[charging.Commit, int]
+#: The arguments of :class:`~.charging.BudgetCommits` for a budget service;
+#: none: there is no service.
+Charge: ty.TypeAlias = tuple[()] | tuple[budget_commits.Commit, int]
 
 
 class Leases:
@@ -33,17 +33,18 @@ class Leases:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 admission: admissions.Admission, types: resources.Types,
+                 admission: admissions.Admission,
+                 types: resource_types.ResourceTypes,
                  charge: Charge = ()) -> None:
-        charges = charging.Charging(database, clock, types, *charge)
-        self.making = making.Making(
+        charges = budget_commits.BudgetCommits(database, clock, types, *charge)
+        self.making = creation.LeaseCreation(
             database, clock, admission, types, charges)
-        self.changing = changing.Changing(database, clock, admission, types)
-        self.binding = binding.Binding(database, clock, types)
-        self.joining = joining.Joining(database, clock, types, charges)
-        self.owning = owning.Owning(database, clock, types)
-        self.recurring = recurring.Recurring(
+        self.changing = updates.LeaseUpdates(database, clock, admission, types)
+        self.binding = reassignment.Reassignment(database, clock, types)
+        self.joining = members.Members(database, clock, types, charges)
+        self.owning = transfer.Transfer(database, clock, types)
+        self.recurring = series.Series(
             database, clock, admission, self.making, charges)
-        self.places = places.Places(database, clock)
+        self.places = slots.Slots(database, clock)
         self.credentials = credentials.Credentials(database, clock)
-        self.servers = servers.Servers(database, clock)
+        self.servers = lookup.Lookup(database, clock)

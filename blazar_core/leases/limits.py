@@ -20,18 +20,18 @@ import typing as ty
 from oslo_config import cfg
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import ledger
-from blazar_core.books import picking
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import ledger
+from blazar_core.capacity import selection
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import opts
 from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import quotas
 from blazar_core.leases import usage
+from blazar_core.plugins import cloud_api
 
 __all__ = ['Asked', 'Check', 'Granted', 'Limits']
 
@@ -110,7 +110,7 @@ Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
 
 #: What leases may have of the cloud: by user (None: of the project), by name.
-_Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, quotas.Headroom]]
+_Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, cloud_api.Headroom]]
 
 
 class Granted:
@@ -124,17 +124,17 @@ class Granted:
 
     def __init__(self, project_id: str, seen: int,
                  again: ty.Callable[[sa.Connection], None],
-                 bound: ty.Callable[..., picking.HostBound | None] | None = (
+                 bound: ty.Callable[..., selection.HostBound | None] | None = (
                      None)) -> None:
         self._project_id = project_id
         self._seen = seen
         self._again = again
         self._bound = bound
-        self._hosts: admission.ProjectHosts | None = None
+        self._hosts: admissions.ProjectHosts | None = None
 
-    def host_bound(self) -> admission.ProjectHosts | None:
+    def host_bound(self) -> admissions.ProjectHosts | None:
         """Return the hosts of the project for a search; None: no bound."""
-        self._hosts = self._bound and admission.ProjectHosts(self._bound)
+        self._hosts = self._bound and admissions.ProjectHosts(self._bound)
         return self._hosts
 
     def lock(self, connection: sa.Connection) -> None:
@@ -146,7 +146,7 @@ class Granted:
         lock(connection, self._project_id)
 
     def confirm(self, connection: sa.Connection,
-                picks: ty.Iterable[admission.Pick] = ()) -> None:
+                picks: ty.Iterable[admissions.Pick] = ()) -> None:
         """Look again if others have decided meanwhile; after the lock, and
         before anything is written.
 
@@ -170,7 +170,7 @@ class Limits:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
-                 clock: clocks.Clock, quota: quotas.Quota | None = None,
+                 clock: clocks.Clock, quota: cloud_api.Quota | None = None,
                  checks: ty.Sequence[Check] = (),
                  serverless: ty.Collection[str] = ()) -> None:
         opts.register_opts(conf)
@@ -257,7 +257,7 @@ class Limits:
         self._compare_all([asked], self._in_use(connection, asked),
                           self._limits(asked))
 
-    def _wanted(self, asked: Asked, found: usage.Books | None = None,
+    def _wanted(self, asked: Asked, found: usage.ProjectUsage | None = None,
                 ) -> usage.Amounts:
         """What a lease would have."""
         amounts = self._amounts(asked.servers, asked.resources)
@@ -272,8 +272,9 @@ class Limits:
             _AHEAD: asked.window.start - self._clock.now(), _LEASES: 1,
             _HELD: asked.servers if asked.held else 0, **amounts})
 
-    def _compare_all(self, series: ty.Iterable[Asked], found: usage.Books,
-                     limits: ty.Mapping[str, int]) -> None:
+    def _compare_all(
+            self, series: ty.Iterable[Asked], found: usage.ProjectUsage,
+            limits: ty.Mapping[str, int]) -> None:
         """Make sure of the operator's limits."""
         before = usage.Amounts(found.others)
         for asked in series:
@@ -288,7 +289,7 @@ class Limits:
             _refuse(more, wanted, totals)
             before.update({name: wanted[name] for name in _COUNTS})
 
-    def _peaks_of_quota(self, asked: Asked, found: usage.Books,
+    def _peaks_of_quota(self, asked: Asked, found: usage.ProjectUsage,
                         ) -> dict[str | None, dict[str, int]]:
         """What the project's leases would have of the cloud's quota, at most
         at the same time, and the user's: of what this one has more of.
@@ -303,21 +304,25 @@ class Limits:
                 usage.Use(asked.window, wanted, True, asked.user_id)).items()
             if name in names} for user_id in (None, asked.user_id)}
 
-    def _rooms(self, asked: Asked, found: usage.Books) -> _Rooms:
+    def _rooms(self, asked: Asked, found: usage.ProjectUsage) -> _Rooms:
         """What the cloud lets leases have of what this one has more of."""
-        return {user_id: self._quota.headroom(
-            asked.project_id, user_id,
-            self._quota.amounts(asked.servers, asked.resources).keys(),
-            [server for owner, server in found.servers
-             if user_id in (None, owner)] +
-            [quotas.Server(one, one in asked.running,
-                           asked.running.get(one, {}))
-             for one in asked.server_ids])
-            for user_id, peak in self._peaks_of_quota(asked, found).items()
-            if peak and self._quota is not None}
+        return {user_id: self._quota.headroom(asked.project_id, user_id,
+                                              self._quota.amounts(
+                                                  asked.servers,
+                                                  asked.resources).keys(), [
+                                                      server for owner,
+                                                      server in found.servers
+                                                      if user_id in (None,
+                                                                     owner)] +
+                                              [cloud_api.CountedServer(
+                                                  one, one in asked.running,
+                                                  asked.running.get(one, {}))
+                                               for one in asked.server_ids])
+                for user_id, peak in self._peaks_of_quota(asked, found).items()
+                if peak and self._quota is not None}
 
-    def _compare_rooms(self, asked: Asked, found: usage.Books, rooms: _Rooms,
-                       ) -> None:
+    def _compare_rooms(self, asked: Asked, found: usage.ProjectUsage,
+                       rooms: _Rooms) -> None:
         """Make sure of the cloud's limits."""
         wanted = self._wanted(asked, found)
         for user_id, peak in self._peaks_of_quota(asked, found).items():
@@ -349,10 +354,11 @@ class Limits:
             limits.pop(_DURATION, None)
         return limits
 
-    def _in_use(self, connection: sa.Connection, asked: Asked) -> usage.Books:
+    def _in_use(self, connection: sa.Connection,
+                asked: Asked) -> usage.ProjectUsage:
         """What the project's leases have, and what the one has in question.
         """
-        found, now = usage.Books(), self._clock.now()
+        found, now = usage.ProjectUsage(), self._clock.now()
         moving: list[ty.Any] = []
         for row in connection.execute(
                 usage.books_of(asked.project_id, asked.lease_id,
@@ -385,7 +391,7 @@ class Limits:
             if row.migrating_to is not None and not row.beside:
                 moving.append(row)
             if row.server_id is not None:
-                found.servers.append((row.user_id, quotas.Server(
+                found.servers.append((row.user_id, cloud_api.CountedServer(
                     row.server_id, row.claimed_at is not None, each)))
         # What one claims again is what it has claimed before.
         for row, more in usage.growing(connection, [

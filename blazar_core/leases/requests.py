@@ -7,9 +7,8 @@ import enum
 import typing as ty
 
 from blazar_core.common import model
-from blazar_core.common import recurrence
+from blazar_core.common import recurrences
 from blazar_core.common import states
-from blazar_core.common import stays
 
 __all__ = ['EventRequest', 'LeaseRequest', 'LeaseType', 'MAX_EVENTS',
            'Recurrence', 'Retry', 'stay_of']
@@ -70,7 +69,7 @@ class Recurrence:
     between: str
     some: bool
     windows: tuple[model.Window, ...]
-    shifted: ty.Mapping[model.Window, recurrence.Dates] = dataclasses.field(
+    shifted: ty.Mapping[model.Window, recurrences.Dates] = dataclasses.field(
         default_factory=dict)
 
     @property
@@ -152,7 +151,7 @@ class LeaseRequest:
 
 def stay_of(asked: ty.Sequence[LeaseRequest]) -> model.Window:
     """When servers are there, from the first to the last of their leases."""
-    return stays.stay(model.Window(
+    return model.stay(model.Window(
         min(one.window.start for one in asked),
         max(one.window.end + one.grace_period for one in asked),
     ), asked[-1].on_end)

@@ -9,14 +9,14 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core.books import picking
+from blazar_core.capacity import selection
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import quotas
+from blazar_core.plugins import cloud_api
 
-__all__ = ['Amounts', 'Books', 'Use', 'books_of', 'bound', 'growing',
+__all__ = ['Amounts', 'ProjectUsage', 'Use', 'books_of', 'bound', 'growing',
            'host_bound', 'peaks']
 
 #: What each booking of a reservation takes, and how that of a whole host
@@ -38,7 +38,7 @@ class Use(ty.NamedTuple):
 
 
 @dataclasses.dataclass
-class Books:
+class ProjectUsage:
     """What a project has in its leases."""
 
     others: Amounts = dataclasses.field(default_factory=collections.Counter)
@@ -47,7 +47,7 @@ class Books:
     lease: set[tuple[ty.Any, ...]] = dataclasses.field(default_factory=set)
     uses: list[Use] = dataclasses.field(default_factory=list)
     #: With the users in whose leases they are.
-    servers: list[tuple[str, quotas.Server]] = dataclasses.field(
+    servers: list[tuple[str, cloud_api.CountedServer]] = dataclasses.field(
         default_factory=list)
 
 
@@ -125,7 +125,7 @@ def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
 def host_bound(connection: sa.Connection, project_id: str,
                lease_ids: ty.Collection[str | None], times: int,
                wanted: ty.Collection[int] | None = None,
-               ) -> picking.HostBound | None:
+               ) -> selection.HostBound | None:
     """Return on how many hosts a project may have reservations, and on which
     it has.
 
@@ -157,20 +157,21 @@ def host_bound(connection: sa.Connection, project_id: str,
             return None
     hosts = frozenset(connection.scalars(asked(booking.host_id).distinct()))
     if not hosts:
-        return picking.HostBound(times, hosts, ())
+        return selection.HostBound(times, hosts, ())
     leases = connection.execute(asked(
         models.Lease.id, sa.func.min(booking.start_date).label('start'),
         sa.func.max(booking.end_date).label('end'),
         sa.func.count(booking.host_id.distinct()).label('hosts'),
     ).group_by(models.Lease.id).order_by(models.Lease.id))
-    return picking.HostBound(times, hosts, tuple(
+    return selection.HostBound(times, hosts, tuple(
         (model.Window(row.start, row.end), row.hosts) for row in leases))
 
 
-def bound(database: api.Database, project_id: str,
-          lease_ids: ty.Collection[str | None], times: int,
-          wanted: ty.Collection[int],
-          connection: sa.Connection | None = None) -> picking.HostBound | None:
+def bound(
+        database: api.Database, project_id: str,
+        lease_ids: ty.Collection[str | None], times: int,
+        wanted: ty.Collection[int],
+        connection: sa.Connection | None = None) -> selection.HostBound | None:
     """As :func:`host_bound`, in a transaction of its own unless there is
     one.
     """

@@ -5,12 +5,12 @@
 import dataclasses
 import typing as ty
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import models
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 
 __all__ = ['AGAIN', 'Demands']
 
@@ -25,7 +25,7 @@ class Demands:
     """
 
     def __init__(self, clock: clocks.Clock, opens: ty.Callable[[str], str],
-                 types: resources.Types) -> None:
+                 types: resource_types.ResourceTypes) -> None:
         self._clock = clock
         self._opens = opens
         self._types = types
@@ -43,7 +43,7 @@ class Demands:
                 self._asked.pop(one, None)
 
     def of(self, reservation: models.Reservation,
-           reserved: resources.Reserved, sealed: str | None,
+           reserved: resource_types.ReservationContext, sealed: str | None,
            begun: bool = True) -> model.Demand | refusals.Refusal:
         """What a reservation needs, or why there is no host for it at all.
 
@@ -68,7 +68,7 @@ class Demands:
         return said
 
     def _ask(self, reservation: models.Reservation,
-             reserved: resources.Reserved,
+             reserved: resource_types.ReservationContext,
              ) -> model.Demand | refusals.Refusal | errors.CloudUnavailable:
         try:
             return self._types.of_row(reservation).demand(reserved)

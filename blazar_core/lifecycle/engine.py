@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Due events, each carried out by one worker.
+"""How events went: written down of them, and in their leases.
+
+Due events, each carried out by one worker.
 
 An event is a row with a due time. A worker claims one (:mod:`the queue
-<blazar_core.lifecycle.queue>`), and keeps extending its claim while the
+<blazar_core.lifecycle.event_queue>`), and keeps extending its claim while the
 action runs; the claims of a worker that died run out and fall to the
 others. Actions may therefore run again after a crash, and are written for
 that. Due events run side by side in a bounded pool: one slow lease delays
@@ -15,6 +17,7 @@ The pauses of what is put off grow, until something happens to it.
 
 import collections
 from concurrent import futures
+import contextlib
 import functools
 import threading
 import typing as ty
@@ -22,30 +25,99 @@ import typing as ty
 from oslo_config import cfg
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.lifecycle import facts
-from blazar_core.lifecycle import lifecycle
-from blazar_core.lifecycle import outcomes
-from blazar_core.lifecycle import queue as queues
-from blazar_core.lifecycle import starting
-from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import event_queue
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import handlers
+from blazar_core.lifecycle import lease_start
+from blazar_core.lifecycle import lease_status
 
-__all__ = ['Engine']
+__all__ = ['Engine', 'EventOutcomes']
 
 LOG = logging.getLogger(__name__)
 
+
+class EventOutcomes:
+    """Settles events, and has their leases say why they are deferred, or that
+    they are not: both, or nothing if another worker has the event by now.
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 queue: event_queue.EventQueue) -> None:
+        self._database = database
+        self._clock = clock
+        self._queue = queue
+
+    def done(self, claim: event_queue.Claim) -> None:
+        """Nothing is left to be done at an event."""
+        if _says_otherwise(self._database, claim, None):
+            self.write(claim, None, status=states.Event.DONE)
+        else:
+            self._queue.done(claim)
+
+    def write(self, claim: event_queue.Claim, outcome: lease_status.Result,
+              **values: ty.Any) -> None:
+        """Settle an event."""
+        if not _says_otherwise(self._database, claim, outcome):
+            self._queue.write(claim, **values)
+            return
+        # It may have been withdrawn, and its events with it.
+        with (contextlib.suppress(errors.NotFound),
+              self._database.writer() as session):
+            api.locked(session, claim.lease_id)
+            self.update(claim, outcome, session, **values)
+
+    def update(self, claim: event_queue.Claim, outcome: lease_status.Result,
+               session: orm.Session, **values: ty.Any) -> bool:
+        """The same with the lease locked; says whether it was done."""
+        if not self._queue.update(claim, session, **values):
+            return False
+        lease = api.found(session, claim.lease_id)
+        if lease.status != states.Lease.TERMINATED:
+            conditions.update(lease, self._clock.now(),
+                              *_changes(claim, outcome, lease))
+        return True
+
+
+def _changes(claim: event_queue.Claim, outcome: lease_status.Result,
+             lease: models.Lease,
+             ) -> list[conditions.Condition | conditions.Type]:
+    """How the conditions of a lease change with the outcome of an event."""
+    if isinstance(outcome, lease_status.RetryAfter) and outcome.shown:
+        return [lease_status.deferred(claim.event_type, outcome.why)]
+    said = conditions.find(lease.conditions, conditions.Type.EVENT_DEFERRED)
+    return [conditions.Type.EVENT_DEFERRED] if said is not None and (
+        said['details']['event_type'] == claim.event_type) else []
+
+
+def _says_otherwise(database: api.Database, claim: event_queue.Claim,
+                    outcome: lease_status.Result) -> bool:
+    """Whether a lease has to be told how an event of it went."""
+    if not claim.shown and not (
+            isinstance(outcome, lease_status.RetryAfter) and outcome.shown):
+        return False
+    with contextlib.suppress(errors.NotFound), database.reader() as session:
+        lease = api.found(session, claim.lease_id)
+        return lease.status != states.Lease.TERMINATED and (
+            not conditions.holds(
+                lease.conditions, *_changes(claim, outcome, lease)))
+    return False
+
+
 #: Before and after the action of an event.
-_STEPS: dict[str, tuple[steps.Step, steps.Step]] = {
-    states.EventType.START: (steps.Step.START_CLAIMED,
-                             steps.Step.START_CARRIED_OUT),
-    states.EventType.END: (steps.Step.END_CLAIMED, steps.Step.END_CARRIED_OUT),
-}
+_STEPS: dict[str, tuple[fault_points.FaultPoint, fault_points.FaultPoint]] = {
+    states.EventType.START: (fault_points.FaultPoint.START_CLAIMED,
+                             fault_points.FaultPoint.START_CARRIED_OUT),
+    states.EventType.END: (fault_points.FaultPoint.END_CLAIMED,
+                           fault_points.FaultPoint.END_CARRIED_OUT)}
 
 #: Seconds until the database is asked again after it did not answer.
 _AFTER_FAILURE = 5
@@ -61,7 +133,7 @@ class Engine:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
-                 clock: clocks.Clock, lifecycle: lifecycle.Lifecycle,
+                 clock: clocks.Clock, lifecycle: handlers.Handlers,
                  name: str) -> None:
         self._database = database
         self._clock = clock
@@ -70,13 +142,13 @@ class Engine:
         self._most_slow: int = max(1, self._workers // _PER_SLOW)
         self._max_sleep: int = conf.blazar.max_sleep
         seconds: int = conf.blazar.worker_timeout
-        self._queue = queues.Queue(database, clock, name, seconds)
-        self._outcomes = outcomes.Outcomes(database, clock, self._queue)
+        self._queue = event_queue.EventQueue(database, clock, name, seconds)
+        self._outcomes = EventOutcomes(database, clock, self._queue)
         self._beat, self._extended = max(1, seconds // 3), float('-inf')
         self._max_retries: int = conf.blazar.event_max_retries
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._running: dict[str, queues.Claim] = {}
+        self._running: dict[str, event_queue.Claim] = {}
         self._lock = threading.Lock()
 
     # -- running -----------------------------------------------------------
@@ -90,7 +162,7 @@ class Engine:
                 next_look = self._clock.now() + _AFTER_FAILURE
                 try:
                     next_look = self._hand_out(pool)
-                except errors.BooksUnavailable:
+                except errors.DatabaseUnavailable:
                     pass  # The thread that noticed it has logged it.
                 except Exception:
                     LOG.exception('Due events could not be looked up; '
@@ -110,7 +182,7 @@ class Engine:
             again = self._clock.now() + self._beat
             try:
                 self._extend()
-            except errors.BooksUnavailable:
+            except errors.DatabaseUnavailable:
                 pass
             except Exception:
                 LOG.exception('Claims could not be extended')
@@ -127,14 +199,15 @@ class Engine:
             pool.submit(self._carry_out, claim, read.get(claim.lease_id))
         return self._next_look()
 
-    def _read(self, claims: list[queues.Claim]) -> dict[str, starting.Read]:
+    def _read(self, claims: list[event_queue.Claim]) -> dict[str,
+                                                             lease_start.Read]:
         """What several that are to start need, read once for all of them."""
         lease_ids = [claim.lease_id for claim in claims
                      if claim.event_type == states.EventType.START]
         try:
             return self._lifecycle.starting.read(
                 lease_ids) if len(lease_ids) > 1 else {}
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             # Each of them finds that out for itself.
             return {}
         except Exception:
@@ -175,11 +248,11 @@ class Engine:
         with self._lock:
             return self._workers - len(self._running)
 
-    def _hold(self, claim: queues.Claim) -> None:
+    def _hold(self, claim: event_queue.Claim) -> None:
         with self._lock:
             self._running[claim.event_id] = claim
 
-    def _claim_due(self, most: int) -> list[queues.Claim]:
+    def _claim_due(self, most: int) -> list[event_queue.Claim]:
         """Up to ``most`` due events that are now this worker's."""
         with self._lock:
             busy = collections.Counter(
@@ -218,24 +291,25 @@ class Engine:
 
     # -- actions -----------------------------------------------------------
 
-    def _carry_out(self, claim: queues.Claim,
-                   read: starting.Read | None = None) -> None:
+    def _carry_out(self, claim: event_queue.Claim,
+                   read: lease_start.Read | None = None) -> None:
         """Run the action of an event, and write down how it went."""
         with logs.about(claim.lease_id, claim.project_id):
             self._act(claim, read)
 
-    def _act(self, claim: queues.Claim, read: starting.Read | None) -> None:
+    def _act(self, claim: event_queue.Claim,
+             read: lease_start.Read | None) -> None:
         before, after = _STEPS.get(claim.event_type, (None, None))
         try:
             if before is not None:
-                steps.reached(before, claim.lease_id)
+                fault_points.fault_point(before, claim.lease_id)
             outcome = _action(self._lifecycle, claim, read)(claim.lease_id)
             if after is not None:
-                steps.reached(after, claim.lease_id)
+                fault_points.fault_point(after, claim.lease_id)
         except errors.NotFound:
             # Its lease was withdrawn, and the event with it.
             settle = functools.partial(self._settled, claim, None)
-        except (errors.BooksUnavailable, errors.VaultError) as exc:
+        except (errors.DatabaseUnavailable, errors.DecryptionError) as exc:
             # That is no attempt that failed.
             settle = functools.partial(self._settled, claim, _away(claim, exc))
         except Exception as exc:
@@ -247,7 +321,7 @@ class Engine:
         try:
             self._database.retried(settle)
         # The claim runs out, and the action is done again.
-        except errors.BooksUnavailable as exc:
+        except errors.DatabaseUnavailable as exc:
             LOG.warning('Lease %s: the outcome of %s is not written down: %s',
                         claim.lease_id, claim.event_type, exc)
         except Exception:
@@ -258,11 +332,12 @@ class Engine:
                 self._running.pop(claim.event_id, None)
             self.wake()
 
-    def _settled(self, claim: queues.Claim, outcome: facts.Outcome) -> None:
+    def _settled(self, claim: event_queue.Claim,
+                 outcome: lease_status.Result) -> None:
         if outcome is None:
             self._outcomes.done(claim)
             return
-        if isinstance(outcome, facts.GivenUp):
+        if isinstance(outcome, lease_status.Failed):
             LOG.warning('Lease %s: %s is given up: %s', claim.lease_id,
                         claim.event_type, outcome.why)
             self._outcomes.write(claim, outcome, status=states.Event.ERROR)
@@ -277,7 +352,7 @@ class Engine:
             due=sa.case((same, now + seconds), else_=now + outcome.seconds),
             waits=sa.case((same, claim.waits + 1), else_=1))
 
-    def _failed(self, claim: queues.Claim, exc: Exception) -> None:
+    def _failed(self, claim: event_queue.Claim, exc: Exception) -> None:
         """Again after a pause that doubles, or not at all any more.
 
         The end of a lease or an offer is never given up: its capacity would
@@ -299,20 +374,20 @@ class Engine:
             return
         pause = min(300, 2 ** min(attempts, 10))
         self._outcomes.write(
-            claim, facts.Later(pause, _reason(exc), shown=True),
+            claim, lease_status.RetryAfter(pause, _reason(exc), shown=True),
             status=states.Event.UNDONE, attempts=attempts,
             due=self._clock.now() + pause)
 
 
-def _away(claim: queues.Claim, exc: Exception) -> facts.Later:
+def _away(claim: event_queue.Claim, exc: Exception) -> lease_status.RetryAfter:
     """When an event is tried again that the process could not carry out."""
-    if isinstance(exc, errors.VaultError):
+    if isinstance(exc, errors.DecryptionError):
         # Another process may have the key.
         LOG.error('Lease %s: %s is deferred: %s', claim.lease_id,
                   claim.event_type, exc)
-        return facts.Later(
-            facts.AWAY, str(exc), facts.LONGEST_WAIT, shown=True)
-    return facts.Later(_AFTER_FAILURE, str(exc))
+        return lease_status.RetryAfter(
+            lease_status.AWAY, str(exc), lease_status.LONGEST_WAIT, shown=True)
+    return lease_status.RetryAfter(_AFTER_FAILURE, str(exc))
 
 
 def _reason(exc: Exception) -> str:
@@ -322,11 +397,12 @@ def _reason(exc: Exception) -> str:
         f'says more.')
 
 
-def _action(life: lifecycle.Lifecycle, claim: queues.Claim,
-            read: starting.Read | None) -> ty.Callable[[str], facts.Outcome]:
+def _action(life: handlers.Handlers, claim: event_queue.Claim,
+            read: lease_start.Read | None) -> ty.Callable[[str],
+                                                          lease_status.Result]:
     """What is done with the lease of an event."""
     kinds = states.EventType
-    actions: dict[str, ty.Callable[[str], facts.Outcome]] = {
+    actions: dict[str, ty.Callable[[str], lease_status.Result]] = {
         kinds.START: functools.partial(
             life.starting.start, when_due=True, read=read),
         kinds.END: functools.partial(life.ending.end, when_due=True),

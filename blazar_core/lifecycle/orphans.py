@@ -15,15 +15,14 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.db import notes
 from blazar_core.leases import views
-from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
 
 __all__ = ['EVENT', 'Orphans', 'PROJECT', 'USER', 'known']
 
@@ -77,7 +76,7 @@ class Orphans:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 identity: clouds.Identity,
+                 identity: cloud_api.Identity,
                  delete: ty.Callable[[str, str], None],
                  notify: ty.Callable[[str, dict[str, ty.Any]], None],
                  ends: bool, grace: int) -> None:
@@ -96,7 +95,7 @@ class Orphans:
             project is gone for long enough
         :returns: the ids of those that are ended by this
         :raises CloudUnavailable: when keystone does not answer
-        :raises BooksUnavailable: when the database does not answer
+        :raises DatabaseUnavailable: when the database does not answer
         """
         with self._database.connection() as connection:
             owners = connection.execute(sa.select(
@@ -107,16 +106,16 @@ class Orphans:
         absent = self._identity.absent(
             sorted({one.project_id for one in owners}),
             sorted({one.user_id for one in owners})) if owners else (
-                clouds.Absent(frozenset(), frozenset()))
+                cloud_api.MissingOwners(frozenset(), frozenset()))
         ended = []
         for lease in self._concerned(absent):
-            with facts.apart(lease.id, lease.project_id):
+            with lease_status.apart(lease.id, lease.project_id):
                 if self._see_to(lease, absent, asked, ends or self._ends):
                     ended.append(lease.id)
         self._database.retried(self._trim)
         return ended
 
-    def _concerned(self, absent: clouds.Absent) -> list[_Owned]:
+    def _concerned(self, absent: cloud_api.MissingOwners) -> list[_Owned]:
         """The leases whose owners are gone, or were before."""
         columns = (models.Lease.id, models.Lease.project_id,
                    models.Lease.user_id)
@@ -125,14 +124,14 @@ class Orphans:
             # All of them, and chosen here: no statement takes any number of
             # ids.
             orphans = set(connection.scalars(sa.select(
-                notes.Orphan.lease_id)))
+                models.Orphan.lease_id)))
             return [_Owned(*row) for row in connection.execute(
                 sa.select(*columns).where(_LASTING).order_by(models.Lease.id)
             ) if row.id in orphans or not gone.isdisjoint(
                 (row.project_id, row.user_id))]
 
-    def _see_to(self, lease: _Owned, absent: clouds.Absent, asked: int,
-                ends: bool) -> bool:
+    def _see_to(self, lease: _Owned, absent: cloud_api.MissingOwners,
+                asked: int, ends: bool) -> bool:
         """Write down and tell what is seen of a lease; whether it is ended.
         """
         if lease.project_id in absent.projects:
@@ -171,11 +170,11 @@ class Orphans:
             if missing is None:
                 _forget(session, lease, row, now)
                 return _NOTHING
-            if conditions.update(lease, now, facts.ORPHANED[missing]):
+            if conditions.update(lease, now, lease_status.ORPHANED[missing]):
                 lease.updated_at = now
             if row is None:
-                row = notes.Orphan(lease_id=seen.id, missing=missing,
-                                   seen_at=now, claimed_until=0)
+                row = models.Orphan(lease_id=seen.id, missing=missing,
+                                    seen_at=now, claimed_until=0)
                 session.add(row)
             elif row.missing != missing:
                 # That his project is gone, too, is told besides.
@@ -208,18 +207,18 @@ class Orphans:
     def _write_down(self, lease_id: str, missing: str) -> None:
         """It was told."""
         with self._database.begin() as connection:
-            connection.execute(sa.update(notes.Orphan.__table__).where(
-                notes.Orphan.lease_id == lease_id,
-                notes.Orphan.missing == missing,
+            connection.execute(sa.update(models.Orphan.__table__).where(
+                models.Orphan.lease_id == lease_id,
+                models.Orphan.missing == missing,
             ).values(notified_at=self._clock.now()))
 
     def _trim(self) -> None:
         """Forget those that are over."""
         with self._database.begin() as connection:
             there = sa.select(models.Lease.id).where(
-                models.Lease.id == notes.Orphan.lease_id,
+                models.Lease.id == models.Orphan.lease_id,
                 models.Lease.status != states.Lease.TERMINATED)
-            connection.execute(sa.delete(notes.Orphan.__table__).where(
+            connection.execute(sa.delete(models.Orphan.__table__).where(
                 ~there.exists()))
 
 
@@ -228,13 +227,13 @@ def _is_over(lease: models.Lease) -> bool:
         lease.status in states.LEASE.final())
 
 
-def _row(session: orm.Session, lease_id: str) -> notes.Orphan | None:
-    return session.scalars(sa.select(notes.Orphan).where(
-        notes.Orphan.lease_id == lease_id)).one_or_none()
+def _row(session: orm.Session, lease_id: str) -> models.Orphan | None:
+    return session.scalars(sa.select(models.Orphan).where(
+        models.Orphan.lease_id == lease_id)).one_or_none()
 
 
 def _forget(session: orm.Session, lease: models.Lease,
-            row: notes.Orphan | None, now: int) -> None:
+            row: models.Orphan | None, now: int) -> None:
     """There is an owner."""
     if row is not None:
         session.delete(row)
@@ -248,7 +247,7 @@ def known(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
     ``project_id``, ``user_id``, ``status``, ``end_date``, ``missing`` and
     ``seen_at``.
     """
-    lease, orphan = models.Lease, notes.Orphan
+    lease, orphan = models.Lease, models.Orphan
     with database.connection() as connection:
         return connection.execute(sa.select(
             lease.id, lease.name, lease.project_id, lease.user_id,

@@ -17,15 +17,15 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
-from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
 
 __all__ = ['AGAIN', 'EVENT', 'LASTS', 'PAUSE', 'Preflight']
 
@@ -61,8 +61,8 @@ class Preflight:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: clouds.Preflight, opens: ty.Callable[[str], str],
-                 notify: ty.Callable[[str, facts.Lease], None],
+                 cloud: cloud_api.Preflight, opens: ty.Callable[[str], str],
+                 notify: ty.Callable[[str, lease_status.Lease], None],
                  times: ty.Sequence[int]) -> None:
         self._database = database
         self._clock = clock
@@ -82,7 +82,7 @@ class Preflight:
         said of two in a row: then something is away.
 
         :param stopping: says whether to take up nothing new
-        :raises BooksUnavailable: when the database does not answer
+        :raises DatabaseUnavailable: when the database does not answer
         """
         late = self._clock.elapsed() + LASTS
         unknown = ''
@@ -138,7 +138,7 @@ class Preflight:
         """Look at one; says why nothing can be said of it."""
         try:
             self._look_at(lease_id, seen)
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             raise
         except Exception as exc:
             count, _again = self._failed.get(lease_id, (0, 0))

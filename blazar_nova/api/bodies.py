@@ -14,8 +14,8 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
-from blazar_core.leases import changing
 from blazar_core.leases import requests
+from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_nova.api import dates
 from blazar_nova.api import lease_params
@@ -95,7 +95,7 @@ class ChangeRequest:
     """What a lease becomes; its reservations as they were written.
     """
 
-    change: changing.Change
+    change: updates.LeaseChange
     reservations: Reservations
 
 
@@ -196,7 +196,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
             'true again when they get others.')
     window = model.Window(0, model.LATEST)
     return ChangeRequest(
-        changing.Change(
+        updates.LeaseChange(
             start=start, end=end, seen='resources_changed' in values,
             name=lease_params.name_of(_text(values, 'name'))
             if 'name' in values else None,

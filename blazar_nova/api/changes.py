@@ -8,12 +8,12 @@ import typing as ty
 
 from sqlalchemy import orm
 
-from blazar_core.books import enrolment
+from blazar_core.capacity import enrollment
 from blazar_core.common import errors
 from blazar_core.common import states
-from blazar_core.leases import changing
+from blazar_core.leases import creation
 from blazar_core.leases import limits
-from blazar_core.leases import making
+from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_nova.api import bodies
 from blazar_nova.api import lease_params
@@ -85,7 +85,7 @@ class Changes:
         return changed
 
     def _asked(self, asks: types.Asking, body: object, lease: _Lease,
-               ids: frozenset[str]) -> changing.Change:
+               ids: frozenset[str]) -> updates.LeaseChange:
         """What a lease becomes, if that is allowed.
 
         :param asks: the request
@@ -112,15 +112,16 @@ class Changes:
         return dataclasses.replace(change, granted=self._check_change(
             lease, change, resized, ids - {lease['id']}))
 
-    def _lasts_longer(self, lease: _Lease, change: changing.Change) -> bool:
+    def _lasts_longer(self, lease: _Lease,
+                      change: updates.LeaseChange) -> bool:
         """Whether a lease ends later than before, which takes a trust that
         holds as long where there are trusts.
         """
         return self._parts.trusts.is_configured() and (
             _over(lease, change) > lease['end_date'] + lease['grace_period'])
 
-    def _trust(self, context: ty.Any, lease: _Lease, change: changing.Change,
-               ) -> str | None:
+    def _trust(self, context: ty.Any, lease: _Lease,
+               change: updates.LeaseChange) -> str | None:
         """The trust that a change of a lease takes; None: none.
 
         It may be that of another user of the project than the one before.
@@ -158,12 +159,12 @@ class Changes:
                 self._parts, context, on_end, end) if takes_one else (
                     trusts.given(self._parts, context, on_end, end,
                                  trusts.has_one(self._parts, lease['id']))))
-        except errors.NotDelegated as exc:
+        except errors.TrustUnavailable as exc:
             raise errors.Forbidden(str(exc)) from exc
 
     def _changed(self, asking: types.Asking, lease: _Lease,
                  asked: bodies.Reservations,
-                 ) -> dict[str, making.NewReservation]:
+                 ) -> dict[str, creation.NewReservation]:
         """What the reservations of a lease become."""
         own = {one['id']: one for one in lease['reservations']}
         changed = {}
@@ -187,7 +188,7 @@ class Changes:
 
     def _as_they_are(self, asking: types.Asking,
                      lease: _Lease,
-                     ) -> dict[str, making.NewReservation]:
+                     ) -> dict[str, creation.NewReservation]:
         """Which hosts may serve a lease that moves to another time.
 
         Of what cannot be had any more, or would be of another size by now,
@@ -204,7 +205,7 @@ class Changes:
                         same[one['id']] = new
         return same
 
-    def _check_change(self, lease: _Lease, change: changing.Change,
+    def _check_change(self, lease: _Lease, change: updates.LeaseChange,
                       resized: bool, beside: frozenset[str],
                       ) -> limits.Granted | None:
         """Ask the limits about a lease as it would be."""
@@ -227,14 +228,14 @@ def asking(parts: wiring.Parts, context: ty.Any, start: int,
     :param start: of the lease
     """
     return types.Asking(context, functools.partial(
-        enrolment.public, parts.database,
+        enrollment.public, parts.database,
         parts.conf.blazar.public_properties), parts.types, functools.partial(
             parts.identity.check_exist, key='projects'),
         parts.expects_changes(start))
 
 
 def actions_of(lease: _Lease,
-               change: changing.Change | None = None) -> set[str]:
+               change: updates.LeaseChange | None = None) -> set[str]:
     """What is still to be done at the events of a lease.
 
     :param change: what it becomes; None: no change
@@ -252,7 +253,7 @@ def actions_of(lease: _Lease,
     return own | before
 
 
-def _over(lease: _Lease, change: changing.Change) -> int:
+def _over(lease: _Lease, change: updates.LeaseChange) -> int:
     """When a lease is over then, with its period of grace."""
     return ty.cast(int, (
         lease['end_date'] if change.end is None else change.end) + (

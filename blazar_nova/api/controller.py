@@ -6,13 +6,13 @@ import typing as ty
 
 import webob
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import refusals
-from blazar_core.leases import making
-from blazar_core.leases import repeats
+from blazar_core.leases import creation
+from blazar_core.leases import idempotency
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
@@ -120,19 +120,19 @@ class Leases:
         key = None if web.flag(request, 'dry_run') else web.key(request)
         if key is None:
             return self._create(request, None)
-        made = repeats.made_by(self._parts.database, key)
+        made = idempotency.made_by(self._parts.database, key)
         if made is None:
             try:
                 return self._create(request, key)
             except errors.BlazarError:
                 # It came twice at once, and the other one was faster?
-                made = repeats.made_by(self._parts.database, key)
+                made = idempotency.made_by(self._parts.database, key)
                 if made is None:
                     raise
         (made,) = self._parts.leases.recurring.as_one([made])
         return self._answer(request, 201, made)
 
-    def _create(self, request: webob.Request, key: repeats.Key | None,
+    def _create(self, request: webob.Request, key: idempotency.Key | None,
                 ) -> web.Answer:
         context = web.context(request)
         target = {'project_id': context.project_id}
@@ -150,7 +150,7 @@ class Leases:
         asking = changes.asking(
             self._parts, context, asked.lease.window.start)
         try:
-            new = making.NewLease(
+            new = creation.NewLease(
                 context.project_id, context.user_id, asked.lease, tuple(
                     asking.new_reservation(one)
                     for one in asked.reservations), key=key)
@@ -185,7 +185,7 @@ class Leases:
         return self._answer(request, 201, lease)
 
     def _create_of_servers(self, request: webob.Request,
-                           key: repeats.Key | None) -> web.Answer:
+                           key: idempotency.Key | None) -> web.Answer:
         context = web.context(request)
         target = {'project_id': context.project_id}
         self._policy.authorize(context, 'blazar:leases:post', target)
@@ -309,7 +309,7 @@ def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
         name: lease[name] for name in fields}
 
 
-def _quote(new: making.NewLease, refusal: refusals.Refusal | None,
+def _quote(new: creation.NewLease, refusal: refusals.Refusal | None,
            ) -> dict[str, ty.Any]:
     wanted = sum(demand.count for demand in new.demands)
     return _quote_of(new.request, wanted, refusal)

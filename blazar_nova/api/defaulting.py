@@ -5,7 +5,7 @@
 import re
 import typing as ty
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import words
@@ -24,7 +24,7 @@ _OTHER = ('--hint reserved=True --hint lease_params=\'{"duration": "2h"}\'')
 #: What an id of keystone's is like.
 _ID = re.compile('[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 #: In these, a user who has not asked for a lease learns that it is one.
-_ANSWERS = (errors.LimitExceeded, errors.NotDelegated, errors.Refused)
+_ANSWERS = (errors.LimitExceeded, errors.TrustUnavailable, errors.Refused)
 
 
 class Defaulting:

@@ -9,7 +9,7 @@ import typing as ty
 from oslo_serialization import jsonutils
 import webob
 
-from blazar_core.common import clock
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import refusals
 from blazar_core.db import api
@@ -39,7 +39,7 @@ class Full(errors.ReservationFull):
     def __init__(self, full: errors.ReservationFull, next_start: int | None,
                  ) -> None:
         start = 'none' if next_start is None else (
-            f'{clock.iso(next_start)}, of a lease of their own')
+            f'{clocks.iso(next_start)}, of a lease of their own')
         super().__init__(f'{full} next_start: {start}. fits_now: '
                          f'{full.fits_now}.', full.fits_now, full.until)
         self.next_start = next_start
@@ -57,16 +57,16 @@ HTTP: dict[str, int] = {
 ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.InvalidLeaseParams, 400, 'INVALID_REQUEST'),
     (errors.Forbidden, 403, 'FORBIDDEN'),
-    (errors.NotDelegated, 403, 'FORBIDDEN'),
+    (errors.TrustUnavailable, 403, 'FORBIDDEN'),
     (errors.LimitExceeded, 403, 'LIMIT_EXCEEDED'),
     (errors.NotFound, 404, 'NOT_FOUND'),
     (errors.Refused, 409, 'NO_ROOM'),
     (errors.Conflict, 409, 'CONFLICT'),
     (errors.InvalidTransition, 409, 'CONFLICT'),
-    (errors.BooksBusy, 409, 'BOOKS_BUSY'),
+    (errors.ConcurrentUpdate, 409, 'BOOKS_BUSY'),
     (errors.CloudUnavailable, 503, 'CLOUD_UNAVAILABLE'),
     (errors.ClockSkewed, 503, 'CLOCK_SKEWED'),
-    (errors.BooksUnavailable, 503, 'DATABASE_UNAVAILABLE'),
+    (errors.DatabaseUnavailable, 503, 'DATABASE_UNAVAILABLE'),
 )
 
 
@@ -83,7 +83,7 @@ def unless_skewed(exc: Exception, database: api.Database) -> Exception:
             database.check_clock()
         except errors.ClockSkewed as skewed:
             return skewed
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             pass
     return exc
 
@@ -125,14 +125,14 @@ def facts_of(exc: Exception) -> dict[str, ty.Any] | None:
         return refusal_of(exc.refusal)
     if isinstance(exc, Full):
         return {'fits_now': exc.fits_now, 'next_start': None
-                if exc.next_start is None else clock.iso(exc.next_start)}
+                if exc.next_start is None else clocks.iso(exc.next_start)}
     return None
 
 
 def refusal_of(refusal: refusals.Refusal) -> dict[str, ty.Any]:
     """What a program wants to know of a refusal."""
     return {'reason': refusal.reason.value, 'fits_now': refusal.fits_now,
-            **{name: None if time is None else clock.iso(time)
+            **{name: None if time is None else clocks.iso(time)
                for name, time in (
                    ('next_start', refusal.next_start),
                    ('next_start_after', refusal.next_start_after),

@@ -14,9 +14,9 @@ from oslo_serialization import jsonutils
 from oslo_utils import strutils
 import webob
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.leases import growth
+from blazar_core.leases import server_growth
 from blazar_core.leases import views
 from blazar_nova.api import faults
 from blazar_nova.api import telling
@@ -82,7 +82,7 @@ class Guards:
         try:
             kind = self._parts.leases.servers.reservation(
                 group_id, context.project_id, anyones=context.is_admin)
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             return None
         if kind is None or not self._parts.types.of(kind, False).for_servers:
             return None
@@ -122,7 +122,7 @@ class Guards:
         """
         try:
             held = self._parts.leases.servers.held([server_id]).get(server_id)
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             # Ordinary servers must not suffer from it.
             return None
         context = environ['nova.context']
@@ -170,7 +170,7 @@ class Guards:
                     reservation_id = place['reservation_id']
             else:
                 reservation_id = flavors.reservation_named(context, wanted)
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             return None
         return reservation_id and router.fault(environ, 409, (
             f'Servers of reservation {reservation_id} are of its flavor, and '
@@ -189,7 +189,7 @@ class Guards:
             return None
         context, parts = environ['nova.context'], self._parts
         try:
-            found = growth.booked(parts.database, server_id)
+            found = server_growth.booked(parts.database, server_id)
             if found is None or not (context.is_admin or (
                     context.project_id == found[0].project_id)):
                 return None
@@ -197,7 +197,7 @@ class Guards:
             revert = demand.reverted(server_id) if wanted is None else None
             takes = revert.takes if revert is not None else (
                 demand.resized(server_id, wanted) if wanted else None)
-            asked = growth.asked_of(lease, booked, takes or {})
+            asked = server_growth.asked_of(lease, booked, takes or {})
             if asked is not None:
                 words = parts.answers.lease(views.get(
                     parts.database, lease.id))
@@ -206,9 +206,9 @@ class Guards:
                     server_ids=(server_id,)))
                 if revert is not None and granted is not None:
                     # No scheduler claims a host for it.
-                    growth.revert(parts.database, parts.clock, granted,
-                                  lease.id, server_id, revert)
-        except (errors.BooksUnavailable, errors.NotFound):
+                    server_growth.revert(parts.database, parts.clock, granted,
+                                         lease.id, server_id, revert)
+        except (errors.DatabaseUnavailable, errors.NotFound):
             return None
         except errors.BlazarError as exc:
             code, _name = faults.code_of(exc)
@@ -229,7 +229,7 @@ class Guards:
             within = hosted.reservation_of_server(
                 server_id, None if context.is_admin else context.project_id)
             over = within and self._parts.leases.servers.lease_over(within)
-        except (errors.BooksUnavailable, errors.CloudUnavailable):
+        except (errors.DatabaseUnavailable, errors.CloudUnavailable):
             return None
         return router.fault(environ, 409, (
             f'Server {server_id} is in reservation {within}, and its lease '
@@ -248,13 +248,13 @@ class Guards:
             within = hosted.reservation_of_server(server_id)
             try:
                 enrolled, holder = self._parts.leases.servers.holder_of(target)
-            except errors.BooksUnavailable:
+            except errors.DatabaseUnavailable:
                 if within is not None or not pool.joined().isdisjoint(
                         one.uuid for one in hosts.on_service_host(target)):
                     raise
                 # Ordinary servers must not suffer from it.
                 return None
-        except (errors.BooksUnavailable, errors.CloudUnavailable) as exc:
+        except (errors.DatabaseUnavailable, errors.CloudUnavailable) as exc:
             return router.fault(environ, 503, (
                 f'Whether the server may be on host {target} is not known '
                 f'now: {exc} Leave "force" out, or the host.'))

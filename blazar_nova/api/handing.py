@@ -12,9 +12,9 @@ from oslo_utils import excutils
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import states
-from blazar_core.leases import changing
 from blazar_core.leases import limits
-from blazar_core.leases import owning
+from blazar_core.leases import transfer
+from blazar_core.leases import updates
 from blazar_nova.api import changes
 from blazar_nova.api import trusts
 from blazar_nova.parts import granting
@@ -85,8 +85,8 @@ class Handing:
         self._after(lease, before, sealed)
         return lease
 
-    def _check_again(self, looked: owning.Looked, before: owning.Owner,
-                     trust: str | None) -> None:
+    def _check_again(self, looked: transfer.OwnerLookup,
+                     before: transfer.Owner, trust: str | None) -> None:
         """Give a lease back onto whose hosts a server came at that moment:
         no booking shows it. From now on no server of the project before is
         let in.
@@ -107,7 +107,7 @@ class Handing:
                     False, back=True)
                 trusts.take_back(self._parts, trust)
 
-    def _after(self, lease: dict[str, ty.Any], before: owning.Owner,
+    def _after(self, lease: dict[str, ty.Any], before: transfer.Owner,
                sealed: ty.Iterable[str]) -> None:
         """A lease was handed over. What fails now does not change that."""
         LOG.info('Lease %s was handed over by project %s, user %s, to project '
@@ -116,7 +116,7 @@ class Handing:
         for one in sealed:
             try:
                 trusts.take_back(self._parts, self._parts.vault.open(one))
-            except errors.VaultError as exc:
+            except errors.DecryptionError as exc:
                 LOG.warning('Lease %s: the trust of its owner before is not '
                             'revoked: %s', lease['id'], exc)
         try:
@@ -126,18 +126,18 @@ class Handing:
                         'again later: %s', lease['id'], exc)
         self._parts.notify('lease.update', lease)
 
-    def _check_hosts(self, looked: owning.Looked) -> None:
+    def _check_hosts(self, looked: transfer.OwnerLookup) -> None:
         """Whether no servers are on the hosts of a lease that have no
         bookings.
         """
         count = sum(len(kind.servers_of(reserved))
                     for kind, reserved in looked.hosts)
         if count:
-            raise errors.Conflict(owning.occupied(
+            raise errors.Conflict(transfer.occupied(
                 looked.described['id'], count))
 
-    def _trust(self, context: ty.Any, looked: owning.Looked,
-               owner: owning.Owner) -> str | None:
+    def _trust(self, context: ty.Any, looked: transfer.OwnerLookup,
+               owner: transfer.Owner) -> str | None:
         """The trust that a lease needs then.
 
         :returns: None when it needs none
@@ -161,7 +161,7 @@ class Handing:
             self._parts, context, lease['on_end'],
             lease['end_date'] + lease['grace_period'])
 
-    def _granted(self, looked: owning.Looked, owner: owning.Owner,
+    def _granted(self, looked: transfer.OwnerLookup, owner: transfer.Owner,
                  ) -> limits.Granted | None:
         """Ask the limits of the new owner.
 
@@ -170,7 +170,7 @@ class Handing:
         lease, parts = looked.described, self._parts
         stays = owner.project_id == looked.owner.project_id
         new = granting.as_changed(
-            {**lease, **dataclasses.asdict(owner)}, changing.Change())
+            {**lease, **dataclasses.asdict(owner)}, updates.LeaseChange())
         asked = granting.asked_of(new, False, parts.types)
         return parts.limits.check(asked if not stays else dataclasses.replace(
             asked, lease_id=lease['id'], resized=False,

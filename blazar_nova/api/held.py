@@ -17,12 +17,12 @@ from oslo_log import log as logging
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.leases import creation
 from blazar_core.leases import exclusive
-from blazar_core.leases import making
+from blazar_core.leases import hosted_servers
 from blazar_core.leases import requests
-from blazar_core.leases import within
-from blazar_core.lifecycle import sending
-from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import fault_points
 from blazar_nova.api import boot as boot_
 from blazar_nova.api import defaulting
 from blazar_nova.api import faults
@@ -115,15 +115,17 @@ class Admission:
         """Send the build of servers with slots, or leave it to a listener.
         """
         servers = ', '.join(call.server_ids)
-        steps.reached(steps.Step.SLOT_TAKEN, servers)
+        fault_points.fault_point(fault_points.FaultPoint.SLOT_TAKEN, servers)
         try:
             if not self._leases.places.dispatch(call.server_ids[0]):
                 LOG.warning('Servers %s: a listener sends their build, as '
                             'this process stood still', servers)
                 return
-            steps.reached(steps.Step.SLOT_DISPATCHED, servers)
+            fault_points.fault_point(fault_points.FaultPoint.SLOT_DISPATCHED,
+                                     servers)
             send()
-            steps.reached(steps.Step.SLOT_SENT, servers)
+            fault_points.fault_point(fault_points.FaultPoint.SLOT_SENT,
+                                     servers)
         except Exception:
             LOG.exception('Servers %s: it is not known whether their build '
                           'was sent', servers)
@@ -166,7 +168,8 @@ class Admission:
         except Exception:
             try:
                 unsent = self._leases.places.dispatch(call.server_ids[0])
-            except (errors.BooksUnavailable, errors.BooksBusy) as exc:
+            except (errors.DatabaseUnavailable,
+                    errors.ConcurrentUpdate) as exc:
                 # A listener may send the build.
                 raise errors.OutcomeUnknown from exc
             if unsent:
@@ -186,9 +189,9 @@ class Admission:
         try:
             window = model.Window(now, full.until)
             request = requests.LeaseRequest(None, window, None, (), '', True)
-            refusal = self._leases.making.quote(making.NewLease(
+            refusal = self._leases.making.quote(creation.NewLease(
                 call.context.project_id, call.context.user_id, request,
-                (making.NewReservation(self._demand(call, request)),)))
+                (creation.NewReservation(self._demand(call, request)),)))
         except errors.BlazarError as exc:
             LOG.info('Servers %s: when a lease of their own could start is '
                      'not known: %s', ', '.join(call.server_ids), exc)
@@ -210,13 +213,16 @@ class Admission:
         if request.recurrence is not None:
             return self._recurring.hold(request, request.recurrence, call)
         demand = self._demand(call, request)
-        new = making.NewLease(
-            project_id=call.context.project_id, user_id=call.context.user_id,
-            request=request, reservations=(making.NewReservation(
-                demand, call.server_ids, spec=exclusive.spec(within.spec(
-                    hosted.reservation_of(call.request_spec[0].flavor)),
-                    call.exclusive),
-                warnings=boots.unreserved(call, demand, request)),))
+        new = creation.NewLease(project_id=call.context.project_id,
+                                user_id=call.context.user_id, request=request,
+                                reservations=(creation.NewReservation(
+                                    demand, call.server_ids,
+                                    spec=exclusive.spec(hosted_servers.spec(
+                                        hosted.reservation_of(
+                                            call.request_spec[0].flavor)),
+                                        call.exclusive),
+                                    warnings=boots.unreserved(call, demand,
+                                                              request)),))
         new = dataclasses.replace(new, granted=self._limits.check(
             granting.asked_of(
                 new, not request.starts_now or request.patience is not None,
@@ -229,7 +235,7 @@ class Admission:
                     raise
         return self._hold(new, call)
 
-    def _start(self, new: making.NewLease, call: calls.BuildCall,
+    def _start(self, new: creation.NewLease, call: calls.BuildCall,
                ) -> tuple[_Lease, ty.Callable[[], None]]:
         """The lease starts now: the build goes straight on.
 
@@ -241,7 +247,7 @@ class Admission:
         sealed = self._vault.seal(call.dump(with_token=True))
         with trusts.for_end(self._parts, call.context, new) as new:
             lease = self._leases.making.create(
-                new, sealed, sending.HEAD_START)
+                new, sealed, dispatch.HEAD_START)
         return lease, functools.partial(
             self._begin, lease, call, new.credential is None)
 
@@ -256,7 +262,7 @@ class Admission:
         if lease['status'] != states.Lease.PENDING:
             self._parts.publish('lease.event.start_lease', lease)
 
-    def _hold(self, new: making.NewLease, call: calls.BuildCall,
+    def _hold(self, new: creation.NewLease, call: calls.BuildCall,
               ) -> tuple[_Lease, ty.Callable[[], None]]:
         """The lease starts later, or waits for room: the build is kept.
 
@@ -266,7 +272,8 @@ class Admission:
         """
         servers = ', '.join(call.server_ids)
         call.mark_reserved()
-        steps.reached(steps.Step.CREATE_MARKED, servers)
+        fault_points.fault_point(fault_points.FaultPoint.CREATE_MARKED,
+                                 servers)
         if new.request.patience is None:
             # Keystone is not asked for what will not be.
             self._leases.making.check(new)
@@ -275,12 +282,14 @@ class Admission:
             self._parts, call.context, new.request.on_end, new.span.end,
             as_owner=call.makes_what_is_the_users or trusts.needs_one(
                 new.request.on_end, new.request.actions))
-        steps.reached(steps.Step.CREATE_DELEGATED, servers)
+        fault_points.fault_point(fault_points.FaultPoint.CREATE_DELEGATED,
+                                 servers)
         with trusts.unless_reserved(self._parts, trust):
             lease = self._leases.making.create(new if trust is None else (
                 dataclasses.replace(
                     new, credential=self._vault.seal(trust))), sealed)
-        steps.reached(steps.Step.CREATE_BOOKED, servers)
+        fault_points.fault_point(fault_points.FaultPoint.CREATE_BOOKED,
+                                 servers)
         return lease, functools.partial(
             self._parts.publish, 'lease.create', lease)
 

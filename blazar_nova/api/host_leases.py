@@ -11,8 +11,8 @@ from oslo_log import log as logging
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.common import words
-from blazar_core.leases import within
-from blazar_core import resources
+from blazar_core.leases import hosted_servers
+from blazar_core.plugins import resource_types
 from blazar_nova.api import policy
 from blazar_nova.parts import wiring
 
@@ -45,7 +45,7 @@ class HostLeases:
         if not kinds:
             return [*leases]
         with self._parts.database.reader() as session:
-            hosts = within.booked(session, kinds)
+            hosts = hosted_servers.booked(session, kinds)
         used = {one['id'] for lease in leases for one in lease['reservations']
                 if lease['status'] in states.BEGUN}
         servers, unknown = self._servers(kinds, {
@@ -67,7 +67,8 @@ class HostLeases:
         if not mine:
             return
         with self._parts.database.reader() as session:
-            hosts = within.booked(session, [one for one, _kind in mine])
+            hosts = hosted_servers.booked(session, [one for one, _kind in
+                                                    mine])
         others = [one.project_id for its_id, kind in mine
                   for one in kind.hosted({
                       host.service_host for host in hosts.get(its_id, ())})
@@ -81,16 +82,16 @@ class HostLeases:
                 f'the lease end at its end_date, or write ?force=true to '
                 f'delete all.')
 
-    def _of_hosts(self, lease: _Lease,
-                  ) -> ty.Iterator[tuple[_Lease, resources.Kind]]:
+    def _of_hosts(self, lease: _Lease) -> ty.Iterator[
+            tuple[_Lease, resource_types.BaseResourceType]]:
         """Reservations of whole hosts that are shown in full."""
         for one in lease['reservations']:
             kind = self._parts.types.named.get(one['resource_type'])
             if kind is not None and kind.has_hosts:
                 yield one, kind
 
-    def _servers(self, kinds: ty.Mapping[str, resources.Kind],
-                 hosts: ty.Mapping[str, ty.Sequence[within.Host]],
+    def _servers(self, kinds: ty.Mapping[str, resource_types.BaseResourceType],
+                 hosts: ty.Mapping[str, ty.Sequence[hosted_servers.Host]],
                  ) -> tuple[dict[str, list[str]], bool]:
         """The servers on hosts, by what runs the host.
 
@@ -129,6 +130,8 @@ class HostLeases:
                 for one in lease['reservations']]}
 
 
-def _shown(host: within.Host, servers: ty.Mapping[str, list[str]]) -> _Lease:
+def _shown(
+        host: hosted_servers.Host, servers: ty.Mapping[str,
+                                                       list[str]]) -> _Lease:
     return {'name': host.name, 'failed': bool(host.failed),
             'servers': servers.get(host.service_host, [])}

@@ -14,7 +14,7 @@ from oslo_utils import netutils
 from oslo_utils import uuidutils
 import webob
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_nova.api import guards
 from blazar_nova.compat import attachments
@@ -40,7 +40,7 @@ def explain(parts: wiring.Parts, environ: dict[str, ty.Any],
     try:
         found = [said for one in attachments.in_use(context, ports, addresses)
                  if (said := _until(parts, context.project_id, one))]
-    except (errors.BooksUnavailable, errors.CloudUnavailable) as exc:
+    except (errors.DatabaseUnavailable, errors.CloudUnavailable) as exc:
         LOG.info('Until when what a boot needs is in use is not known: %s',
                  exc)
         return

@@ -10,10 +10,10 @@ from oslo_utils import uuidutils
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
-from blazar_core.leases import changing
+from blazar_core.leases import creation
+from blazar_core.leases import idempotency
 from blazar_core.leases import limits
-from blazar_core.leases import making
-from blazar_core.leases import repeats
+from blazar_core.leases import updates
 from blazar_nova.api import bodies
 from blazar_nova.api import lease_params
 from blazar_nova.api import trusts
@@ -49,7 +49,7 @@ class Joining:
         self._parts = parts
 
     def create(self, context: ty.Any, body: object,
-               key: repeats.Key | None) -> dict[str, ty.Any]:
+               key: idempotency.Key | None) -> dict[str, ty.Any]:
         """Make a lease of servers that run, as the body of a request says.
 
         :returns: the lease
@@ -74,7 +74,7 @@ class Joining:
                 'out, or write "now".')
         joiners = [nova.joiner(one, context.project_id) for one in servers]
         joining = self._parts.leases.joining
-        new = making.NewLease(
+        new = creation.NewLease(
             context.project_id, context.user_id, asked.lease,
             joining.reservations(joiners), key=key)
         new = dataclasses.replace(new, granted=self._parts.limits.check(
@@ -123,10 +123,10 @@ class Joining:
         return changed
 
     def _granted(self, lease: dict[str, ty.Any],
-                 wanted: tuple[making.NewReservation, ...],
+                 wanted: tuple[creation.NewReservation, ...],
                  ) -> limits.Granted | None:
         """Ask the limits about a lease with more servers."""
-        new = granting.as_changed(lease, changing.Change())
+        new = granting.as_changed(lease, updates.LeaseChange())
         asked = granting.asked_of(dataclasses.replace(
             new, reservations=(*new.reservations, *wanted)),
             False, self._parts.types)
@@ -169,7 +169,7 @@ def _ids(value: object, key: str) -> list[str]:
     return [*dict.fromkeys(one.lower() for one in value)]
 
 
-def _running(reservations: ty.Iterable[making.NewReservation],
+def _running(reservations: ty.Iterable[creation.NewReservation],
              ) -> dict[str, ty.Mapping[str, int]]:
     """What servers take that run: the quota of the cloud has it already."""
     return {server_id: one.demand.resources for one in reservations

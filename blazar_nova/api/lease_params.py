@@ -24,13 +24,13 @@ import json
 import typing as ty
 import unicodedata
 
-from blazar_core.common import clock
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.leases import requests
-from blazar_core.lifecycle import ends
+from blazar_core.plugins import end_policies
 from blazar_nova.api import boot_hints
 from blazar_nova.api import dates
 from blazar_nova.api import lease_types
@@ -87,7 +87,7 @@ class Defaults:
     length: int
     minutes_before_end: int
     #: What there is for ``on_end``; what is not said is the first of them.
-    ends: tuple[str, ...] = (ends.DELETE,)
+    ends: tuple[str, ...] = (end_policies.DELETE,)
     #: Seconds.
     grace_period: int = 0
     retry: requests.Retry = requests.Retry(300, 12)
@@ -294,17 +294,17 @@ def window_of(start: int, end: int, now: int) -> model.Window:
     """
     if start < now:
         raise errors.InvalidLeaseParams(
-            f'The start {clock.minute(start)} is in the past: it is '
-            f'{clock.minute(now)} UTC. Write "now" to start at once, or a '
+            f'The start {clocks.minute(start)} is in the past: it is '
+            f'{clocks.minute(now)} UTC. Write "now" to start at once, or a '
             'later date.')
     if end <= start:
         raise errors.InvalidLeaseParams(
             'End date must be later than start date. The start is '
-            f'{clock.minute(start)}, the end is {clock.minute(end)} UTC: '
+            f'{clocks.minute(start)}, the end is {clocks.minute(end)} UTC: '
             'write a later end, or a duration such as "2h".')
     if end >= model.LATEST:
         raise errors.InvalidLeaseParams(
-            f'The lease would not end before {clock.minute(model.LATEST)} '
+            f'The lease would not end before {clocks.minute(model.LATEST)} '
             'UTC. Write an earlier one.')
     return model.Window(start, end)
 
@@ -374,7 +374,7 @@ def on_end_of(value: object, defaults: Defaults) -> str:
                 'available at the end of a lease: '
                 f'{", ".join(known)}. Write "on_end": "{known[0]}" or leave '
                 f'it out.')
-    return ends.ordered(names, policies.available())
+    return end_policies.ordered(names, policies.available())
 
 
 def grace_of(value: object) -> int:

@@ -12,7 +12,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.leases import requests
-from blazar_core.lifecycle import ends
+from blazar_core.plugins import end_policies
 from blazar_nova.api import dates
 from blazar_nova.parts import ends as policies
 
@@ -128,10 +128,10 @@ def check_extension(period: int, on_end: str, actions: ty.Collection[str],
     :param actions: what is done at its events
     :raises InvalidLeaseParams: when it may not
     """
-    if period and (states.Action.SNAPSHOT in actions or ends.needs_owner(
-            on_end, policies.available())):
+    if period and (states.Action.SNAPSHOT in actions or
+                   end_policies.needs_owner(on_end, policies.available())):
         raise errors.InvalidLeaseParams(
             '"auto_extend" is for leases at whose end, or events, nothing is '
             'done in your name: that takes a trust until a date that you know '
-            f'now. Write "on_end": "{ends.DELETE}" and no snapshots, or leave '
-            '"auto_extend" out and prolong the lease yourself.')
+            f'now. Write "on_end": "{end_policies.DELETE}" and no snapshots, '
+            f'or leave "auto_extend" out and prolong the lease yourself.')

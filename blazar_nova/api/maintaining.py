@@ -6,14 +6,14 @@ import typing as ty
 
 import webob
 
-from blazar_core.books import outages
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import outages
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import words
-from blazar_core.lifecycle import health
-from blazar_core.lifecycle import maintenance
+from blazar_core.healing import host_status
+from blazar_core.healing import maintenance
 from blazar_nova.api import dates
 from blazar_nova.api import policy
 from blazar_nova.api import web
@@ -42,7 +42,7 @@ class Maintaining:
         return 200, {'maintenance': [
             _described(one.name, maintenance.Planned(
                 model.Window(one.began_at, one.until), one.reason))
-            for one in health.away(self._database)
+            for one in host_status.away(self._database)
             if one.kind == outages.MAINTENANCE and one.until > now and
             one.began_at is not None]}
 

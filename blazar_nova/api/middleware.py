@@ -19,7 +19,7 @@ from oslo_serialization import jsonutils
 from oslo_utils import uuidutils
 import webob
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.leases import requests
 from blazar_nova.api import boot as boots
@@ -108,7 +108,7 @@ class LeaseMiddleware:
         server_id = ty.cast(str, action.subject)
         try:
             held = self._parts.leases.servers.held([server_id]).get(server_id)
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             return response
         if held is None or (
                 held['project_id'] == environ['nova.context'].project_id):
@@ -200,7 +200,7 @@ class LeaseMiddleware:
             try:
                 if self._parts.leases.servers.is_leased(server_id):
                     self._parts.lifecycle.observing.check(server_id)
-            except errors.BooksUnavailable as exc:
+            except errors.DatabaseUnavailable as exc:
                 LOG.info('Server %s was deleted; whether it had a lease is '
                          'seen to later: %s', server_id, exc)
             except Exception:

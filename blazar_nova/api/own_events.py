@@ -9,12 +9,12 @@ objects, and ``before_end_action`` beside the date before the end.
 import re
 import typing as ty
 
-from blazar_core.common import clock
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
-from blazar_core.leases import events as lease_events
+from blazar_core.leases import events
 from blazar_core.leases import requests
 from blazar_nova.api import dates
 
@@ -88,7 +88,7 @@ def _event(event: object, window: model.Window, now: int, actions: _Actions,
     time = inside(dates.parse_date(date, now), window, 'event_date')
     action = action_of(event.get('action', states.Action.NOTIFY), 'action',
                        actions)
-    lease_events.check_action(event_type, action, time, window)
+    events.check_action(event_type, action, time, window)
     return requests.EventRequest(event_type, time, action)
 
 
@@ -136,7 +136,7 @@ def before_end_action(values: ty.Mapping[str, object], time: int | None,
             f'Nothing says when "{action.value}" is to be done before the '
             f'end. Add "{date}": "2026-12-01 15:07", or leave the action '
             f'out.')
-    lease_events.check_action(date, action, time, window)
+    events.check_action(date, action, time, window)
     return action
 
 
@@ -144,9 +144,9 @@ def inside(time: int, window: model.Window, key: str) -> int:
     """The time, if it is in the window or at its very end."""
     if not window.start <= time <= window.end:
         raise errors.InvalidLeaseParams(
-            f'The {key} {clock.minute(time)} is not within the lease. Write a '
-            f'date from {clock.minute(window.start)} to '
-            f'{clock.minute(window.end)} UTC.')
+            f'The {key} {clocks.minute(time)} is not within the lease. Write '
+            f'a date from {clocks.minute(window.start)} to '
+            f'{clocks.minute(window.end)} UTC.')
     return time
 
 

@@ -15,9 +15,9 @@ import zoneinfo
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
-from blazar_core.common import recurrence as recurrences
+from blazar_core.common import recurrences
 from blazar_core.leases import requests
-from blazar_core.lifecycle import ends
+from blazar_core.plugins import end_policies
 from blazar_nova.api import dates
 from blazar_nova.api import own_events
 
@@ -147,7 +147,7 @@ def recurrence_of(values: _Object, window: model.Window, most: int,
         rule, local.zone, window, 'duration' not in values, most, local.first)
     return requests.Recurrence(
         rule, local.zone.key,
-        _between(_text(asked, 'between', ends.DELETE), known),
+        _between(_text(asked, 'between', end_policies.DELETE), known),
         _one_of(asked, 'fits', ('all', 'some')) == 'some',
         tuple(one.window for one in found),
         {one.window: one.absent for one in found if one.absent is not None})
@@ -155,23 +155,24 @@ def recurrence_of(values: _Object, window: model.Window, most: int,
 
 def _between(wanted: str, known: ty.Collection[str]) -> str:
     """What becomes of servers between two occurrences."""
-    if wanted == ends.DELETE:
+    if wanted == end_policies.DELETE:
         return wanted
     if not known:
         raise errors.InvalidLeaseParams(
             '"between" is for servers that come with a boot. Leave it out; '
             '"on_end" says what becomes of servers in the reservations of '
             'each occurrence.')
-    if wanted == ends.SHELVE and wanted in known:
+    if wanted == end_policies.SHELVE and wanted in known:
         return wanted
     why = ('a server that is suspended keeps its capacity on its host, which '
            'others may have between the occurrences. '
            if wanted == 'suspend' else '')
     raise errors.InvalidLeaseParams(
         f'"between": "{inputs.shown(wanted)}" is not available: {why}Write '
-        f'"{ends.DELETE}" to have others each time' + (
-            f', or "{ends.SHELVE}" to keep the servers from one occurrence '
-            f'to the next.' if ends.SHELVE in known else '.'))
+        f'"{end_policies.DELETE}" to have others each time' + (
+            f', or "{end_policies.SHELVE}" to keep the servers from one '
+            f'occurrence to the next.'
+            if end_policies.SHELVE in known else '.'))
 
 
 def multiplied(body: ty.Mapping[str, ty.Any], times: int, limit: int,

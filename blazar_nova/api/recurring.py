@@ -15,17 +15,17 @@ import typing as ty
 
 from oslo_utils import uuidutils
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
-from blazar_core.common import recurrence as recurrences
+from blazar_core.common import recurrences
 from blazar_core.common import refusals
-from blazar_core.leases import changing
+from blazar_core.leases import creation
 from blazar_core.leases import exclusive
-from blazar_core.leases import making
-from blazar_core.leases import recurring
 from blazar_core.leases import requests
+from blazar_core.leases import series
+from blazar_core.leases import updates
 from blazar_nova.api import bodies
 from blazar_nova.api import changes
 from blazar_nova.api import lease_params
@@ -81,9 +81,9 @@ class Recurring:
                 call.context, parts[0], self._parts.leases.servers,
                 requests.stay_of(request.occurrences),
                 self._parts.expects_changes(request.window.start))
-        new = making.NewLease(
+        new = creation.NewLease(
             call.context.project_id, call.context.user_id, request,
-            (making.NewReservation(demand, parts[0].server_ids, spec=(
+            (creation.NewReservation(demand, parts[0].server_ids, spec=(
                 exclusive.spec(None, call.exclusive)),
                 warnings=boots.unreserved(call, demand, request)),))
         call.mark_reserved()
@@ -105,7 +105,7 @@ class Recurring:
 
         return {**made[0], 'id': made[0]['recurrence_id']}, follow
 
-    def create(self, context: ty.Any, new: making.NewLease) -> _Lease:
+    def create(self, context: ty.Any, new: creation.NewLease) -> _Lease:
         """Make a lease whose reservations are used when it has begun."""
         asked = new.request.recurrence
         assert asked is not None
@@ -117,7 +117,7 @@ class Recurring:
         self._follow(context, fits, made)
         return self._all.as_one(made[:1])[0]
 
-    def quote(self, new: making.NewLease) -> refusals.Refusal | None:
+    def quote(self, new: creation.NewLease) -> refusals.Refusal | None:
         """Why there is no capacity for a lease; None when there is."""
         assert new.request.recurrence is not None
         try:
@@ -126,9 +126,9 @@ class Recurring:
             return exc.refusal
         return None
 
-    def _fitting(self, new: making.NewLease, asked: requests.Recurrence,
+    def _fitting(self, new: creation.NewLease, asked: requests.Recurrence,
                  server_ids: tuple[str, ...] = (),
-                 ) -> tuple[list[making.NewLease], list[_Lease]]:
+                 ) -> tuple[list[creation.NewLease], list[_Lease]]:
         """Return the occurrences for which there is capacity, each as a lease
         that is within the limits, and those that are left out.
 
@@ -145,9 +145,9 @@ class Recurring:
         return self._all.fitting(
             self._granted(leases, asked, server_ids), False)
 
-    def _granted(self, leases: ty.Sequence[making.NewLease],
+    def _granted(self, leases: ty.Sequence[creation.NewLease],
                  asked: requests.Recurrence, server_ids: tuple[str, ...],
-                 ) -> list[making.NewLease]:
+                 ) -> list[creation.NewLease]:
         """Ask the limits about occurrences."""
         # Where servers are kept, those of the first wait, and are all.
         held = [bool(server_ids) and not (
@@ -160,10 +160,10 @@ class Recurring:
         return [dataclasses.replace(one, granted=granted) for one in leases]
 
     def _make(self, context: ty.Any, asked: requests.Recurrence,
-              leases: list[making.NewLease], left_out: list[_Lease],
+              leases: list[creation.NewLease], left_out: list[_Lease],
               sealed: ty.Sequence[str | None], ids: tuple[str, ...],
               as_owner: bool = False,
-              ) -> tuple[list[making.NewLease], list[_Lease]]:
+              ) -> tuple[list[creation.NewLease], list[_Lease]]:
         """Reserve the occurrences.
 
         :param ids: the servers of the boot; none: they come later
@@ -183,7 +183,7 @@ class Recurring:
             undone.pop_all()
         return leases, made
 
-    def _follow(self, context: ty.Any, leases: list[making.NewLease],
+    def _follow(self, context: ty.Any, leases: list[creation.NewLease],
                 made: list[_Lease]) -> None:
         """What follows when occurrences are reserved; failures are logged.
         """
@@ -192,9 +192,9 @@ class Recurring:
                 trusts.entrust(self._parts, context, lease)
             self._parts.publish('lease.create', lease)
 
-    def _entrusted(self, context: ty.Any, new: making.NewLease, on_end: str,
+    def _entrusted(self, context: ty.Any, new: creation.NewLease, on_end: str,
                    undone: contextlib.ExitStack, as_owner: bool,
-                   ) -> making.NewLease:
+                   ) -> creation.NewLease:
         """One of them with its trust, which ends with it."""
         until = new.span.end
         trust = trusts.needed(
@@ -212,7 +212,7 @@ class Recurring:
         one that stands for them, as the wall says it in their time zone: all
         of them, or none.
 
-        :param lease: as :meth:`blazar_core.leases.recurring.Recurring.get`
+        :param lease: as :meth:`blazar_core.leases.series.Series.get`
             has it
         :raises InvalidLeaseParams: with the sentence that the user reads
         :raises Refused: when there is no capacity for one
@@ -233,8 +233,8 @@ class Recurring:
             self._rename(lease['id'], asked.change, unfinished[0])
         return self._all.get(lease['id'])
 
-    def _move(self, context: ty.Any, change: changing.Change, lease: _Lease,
-              unfinished: list[_Lease]) -> None:
+    def _move(self, context: ty.Any, change: updates.LeaseChange,
+              lease: _Lease, unfinished: list[_Lease]) -> None:
         """Move occurrences, in the order in which none gets in the way of the
         next.
 
@@ -272,14 +272,14 @@ class Recurring:
                 one.window: one.absent for one in moved
                 if one.absent is not None}))
 
-    def _rename(self, recurrence_id: str, change: changing.Change,
+    def _rename(self, recurrence_id: str, change: updates.LeaseChange,
                 first: _Lease) -> None:
         """Rename all occurrences that are to come.
 
         :param first: the one about which the limits are asked
         """
         parts = self._parts
-        change = changing.Change(name=change.name)
+        change = updates.LeaseChange(name=change.name)
         granting.of_change(
             parts.limits, parts.types, parts.answers, first, change)
         self._all.rename(recurrence_id, ty.cast(str, change.name))
@@ -300,7 +300,7 @@ def _window(lease: _Lease) -> model.Window:
 def _check_apart(leases: ty.Iterable[_Lease],
                  moved: ty.Iterable[recurrences.Occurrence]) -> None:
     """Make sure that occurrences do not overlap when they are moved."""
-    recurring.check_apart([model.Window(
+    series.check_apart([model.Window(
         to.window.start,
         to.window.end + lease['grace_period'] + lease['cleaning_time'])
         for lease, to in zip(leases, moved, strict=True)])
@@ -313,11 +313,11 @@ def shifted(asked: requests.Recurrence | None) -> list[_Lease]:
     return [] if asked is None else [
         {'start_date': clocks.iso(window.start),
          'end_date': clocks.iso(window.end),
-         'reason': recurring.absence(asked.timezone, dates)}
+         'reason': series.absence(asked.timezone, dates)}
         for window, dates in asked.shifted.items()]
 
 
-def _with_servers(new: making.NewLease, server_ids: tuple[str, ...],
-                  ) -> making.NewLease:
+def _with_servers(new: creation.NewLease, server_ids: tuple[str, ...],
+                  ) -> creation.NewLease:
     return dataclasses.replace(new, reservations=(dataclasses.replace(
         new.reservations[0], server_ids=server_ids),))

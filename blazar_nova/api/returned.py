@@ -5,7 +5,7 @@
 import typing as ty
 
 from blazar_core.common import states
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.api import bodies
 
 __all__ = ['without']
@@ -18,7 +18,8 @@ _Shown: ty.TypeAlias = ty.Mapping[str, ty.Any]
 _SHOWN_OTHERWISE = ('flavor_id', 'resource_properties')
 
 
-def without(body: object, shown: _Shown, types: resources.Types) -> object:
+def without(body: object, shown: _Shown,
+            types: resource_types.ResourceTypes) -> object:
     """The body of a change of a lease, without what is only put back.
 
     :param shown: the lease as the API shows it
@@ -43,7 +44,7 @@ def _of(value: object, own: ty.Mapping[str, _Shown]) -> _Shown | None:
 
 
 def _reservation(value: ty.Any, own: ty.Mapping[str, _Shown],
-                 types: resources.Types) -> list[ty.Any]:
+                 types: resource_types.ResourceTypes) -> list[ty.Any]:
     shown = _of(value, own)
     if shown is None:
         return [value]
@@ -57,7 +58,7 @@ def _reservation(value: ty.Any, own: ty.Mapping[str, _Shown],
 
 
 def _event(value: ty.Any, own: ty.Mapping[str, _Shown],
-           _types: resources.Types) -> list[ty.Any]:
+           _types: resource_types.ResourceTypes) -> list[ty.Any]:
     """
     :returns: nothing for one that is no user's, or has happened
     """

@@ -6,10 +6,10 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import states
-from blazar_core.leases import servers
+from blazar_core.leases import lookup
 from blazar_nova.compat import shown
 
 __all__ = ['Telling', 'own']
@@ -54,7 +54,7 @@ class Telling:
     :param leased: looks servers up in the books
     """
 
-    def __init__(self, leased: servers.Servers, clock: clocks.Clock) -> None:
+    def __init__(self, leased: lookup.Lookup, clock: clocks.Clock) -> None:
         self._servers = leased
         self._clock = clock
         #: Until when nothing is asked.

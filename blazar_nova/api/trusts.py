@@ -19,8 +19,8 @@ from sqlalchemy import orm
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
-from blazar_core.leases import making
-from blazar_core.lifecycle import ends
+from blazar_core.leases import creation
+from blazar_core.plugins import end_policies
 from blazar_nova.parts import ends as policies
 from blazar_nova.parts import vouching
 from blazar_nova.parts import wiring
@@ -49,7 +49,7 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
         trust = given(parts, context, lease['on_end'], until)
         if trust is not None:
             keep(parts, lease, trust)
-    except (errors.NotDelegated, errors.CloudUnavailable) as exc:
+    except (errors.TrustUnavailable, errors.CloudUnavailable) as exc:
         LOG.info('Lease %s: its servers will not be deleted in the name of '
                  'its owner: %s', lease['id'], exc.__cause__ or exc)
     except Exception:
@@ -59,7 +59,7 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
 
 def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
     """Whether what is done at an end, or at events, takes a trust."""
-    return states.Action.SNAPSHOT in actions or ends.needs_owner(
+    return states.Action.SNAPSHOT in actions or end_policies.needs_owner(
         on_end, policies.available())
 
 
@@ -76,7 +76,7 @@ def given(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
     :param as_owner: nothing else will do
     :returns: what :meth:`Credentials.delegate
         <blazar_nova.parts.credentials.Credentials.delegate>` returns
-    :raises NotDelegated: when the token may make none
+    :raises TrustUnavailable: when the token may make none
     :raises CloudUnavailable: when keystone does not answer
     """
     limit = parts.conf.blazar.end_timeout if needs_one(on_end) else 0
@@ -87,33 +87,33 @@ def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
            ) -> str | None:
     """The same for what takes it: says so where there can be none.
 
-    :raises NotDelegated: when the token may make none; says what to do
+    :raises TrustUnavailable: when the token may make none; says what to do
     :raises CloudUnavailable: when keystone does not answer
     """
     try:
         return given(parts, context, on_end, until, as_owner=True)
-    except errors.NotDelegated as exc:
+    except errors.TrustUnavailable as exc:
         what, instead = (
             f'"on_end": "{on_end}" is done in your name when the lease is '
-            f'over', f'"on_end", such as "{ends.DELETE}"',
+            f'over', f'"on_end", such as "{end_policies.DELETE}"',
         ) if needs_one(on_end) else (
             f'"{states.Action.SNAPSHOT}" is done in your name at an event of '
             f'the lease', f'action, such as "{states.Action.NOTIFY}"')
-        raise errors.NotDelegated(
+        raise errors.TrustUnavailable(
             f'{what}, which takes a trust that your token may not make '
             f'({exc.__cause__ or exc}). Ask again with a token that you got '
             f'by your password, or write another {instead}.') from exc
 
 
 @contextlib.contextmanager
-def for_end(parts: wiring.Parts, context: ty.Any, new: making.NewLease,
-            ) -> ty.Iterator[making.NewLease]:
+def for_end(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
+            ) -> ty.Iterator[creation.NewLease]:
     """A lease that is about to be made, with the trust that its end takes, or
     what is done before.
 
     It is taken back when the lease is not made.
 
-    :raises NotDelegated: see :func:`needed`
+    :raises TrustUnavailable: see :func:`needed`
     :raises CloudUnavailable: see :func:`needed`
     """
     trust = needed(parts, context, new.request.on_end, new.span.end) if (
@@ -192,7 +192,7 @@ class Keeping:
         for one in self._unused:
             try:
                 trust = self._parts.vault.open(one)
-            except errors.VaultError as exc:
+            except errors.DecryptionError as exc:
                 LOG.warning('A trust that was replaced is not revoked: %s',
                             exc)
             else:

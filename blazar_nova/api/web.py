@@ -10,7 +10,7 @@ import webob
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
-from blazar_core.leases import repeats
+from blazar_core.leases import idempotency
 
 __all__ = ['Answer', 'Handler', 'body', 'context', 'flag', 'for_project',
            'key', 'next_page', 'query']
@@ -49,10 +49,10 @@ def body(request: webob.Request, example: str = _LEASE) -> object:
             f'object, such as {example}.') from exc
 
 
-def key(request: webob.Request) -> repeats.Key | None:
+def key(request: webob.Request) -> idempotency.Key | None:
     """What the user calls his request, if he does."""
     text, asks = request.headers.get('Idempotency-Key'), context(request)
-    return None if text is None else repeats.key_of(
+    return None if text is None else idempotency.key_of(
         asks.project_id, asks.user_id, text, body(request))
 
 

@@ -9,13 +9,13 @@ import typing as ty
 from oslo_serialization import jsonutils
 import prettytable
 
-from blazar_core.books import outages
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import outages
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import api
+from blazar_core.healing import host_status
 from blazar_core.leases import views
-from blazar_core.lifecycle import announcing
-from blazar_core.lifecycle import health
+from blazar_core.lifecycle import end_notices
 
 __all__ = ['JSON', 'Listing', 'add_format', 'announced', 'dump', 'healths',
            'hosts', 'leases', 'orphaned', 'show']
@@ -103,7 +103,7 @@ def announced(database: api.Database) -> Listing:
             {'server_id': row.server_id, 'project_id': row.project_id,
              'user_id': row.user_id, 'created_at': _date(row.created_at),
              'end_date': _date(row.end_date)}
-            for row in announcing.told(database)])
+            for row in end_notices.told(database)])
 
 
 def orphaned(found: ty.Iterable[ty.Any]) -> Listing:
@@ -138,7 +138,7 @@ def healths(database: api.Database, now: int,
         one['status'] == status for one in hosts.rows) for status in _AWAY} | {
         'leases_degraded': len(leases.rows)} | {
         f'reservations_{flag}': sum(one[flag] for one in leases.rows)
-        for flag in _FLAGS} | health.counts(database, now) | {
+        for flag in _FLAGS} | host_status.counts(database, now) | {
         'clock_skew': round(database.skew.seconds())}
     return hosts, leases, Listing('counts', {
         'name': 'What', 'count': 'How many'}, [
@@ -149,7 +149,7 @@ def _away_hosts(database: api.Database) -> Listing:
     return Listing('hosts', {
         'name': 'Host', 'status': 'Status', 'since': 'Away since (UTC)',
         'until': 'Not expected before (UTC)', 'reason': 'Reason'}, [
-            _away(host) for host in health.away(database)])
+            _away(host) for host in host_status.away(database)])
 
 
 def _degraded(database: api.Database) -> Listing:
@@ -164,7 +164,7 @@ def _degraded(database: api.Database) -> Listing:
         if lease['degraded']])
 
 
-def _away(host: health.Away) -> dict[str, ty.Any]:
+def _away(host: host_status.HostOutage) -> dict[str, ty.Any]:
     planned = host.began_at if host.kind == outages.MAINTENANCE else None
     return {
         'name': host.name, 'status': 'maintenance' if planned else

@@ -8,9 +8,9 @@ import typing as ty
 
 import prettytable
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import words
-from blazar_core.lifecycle import maintenance
+from blazar_core.healing import maintenance
 from blazar_nova.api import dates
 
 if ty.TYPE_CHECKING:

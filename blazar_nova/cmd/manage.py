@@ -13,13 +13,13 @@ import typing as ty
 
 from oslo_config import cfg
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
 from blazar_core.common import words
 from blazar_core.db import api
+from blazar_core.db import encryption
 from blazar_core.db import migration
-from blazar_core.db import vault
 from blazar_core.leases import credentials
 from blazar_core.lifecycle import orphans
 from blazar_nova.cmd import listings
@@ -220,11 +220,11 @@ def _db_version(conf: cfg.ConfigOpts) -> None:
 
 
 def _key_create(_conf: cfg.ConfigOpts) -> None:
-    print(vault.new_key())
+    print(encryption.new_key())
 
 
 def _key_rotate(conf: cfg.ConfigOpts) -> None:
-    secrets = vault.Vault(conf.blazar.encryption_keys)
+    secrets = encryption.Encryption(conf.blazar.encryption_keys)
     count = credentials.reseal(api.Database(conf), secrets.reseal)
     print(f'{count} deferred builds and trusts are encrypted with the first '
           f'key.')

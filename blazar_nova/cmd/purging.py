@@ -8,11 +8,11 @@ import typing as ty
 
 from oslo_config import cfg
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import words
 from blazar_core.db import api
-from blazar_core.leases import purging
+from blazar_core.leases import lease_purge
 from blazar_nova.api import dates
 from blazar_nova.cmd import listings
 
@@ -48,8 +48,8 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
         raise errors.InvalidLeaseParams(
             '--before is to come. Write a date that is over.')
     try:
-        purged = purging.Purging(api.Database(conf), clock, _tell).purge(
-            before, parsed.dry_run)
+        purged = lease_purge.LeasePurge(api.Database(conf), clock,
+                                        _tell).purge(before, parsed.dry_run)
     except KeyboardInterrupt:
         raise errors.Conflict(
             'Not all of them were seen to; the same command goes on.',
@@ -67,7 +67,7 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
 
 def say_since(database: api.Database) -> None:
     """Say on stderr since when leases that are over are all there."""
-    before = purging.purged_before(database)
+    before = lease_purge.purged_before(database)
     if before is not None:
         _tell(f'Leases that were over before {clocks.minute(before)} UTC '
               f'were purged: of that time these are not all.')

@@ -11,14 +11,14 @@ import typing as ty
 
 from oslo_upgradecheck import upgradecheck
 
-from blazar_core.books import enrolment
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import enrollment
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
 from blazar_core.db import api
+from blazar_core.db import encryption
+from blazar_core.db import leader_election
 from blazar_core.db import settings
-from blazar_core.db import turns
-from blazar_core.db import vault
 from blazar_nova.api import defaulting
 from blazar_nova.api import lease_params
 from blazar_nova.api import policy
@@ -53,7 +53,7 @@ def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
         check()
     except errors.ConfigurationError as exc:
         return Result(code, str(exc))
-    except errors.BooksUnavailable as exc:
+    except errors.DatabaseUnavailable as exc:
         return Result(code, f'{exc} ({exc.__cause__})' if exc.__cause__
                       else str(exc))
     except Exception as exc:
@@ -64,7 +64,7 @@ def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
 def _unkept(books: api.Database) -> list[str]:
     """What lets others onto hosts that are enrolled."""
     with books.reader() as session:
-        enrolled = enrolment.listed(session)
+        enrolled = enrollment.listed(session)
     return pool.problems(CONF) if enrolled else []
 
 
@@ -87,7 +87,8 @@ class Checks(upgradecheck.UpgradeCommands):
         return _result(checks.api_paste(CONF))
 
     def _keys(self) -> Result:
-        return _checked(lambda: vault.Vault(CONF.blazar.encryption_keys))
+        return _checked(
+            lambda: encryption.Encryption(CONF.blazar.encryption_keys))
 
     def _defaults(self) -> Result:
         return _checked(lambda: lease_params.check_defaults(
@@ -200,7 +201,7 @@ def _undone(conf: ty.Any) -> ty.Iterator[str]:
     if overdue:
         yield (f'Events of leases are overdue, {len(overdue)} in all: start '
                f'blazar-listener. The first: {overdue[0].text}')
-    last = turns.last(parts.database, comparison.NAME)
+    last = leader_election.last(parts.database, comparison.NAME)
     if last is None:
         yield ('No blazar-listener has ever run on this database: start one, '
                'or no lease starts or ends.')

@@ -74,7 +74,7 @@ class Acting:
         access = None
         if self._trusts.is_configured():
             if credential is None:
-                raise errors.NotDelegated(
+                raise errors.TrustUnavailable(
                     'there is no trust of the owner of the lease')
             access = self._trusts.access(credential, as_owner=True)
             if access.project_id != instance.project_id:

@@ -16,7 +16,7 @@ from nova.scheduler import manager
 from nova.scheduler import utils
 from oslo_log import log as logging
 
-from blazar_core.books import claims
+from blazar_core.capacity import scheduler_claims
 from blazar_nova.compat import hosted
 
 __all__ = ['install']
@@ -32,9 +32,9 @@ _novas: ty.Any = utils.claim_resources
 _novas_cleanup: ty.Any = manager.SchedulerManager._cleanup_allocations
 
 
-def install(books: claims.Claims) -> None:
+def install(books: scheduler_claims.Claims) -> None:
     """Let this process claim in these books first. Safe to call again."""
-    granted: collections.OrderedDict[str, claims.Undo] = (
+    granted: collections.OrderedDict[str, scheduler_claims.Undo] = (
         collections.OrderedDict())
 
     @functools.wraps(_novas)
@@ -54,7 +54,7 @@ def install(books: claims.Claims) -> None:
                 provider: one['resources'] for provider, one in
                 alloc_req['allocations'].items()}, _is_forced(spec_obj),
                 within)
-        except claims.Denied as exc:
+        except scheduler_claims.Denied as exc:
             LOG.info('Server %s does not go to host %s: %s', instance_uuid,
                      ' or '.join(alloc_req['allocations']), exc)
             return False
@@ -83,7 +83,7 @@ def install(books: claims.Claims) -> None:
     manager.SchedulerManager._cleanup_allocations = _cleanup_allocations
 
 
-def _unless(ask_nova: ty.Callable[[], bool], undo: claims.Undo,
+def _unless(ask_nova: ty.Callable[[], bool], undo: scheduler_claims.Undo,
             server_id: str) -> bool:
     """Nova's answer; a claim that it does not grant is taken back."""
     granted = False
@@ -95,7 +95,7 @@ def _unless(ask_nova: ty.Callable[[], bool], undo: claims.Undo,
     return granted
 
 
-def _take_back(undo: claims.Undo | None, server_id: str) -> None:
+def _take_back(undo: scheduler_claims.Undo | None, server_id: str) -> None:
     try:
         if undo is not None:
             undo()

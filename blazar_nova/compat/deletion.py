@@ -21,7 +21,7 @@ from oslo_log import log as logging
 from oslo_utils import timeutils
 from oslo_utils import uuidutils
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_nova.compat import acting
 from blazar_nova.compat import again
@@ -72,7 +72,7 @@ class Step(ty.NamedTuple):
 
 
 class Deleting(acting.Acting):
-    """What of :class:`blazar_core.cloud.Cloud` is about deletions.
+    """What of :class:`blazar_core.plugins.cloud_api.Cloud` is about deletions.
 
     :param trusts: what lets it act for users
     """
@@ -126,7 +126,7 @@ class Deleting(acting.Acting):
             return None
         try:
             access = self._trusts.access(credential)
-        except errors.NotDelegated as exc:
+        except errors.TrustUnavailable as exc:
             LOG.warning('Server %s is not deleted in the name of its '
                         'owner: %s', server_id, exc)
             return None

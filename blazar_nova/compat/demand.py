@@ -24,7 +24,7 @@ import requests
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
-from blazar_core.leases import growth
+from blazar_core.leases import server_growth
 from blazar_nova.compat import bounded
 from blazar_nova.compat import host_filters
 from blazar_nova.compat import hosted
@@ -180,7 +180,7 @@ def resized(server_id: str, flavor_id: str) -> model.Resources | None:
         return None
 
 
-def reverted(server_id: str) -> growth.Revert | None:
+def reverted(server_id: str) -> server_growth.Revert | None:
     """Return what a server would take if its resize was reverted, and where.
 
     :returns: None: it is in no resize, as far as Nova knows
@@ -201,8 +201,8 @@ def reverted(server_id: str) -> growth.Revert | None:
     if before is None:
         return None
     spec.flavor = before
-    return growth.Revert(resources_of(spec), migration.source_compute,
-                         migration.source_node, migration.uuid)
+    return server_growth.Revert(resources_of(spec), migration.source_compute,
+                                migration.source_node, migration.uuid)
 
 
 def policy_of(spec: ty.Any) -> str | None:
@@ -264,7 +264,7 @@ def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
             context, hosted.in_pool(specs[0]), placement, later)[0]
     return model.Demand(
         resources=resources_of(spec), count=len(specs), hosts=eligible,
-        among=model.Among.ALL if pool else model.Among.COMMON,
+        among=model.HostPool.ALL if pool else model.HostPool.COMMON,
         groups=_groups(request, placement),
         isolated=request.group_policy == 'isolate')
 

@@ -22,7 +22,7 @@ from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import accelerators
 from blazar_nova.compat import bounded
 from blazar_nova.compat import demand as demands
@@ -185,7 +185,7 @@ def reservation_named(context: ty.Any, flavor_id: str) -> str | None:
         return None
 
 
-def open_reservation(reserved: resources.Reserved) -> None:
+def open_reservation(reserved: resource_types.ReservationContext) -> None:
     """Make the flavor of a reservation, and its server group.
 
     What is there already is left as it is; but a flavor that is none of a
@@ -197,7 +197,7 @@ def open_reservation(reserved: resources.Reserved) -> None:
     bounded.of_api(_open, reserved)
 
 
-def _open(reserved: resources.Reserved) -> None:
+def _open(reserved: resource_types.ReservationContext) -> None:
     context = nova_context.get_admin_context()
     name = f'reservation:{reserved.id}'
     facts = {**reserved.spec, 'extra_specs': {
@@ -222,7 +222,7 @@ def _open(reserved: resources.Reserved) -> None:
         pass
 
 
-def _make_its_own(context: ty.Any, reserved: resources.Reserved,
+def _make_its_own(context: ty.Any, reserved: resource_types.ReservationContext,
                   facts: Facts) -> None:
     """A flavor that has the id of a reservation becomes that one's.
 
@@ -240,7 +240,7 @@ def _make_its_own(context: ty.Any, reserved: resources.Reserved,
         flavor.save()
 
 
-def give_reservation(reserved: resources.Reserved) -> None:
+def give_reservation(reserved: resource_types.ReservationContext) -> None:
     """Let the project of a reservation use its flavor and its server group,
     and no other; nothing where there are none. Safe to repeat.
 
@@ -249,7 +249,7 @@ def give_reservation(reserved: resources.Reserved) -> None:
     bounded.of_api(_give, reserved)
 
 
-def _give(reserved: resources.Reserved) -> None:
+def _give(reserved: resource_types.ReservationContext) -> None:
     context = nova_context.get_admin_context()
     with contextlib.suppress(exception.FlavorNotFound):
         flavor = objects.Flavor.get_by_flavor_id(context, reserved.id)

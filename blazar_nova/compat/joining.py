@@ -10,7 +10,7 @@ from nova import exception
 from nova import objects
 
 from blazar_core.common import errors
-from blazar_core.leases import joining
+from blazar_core.leases import members
 from blazar_nova.compat import again
 from blazar_nova.compat import attachments
 from blazar_nova.compat import bounded
@@ -27,7 +27,7 @@ _STEADY = frozenset({
     vm_states.SUSPENDED})
 
 
-def joiner(server_id: str, project_id: str) -> joining.Joiner:
+def joiner(server_id: str, project_id: str) -> members.NewMember:
     """A server of a project that may come under a lease of it.
 
     :raises InvalidLeaseParams: when the project has no such server
@@ -37,7 +37,7 @@ def joiner(server_id: str, project_id: str) -> joining.Joiner:
     return bounded.of_api(_joiner, server_id, project_id)
 
 
-def _joiner(server_id: str, project_id: str) -> joining.Joiner:
+def _joiner(server_id: str, project_id: str) -> members.NewMember:
     instance, host = _find(server_id, project_id)
     if instance.locked:
         raise errors.Conflict(
@@ -55,8 +55,8 @@ def _joiner(server_id: str, project_id: str) -> joining.Joiner:
             f'Server {server_id} is {what}: one comes under a lease that is '
             f'ACTIVE, PAUSED, SHUTOFF or SUSPENDED, with nothing going on. '
             f'Try again when it is so.')
-    return joining.Joiner(server_id, host, hosts.taken_by(server_id, host),
-                          attachments.of_instance(instance))
+    return members.NewMember(server_id, host, hosts.taken_by(server_id, host),
+                             attachments.of_instance(instance))
 
 
 def leaves(server_id: str, project_id: str) -> bool:

@@ -14,8 +14,8 @@ from nova import context as nova_context
 from nova import exception
 from oslo_log import log as logging
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import acting
 from blazar_nova.compat import stamps
 
@@ -25,13 +25,13 @@ LOG = logging.getLogger(__name__)
 
 #: In what a server is kept that is in a state of Nova's.
 RESTS = {
-    vm_states.STOPPED: clouds.Rest.STOPPED,
-    vm_states.SUSPENDED: clouds.Rest.SUSPENDED,
+    vm_states.STOPPED: cloud_api.RestingState.STOPPED,
+    vm_states.SUSPENDED: cloud_api.RestingState.SUSPENDED,
     # Its memory is kept, and it may go on from there.
-    vm_states.PAUSED: clouds.Rest.SUSPENDED,
+    vm_states.PAUSED: cloud_api.RestingState.SUSPENDED,
     # It is off, and on its host.
-    vm_states.SHELVED: clouds.Rest.STOPPED,
-    vm_states.SHELVED_OFFLOADED: clouds.Rest.SHELVED,
+    vm_states.SHELVED: cloud_api.RestingState.STOPPED,
+    vm_states.SHELVED_OFFLOADED: cloud_api.RestingState.SHELVED,
 }
 #: What an image says of the lease for which it was made, and of the server.
 _LEASE, _SERVER = 'blazar_lease', 'blazar_server'
@@ -47,11 +47,11 @@ _GLANCE = 'Glance'
 
 
 class Keeping(acting.Acting):
-    """What of :class:`blazar_core.cloud.Cloud` is about keeping servers, and
-    images of them.
+    """What of :class:`blazar_core.plugins.cloud_api.Cloud` is about keeping
+    servers, and images of them.
     """
 
-    def bring(self, server_id: str, rest: clouds.Rest,
+    def bring(self, server_id: str, rest: cloud_api.RestingState,
               credential: str | None) -> None:
         """Ask Nova to keep a server like this; nothing when it is gone.
 
@@ -59,34 +59,34 @@ class Keeping(acting.Acting):
 
         :raises CloudUnavailable: when its cell does not answer, or Nova does
             not do that to it now
-        :raises NotDelegated: when it takes the owner's name, and that cannot
-            be had
+        :raises TrustUnavailable: when it takes the owner's name, and that
+            cannot be had
         :raises Forbidden: when it takes that of the owner of another project
         """
-        if rest is clouds.Rest.SHELVED:
+        if rest is cloud_api.RestingState.SHELVED:
             self._within(_GLANCE, self._bring, server_id, rest, credential)
         else:
             self._in_cell(self._bring, server_id, rest, credential)
 
-    def _bring(self, server_id: str, rest: clouds.Rest,
+    def _bring(self, server_id: str, rest: cloud_api.RestingState,
                credential: str | None) -> None:
         context = nova_context.get_admin_context()
         with contextlib.suppress(exception.InstanceNotFound):
-            if rest is clouds.Rest.SHELVED:
+            if rest is cloud_api.RestingState.SHELVED:
                 context = self._in_its_name(server_id, credential)
             _bring(self._compute_api, context, self._compute_api.get(
                 context, server_id), rest)
 
     def wake(self, server_id: str, credential: str | None,
-             deadline: clouds.Deadline) -> None:
+             deadline: cloud_api.Deadline) -> None:
         """Ask Nova to unshelve a server, in the name of the owner.
 
-        :raises CloudUnavailable, NotDelegated, Forbidden: as :meth:`bring`
+        :raises CloudUnavailable, TrustUnavailable, Forbidden: as :meth:`bring`
         """
         self._within(_GLANCE, self._wake, server_id, credential, deadline)
 
     def _wake(self, server_id: str, credential: str | None,
-              deadline: clouds.Deadline) -> None:
+              deadline: cloud_api.Deadline) -> None:
         with contextlib.suppress(exception.InstanceNotFound):
             context = self._in_its_name(server_id, credential)
             instance = self._compute_api.get(
@@ -102,7 +102,7 @@ class Keeping(acting.Acting):
              ) -> None:
         """Ask Nova for an image of a server, in the name of the owner.
 
-        :raises CloudUnavailable, NotDelegated, Forbidden: as :meth:`bring`
+        :raises CloudUnavailable, TrustUnavailable, Forbidden: as :meth:`bring`
         """
         self._within(
             _GLANCE, self._copy, server_id, lease_id, name, credential,
@@ -119,7 +119,7 @@ class Keeping(acting.Acting):
                   credential: str | None, event: str = '') -> bool:
         """Whether an image of a server was made for a lease.
 
-        :raises CloudUnavailable, NotDelegated: as :meth:`bring`
+        :raises CloudUnavailable, TrustUnavailable: as :meth:`bring`
         """
         return self._within(
             _GLANCE, self._is_copied, server_id, lease_id, credential,
@@ -135,8 +135,8 @@ class Keeping(acting.Acting):
             return False
 
 
-def _bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
-           ) -> None:
+def _bring(api: ty.Any, context: ty.Any, instance: ty.Any,
+           rest: cloud_api.RestingState) -> None:
     """Ask Nova to keep a server like this; nothing while it does something
     else to it.
 
@@ -144,9 +144,9 @@ def _bring(api: ty.Any, context: ty.Any, instance: ty.Any, rest: clouds.Rest,
     """
     if instance.task_state is not None:
         return
-    work = {clouds.Rest.STOPPED: api.stop,
-            clouds.Rest.SUSPENDED: api.suspend,
-            clouds.Rest.SHELVED: api.shelve_offload if (
+    work = {cloud_api.RestingState.STOPPED: api.stop,
+            cloud_api.RestingState.SUSPENDED: api.suspend,
+            cloud_api.RestingState.SHELVED: api.shelve_offload if (
                 instance.vm_state == vm_states.SHELVED) else api.shelve}[rest]
     LOG.info('Server %s: asking Nova to have it %s', instance.uuid, rest.value)
     _ask(work, context, instance)

@@ -10,7 +10,7 @@ from nova import exception
 from nova import objects
 from nova import utils
 
-from blazar_core import cloud as clouds
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import again
 from blazar_nova.compat import hosts
 from blazar_nova.compat import keeping
@@ -22,8 +22,8 @@ __all__ = ['at_server', 'host_of', 'of_instance', 'of_waiting']
 #: Seconds after which allocations of a deleted server have leaked.
 _LEAKED = 60
 
-Seen = clouds.Seen
-State = clouds.ServerState
+Seen = cloud_api.ObservedServer
+State = cloud_api.ServerState
 
 
 def of_waiting(is_reserved: bool) -> Seen:

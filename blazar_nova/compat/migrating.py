@@ -26,9 +26,9 @@ from oslo_log import log as logging
 from oslo_utils import strutils
 import sqlalchemy as sa
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import acting
 from blazar_nova.compat import again
 from blazar_nova.compat import bounded
@@ -58,13 +58,13 @@ _LIVE = (vm_states.ACTIVE, vm_states.PAUSED)
 
 
 class Migrating(acting.Acting):
-    """What of :class:`blazar_core.cloud.Cloud` is about moves."""
+    """What of :class:`blazar_core.plugins.cloud_api.Cloud` is about moves."""
 
     _hosts_seen: tuple[float, list[hosts.ComputeHost], set[str]] | None = None
 
     def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
         """Which of these servers may be live-migrated, as far as they
-        themselves go; see :meth:`blazar_core.cloud.Cloud.movable`.
+        themselves go; see :meth:`blazar_core.plugins.cloud_api.Cloud.movable`.
 
         Those in cells that do not answer are not. Costs two statements for
         each 500 of them, and what their flavors and metadata take.
@@ -105,7 +105,7 @@ class Migrating(acting.Acting):
 
     def free(self, host: str) -> model.Resources:
         """What placement lets be claimed yet of a host; see
-        :meth:`blazar_core.cloud.Cloud.free`.
+        :meth:`blazar_core.plugins.cloud_api.Cloud.free`.
 
         :raises CloudUnavailable: when placement does not answer
         """
@@ -128,7 +128,7 @@ class Migrating(acting.Acting):
         return seen[1:]
 
     def move(self, server_id: str, host: str | None, lease_id: str,
-             deadline: clouds.Deadline) -> str:
+             deadline: cloud_api.Deadline) -> str:
         """Ask Nova to live-migrate a server to a host, or to any.
 
         The action that the owner of the server sees among those of his server
@@ -140,7 +140,7 @@ class Migrating(acting.Acting):
             self._move, server_id, host, lease_id, deadline)
 
     def _move(self, server_id: str, host: str | None, lease_id: str,
-              deadline: clouds.Deadline) -> str:
+              deadline: cloud_api.Deadline) -> str:
         context = self._for_lease(lease_id)
         name = None if host is None else next(
             (one.service_host for one in self._hosts()[0]
@@ -165,9 +165,9 @@ class Migrating(acting.Acting):
         return ''
 
     def evacuate(self, server_id: str, lease_id: str,
-                 deadline: clouds.Deadline) -> str:
+                 deadline: cloud_api.Deadline) -> str:
         """Ask Nova to evacuate a server; see
-        :meth:`blazar_core.cloud.Cloud.evacuate`.
+        :meth:`blazar_core.plugins.cloud_api.Cloud.evacuate`.
 
         Nova itself only asks whether the nova-compute is down, which it says
         of one that is frozen, too: it has to be forced down.
@@ -177,7 +177,7 @@ class Migrating(acting.Acting):
         return self._in_cell(self._evacuate, server_id, lease_id, deadline)
 
     def _evacuate(self, server_id: str, lease_id: str,
-                  deadline: clouds.Deadline) -> str:
+                  deadline: cloud_api.Deadline) -> str:
         context = self._for_lease(lease_id)
         try:
             instance = self._compute_api.get(context, server_id)

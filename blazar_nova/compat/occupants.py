@@ -20,7 +20,7 @@ from nova import objects
 import sqlalchemy as sa
 
 from blazar_core.common import errors
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosted
 from blazar_nova.compat import hosts
@@ -75,7 +75,8 @@ def guests(members: ty.Collection[pool.Member], reservation_id: str,
         for one, bound_to in found.items() if bound_to == reservation_id})
 
 
-def running(service_hosts: ty.Collection[str]) -> list[resources.Hosted]:
+def running(service_hosts: ty.Collection[str],
+            ) -> list[resource_types.HostedServer]:
     """The servers that cells have on some hosts, by their ids.
 
     One query for each cell, however many hosts there are.
@@ -87,8 +88,8 @@ def running(service_hosts: ty.Collection[str]) -> list[resources.Hosted]:
 
 
 def _on_hosts(context: ty.Any, service_hosts: list[str],
-              ) -> list[resources.Hosted]:
-    return [resources.Hosted(one.uuid, one.project_id, one.host)
+              ) -> list[resource_types.HostedServer]:
+    return [resource_types.HostedServer(one.uuid, one.project_id, one.host)
             for one in objects.InstanceList.get_by_filters(
                 context, {'host': service_hosts, 'deleted': False},
                 expected_attrs=[])]

@@ -26,7 +26,7 @@ from oslo_limit import exception as limit_exceptions
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import quotas
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import bounded
 from blazar_nova.compat import releases
 
@@ -45,7 +45,7 @@ class NovaQuota:
 
     def amounts(self, servers: int, resources: model.Resources,
                 ) -> dict[str, int]:
-        """See :meth:`blazar_core.leases.quotas.Quota.amounts`."""
+        """See :meth:`blazar_core.plugins.cloud_api.Quota.amounts`."""
         if limit_utils.use_unified_limits():
             return {'servers': servers, **{
                 f'class:{rc}': amount for rc, amount in resources.items()}}
@@ -55,9 +55,9 @@ class NovaQuota:
 
     def headroom(self, project_id: str, user_id: str | None,
                  names: ty.Collection[str],
-                 servers: ty.Sequence[quotas.Server],
-                 ) -> dict[str, quotas.Headroom]:
-        """See :meth:`blazar_core.leases.quotas.Quota.headroom`."""
+                 servers: ty.Sequence[cloud_api.CountedServer],
+                 ) -> dict[str, cloud_api.Headroom]:
+        """See :meth:`blazar_core.plugins.cloud_api.Quota.headroom`."""
         context = nova_context.get_admin_context()
         try:
             if user_id is not None and not _has_own(
@@ -73,11 +73,12 @@ class NovaQuota:
         except Exception as exc:
             raise errors.CloudUnavailable(
                 f'Nova cannot say what the quota admits: {exc}') from exc
-        return {name: quotas.Headroom(limit, used - counted.get(name, 0))
+        return {name: cloud_api.Headroom(limit, used - counted.get(name, 0))
                 for name, (limit, used) in limited.items()}
 
-    def _counted(self, context: ty.Any,
-                 servers: ty.Sequence[quotas.Server]) -> dict[str, int]:
+    def _counted(
+            self, context: ty.Any,
+            servers: ty.Sequence[cloud_api.CountedServer]) -> dict[str, int]:
         """What Nova's usage has of servers."""
         if not servers:
             return {}

@@ -15,8 +15,8 @@ from nova import objects
 from nova.scheduler import rpcapi as scheduler_rpcapi
 from oslo_log import log as logging
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import accelerators
 from blazar_nova.compat import acting
 from blazar_nova.compat import again
@@ -60,7 +60,7 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
         self._services: dict[str, str] = {}
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
+             server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
         """Cast a held call for those of its servers that still wait.
 
         A second cast of the same server would orphan a running guest, so
@@ -73,7 +73,7 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
                 credential, as_owner=build.makes_what_is_the_users))
         return self._send(build, server_ids, gate)
 
-    def send_slots(self, call: str, apart: bool, gate: clouds.Gate) -> None:
+    def send_slots(self, call: str, apart: bool, gate: cloud_api.Gate) -> None:
         """Send the build of servers that have reservation slots, as
         :meth:`send`, where its request has not.
 
@@ -84,7 +84,7 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
                    functools.partial(hosted.admit, build, apart))
 
     def _send(self, build: calls.BuildCall, server_ids: ty.Collection[str],
-              gate: clouds.Gate,
+              gate: cloud_api.Gate,
               admit: ty.Callable[[], None] = lambda: None) -> str:
         """:param admit: called when it is known which servers are there"""
         # Without one of these no host is found or even looked for; what else
@@ -128,21 +128,21 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
             _cast(build, gate)
         return ' '.join(filter(None, [*taken.values(), why]))
 
-    def cast(self, build: calls.BuildCall, gate: clouds.Gate) -> None:
+    def cast(self, build: calls.BuildCall, gate: cloud_api.Gate) -> None:
         """Cast the build of a request that is under way: nothing is made
         ready for it, as it follows what Nova's API has just done.
         """
         _cast(build, gate)
 
     def preflight(self, call: str, credential: str | None) -> list[str]:
-        """See :class:`blazar_core.cloud.Preflight`."""
+        """See :class:`blazar_core.plugins.cloud_api.Preflight`."""
         build = calls.load(call)
         if credential is not None:
             try:
                 build.renew(self._within(
                     'Keystone', self._trusts.access, credential,
                     as_owner=build.makes_what_is_the_users))
-            except errors.NotDelegated as exc:
+            except errors.TrustUnavailable as exc:
                 # Nothing else can be seen without a token of his.
                 return [f'{exc}.']
         # One that takes its time keeps no other from being looked at.
@@ -188,7 +188,7 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
         return self._trusts.held()
 
     def traces(self, server_ids: ty.Collection[str],
-               ) -> dict[str, clouds.Trace]:
+               ) -> dict[str, cloud_api.BuildTrace]:
         """What there is of the builds that no conductor has brought to an
         end.
 
@@ -205,7 +205,7 @@ class NovaCloud(deletion.Deleting, keeping.Keeping, migrating.Migrating):
         """Make a server whose build stands still one in ERROR."""
         self._in_cell(stranded.abandon, server_id)
 
-    def look(self, server_id: str) -> clouds.Seen:
+    def look(self, server_id: str) -> cloud_api.ObservedServer:
         """What Nova says of a server at this moment.
 
         :raises CloudUnavailable: when its cell does not answer
@@ -266,7 +266,7 @@ class _Gated:
         return self._transport._send(*args, **kwargs)
 
 
-def _cast(build: calls.BuildCall, gate: clouds.Gate) -> None:
+def _cast(build: calls.BuildCall, gate: cloud_api.Gate) -> None:
     """Send a call, if the gate opens and it is not too late then."""
 
     def ask() -> None:

@@ -228,7 +228,7 @@ def told(event_type: str, payload: dict[str, ty.Any]) -> Told | None:
     """What a notification tells of a server, if that can be relied on.
 
     What it takes follows from its flavor, but for classes that its image or
-    its ports ask for: :func:`blazar_core.books.inventory.record` keeps to
+    its ports ask for: :func:`blazar_core.capacity.inventory.record` keeps to
     hosts that have none of those.
     """
     data = payload.get('nova_object.data', {})

@@ -7,7 +7,7 @@ import datetime
 
 from oslo_utils import timeutils
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 
 __all__ = ['is_older_than']
 

@@ -21,8 +21,8 @@ from nova import objects
 from nova.scheduler.client import report
 from oslo_log import log as logging
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import again
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
@@ -32,7 +32,7 @@ __all__ = ['abandon', 'on_the_way', 'traces']
 
 LOG = logging.getLogger(__name__)
 
-Trace = clouds.Trace
+Trace = cloud_api.BuildTrace
 
 
 def on_the_way(server_ids: ty.Iterable[str]) -> dict[str, ty.Any]:

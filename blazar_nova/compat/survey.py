@@ -19,7 +19,7 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
 
-from blazar_core import cloud as clouds
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import bounded
 from blazar_nova.compat import hosts
 from blazar_nova.compat import look
@@ -36,7 +36,7 @@ BATCH = 500
 #: Words of a RequestSpec without which its boot asked for no lease.
 TELLING = '%"reserved"%'
 
-Seen = clouds.Seen
+Seen = cloud_api.ObservedServer
 
 Hints: ty.TypeAlias = ty.Mapping[str, object]
 
@@ -59,7 +59,7 @@ class Survey:
     :ivar silent: the names of the cells that did not answer
     """
 
-    def __init__(self, cloud: clouds.Cloud) -> None:
+    def __init__(self, cloud: cloud_api.Cloud) -> None:
         self._cloud = cloud
         self.silent: set[str] = set()
         self._context = nova_context.get_admin_context()

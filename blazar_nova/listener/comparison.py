@@ -2,11 +2,11 @@
 
 """The comparison in full: by one listener at a time, again and again.
 
-Whose turn it is stands in the database (:mod:`blazar_core.db.turns`), and the
-listener that compared the last time goes on as long as it lives: it knows
-already which hosts have not changed since. What a listener was told and could
-not write down is found by whoever compares next, which is asked for at once
-then.
+Whose turn it is stands in the database
+(:mod:`blazar_core.db.leader_election`), and the listener that compared the
+last time goes on as long as it lives: it knows already which hosts have not
+changed since. What a listener was told and could not write down is found by
+whoever compares next, which is asked for at once then.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.db import turns
+from blazar_core.db import leader_election
 from blazar_nova.listener import mirror
 
 __all__ = ['NAME', 'Comparison']
@@ -43,7 +43,7 @@ class Comparison:
     :param parts: what else is done with each comparison
     """
 
-    def __init__(self, clock: clocks.Clock, turn: turns.Turns,
+    def __init__(self, clock: clocks.Clock, turn: leader_election.Leader,
                  interval: int, patience: int, mirror: mirror.Mirror,
                  stopping: threading.Event,
                  *parts: ty.Callable[[], object]) -> None:
@@ -69,7 +69,7 @@ class Comparison:
             again = None
             try:
                 again = self.look()
-            except errors.BooksUnavailable as exc:
+            except errors.DatabaseUnavailable as exc:
                 LOG.debug('Who compares is not known: %s', exc)
             except Exception:
                 LOG.exception('Who compares could not be found out; again in '
@@ -90,7 +90,7 @@ class Comparison:
         """Compare, if it is this listener's turn.
 
         :returns: None: it was; else when it may be
-        :raises BooksUnavailable: when the database does not answer
+        :raises DatabaseUnavailable: when the database does not answer
         """
         if self._missed.is_set():
             self._missed.clear()
@@ -136,7 +136,7 @@ class Comparison:
                 return False
             try:
                 part()
-            except errors.BooksUnavailable:
+            except errors.DatabaseUnavailable:
                 # What happened meanwhile has to be found soon after.
                 self._missed.set()
                 return False
@@ -173,7 +173,7 @@ class Comparison:
                                 'not heard of for too long')
                     lost.set()
                     return
-            except errors.BooksUnavailable:
+            except errors.DatabaseUnavailable:
                 # The comparison ends by that as well.
                 pass
             except Exception:

@@ -5,11 +5,11 @@
 Side by side, the notifications of Nova become hints for the :mod:`mirror
 <blazar_nova.listener.mirror>`, the :mod:`engine
 <blazar_core.lifecycle.engine>` carries out due events, the :mod:`watch
-<blazar_core.lifecycle.watch>` looks after what is promised, servers leave
-hosts that are away (:mod:`~blazar_core.lifecycle.relocating`), leases that
-wait for room get it (:mod:`~blazar_core.lifecycle.retrying`), hosts are looked
-at again on which something was under way, and from time to time one of them
-compares the books with Nova in full (:mod:`comparison
+<blazar_core.healing.overbooking>` looks after what is promised, servers leave
+hosts that are away (:mod:`~blazar_core.healing.evacuation`), leases that
+wait for room get it (:mod:`~blazar_core.lifecycle.admission_queue`), hosts are
+looked at again on which something was under way, and from time to time one of
+them compares the books with Nova in full (:mod:`comparison
 <blazar_nova.listener.comparison>`). The :mod:`monitors
 <blazar_nova.listener.monitors>` see which hosts have failed. Any number of
 listeners may run.
@@ -24,16 +24,16 @@ import typing as ty
 from oslo_log import log as logging
 from oslo_utils import uuidutils
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import loops
-from blazar_core.db import turns
+from blazar_core.common import periodic
+from blazar_core.db import leader_election
+from blazar_core.healing import evacuation
+from blazar_core.healing import overbooking
+from blazar_core.lifecycle import admission_queue
 from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import preflight
-from blazar_core.lifecycle import relocating
-from blazar_core.lifecycle import retrying
-from blazar_core.lifecycle import slots
-from blazar_core.lifecycle import watch
 from blazar_nova.compat import checks
 from blazar_nova.compat import service
 from blazar_nova.listener import comparison
@@ -83,11 +83,11 @@ class Listener:
             conf, self.parts.database, self.parts.clock,
             self.parts.lifecycle, name)
         self.mirror = mirror.Mirror(self.parts, self.engine.expedite)
-        self.watch = watch.Watch(
+        self.watch = overbooking.OverbookingCheck(
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.binding, self.parts.vault.open,
             self.parts.types, self.parts.notify, conf.blazar.start_timeout)
-        self.slots = slots.Slots(
+        self.slots = lost_builds.AbandonedSlots(
             self.parts.database, self.parts.clock, self.parts.leases.places,
             self.parts.cloud.send_slots, self.parts.vault.open)
         self.monitors = monitors.Monitors(self.parts)
@@ -103,23 +103,26 @@ class Listener:
             self._thread('comparison', self.comparison.run),
             self._thread('engine', self.engine.run),
             self._thread('monitors', self.monitors.run, self._stopping),
-            self._thread('watch', loops.repeat, self.parts.clock,
-                         self._stopping, watch.PAUSE,
+            self._thread('watch', periodic.run_periodically, self.parts.clock,
+                         self._stopping, overbooking.PAUSE,
                          'What does not fit any more', self.watch.look,
                          self.parts.health.news),
-            *(self._thread(name, loops.repeat, self.parts.clock,
+            *(self._thread(name, periodic.run_periodically, self.parts.clock,
                            self._stopping, seconds, what, look)
               for name, seconds, what, look in (
                   ('recheck', _TICK, 'Which hosts have to be looked at again',
                    self.mirror.recheck),
-                  ('relocating', relocating.PAUSE, 'Which servers are to '
+                  ('relocating', evacuation.PAUSE, 'Which servers are to '
                    'leave hosts that are away', functools.partial(
                        self.parts.relocating.look, self.monitors.certain
                        if conf.blazar.evacuate else None)),
-                  ('retrying', retrying.PAUSE, 'For which leases there is '
-                   'capacity now', life.retrying.look),
-                  ('slots', slots.PAUSE, 'Which builds were not sent by the '
-                   'requests that took slots', self.slots.send_left),
+                  ('retrying', admission_queue.PAUSE,
+                   'For which leases there is capacity now',
+                   life.retrying.look),
+                  ('slots', lost_builds.PAUSE,
+                   'Which builds were not sent by the requests that took '
+                   'slots',
+                   self.slots.send_left),
                   ('preflight', preflight.PAUSE, 'What held builds lack',
                    functools.partial(self.parts.preflight.look,
                                      self._stopping.is_set)),
@@ -135,7 +138,7 @@ class Listener:
         parts, life = self.parts, self.parts.lifecycle
         patience: int = conf.blazar.worker_timeout
         return comparison.Comparison(
-            parts.clock, turns.Turns(
+            parts.clock, leader_election.Leader(
                 parts.database, parts.clock, comparison.NAME, name,
                 self._interval, patience),
             self._interval, patience, self.mirror, self._stopping,

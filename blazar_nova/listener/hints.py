@@ -6,7 +6,7 @@ import collections
 import threading
 import typing as ty
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_nova.compat import service
 
 __all__ = ['Hint', 'Hints']

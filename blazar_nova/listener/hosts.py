@@ -8,12 +8,12 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
-from blazar_core.books import inventory
-from blazar_core.books import pending
+from blazar_core.capacity import inventory
+from blazar_core.capacity import pending
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import service
 from blazar_nova.listener import walking
@@ -95,7 +95,8 @@ class Hosts:
         for name, kind in self._parts.types.named.items():
             apart(f'What there is of {name}', self._compare_pool, name, kind)
 
-    def _compare_pool(self, name: str, kind: resources.ResourceType) -> None:
+    def _compare_pool(self, name: str,
+                      kind: resource_types.ResourceType) -> None:
         asked = self._parts.clock.now()
         found = kind.hosts()
         if found is None:

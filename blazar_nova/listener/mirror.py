@@ -16,13 +16,13 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
-from blazar_core.books import follower
-from blazar_core.books import news
-from blazar_core import cloud as clouds
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import feed
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.leases import purging
-from blazar_core.leases import repeats
+from blazar_core.leases import idempotency
+from blazar_core.leases import lease_purge
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import service
 from blazar_nova.compat import survey
 from blazar_nova.listener import hints
@@ -87,7 +87,7 @@ class Mirror:
                 self.hosts.compare_usage(hint.name)
             else:
                 self.hosts.compare_service_host(hint.name)
-        except errors.BooksUnavailable as exc:
+        except errors.DatabaseUnavailable as exc:
             LOG.info('What happened to %s %s is found out later: %s',
                      hint.kind, hint.name, exc)
             self.missed.set()
@@ -115,7 +115,7 @@ class Mirror:
         seen, stale = self._parts.lifecycle.observing.check(server_id)
         for service_host in stale:
             self.hints.add(usage=service_host)
-        if seen.state is clouds.ServerState.GONE:
+        if seen.state is cloud_api.ServerState.GONE:
             self._freed(booked.lease_id, booked.host_id)
 
     def compare_all(self, go_on: walking.GoOn = walking.always,
@@ -128,7 +128,7 @@ class Mirror:
         :param go_on: whether to; what is left is not done when it is not
         :param spread: seconds that the hosts may take
         :returns: whether Nova and placement could be asked
-        :raises BooksUnavailable: when nothing can be
+        :raises DatabaseUnavailable: when nothing can be
         """
         parts: tuple[ty.Callable[[], bool | None], ...] = (
             lambda: self.apart('The hosts', self.hosts.compare_all,
@@ -148,7 +148,7 @@ class Mirror:
         """
         try:
             work(*args, **kwargs)
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             raise
         except errors.CloudUnavailable as exc:
             LOG.error('%s could not be compared: %s', what, exc)
@@ -174,7 +174,7 @@ class Mirror:
                    self._delete_orphans, nova, books)
 
     def _compare_batch(self, nova: survey.Survey,
-                       books: ty.Mapping[str, clouds.Seen],
+                       books: ty.Mapping[str, cloud_api.ObservedServer],
                        batch: ty.Sequence[str], differ: list[str]) -> None:
         """Look at all of them together, and again at those that differ.
 
@@ -192,11 +192,12 @@ class Mirror:
         """Forget what nobody asks for any more: old changes of the books, and
         the keys of old requests.
 
-        :raises BooksUnavailable: when the database does not answer
+        :raises DatabaseUnavailable: when the database does not answer
         """
         now = self._parts.clock.now()
-        news.trim(self._parts.database, now - follower.KEEP)
-        self._parts.database.retried(repeats.trim, self._parts.database, now)
+        feed.trim(self._parts.database, now - booking_index.KEEP)
+        self._parts.database.retried(idempotency.trim, self._parts.database,
+                                     now)
 
     def recheck(self) -> None:
         """Look at the hosts whose recheck is due.
@@ -244,7 +245,7 @@ class Mirror:
         with self._parts.database.reader() as session:
             there = session.scalar(sa.select(models.Lease.id).limit(1))
         return there is not None or (
-            purging.purged_before(self._parts.database) is not None)
+            lease_purge.purged_before(self._parts.database) is not None)
 
     def delete_orphan(self, server_id: str) -> None:
         """Delete a server that waits for a lease which nobody made."""
@@ -255,7 +256,7 @@ class Mirror:
                         'nova-api died while it was being created. Deleting '
                         'it.', server_id)
             cloud = self._parts.cloud
-            held = cloud.look(server_id).state is clouds.ServerState.HELD
+            held = cloud.look(server_id).state is cloud_api.ServerState.HELD
             cloud.delete(server_id, None)
             if held:
                 cloud.forget(server_id)

@@ -3,7 +3,7 @@
 """Monitors: who sees that hosts are down.
 
 Each is an entry point of the group ``blazar_nova.monitors``. Whether it is
-believed is decided in :mod:`blazar_core.lifecycle.health`.
+believed is decided in :mod:`blazar_core.healing.host_status`.
 """
 
 import abc
@@ -13,12 +13,11 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
-from blazar_core.books import outages
+from blazar_core.capacity import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.db import notes
-from blazar_core.lifecycle import health
+from blazar_core.healing import host_status
 from blazar_nova.compat import hosts
 from blazar_nova.parts import wiring
 from blazar_nova.resources import extensions
@@ -42,7 +41,7 @@ class Monitor(abc.ABC):
     event_types: ty.ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
-    def look(self, parts: wiring.Parts) -> health.Sight:
+    def look(self, parts: wiring.Parts) -> host_status.Sight:
         """What is seen of hosts; those that it knows nothing of are left out.
 
         :param parts: those of the listener
@@ -71,7 +70,7 @@ class ComputeServices(Monitor):
 
     event_types = ('service.',)
 
-    def look(self, parts: wiring.Parts) -> health.Sight:
+    def look(self, parts: wiring.Parts) -> host_status.Sight:
         states = hosts.service_states()
         with parts.database.reader() as session:
             rows = session.execute(sa.select(
@@ -81,11 +80,11 @@ class ComputeServices(Monitor):
                 for row in rows if row.service_host in states}
 
 
-def _seen(host: str, state: hosts.ServiceState) -> health.Down | None:
+def _seen(host: str, state: hosts.ServiceState) -> host_status.Down | None:
     if state.forced_down:
-        return health.Down(
+        return host_status.Down(
             f'nova-compute on {host} was forced down.', certain=True)
-    return None if state.up else health.Down(
+    return None if state.up else host_status.Down(
         f'nova-compute on {host} is not heard of any more.')
 
 
@@ -120,7 +119,7 @@ class Monitors:
         while not stopping.is_set():
             try:
                 self.look()
-            except errors.BooksUnavailable as exc:
+            except errors.DatabaseUnavailable as exc:
                 LOG.info('Which hosts are down is found out later: %s', exc)
             except Exception:
                 LOG.exception('Which hosts are down could not be found out')
@@ -134,11 +133,11 @@ class Monitors:
 
         A monitor that fails keeps no other one from being asked.
         """
-        sight: dict[str, health.Down | None] = {}
+        sight: dict[str, host_status.Down | None] = {}
         for name, monitor in self._monitors.items():
             try:
                 seen = monitor.look(self._parts)
-            except errors.BooksUnavailable:
+            except errors.DatabaseUnavailable:
                 raise
             except Exception as exc:
                 LOG.warning('The monitor %s could not look: %s', name, exc,
@@ -161,10 +160,10 @@ class Monitors:
         with self._parts.database.reader() as session:
             rows = session.execute(sa.select(
                 models.Host.uuid, models.Host.service_host,
-                notes.Outage.fenced_at,
-            ).join(notes.Outage, notes.Outage.host_id == models.Host.id).where(
-                models.Host.uuid.in_(failed),
-                notes.Outage.kind == outages.FAILURE)).all()
+                models.Outage.fenced_at).join(
+                    models.Outage, models.Outage.host_id ==
+                    models.Host.id).where(models.Host.uuid.in_(
+                        failed), models.Outage.kind == outages.FAILURE)).all()
         states, certain = hosts.service_states(), set()
         for row in rows:
             state = states.get(row.service_host)

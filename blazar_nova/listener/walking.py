@@ -8,7 +8,7 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 
 __all__ = ['GoOn', 'SILENT', 'always', 'walk']

@@ -11,9 +11,9 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import conditions
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 
 __all__ = ['Answers', 'FIELDS']
 
@@ -35,7 +35,7 @@ _Format: ty.TypeAlias = ty.Callable[[int], str]
 class Answers:
     """Says what leases are."""
 
-    def __init__(self, types: resources.Types) -> None:
+    def __init__(self, types: resource_types.ResourceTypes) -> None:
         self._types = types
 
     def lease(self, described: _Lease) -> _Object:

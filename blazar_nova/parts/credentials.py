@@ -150,7 +150,7 @@ class Credentials:
         :param as_owner: nothing else will do
         :returns: its id, or for whom we act without one
             (:class:`vouching.User`); None where there is no keystone
-        :raises NotDelegated: when the token may not; says what to do
+        :raises TrustUnavailable: when the token may not; says what to do
         :raises CloudUnavailable: when keystone does not answer
         """
         if not self.is_configured():
@@ -163,10 +163,10 @@ class Credentials:
                     as_owner or isinstance(exc, exceptions.Unauthorized)):
                 try:
                     return self._vouched(context)
-                except errors.NotDelegated as why:
-                    raise errors.NotDelegated(
+                except errors.TrustUnavailable as why:
+                    raise errors.TrustUnavailable(
                         _NO_TRUST.format(why=f'{why}.')) from why
-            raise errors.NotDelegated(
+            raise errors.TrustUnavailable(
                 _NO_TRUST.format(why=exc.message)) from exc
         except (exceptions.ClientException, KeyError, TypeError,
                 ValueError) as exc:
@@ -197,7 +197,7 @@ class Credentials:
     def _vouched(self, context: ty.Any) -> str:
         """For whom we act without a trust.
 
-        :raises NotDelegated: when keystone says now that he may not, or no
+        :raises TrustUnavailable: when keystone says now that he may not, or no
             more than his token does, as of roles by a federation
         """
         user = vouching.User.of(context)
@@ -237,17 +237,17 @@ class Credentials:
 
         :param as_owner: nothing but a trust will do
         :returns: keystoneauth1's AccessInfo, or :class:`vouching.Access`
-        :raises NotDelegated: when the user may not any more what he could
+        :raises TrustUnavailable: when the user may not any more what he could
         :raises CloudUnavailable: when keystone does not answer, or does not
             let the service user log in
         """
         user = vouching.User.read(credential)
         if user is not None:
             if as_owner:
-                raise errors.NotDelegated(
+                raise errors.TrustUnavailable(
                     'there is no trust of the owner of the lease')
             if self._conf[GROUP].without_trust != SERVICE:
-                raise errors.NotDelegated(
+                raise errors.TrustUnavailable(
                     'There is no trust of the user, and nothing is done '
                     'without one any more (without_trust)')
             user.check(self._keystone(self._session))
@@ -267,7 +267,7 @@ class Credentials:
             # Not because the service user itself cannot log in.
             self._session.auth.invalidate()
             self._session.auth.get_access(self._session)
-            raise errors.NotDelegated(
+            raise errors.TrustUnavailable(
                 f'Nothing can be done in the name of the user any more: he '
                 f'was disabled or deleted, or has lost a role on the project '
                 f'({exc.message})') from exc

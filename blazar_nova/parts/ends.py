@@ -4,17 +4,17 @@
 
 import functools
 
-from blazar_core.lifecycle import ends
+from blazar_core.plugins import end_policies
 from blazar_nova.resources import extensions
 
 __all__ = ['available']
 
 
 @functools.cache
-def available() -> ends.Policies:
+def available() -> end_policies.Policies:
     """The end policies of this installation, by their names.
 
     :raises ConfigurationError: when there are none, or one cannot be loaded
     """
-    return extensions.load('blazar_nova.end_policies', ends.EndPolicy,
-                           ends.DELETE)
+    return extensions.load('blazar_nova.end_policies', end_policies.EndPolicy,
+                           end_policies.DELETE)

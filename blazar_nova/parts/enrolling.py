@@ -12,13 +12,13 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.books import enrolment
-from blazar_core.books import pending
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import enrollment
+from blazar_core.capacity import pending
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import words
 from blazar_core.db import models
-from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import fault_points
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import occupants
@@ -92,10 +92,10 @@ class Enrolling:
         say(f'Looking for host {name} in all cells ...')
         host = chosen(name, *nova_hosts.named(name))
         say('Keeping servers without a lease off it ...')
-        attempt = self._write(enrolment.begin, host.uuid, extra, reservable)
-        steps.reached(steps.Step.ENROL_BEGUN, name)
+        attempt = self._write(enrollment.start, host.uuid, extra, reservable)
+        fault_points.fault_point(fault_points.FaultPoint.ENROL_BEGUN, name)
         pool.join(host)
-        steps.reached(steps.Step.ENROL_JOINED, name)
+        fault_points.fault_point(fault_points.FaultPoint.ENROL_JOINED, name)
         try:
             if pause is not None:
                 say('Looking for builds and resizes that are under way ...')
@@ -109,8 +109,9 @@ class Enrolling:
                     f'delete first: '
                     f'{shown(there)}. Nova may free the room of one that is '
                     f'deleted only a minute later.')
-            steps.reached(steps.Step.ENROL_LOOKED, name)
-            self._write(enrolment.finish, attempt)
+            fault_points.fault_point(fault_points.FaultPoint.ENROL_LOOKED,
+                                     name)
+            self._write(enrollment.complete, attempt)
         except errors.Conflict:
             self._give_up(attempt, host)
             raise
@@ -125,8 +126,9 @@ class Enrolling:
         :raises Conflict: when something is booked there
         :raises CloudUnavailable: when it could not be finished now
         """
-        host = self._write(enrolment.leave, host_id)
-        steps.reached(steps.Step.LEAVE_BEGUN, host.name)
+        host = self._write(enrollment.remove, host_id)
+        fault_points.fault_point(fault_points.FaultPoint.LEAVE_BEGUN,
+                                 host.name)
         try:
             self._go(host)
         except errors.NotFound:
@@ -137,11 +139,11 @@ class Enrolling:
         """A host that is leaving serves everybody again."""
         member = pool.Member(host.uuid, host.service_host)
         with self._database.reader() as session:
-            replaced = enrolment.is_replaced(session, host)
+            replaced = enrollment.is_replaced(session, host)
         pool.leave(member, replaced)
-        steps.reached(steps.Step.LEAVE_LEFT, host.name)
+        fault_points.fault_point(fault_points.FaultPoint.LEAVE_LEFT, host.name)
         try:
-            self._write(enrolment.retire, host.id)
+            self._write(enrollment.retire, host.id)
         except errors.Conflict:
             # Meanwhile one operator was faster, and another one has enrolled
             # it again.
@@ -155,7 +157,7 @@ class Enrolling:
 
         :raises NotFound: when there is none of that id
         """
-        self._write(enrolment.leave, host_id, True)
+        self._write(enrollment.remove, host_id, True)
 
     def remove_left(self) -> None:
         """Have those serve everybody again that were to when they are free.
@@ -166,7 +168,7 @@ class Enrolling:
             try:
                 if host_id in self._left():
                     with self._database.reader() as session:
-                        host = enrolment.get(session, host_id)
+                        host = enrollment.get(session, host_id)
                     self._go(host)
             except (errors.NotFound, errors.Conflict) as exc:
                 LOG.debug('Host %s is out already: %s', host_id, exc)
@@ -177,7 +179,7 @@ class Enrolling:
 
     def _left(self) -> set[int]:
         with self._database.reader() as session:
-            return enrolment.left(session, self._parts.clock.now())
+            return enrollment.left(session, self._parts.clock.now())
 
     def change(self, host_id: int, extra: ty.Mapping[str, str | None],
                reservable: bool | None) -> dict[str, ty.Any]:
@@ -187,7 +189,7 @@ class Enrolling:
         :raises NotFound: when there is none of that id
         :raises Conflict: when it may be reserved, and is being taken out
         """
-        self._write(enrolment.change, host_id, extra, reservable)
+        self._write(enrollment.change, host_id, extra, reservable)
         return self.show(host_id)
 
     def show(self, host_id: int) -> dict[str, ty.Any]:
@@ -196,7 +198,7 @@ class Enrolling:
         :raises NotFound: when there is none of that id
         """
         with self._database.reader() as session:
-            host = enrolment.get(session, host_id)
+            host = enrollment.get(session, host_id)
         return _described(host, aggregates.zones())
 
     def listed(self, after: int = 0, most: int | None = None,
@@ -206,7 +208,7 @@ class Enrolling:
         :param reserved: whether their zones may be those of reservations
         """
         with self._database.reader() as session:
-            found = enrolment.listed(session, after, most)
+            found = enrollment.listed(session, after, most)
         zones = aggregates.zones(reserved)
         return [_described(host, zones) for host in found]
 
@@ -218,8 +220,8 @@ class Enrolling:
             wanted; all that there is, if empty
         """
         with self._database.reader() as session:
-            hosts = enrolment.listed(session)
-            found = enrolment.allocations(session, *_where(of))
+            hosts = enrollment.listed(session)
+            found = enrollment.allocations(session, *_where(of))
         return [_allocated(host.id, found) for host in hosts]
 
     def allocation(self, host_id: int, of: ty.Mapping[str, str],
@@ -229,14 +231,14 @@ class Enrolling:
         :raises NotFound: when there is none of that id
         """
         with self._database.reader() as session:
-            enrolment.get(session, host_id)
-            return _allocated(host_id, enrolment.allocations(
+            enrollment.get(session, host_id)
+            return _allocated(host_id, enrollment.allocations(
                 session, models.Booking.host_id == host_id, *_where(of)))
 
-    def properties(self) -> dict[str, enrolment.Property]:
+    def properties(self) -> dict[str, enrollment.Property]:
         """What is said of hosts beside what Nova says, by its name."""
         with self._database.reader() as session:
-            return enrolment.properties(session)
+            return enrollment.properties(session)
 
     def set_private(self, name: str, private: bool) -> None:
         """Make a property of hosts public or private.
@@ -245,7 +247,7 @@ class Enrolling:
         """
         def attempt() -> None:
             with self._database.writer() as session:
-                enrolment.set_private(session, name, private)
+                enrollment.set_private(session, name, private)
 
         self._database.retried(attempt)
 
@@ -258,12 +260,13 @@ class Enrolling:
                 self._parts.clock.now())
         return awaited.keys() | occupants.everybody(host)
 
-    def _give_up(self, attempt: enrolment.Attempt, host: pool.Member) -> None:
+    def _give_up(self, attempt: enrollment.Enrollment,
+                 host: pool.Member) -> None:
         """Nothing comes of an enrolment; who goes on with one that somebody
         else has begun leaves it to them.
         """
         left = self._write(
-            enrolment.abandon, attempt) if attempt.is_own else None
+            enrollment.cancel, attempt) if attempt.is_own else None
         if left is not None:
             # A blazar-listener may be faster.
             with contextlib.suppress(errors.NotFound, errors.Conflict):

@@ -5,21 +5,21 @@
 import dataclasses
 import typing as ty
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import changing
+from blazar_core.leases import creation
 from blazar_core.leases import limits
-from blazar_core.leases import making
 from blazar_core.leases import requests
-from blazar_core import resources
+from blazar_core.leases import updates
+from blazar_core.plugins import resource_types
 from blazar_nova.parts import answers
 
 __all__ = ['asked_of', 'as_changed', 'of_change']
 
 
-def asked_of(new: making.NewLease, held: bool, available: resources.Types,
-             ) -> limits.Asked:
+def asked_of(new: creation.NewLease, held: bool,
+             available: resource_types.ResourceTypes) -> limits.Asked:
     """What a new lease takes of the limits."""
     request = new.request
     return limits.Asked(
@@ -41,8 +41,8 @@ def asked_of(new: making.NewLease, held: bool, available: resources.Types,
                  **(one.params or {})} for one in new.reservations]})
 
 
-def as_changed(lease: dict[str, ty.Any], change: changing.Change,
-               ) -> making.NewLease:
+def as_changed(lease: dict[str, ty.Any], change: updates.LeaseChange,
+               ) -> creation.NewLease:
     """A lease as it would be after a change.
 
     :raises InvalidLeaseParams: when it would end before it starts
@@ -53,14 +53,14 @@ def as_changed(lease: dict[str, ty.Any], change: changing.Change,
         raise errors.InvalidLeaseParams(
             f'End date must be later than start date: from '
             f'{clocks.minute(start)} to {clocks.minute(end)} UTC.')
-    return making.NewLease(
+    return creation.NewLease(
         lease['project_id'], lease['user_id'], requests.LeaseRequest(
             name=change.name or lease['name'],
             window=model.Window(start, end), before_end=None, events=(),
             on_end=lease['on_end'], starts_now=False,
             grace_period=lease['grace_period']
             if change.grace_period is None else change.grace_period),
-        tuple(change.reservations.get(one['id']) or making.NewReservation(
+        tuple(change.reservations.get(one['id']) or creation.NewReservation(
             model.Demand(one['resources'], _count(one),
                          cleaning_time=lease['cleaning_time']),
             resource_type=one['resource_type'], params=one['params'])
@@ -75,9 +75,9 @@ def _count(reservation: dict[str, ty.Any]) -> int:
             else reservation['amount'])
 
 
-def of_change(allowed: limits.Limits, types: resources.Types,
+def of_change(allowed: limits.Limits, types: resource_types.ResourceTypes,
               words: answers.Answers, lease: dict[str, ty.Any],
-              change: changing.Change, resized: bool = False,
+              change: updates.LeaseChange, resized: bool = False,
               beside: frozenset[str] = frozenset(),
               ) -> limits.Granted | None:
     """Ask the limits about a lease as it would be.

@@ -8,9 +8,9 @@ import urllib.parse
 
 from oslo_log import log as logging
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from blazar_core.plugins import cloud_api
 from blazar_nova.parts import credentials
 
 __all__ = ['Identity']
@@ -28,7 +28,7 @@ class Identity:
         self._trusts = trusts
 
     def absent(self, project_ids: ty.Collection[str],
-               user_ids: ty.Collection[str]) -> clouds.Absent:
+               user_ids: ty.Collection[str]) -> cloud_api.MissingOwners:
         """Which of these do not exist any more.
 
         An answer that says so of our own user as well is not believed: it
@@ -53,7 +53,7 @@ class Identity:
             return frozenset(
                 one for one, there in answers.items() if there is False)
 
-        absent = clouds.Absent(
+        absent = cloud_api.MissingOwners(
             gone('project', project_ids), gone('user', user_ids))
         if unknown:
             LOG.warning('Keystone does not let the service user see %s '

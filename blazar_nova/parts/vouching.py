@@ -83,7 +83,7 @@ class User:
         Five requests, or four where user and project are in one domain.
 
         :param keystone: it, asked as our service user
-        :raises NotDelegated: when he may not; says why
+        :raises TrustUnavailable: when he may not; says why
         :raises CloudUnavailable: when keystone does not say
         """
         try:
@@ -108,7 +108,7 @@ class User:
                 f'Keystone does not answer: {exc}') from exc
         missing = {role.lower() for role in self.roles} - roles
         if missing:
-            raise errors.NotDelegated(
+            raise errors.TrustUnavailable(
                 f'User {self.user_id} does not have the role '
                 f'{" and ".join(sorted(missing))} on project '
                 f'{self.project_id}, by what keystone says')
@@ -116,15 +116,15 @@ class User:
     def _enabled(self, keystone: ty.Any, kind: str, its_id: str) -> ty.Any:
         """A user, project or domain as keystone has it.
 
-        :raises NotDelegated: when there is none, or it is disabled
+        :raises TrustUnavailable: when there is none, or it is disabled
         """
         try:
             found = keystone.get(
                 f'/{kind}s/{urllib.parse.quote(its_id, safe="")}',
             ).json()[kind]
         except exceptions.NotFound as exc:
-            raise errors.NotDelegated(
+            raise errors.TrustUnavailable(
                 f'The {kind} {its_id} does not exist any more') from exc
         if not found.get('enabled', True):
-            raise errors.NotDelegated(f'The {kind} {its_id} is disabled')
+            raise errors.TrustUnavailable(f'The {kind} {its_id} is disabled')
         return found

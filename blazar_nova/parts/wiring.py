@@ -8,29 +8,29 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.books import admission as admissions
-from blazar_core.books import strategies
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import selection
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
 from blazar_core.db import api
+from blazar_core.db import encryption
 from blazar_core.db import migration
 from blazar_core.db import settings
-from blazar_core.db import vault
+from blazar_core.healing import alternatives
+from blazar_core.healing import evacuation
+from blazar_core.healing import host_status
+from blazar_core.healing import maintenance
 from blazar_core.leases import leases
 from blazar_core.leases import limits
-from blazar_core.leases import servers
-from blazar_core.lifecycle import announcing
+from blazar_core.leases import lookup
+from blazar_core.lifecycle import best_effort
 from blazar_core.lifecycle import demands
-from blazar_core.lifecycle import health
-from blazar_core.lifecycle import lifecycle
-from blazar_core.lifecycle import maintenance
+from blazar_core.lifecycle import end_notices
+from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import orphans
-from blazar_core.lifecycle import other_hosts
-from blazar_core.lifecycle import pacing
 from blazar_core.lifecycle import preflight
-from blazar_core.lifecycle import relocating
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import demand
 from blazar_nova.compat import quota
 from blazar_nova.compat.seams import check
@@ -43,7 +43,7 @@ from blazar_nova.parts import external
 from blazar_nova.parts import granting
 from blazar_nova.parts import identity
 from blazar_nova.resources import cleaning
-from blazar_nova.resources import types as resource_types
+from blazar_nova.resources import types as installed
 
 __all__ = ['Parts', 'assemble', 'compare_settings',
            'database', 'lost_after', 'shared']
@@ -67,21 +67,21 @@ class Parts:
     conf: ty.Any
     database: api.Database
     clock: clocks.Clock
-    vault: vault.Vault
+    vault: encryption.Encryption
     trusts: credentials.Credentials
     admission: admissions.Admission
-    types: resources.Types
+    types: resource_types.ResourceTypes
     answers: answers.Answers
     notify: ty.Callable[[str, dict[str, ty.Any]], None]
     leases: leases.Leases
     cloud: nova_servers.NovaCloud
-    lifecycle: lifecycle.Lifecycle
+    lifecycle: handlers.Handlers
     limits: limits.Limits
-    announcing: announcing.Announcing
+    announcing: end_notices.EndNotices
     identity: identity.Identity
     orphans: orphans.Orphans
-    health: health.Health
-    relocating: relocating.Relocating
+    health: host_status.HostStatus
+    relocating: evacuation.Evacuation
     maintenance: maintenance.Maintenance
     preflight: preflight.Preflight
 
@@ -113,11 +113,11 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     check.require_tested(conf)
     service.bound_waiting()
     books = database(conf, clock)
-    secrets = vault.Vault(conf.blazar.encryption_keys)
+    secrets = encryption.Encryption(conf.blazar.encryption_keys)
     trusts = credentials.Credentials(conf)
     cloud = nova_servers.NovaCloud(trusts)
     outside = external.External(conf, trusts.place)
-    types = resource_types.types(servers.Servers(books, clock))
+    types = installed.types(lookup.Lookup(books, clock))
     cleaning.command_of(conf.blazar)
     words = answers.Answers(types)
 
@@ -131,33 +131,33 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     search = _admission(conf, books, clock)
     allowed = limits.Limits(conf, books, clock, quota.NovaQuota(),
                             [outside.check], types.serverless)
-    life = lifecycle.Lifecycle(
+    life = handlers.Handlers(
         books, clock, search, cloud, secrets.open, notify,
         conf.blazar.start_timeout, lost_after(conf), types, ends.available(),
         conf.blazar.end_timeout,
         (conf.blazar.no_show_time, conf.blazar.no_show_notice),
         functools.partial(granting.of_change, allowed, types, words),
-        conf.blazar.best_effort_moves, pacing.Pace(
+        conf.blazar.best_effort_moves, best_effort.Pace(
             conf.blazar.best_effort_move_interval,
             conf.blazar.best_effort_moves_per_hour),
         budget)
     known = identity.Identity(trusts)
     made = leases.Leases(books, clock, search, types, charge)
-    moves = relocating.Relocating(
+    moves = evacuation.Evacuation(
         books, clock, search, cloud, 60 * conf.blazar.healing_interval, types)
     return Parts(
         conf, books, clock, secrets, trusts, search, types, words,
         notify, made, cloud, life,
-        allowed, announcing.Announcing(books, clock, cloud, service.notify),
+        allowed, end_notices.EndNotices(books, clock, cloud, service.notify),
         known, orphans.Orphans(
             books, clock, known, life.ending.delete, notify,
             conf.blazar.orphaned_leases == 'end',
             conf.blazar.orphan_grace * 3600),
-        health.Health(books, clock, health.Patience(
+        host_status.HostStatus(books, clock, host_status.Thresholds(
             conf.blazar.failure_delay, conf.blazar.recovery_delay,
             60 * conf.blazar.healing_interval), notify),
         moves,
-        maintenance.Maintenance(books, clock, other_hosts.OtherHosts(
+        maintenance.Maintenance(books, clock, alternatives.Alternatives(
             books, clock, search, demands.Demands(
                 clock, secrets.open, types)), moves),
         preflight.Preflight(
@@ -269,5 +269,5 @@ def _admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
                ) -> admissions.Admission:
     """What finds capacity, by the strategy that is configured."""
     return admissions.Admission(
-        books, clock, strategies.spread
-        if conf.blazar.randomize_host_selection else strategies.pack)
+        books, clock, selection.spread
+        if conf.blazar.randomize_host_selection else selection.pack)

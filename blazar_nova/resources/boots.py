@@ -6,9 +6,9 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.leases import lookup
 from blazar_core.leases import requests
-from blazar_core.leases import servers
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import calls
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import host_filters
@@ -19,7 +19,7 @@ from blazar_nova.resources import groups
 __all__ = ['Boots', 'demand_of', 'unreserved']
 
 
-class Boots(resources.Kind):
+class Boots(resource_types.BaseResourceType):
     """What a boot asks for is the call that builds its servers.
 
     No request asks for it by its name, and to start and end it is to build its
@@ -28,10 +28,11 @@ class Boots(resources.Kind):
 
     for_servers = True
 
-    def __init__(self, known: servers.Servers) -> None:
+    def __init__(self, known: lookup.Lookup) -> None:
         self._known = known
 
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
         """By the same rules as when the lease was made: what has changed of
         hosts, aggregates, image types and server groups since then counts.
         """
@@ -46,13 +47,14 @@ class Boots(resources.Kind):
             return demand_of(call.context.elevated(), call, self._known,
                              reserved.window)
 
-    def check_window(self, reserved: resources.Reserved) -> None:
+    def check_window(self,
+                     reserved: resource_types.ReservationContext) -> None:
         if reserved.servers and reserved.window is not None:
             groups.check_apart(reserved.servers, reserved.hosts,
                                reserved.window, self._known)
 
 
-def demand_of(context: ty.Any, call: calls.BuildCall, known: servers.Servers,
+def demand_of(context: ty.Any, call: calls.BuildCall, known: lookup.Lookup,
               window: model.Window | None, later: bool = False,
               ) -> model.Demand:
     """What the servers of a boot need of hosts.
@@ -85,7 +87,7 @@ def unreserved(call: calls.BuildCall, demand: model.Demand,
 
 
 def _demand_of(context: ty.Any, owner: ty.Any, specs: ty.Sequence[ty.Any],
-               server_ids: ty.Collection[str], known: servers.Servers,
+               server_ids: ty.Collection[str], known: lookup.Lookup,
                window: model.Window | None, later: bool = False,
                ) -> model.Demand:
     within = hosted.reservation_of(specs[0].flavor)

@@ -12,10 +12,10 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import logs
-from blazar_core import resources
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
 
 __all__ = ['LAST', 'command_of', 'run']
 
@@ -43,8 +43,8 @@ def command_of(conf: ty.Any) -> list[str]:
             f'for a shell.') from exc
 
 
-def run(conf: ty.Any, reserved: resources.Reserved,
-        hosts: ty.Mapping[str, str], deadline: clouds.Deadline) -> set[str]:
+def run(conf: ty.Any, reserved: resource_types.ReservationContext,
+        hosts: ty.Mapping[str, str], deadline: cloud_api.Deadline) -> set[str]:
     """Run the command for hosts side by side, if there is one.
 
     Takes ``cleaning_timeout`` at most, and a moment.
@@ -71,7 +71,7 @@ def run(conf: ty.Any, reserved: resources.Reserved,
 
 
 def _is_ready(command: ty.Sequence[str], timeout: int,
-              reserved: resources.Reserved, host: str) -> bool:
+              reserved: resource_types.ReservationContext, host: str) -> bool:
     # A file: reading a pipe waits for all processes that inherited it.
     with tempfile.TemporaryFile() as printed:
         try:

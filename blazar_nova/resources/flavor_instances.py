@@ -8,7 +8,7 @@ from oslo_serialization import jsonutils
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import flavors
 from blazar_nova.resources import places
 
@@ -21,7 +21,7 @@ class FlavorInstances(places.Places):
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'flavor_id': '"1"', **places.Places.common}
 
-    def read(self, values: resources.Values) -> resources.Values:
+    def read(self, values: resource_types.Values) -> resource_types.Values:
         flavor_id = inputs.needed(values, 'flavor_id')
         if isinstance(flavor_id, int) and not isinstance(flavor_id, bool):
             # Clients make a number of what looks like one.
@@ -37,7 +37,8 @@ class FlavorInstances(places.Places):
         wanted = self._properties(values)
         return asked | (wanted if wanted['resource_properties'] else {})
 
-    def show(self, reservation: ty.Mapping[str, ty.Any]) -> resources.Values:
+    def show(self, reservation: ty.Mapping[str,
+                                           ty.Any]) -> resource_types.Values:
         flavor = reservation['spec']
         # Where no hosts were chosen by it, clients read the flavor in it.
         return {**flavors.amounts_shown(flavor),
@@ -45,11 +46,12 @@ class FlavorInstances(places.Places):
                     reservation['params']['source_flavor_id'], flavor)),
                 **super().show(reservation)}
 
-    def written(self, params: ty.Mapping[str, ty.Any]) -> resources.Values:
+    def written(self, params: ty.Mapping[str,
+                                         ty.Any]) -> resource_types.Values:
         return {**super().written(params),
                 'flavor_id': params['source_flavor_id']}
 
-    def wanted(self, asking: ty.Any, params: resources.Values,
-               ) -> resources.Wanted:
+    def wanted(self, asking: ty.Any, params: resource_types.Values,
+               ) -> resource_types.Requirements:
         return self._of_flavor(asking, flavors.facts_like(
             asking.context, params['source_flavor_id']), params)

@@ -9,7 +9,7 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
-from blazar_core.leases import servers
+from blazar_core.leases import lookup
 from blazar_nova.compat import demand as demands
 
 __all__ = ['check_apart', 'in_group']
@@ -22,7 +22,7 @@ _Stays: ty.TypeAlias = list[tuple[str, model.Window]]
 
 
 def in_group(demand: model.Demand, context: ty.Any, spec: ty.Any,
-             new: ty.Collection[str], known: servers.Servers,
+             new: ty.Collection[str], known: lookup.Lookup,
              window: model.Window | None) -> model.Demand:
     """A demand with what the server group of a request adds to it.
 
@@ -54,7 +54,7 @@ def in_group(demand: model.Demand, context: ty.Any, spec: ty.Any,
 
 
 def check_apart(server_ids: ty.Collection[str], hosts: ty.Collection[str],
-                window: model.Window, known: servers.Servers) -> None:
+                window: model.Window, known: lookup.Lookup) -> None:
     """Make sure that servers keep apart from others of their group on hosts
     that they have, over another window.
 
@@ -94,7 +94,7 @@ def _together(stays: _Stays, window: model.Window | None) -> frozenset[str]:
     return frozenset.intersection(*hosts)
 
 
-def _stays(group: demands.Group, new: set[str], known: servers.Servers,
+def _stays(group: demands.Group, new: set[str], known: lookup.Lookup,
            ) -> _Stays:
     """Where the servers of a group are and when, but for those that come.
 

@@ -5,7 +5,7 @@
 import typing as ty
 
 from blazar_core.common import inputs
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import flavors
 from blazar_nova.resources import places
 
@@ -23,14 +23,14 @@ class Instances(places.Places):
         **places.Places.without, 'ephemeral_gb': (0, '0'),
         'swap_mb': (0, '0'), 'extra_specs': ({},)}
 
-    def read(self, values: resources.Values) -> resources.Values:
+    def read(self, values: resource_types.Values) -> resource_types.Values:
         asked = {**self._common(values), **self._properties(values)}
         for key, least in (('vcpus', 1), ('memory_mb', 1), ('disk_gb', 0)):
             asked[key] = inputs.integer(
                 inputs.needed(values, key), key, least)
         return asked
 
-    def wanted(self, asking: ty.Any, params: resources.Values,
-               ) -> resources.Wanted:
+    def wanted(self, asking: ty.Any, params: resource_types.Values,
+               ) -> resource_types.Requirements:
         return self._of_flavor(asking, flavors.facts_of(
             params['vcpus'], params['memory_mb'], params['disk_gb']), params)

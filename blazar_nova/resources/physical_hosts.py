@@ -6,12 +6,12 @@ import dataclasses
 import re
 import typing as ty
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.common import host_properties
 from blazar_core.common import inputs
 from blazar_core.common import model
-from blazar_core.common import properties
-from blazar_core import resources
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
@@ -24,7 +24,7 @@ from blazar_nova.resources import cleaning
 
 __all__ = ['PhysicalHosts']
 
-Values: ty.TypeAlias = resources.Values
+Values: ty.TypeAlias = resource_types.Values
 
 #: What clients send of it. Users are told before the end in any case; images
 #: are made of all servers of the lease.
@@ -36,7 +36,7 @@ _MANY = 20
 _PLACES = ('availability_zone', 'aggregate', 'region')
 
 
-class PhysicalHosts(resources.ResourceType):
+class PhysicalHosts(resource_types.ResourceType):
     """So many whole hosts, for one lease alone while it lasts.
 
     Its owner boots with the hint ``reservation``; so do other projects with
@@ -71,7 +71,7 @@ class PhysicalHosts(resources.ResourceType):
             asked['before_end'] = values['before_end']
         for key in ('hypervisor_properties', 'resource_properties'):
             asked[key] = values.get(key, '')
-            properties.parse(asked[key])
+            host_properties.parse(asked[key])
         for key in _PLACES:
             if key in values:
                 asked[key] = inputs.text(values[key], key)
@@ -83,15 +83,17 @@ class PhysicalHosts(resources.ResourceType):
     def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
         return {'before_end': 'default', **reservation['params']}
 
-    def wanted(self, asking: ty.Any, params: Values) -> resources.Wanted:
-        return resources.Wanted(
+    def wanted(self, asking: ty.Any,
+               params: Values) -> resource_types.Requirements:
+        return resource_types.Requirements(
             self._demand_of(params, asking.placement, asking.later), {})
 
     def beside(self, asking: ty.Any, reservation_id: str,
                demand: model.Demand) -> model.Demand:
         return _beside(asking.placement, reservation_id, demand)
 
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
         placement = demands.Placement()
         return _beside(placement, reserved.id, self._demand_of(
             reserved.params, placement))
@@ -102,38 +104,42 @@ class PhysicalHosts(resources.ResourceType):
         with demands.refused(params['min'], 'A lease of hosts'):
             return model.Demand(
                 model.WHOLE, params['max'], least=params['min'],
-                among=model.Among.ENROLLED,
-                hosts=_eligible(params, placement),
-                avoid=frozenset() if later else demands.disabled(placement),
-                cleaning_time=60 * service.CONF.blazar.cleaning_time,
-                properties=properties.both(
-                    properties.parse(params.get('hypervisor_properties', '')),
-                    properties.parse(params.get('resource_properties', ''))))
+                among=model.HostPool.ENROLLED, hosts=_eligible(
+                    params, placement), avoid=frozenset() if later
+                else demands.disabled(placement), cleaning_time=60 *
+                service.CONF.blazar.cleaning_time,
+                properties=host_properties.both(
+                    host_properties.parse(params.get('hypervisor_properties',
+                                                     '')),
+                    host_properties.parse(params.get('resource_properties',
+                                                     ''))))
 
-    def start(self, reserved: resources.Reserved) -> None:
+    def start(self, reserved: resource_types.ReservationContext) -> None:
         pool.open_to(reserved.id, reserved.project_id, _members(reserved))
 
-    def changed(self, reserved: resources.Reserved) -> None:
+    def changed(self, reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
-    def guests(self, reserved: resources.Reserved, host: str | None = None,
-               ) -> ty.Collection[str]:
+    def guests(self, reserved: resource_types.ReservationContext,
+               host: str | None = None) -> ty.Collection[str]:
         return occupants.guests({
             one for one in (*_members(reserved),
                             *pool.members_of(reserved.id))
             if host in (None, one.uuid)}, reserved.id)
 
     def hosted(self, service_hosts: ty.Collection[str],
-               ) -> ty.Collection[resources.Hosted]:
+               ) -> ty.Collection[resource_types.HostedServer]:
         return occupants.running(service_hosts)
 
-    def servers_of(self, reserved: resources.Reserved) -> ty.Collection[str]:
+    def servers_of(
+            self,
+            reserved: resource_types.ReservationContext) -> ty.Collection[str]:
         if reserved.project_id in reserved.params.get('projects', ()):
             return ()
         return {*occupants.of(self.guests(reserved), reserved.project_id),
                 *occupants.shelved(reserved.id, reserved.project_id)}
 
-    def belongs(self, reserved: resources.Reserved) -> None:
+    def belongs(self, reserved: resource_types.ReservationContext) -> None:
         pool.give_to(reserved.id, reserved.project_id)
 
     @property
@@ -141,8 +147,9 @@ class PhysicalHosts(resources.ResourceType):
         return cleaning.LAST + ty.cast(
             int, service.CONF.blazar.cleaning_timeout)
 
-    def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
-              deadline: clouds.Deadline) -> ty.Collection[str]:
+    def clean(self, reserved: resource_types.ReservationContext,
+              hosts: ty.Collection[str],
+              deadline: cloud_api.Deadline) -> ty.Collection[str]:
         there = {uuid: reserved.services[uuid] for uuid in hosts
                  if nova_hosts.on_service_host(reserved.services[uuid])}
         # Nobody gets a host that Nova does not have any more.
@@ -153,7 +160,7 @@ class PhysicalHosts(resources.ResourceType):
     def hosts_leave(self) -> bool:
         return pool.leave_after_lease()
 
-    def end(self, reserved: resources.Reserved) -> None:
+    def end(self, reserved: resource_types.ReservationContext) -> None:
         # They would look for hosts that are nobody's any more.
         for project_id in {reserved.project_id,
                            *reserved.params.get('projects', ())} - {''}:
@@ -176,7 +183,7 @@ def _beside(placement: demands.Placement, reservation_id: str,
         zoneless if demand.hosts is None else zoneless & demand.hosts))
 
 
-def _members(reserved: resources.Reserved) -> list[pool.Member]:
+def _members(reserved: resource_types.ReservationContext) -> list[pool.Member]:
     return [pool.Member(uuid, service_host)
             for uuid, service_host in reserved.services.items()]
 

@@ -5,21 +5,21 @@
 import dataclasses
 import typing as ty
 
+from blazar_core.common import host_properties
 from blazar_core.common import inputs
 from blazar_core.common import model
-from blazar_core.common import properties
 from blazar_core.common import states
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import demand as demands
 from blazar_nova.compat import flavors
 from blazar_nova.compat import freepool
 
 __all__ = ['Places']
 
-Values: ty.TypeAlias = resources.Values
+Values: ty.TypeAlias = resource_types.Values
 
 
-class Places(resources.ResourceType):
+class Places(resource_types.ResourceType):
     """So many servers of one flavor, which is theirs while the lease lasts.
 
     What is kept of a reservation is that flavor: whatever becomes of the one
@@ -37,7 +37,8 @@ class Places(resources.ResourceType):
         'before_end': ('', 'default', 'email', 'snapshot'),
         'hypervisor_properties': ('', '[]', [])}
 
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
         with demands.refused(0, f'Lease {reserved.lease_id}'):
             return self._demand_of(
                 flavors.context_of(reserved.project_id, reserved.user_id),
@@ -50,17 +51,17 @@ class Places(resources.ResourceType):
         demand = flavors.demand_of(
             context, flavor, params.get('amount', 1), params.get('affinity'),
             placement, later)
-        return dataclasses.replace(demand, properties=properties.parse(
+        return dataclasses.replace(demand, properties=host_properties.parse(
             params.get('resource_properties', '')))
 
-    def start(self, reserved: resources.Reserved) -> None:
+    def start(self, reserved: resource_types.ReservationContext) -> None:
         freepool.ensured()
         flavors.open_reservation(reserved)
 
-    def belongs(self, reserved: resources.Reserved) -> None:
+    def belongs(self, reserved: resource_types.ReservationContext) -> None:
         flavors.give_reservation(reserved)
 
-    def end(self, reserved: resources.Reserved) -> None:
+    def end(self, reserved: resource_types.ReservationContext) -> None:
         flavors.close_reservation(reserved.id)
 
     def opened(self) -> ty.Collection[str]:
@@ -84,15 +85,16 @@ class Places(resources.ResourceType):
     def _properties(self, values: Values) -> Values:
         """What the hosts must be like, as it was written."""
         wanted = values.get('resource_properties', '')
-        properties.parse(wanted)
+        host_properties.parse(wanted)
         return {'resource_properties': wanted}
 
     def _of_flavor(self, asking: ty.Any, flavor: Values, params: Values,
-                   ) -> resources.Wanted:
+                   ) -> resource_types.Requirements:
         with demands.refused(
                 params['amount'], f'A lease of project {asking.project_id}'):
             demand = self._demand_of(
                 asking.context, flavor, params, asking.placement,
                 asking.later)
-            return resources.Wanted(demand, flavor, flavors.unreserved(
-                asking.context, flavor, demand.hosts or ()))
+            return resource_types.Requirements(
+                demand, flavor, flavors.unreserved(
+                    asking.context, flavor, demand.hosts or ()))

@@ -12,11 +12,11 @@ import json
 import typing as ty
 
 from blazar_core.common import errors
+from blazar_core.common import host_properties
 from blazar_core.common import inputs
-from blazar_core.common import properties
-from blazar_core.leases import making
-from blazar_core.leases import servers
-from blazar_core import resources
+from blazar_core.leases import creation
+from blazar_core.leases import lookup
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import demand as demands
 from blazar_nova.resources import boots
 from blazar_nova.resources import extensions
@@ -40,7 +40,7 @@ class Asking:
 
     context: ty.Any
     public: ty.Callable[[], ty.Sequence[str]]
-    types: resources.Types
+    types: resource_types.ResourceTypes
     check_projects: ty.Callable[[ty.Collection[str]], None]
     later: bool = False
     placement: demands.Placement = dataclasses.field(
@@ -57,9 +57,9 @@ class Asking:
         """Of the user of the request."""
         return ty.cast(str, self.context.user_id)
 
-    def new_reservation(self, values: resources.Values,
+    def new_reservation(self, values: resource_types.Values,
                         old: ty.Mapping[str, ty.Any] | None = None,
-                        ) -> making.NewReservation:
+                        ) -> creation.NewReservation:
         """What an entry of "reservations" asks for.
 
         :param old: the reservation to change, as
@@ -81,8 +81,8 @@ class Asking:
             if key.endswith('_properties') and (
                     given.get(key) != before.get(key)) and (
                     not self.context.is_admin):
-                properties.check(
-                    properties.parse(given.get(key)), self.public())
+                host_properties.check(
+                    host_properties.parse(given.get(key)), self.public())
         new = {*params.get('projects', ())} - {
             *before.get('projects', ()), *self.projects}
         self.check_projects(new)
@@ -90,7 +90,7 @@ class Asking:
         wanted = kind.wanted(self, params)
         demand = wanted.demand if old is None else kind.beside(
             self, old['id'], wanted.demand)
-        return making.NewReservation(
+        return creation.NewReservation(
             demand, resource_type=ty.cast(str, name), params=params,
             spec=wanted.spec, warnings=wanted.warnings)
 
@@ -100,10 +100,10 @@ class Asking:
         """
         names = [name for name, kind in sorted(self.types.named.items())
                  if kind.parameters.keys() >= set(values)]
-        return making.RESOURCE_TYPE if making.RESOURCE_TYPE in names else (
-            [*names, making.RESOURCE_TYPE][0])
+        return creation.RESOURCE_TYPE if creation.RESOURCE_TYPE in names else (
+            [*names, creation.RESOURCE_TYPE][0])
 
-    def _kind_of(self, name: object) -> resources.ResourceType:
+    def _kind_of(self, name: object) -> resource_types.ResourceType:
         """The resource type of a name.
 
         :raises InvalidLeaseParams: when there is none
@@ -119,8 +119,9 @@ class Asking:
         return kind
 
 
-def _without_nothing(given: dict[str, ty.Any], kind: resources.ResourceType,
-                     name: str) -> dict[str, ty.Any]:
+def _without_nothing(
+        given: dict[str, ty.Any], kind: resource_types.ResourceType,
+        name: str) -> dict[str, ty.Any]:
     """What is asked for, without what asks for nothing.
 
     :raises InvalidLeaseParams: when something is asked for that the resource
@@ -138,15 +139,15 @@ def _without_nothing(given: dict[str, ty.Any], kind: resources.ResourceType,
 
 
 @functools.cache
-def available() -> dict[str, resources.ResourceType]:
+def available() -> dict[str, resource_types.ResourceType]:
     """The resource types of this installation, by their names.
 
     :raises ConfigurationError: when there are none, or one cannot be loaded
     """
     return extensions.load(
-        'blazar_nova.resource_types', resources.ResourceType)
+        'blazar_nova.resource_types', resource_types.ResourceType)
 
 
-def types(known: servers.Servers) -> resources.Types:
+def types(known: lookup.Lookup) -> resource_types.ResourceTypes:
     """All of them, and what comes with a boot."""
-    return resources.Types(available(), boots.Boots(known))
+    return resource_types.ResourceTypes(available(), boots.Boots(known))

@@ -15,14 +15,14 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.books import claims as core_claims
-from blazar_core.books import follower
-from blazar_core.books import judge
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import growth
 from blazar_core.leases import limits
+from blazar_core.leases import server_growth
 from blazar_nova.compat import checks
 from blazar_nova.compat import claims
 from blazar_nova.compat import flavors
@@ -65,12 +65,12 @@ class LeaseFilter(plugins.HostFilter):  # type: ignore[misc]
         books, clock = wiring.database(service.CONF), clocks.SystemClock()
         wiring.compare_settings(
             'nova-scheduler', service.CONF, books, clock)
-        index = follower.Index(books, clock)
+        index = booking_index.Index(books, clock)
         index.prepare()
-        self._judge = judge.Judge(books, clock, index)
+        self._judge = eligibility.Eligibility(books, clock, index)
         self._alone = service.CONF.blazar.on_database_failure == 'allow'
-        claims.install(core_claims.Claims(
-            books, clock, index, self._alone, growth.Growth(
+        claims.install(scheduler_claims.Claims(
+            books, clock, index, self._alone, server_growth.ServerGrowth(
                 limits.Limits(service.CONF, books, clock))))
         plugins.on_start(index.follow)
 
@@ -97,7 +97,8 @@ class LeaseFilter(plugins.HostFilter):  # type: ignore[misc]
         return kept
 
     def _rooms(self, spec: ty.Any, resources: model.Resources,
-               uuids: ty.Collection[str], wholly: bool) -> judge.Fits:
+               uuids: ty.Collection[str],
+               wholly: bool) -> eligibility.Eligible:
         """Where a server may go.
 
         :param uuids: of the hosts that Nova asks about
@@ -110,16 +111,16 @@ class LeaseFilter(plugins.HostFilter):  # type: ignore[misc]
                 return self._judge.fits_unbooked(resources, uuids, LAG)
             return self._judge.fits_for(
                 spec.instance_uuid, resources, uuids, reservation_id)
-        except errors.BooksUnavailable as exc:
+        except errors.DatabaseUnavailable as exc:
             if self._alone and reservation_id is None:
                 return self._judge.fits_alone(resources, uuids)
             LOG.warning('Server %s is placed nowhere%s: %s',
                         spec.instance_uuid, '' if reservation_id is None else
                         f', it is of reservation {reservation_id}', exc)
-            return judge.Fits(None, {}, 0)
+            return eligibility.Eligible(None, {}, 0)
 
 
-def _kept(hosts: list[ty.Any], found: judge.Fits) -> list[ty.Any]:
+def _kept(hosts: list[ty.Any], found: eligibility.Eligible) -> list[ty.Any]:
     """The hosts that have capacity."""
     room_on, elsewhere = found.by_host.get, found.elsewhere
     if elsewhere and all(found.by_host.values()):

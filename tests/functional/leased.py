@@ -8,11 +8,11 @@ import os
 import sqlite3
 import typing as ty
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.leases import views
 from blazar_nova.cmd import verify
-
 from tests.functional import base
+
 
 __all__ = ['LeasedTestCase', 'RESERVE']
 

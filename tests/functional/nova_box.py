@@ -41,7 +41,7 @@ from nova.virt import fake as fake_virt
 # test that is under way.
 import numpy  # noqa: F401
 
-from blazar_core.books import follower
+from blazar_core.capacity import booking_index
 # It compares Nova before Nova's fixtures replace parts of it.
 from blazar_nova.compat import require_seams  # noqa: F401
 from blazar_nova.parts import wiring
@@ -255,9 +255,9 @@ class NovaBox(nova_test.TestCase):
         thread_pool_factory.reset_all_executors()
         #: The books in memory that a process would follow from now on; here
         #: nobody would end the thread.
-        self.followed: list[follower.Index] = []
+        self.followed: list[booking_index.Index] = []
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.follower.Index.follow',
+            'blazar_core.capacity.booking_index.Index.follow',
             lambda index: self.followed.append(index)))
         self.folder = self._make_folder()
         self.conf_file = self._write_conf()
@@ -392,12 +392,12 @@ class NovaBox(nova_test.TestCase):
     def new_listener(self, clock: ty.Any = None) -> ty.Any:
         """The plugin's daemon, in this process; not started.
 
-        :param clock: a blazar_core.common.clock.Clock, or None for the
+        :param clock: a blazar_core.common.clocks.Clock, or None for the
             system's
         """
-        from blazar_core.common import clock as core_clock
+        from blazar_core.common import clocks
         from blazar_nova.listener import daemon
-        return daemon.Listener(CONF, clock=clock or core_clock.SystemClock())
+        return daemon.Listener(CONF, clock=clock or clocks.SystemClock())
 
     def client(self, who: Identity = ADMIN,
                microversion: str | None = 'latest') -> ApiClient:

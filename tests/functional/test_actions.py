@@ -272,11 +272,11 @@ class ComparedTest(leased.LeasedTestCase):
 
         def away(_self, server_ids):
             asked.extend(server_ids)
-            raise errors.BooksUnavailable
+            raise errors.DatabaseUnavailable
 
         # Even when the books are away.
         with fixtures.MonkeyPatch(
-                'blazar_core.leases.servers.Servers.held', away):
+                'blazar_core.leases.lookup.Lookup.held', away):
             self.alice.post_server_action(server['id'], {'os-stop': None})
         self.assertEqual([server['id']], asked)
         self.wait_for_status(server['id'], 'SHUTOFF')

@@ -17,13 +17,13 @@ import requests
 import sqlalchemy as sa
 from sqlalchemy.orm import exc as orm_exc
 
-from blazar_core.books import follower
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import booking_index
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.leases import places
-from blazar_core.leases import repeats
-from blazar_core.lifecycle import steps
+from blazar_core.leases import idempotency
+from blazar_core.leases import slots
+from blazar_core.lifecycle import fault_points
 from blazar_nova.api import held
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hosted
@@ -113,7 +113,7 @@ class ApiTestCase(leased.LeasedTestCase):
 class TestLeases(ApiTestCase):
 
     def test_no_request_waits_until_all_books_are_read(self):
-        with mock.patch.object(follower.Index, '_load') as load:
+        with mock.patch.object(booking_index.Index, '_load') as load:
             self.make_active()
             self.boot_active('plain')
         load.assert_not_called()
@@ -1038,11 +1038,12 @@ class TestRepeats(ApiTestCase):
         self.assertEqual(1, len(self.leases()))
 
     def test_who_was_overtaken_gets_the_lease_of_the_other(self):
-        made_by = repeats.made_by
+        made_by = idempotency.made_by
         first = self.post('one')['lease']
         answers = [None]
-        with mock.patch('blazar_core.leases.repeats.made_by', lambda *args: (
-                answers.pop() if answers else made_by(*args))):
+        with mock.patch('blazar_core.leases.idempotency.made_by',
+                        lambda *args: (
+                            answers.pop() if answers else made_by(*args))):
             self.assertEqual(first, self.post('one')['lease'])
         self.assertEqual(1, len(self.leases()))
 
@@ -1099,8 +1100,10 @@ class TestRequestsThatDie(ApiTestCase):
             self.assertEqual(1, len(self.allocations(server_id)))
 
     def test_one_that_stands_still_does_not_send_it_again(self):
-        with mock.patch.object(steps, 'reached', lambda step, _what: (
-                step is steps.Step.SLOT_TAKEN and self.look())):
+        with mock.patch.object(
+                fault_points, 'fault_point', lambda step, _what: (
+                    step is fault_points.FaultPoint.SLOT_TAKEN and
+                    self.look())):
             servers = self.boot_two()
         self.assert_built_once(servers)
 
@@ -1123,14 +1126,14 @@ class TestRequestsThatDie(ApiTestCase):
 
     def refused_and_left(self, name, then):
         """Boot by a request that does not learn what it has written."""
-        taken, before = getattr(places.Places, name), self.own_servers()
+        taken, before = getattr(slots.Slots, name), self.own_servers()
 
         def unsure(*args):
             taken(*args)
             then()
             raise errors.OutcomeUnknown
 
-        with mock.patch.object(places.Places, name, unsure):
+        with mock.patch.object(slots.Slots, name, unsure):
             self.refused(503, self.boot_two)
         return self.own_servers() - before
 

@@ -18,7 +18,7 @@ import jsonschema
 import requests
 import testtools
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import states
 from blazar_core.leases import views
 from blazar_nova.api import dates

@@ -7,9 +7,9 @@ from unittest import mock
 from nova.conductor.tasks import live_migrate
 from nova import exception
 
-from blazar_core.books import pending
-from blazar_core.common import clock as clocks
-from blazar_core.lifecycle import making_room
+from blazar_core.capacity import pending
+from blazar_core.common import clocks
+from blazar_core.lifecycle import best_effort
 from tests.functional import nova_box
 from tests.functional import test_api
 from tests.functional import test_whole_hosts
@@ -132,7 +132,7 @@ class TestBestEffort(BestEffortTestCase):
             for _time in range(40):
                 self.run_until(clocks.SystemClock().now())
                 self.settle()
-                self.go_on(making_room.SETTLE)
+                self.go_on(best_effort.SETTLE)
                 if self.lease('mine')['status'] != 'IN_PROGRESS':
                     break
         self.wait_for_status(server['id'], 'ACTIVE')

@@ -12,7 +12,7 @@ from nova import objects
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core.books import inventory
+from blazar_core.capacity import inventory
 from blazar_core.db import models
 from blazar_nova.compat import hosts as nova_hosts
 from tests.functional import leased

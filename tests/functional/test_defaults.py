@@ -9,8 +9,8 @@ from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client as nova_client
 from nova.volume import cinder
 
-from blazar_core.common import clock as clocks
-from blazar_core.lifecycle import announcing
+from blazar_core.common import clocks
+from blazar_core.lifecycle import end_notices
 from blazar_nova.cmd import verify
 from tests.functional import base
 from tests.functional import nova_box
@@ -324,7 +324,7 @@ class TestAnnounce(DefaultTestCase):
     def told(self):
         """The servers that were told of, in the order of it."""
         return [payload['server_ids'] for payload in
-                self.recorder.told(announcing.EVENT)]
+                self.recorder.told(end_notices.EVENT)]
 
     def announce_after(self, seconds):
         self.clock.advance(seconds)
@@ -342,9 +342,9 @@ class TestAnnounce(DefaultTestCase):
         self.alice.delete_server(gone['id'])
         self.wait_until_gone(gone['id'])
         self.announce_after(LENGTH - 60)
-        self.assertEqual([], announcing.told(self.listener.parts.database))
+        self.assertEqual([], end_notices.told(self.listener.parts.database))
         self.announce_after(120)
-        payload, = self.recorder.wait(announcing.EVENT)
+        payload, = self.recorder.wait(end_notices.EVENT)
         self.assertEqual(
             ([server['id']], nova_box.PROJECT_ID, 'alice', '1.0'),
             tuple(payload[key] for key in (
@@ -357,7 +357,7 @@ class TestAnnounce(DefaultTestCase):
         # What was told later has come, so what was told before has, too.
         last = self.boot_active('last')
         self.announce_after(LENGTH + HOUR)
-        self.recorder.wait(announcing.EVENT, 2)
+        self.recorder.wait(end_notices.EVENT, 2)
         self.assertEqual([[server['id']], [last['id']]], self.told())
         for one in (server, last):
             self.assertEqual('ACTIVE', self.admin.get_server(
@@ -367,7 +367,7 @@ class TestAnnounce(DefaultTestCase):
     def test_several_are_told_of_together(self):
         self.boot('vm', count=2)
         self.announce_after(LENGTH + 60)
-        payload, = self.recorder.wait(announcing.EVENT)
+        payload, = self.recorder.wait(end_notices.EVENT)
         self.assertEqual(2, len(payload['server_ids']))
 
     def test_it_is_told_after_a_crash(self):
@@ -391,7 +391,7 @@ class TestAnnounce(DefaultTestCase):
         self.assertEqual([], self.told())
         self.announce_after(61)
         self.announce_after(61)
-        payload, = self.recorder.wait(announcing.EVENT)
+        payload, = self.recorder.wait(end_notices.EVENT)
         self.assertEqual([server['id']], payload['server_ids'])
 
     def test_who_is_exempt_or_has_a_lease_is_not_told_of(self):
@@ -427,10 +427,10 @@ class TestAnnounce(DefaultTestCase):
         server = self.boot_active('vm')
         self.set(reservation='off')
         self.announce_after(LENGTH + 60)
-        self.assertEqual([], announcing.told(self.listener.parts.database))
+        self.assertEqual([], end_notices.told(self.listener.parts.database))
         self.set(reservation='announce')
         self.announce_after(60)
-        self.recorder.wait(announcing.EVENT)
+        self.recorder.wait(end_notices.EVENT)
         self.assertEqual([[server['id']]], self.told())
-        self.announce_after(announcing.KEEP + 60)
+        self.announce_after(end_notices.KEEP + 60)
         self.assertEqual([], self.books('SELECT * FROM would_end'))

@@ -14,8 +14,8 @@ from keystoneauth1 import access
 from keystoneauth1 import fixture as tokens
 from nova.tests import fixtures as nova_fixtures
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
 from blazar_nova.cmd import verify
 from blazar_nova.compat import deletion
 from blazar_nova.parts import vouching
@@ -139,7 +139,7 @@ class InWhoseNameTest(DeletionTestCase):
     def test_when_the_owner_may_not_any_more(self):
         seen = self.record_deletions()
         server_id = self.active()
-        self.no_token = errors.NotDelegated('He was disabled.')
+        self.no_token = errors.TrustUnavailable('He was disabled.')
         self.goes(server_id)
         self.assertEqual([(None, None)], seen)
 
@@ -170,7 +170,7 @@ class InWhoseNameTest(DeletionTestCase):
     def test_a_user_who_may_make_no_trust_gets_his_lease(self):
         self.stub_out(
             'blazar_nova.parts.credentials.Credentials.delegate',
-            mock.Mock(side_effect=errors.NotDelegated('restricted')))
+            mock.Mock(side_effect=errors.TrustUnavailable('restricted')))
         seen = self.record_deletions()
         self.goes(self.active())
         self.assertEqual([(None, None)], seen)
@@ -209,7 +209,7 @@ class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
         lease = self.lease('vm1')
         self.change(lease, self.admin, 403, end_date=self.at(9000))
         with mock.patch.object(self, 'delegate', mock.Mock(
-                side_effect=errors.NotDelegated('restricted'))):
+                side_effect=errors.TrustUnavailable('restricted'))):
             self.change(lease, code=403, end_date=self.at(9000))
         self.assertEqual(lease, self.lease('vm1'))
         # A trust is not kept for what is refused.
@@ -325,8 +325,9 @@ class NothingLeftTest(DeletionTestCase):
 
     def test_when_nova_api_died_meanwhile(self):
         server_id = self.hold_in_group()
-        with mock.patch('blazar_core.lifecycle.observing.Observing.check',
-                        side_effect=RuntimeError('died')):
+        with mock.patch(
+                'blazar_core.lifecycle.reconciliation.Reconciliation.check',
+                side_effect=RuntimeError('died')):
             self.alice.delete_server(server_id)
         self.assertEqual('PENDING', self.lease('vm1')['status'])
         self.assertNotEqual({}, self.records())
@@ -391,14 +392,14 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
 
     def access(self, credential, as_owner=False):
         if as_owner and vouching.User.read(credential):
-            raise errors.NotDelegated('There is no trust of hers.')
+            raise errors.TrustUnavailable('There is no trust of hers.')
         return super().access(credential)
 
     def delegate(self, context, until, as_owner):
         if self.may:
             return super().delegate(context, until)
         if as_owner:
-            raise errors.NotDelegated('She may make no trust.')
+            raise errors.TrustUnavailable('She may make no trust.')
         return vouching.User.of(context).written()
 
     def later(self, **boot):
@@ -441,8 +442,8 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
         for do in (
                 lambda: cloud.copy(server_id, lease_id, 'vm1', credential),
                 lambda: cloud.bring(
-                    server_id, clouds.Rest.SHELVED, credential)):
-            self.assertRaises(errors.NotDelegated, do)
+                    server_id, cloud_api.RestingState.SHELVED, credential)):
+            self.assertRaises(errors.TrustUnavailable, do)
         self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
 
     def test_images_at_an_event_take_one_at_once(self):

@@ -11,9 +11,9 @@ from nova.tests.functional.api import client as nova_client
 from nova.volume import cinder
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
 from tests.functional import test_api
 from tests.functional import test_deletion
 
@@ -370,7 +370,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         lease = self.make(HOUR)
         before = self.books('SELECT id, on_end FROM leases')
         self.delegate = mock.Mock(
-            side_effect=errors.NotDelegated('restricted'))
+            side_effect=errors.TrustUnavailable('restricted'))
         for on_end in ('snapshot', 'shelve', 'stop', 'suspend', 'release'):
             for said in (
                     self.refused(403, self.boot, 'no', hints=self.lease_hints(
@@ -407,7 +407,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         path = f'/leases/{lease["id"]}'
         self.ask('PUT', path, {'events': [self.event()]}, self.admin, 403)
         self.delegate = mock.Mock(
-            side_effect=errors.NotDelegated('restricted'))
+            side_effect=errors.TrustUnavailable('restricted'))
         before = self.books('SELECT * FROM events ORDER BY id')
         first = {'events': [{**self.event(), 'event_date': self.at(60)}]}
         second = {'before_end_action': 'snapshot'}
@@ -430,7 +430,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
     def test_an_image_before_the_end_is_made_with_it(self):
         server = self.leased(events=[{
             **self.event(), 'event_date': self.at(600)}])
-        self.no_token = errors.NotDelegated('the user was disabled')
+        self.no_token = errors.TrustUnavailable('the user was disabled')
         self.clock.advance(600)
         self.listener.engine.run_due()
         self.assertIn('the user was disabled',
@@ -449,7 +449,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
 
     def test_an_image_is_made_with_it(self):
         server = self.leased(on_end='snapshot')
-        self.no_token = errors.NotDelegated('the user was disabled')
+        self.no_token = errors.TrustUnavailable('the user was disabled')
         self.clock.advance(self.over + 10 - self.clock.now())
         self.listener.engine.run_due()
         self.assertIn('the user was disabled',
@@ -468,7 +468,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         self.assertRaises(errors.Forbidden, cloud.copy, other, 'lease',
                           'name', 'trust')
         self.assertRaises(errors.Forbidden, cloud.bring, other,
-                          clouds.Rest.SHELVED, 'trust')
+                          cloud_api.RestingState.SHELVED, 'trust')
         self.assertFalse(cloud.is_copied(other, 'lease', 'trust'))
         self.assertEqual('ACTIVE', self.admin.get_server(other)['status'])
 

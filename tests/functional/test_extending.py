@@ -7,14 +7,14 @@ Those that the contributor guide shows, asked for as users do.
 
 import fixtures
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import model
 from blazar_nova.cmd import verify
 from blazar_nova.parts import ends
 from blazar_nova.resources import types
 from tests.functional import test_api
-from tests.unit.blazar_core import test_ends
-from tests.unit.blazar_core import test_resources
+from tests.unit.blazar_core import test_end_policies
+from tests.unit.blazar_core import test_resource_types
 
 HOUR = 3600
 
@@ -28,14 +28,14 @@ class TestExtending(test_api.ApiTestCase):
                  'on_end = delete,keep\n')
 
     def setUp(self):
-        self.lots = test_resources.ParkingLots()
+        self.lots = test_resource_types.ParkingLots()
         self.lots.garages = [self.garage('garage', 10)]
         self.useFixture(fixtures.MockPatchObject(
             types, 'available', lambda known={
                 **types.available(), 'parking:lot': self.lots}: known))
         self.useFixture(fixtures.MockPatchObject(
             ends, 'available', lambda known={
-                **ends.available(), 'keep': test_ends.Keep()}: known))
+                **ends.available(), 'keep': test_end_policies.Keep()}: known))
         super().setUp()
 
     def garage(self, name, width):

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from oslo_utils import strutils
 import webob
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.db import models
 from blazar_nova.cmd import verify
 from tests.functional import base

@@ -9,20 +9,19 @@ from unittest import mock
 import fixtures
 from nova import context as nova_context
 from nova import objects
+from oslo_utils.fixture import uuidsentinel as uuids
 from oslo_utils import timeutils
 import requests
 import sqlalchemy as sa
 
-from blazar_core import cloud as clouds
 from blazar_core.db import models
-from blazar_core.lifecycle import health
+from blazar_core.healing import host_status
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import membership
 from blazar_nova.compat import providers
 from blazar_nova.listener import monitors
-from oslo_utils.fixture import uuidsentinel as uuids
-
 from tests.functional import leased
 from tests.functional import test_recurring
 from tests.functional import test_whole_hosts
@@ -228,7 +227,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.addCleanup(self.wait_for, lambda: self.task_of(server) is None,
                         what='nobody is at it')
         return self.listener.parts.cloud.evacuate(
-            server['id'], self.lease('vm1')['id'], clouds.Deadline(
+            server['id'], self.lease('vm1')['id'], cloud_api.Deadline(
                 self.listener.parts.clock, seconds))
 
     def task_of(self, server):
@@ -577,7 +576,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertEqual(other, self.bookings()[held])
         self.assertEqual([(booked, 'maintenance', 'firmware')], [
             (one.name, one.kind, one.reason)
-            for one in health.away(self.listener.parts.database)])
+            for one in host_status.away(self.listener.parts.database)])
         self.assert_verified()
         # Without a lease there is no end by then: not there either.
         plain = self.boot_active('plain', client=self.admin)

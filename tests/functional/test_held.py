@@ -18,11 +18,10 @@ from nova.tests.fixtures import cinder
 from oslo_db import exception as db_exception
 import oslo_messaging
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.leases import making
-from blazar_core.lifecycle import permits
-from blazar_core.lifecycle import sending
+from blazar_core.leases import creation
+from blazar_core.lifecycle import dispatch
 from blazar_nova.parts import wiring
 from tests.functional import base
 from tests.functional import leased
@@ -408,7 +407,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         elapsed = clocks.SystemClock.elapsed
 
         def slowly(serializer, context, entity):
-            took[0] += 10 * permits.SECONDS
+            took[0] += 10 * dispatch.SECONDS
             return make(serializer, context, entity)
 
         with mock.patch.object(
@@ -417,7 +416,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
                     clocks.SystemClock, 'elapsed',
                     lambda clock: elapsed(clock) + took[0])):
             self.after_failing('vm1', self.lease_hints('vm1'))
-        self.assertGreater(took[0], permits.SECONDS)
+        self.assertGreater(took[0], dispatch.SECONDS)
 
     def test_a_message_that_cannot_be_made(self):
         """No permit is used up: a listener sends it soon."""
@@ -425,13 +424,13 @@ class BehindTheCastTest(leased.LeasedTestCase):
                           '_make_message', ValueError('no JSON')):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.assertEqual('PENDING', self.lease('vm1')['status'])
-        self.clock.advance(sending.HEAD_START + 5)
+        self.clock.advance(dispatch.HEAD_START + 5)
         self.run_due()
         self.wait_for_status(server['id'], 'ACTIVE')
 
     def test_one_that_stood_still_before_the_sending(self):
         """Its permit has expired when the message could be sent."""
-        with mock.patch('blazar_core.cloud.Deadline.passed',
+        with mock.patch('blazar_core.plugins.cloud_api.Deadline.passed',
                         return_value=True):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
         # This one is built behind it.
@@ -441,13 +440,13 @@ class BehindTheCastTest(leased.LeasedTestCase):
             server['id'])['status'])
 
     def test_a_request_that_died_before_the_cast(self):
-        self.stub_out('blazar_core.lifecycle.sending.Sending.send_own',
+        self.stub_out('blazar_core.lifecycle.dispatch.Dispatch.send_own',
                       lambda *args: None)
         self.boot('vm1', hints=self.lease_hints('vm1'))
         server, = self.alice.get_servers()
         self.assertEqual(('BUILD', 'PENDING'), (
             server['status'], self.lease('vm1')['status']))
-        self.clock.advance(sending.HEAD_START + 5)
+        self.clock.advance(dispatch.HEAD_START + 5)
         self.run_due()
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
@@ -456,13 +455,13 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual(0, self.book_rows()['held_builds'])
 
     def test_a_lease_of_which_the_database_does_not_say_whether_it_is(self):
-        create = making.Making.create
+        create = creation.LeaseCreation.create
 
         def made(*args, **kwargs):
             create(*args, **kwargs)
             raise errors.OutcomeUnknown
 
-        with mock.patch.object(making.Making, 'create', mock.Mock(
+        with mock.patch.object(creation.LeaseCreation, 'create', mock.Mock(
                 side_effect=errors.OutcomeUnknown)):
             self.refused(503, self.boot, 'vm0', hints=self.lease_hints('vm0'))
         self.assertEqual(['RESERVED'], [
@@ -470,11 +469,11 @@ class BehindTheCastTest(leased.LeasedTestCase):
         for name, hints, after in (
                 ('vm1', self.lease_hints('vm1'), 0),
                 ('vm2', self.lease_hints('vm2', 600), 600)):
-            with mock.patch.object(making.Making, 'create', made):
+            with mock.patch.object(creation.LeaseCreation, 'create', made):
                 self.refused(503, self.boot, name, hints=hints)
             server, = [one for one in self.alice.get_servers()
                        if one['name'] == name]
-            self.clock.advance(after + sending.HEAD_START + 5)
+            self.clock.advance(after + dispatch.HEAD_START + 5)
             self.run_due()
             self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
@@ -485,30 +484,30 @@ class BehindTheCastTest(leased.LeasedTestCase):
             server['name'] for server in self.alice.get_servers()})
 
     def test_one_that_a_listener_has_sent_meanwhile_is_not_marked(self):
-        create = making.Making.create
+        create = creation.LeaseCreation.create
 
         def made(*args, **kwargs):
             create(*args, **kwargs)
-            self.clock.advance(sending.HEAD_START + 5)
+            self.clock.advance(dispatch.HEAD_START + 5)
             # It stands still with its permit.
-            with mock.patch('blazar_core.cloud.Deadline.passed',
+            with mock.patch('blazar_core.plugins.cloud_api.Deadline.passed',
                             return_value=True):
                 self.run_due()
             raise errors.OutcomeUnknown
 
-        with mock.patch.object(making.Making, 'create', made):
+        with mock.patch.object(creation.LeaseCreation, 'create', made):
             self.refused(503, self.boot, 'vm1', hints=self.lease_hints('vm1'))
         server, = self.alice.get_servers()
         self.assertEqual('BUILD', server['status'])
 
     def test_it_is_sent_with_the_token_of_its_request(self):
         sent = []
-        self.stub_out('blazar_core.lifecycle.sending.Sending.send_own',
+        self.stub_out('blazar_core.lifecycle.dispatch.Dispatch.send_own',
                       lambda *args: None)
         self.stub_out('blazar_nova.compat.calls.BuildCall.send',
                       lambda call, _api: sent.append(call))
         server = self.boot('vm1', hints=self.lease_hints('vm1'))
-        self.clock.advance(sending.HEAD_START + 5)
+        self.clock.advance(dispatch.HEAD_START + 5)
         self.run_due()
         call, = sent
         self.assertEqual((server['id'],), call.server_ids)
@@ -519,7 +518,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         """Also those that recur: nothing reads them again."""
         with self.failing('blazar_nova.parts.answers.Answers.payload',
                           FAILURES[0]), self.failing(
-                'blazar_core.leases.recurring.Recurring.as_one',
+                'blazar_core.leases.series.Series.as_one',
                 FAILURES[1]):
             for name, how in (('vm1', {}), ('vm2', {'recurrence': {
                     'rule': 'FREQ=DAILY;COUNT=2'}})):

@@ -9,10 +9,10 @@ from unittest import mock
 from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from blazar_core.common import clock as clocks
-
+from blazar_core.common import clocks
 from tests.functional import base
 from tests.functional import leased
+
 
 #: Seconds.
 HOUR, DAY = 3600, 86400

@@ -6,8 +6,8 @@ import json
 from blazarclient.v1 import client as blazar_client
 import requests
 
-from blazar_core.books import enrolment
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import enrollment
+from blazar_core.common import clocks
 from blazar_nova.parts import enrolling
 from tests.functional import test_api
 
@@ -346,7 +346,7 @@ class TestBadInput(HostsTestCase):
             self.refusal(400, 'GET', path, **query)
 
     def test_of_more_capabilities_than_there_may_be(self):
-        most = enrolment.MAX_EXTRA
+        most = enrollment.MAX_EXTRA
         many = {f'k{number}': 'x' for number in range(most)}
         for method, path, body in (
                 ('POST', '', {'name': 'host2', 'one': '1', **many}),

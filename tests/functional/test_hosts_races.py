@@ -15,8 +15,8 @@ from nova import exception
 from nova.scheduler import utils
 from testtools import matchers
 
-from blazar_core.books import claims as core_claims
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_nova.cmd import verify
 from blazar_nova.compat import again
@@ -491,14 +491,15 @@ class TestNextLease(test_whole_hosts.HostsTestCase):
 
     def test_one_that_has_its_host_in_placement(self):
         """It is seen there: the host is not given to anybody else."""
-        real = core_claims.Claims.is_within
+        real = scheduler_claims.Claims.is_within
 
         def late(*args):
             self.assertRaises(matchers.MismatchError, self.hand_over)
             return real(*args)
 
         with fixtures.MonkeyPatch(
-                'blazar_core.books.claims.Claims.is_within', late):
+                'blazar_core.capacity.scheduler_claims.Claims.is_within',
+                late):
             server = self.within('late', self.first_id)
             self.wait_until_gone(server['id'])
         self.assertEqual({}, self.guests())

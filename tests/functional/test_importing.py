@@ -11,7 +11,7 @@ from nova import context as nova_context
 from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_nova.cmd import verify
 from blazar_nova.compat import hosted
 from tests import blazar18

@@ -9,7 +9,7 @@ from nova.scheduler.client import report
 from oslo_utils.fixture import uuidsentinel as uuids
 from oslo_utils import uuidutils
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_nova.cmd import verify
 from blazar_nova.compat import hosts as nova_hosts
 from tests import blazar18

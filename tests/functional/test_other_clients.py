@@ -9,7 +9,7 @@ from blazarclient import exception as blazar_exception
 from blazarclient.v1 import client as blazar_client
 import requests
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from tests.functional import shapes
 from tests.functional import test_hosts_api
 from tests.unit.blazar_nova import test_external

@@ -32,7 +32,7 @@ class AwayFixture:
         self.path = os.path.join(self.folder, 'blazar.sqlite')
         # Time does not pass here: who has had no answer asks again at once.
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.db.presence.PAUSE', 0))
+            'blazar_core.db.circuit_breaker.PAUSE', 0))
 
     @contextlib.contextmanager
     def away(self):
@@ -227,7 +227,7 @@ class ClockTest(test_api.ApiTestCase):
     @contextlib.contextmanager
     def wrong(self):
         with fixtures.MonkeyPatch(
-                'blazar_core.db.skew.ClockSkew.seconds',
+                'blazar_core.db.clock_skew.ClockSkew.seconds',
                 lambda _self: 1000):
             yield
 

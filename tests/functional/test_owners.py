@@ -5,7 +5,7 @@
 
 from unittest import mock
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.lifecycle import orphans
 from blazar_nova.resources import physical_hosts
 from tests.functional import base

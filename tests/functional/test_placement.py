@@ -11,16 +11,16 @@ from nova import context as nova_context
 from nova import objects
 import sqlalchemy as sa
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.db import models
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.parts import wiring
 from blazar_nova.scheduler import filters
-
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import nova_box
 from tests.functional import test_held
+
 
 HOUR = 3600
 

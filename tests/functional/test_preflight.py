@@ -161,8 +161,9 @@ class PreflightTest(PreflightTestCase):
         self.listener.parts.leases.credentials.entrust(
             lease['id'], self.listener.parts.vault.seal('trust'))
         self.before()
-        with mock.patch('blazar_nova.parts.credentials.Credentials.access',
-                        side_effect=errors.NotDelegated('He was disabled')):
+        with mock.patch(
+                'blazar_nova.parts.credentials.Credentials.access',
+                side_effect=errors.TrustUnavailable('He was disabled')):
             self.assertEqual(['He was disabled.'], self.look())
 
     def test_a_service_that_does_not_say_is_asked_again(self):

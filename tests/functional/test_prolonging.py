@@ -2,7 +2,7 @@
 
 """Leases that are prolonged by themselves, and those that nobody uses."""
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from tests.functional import test_api
 from tests.functional import test_retrying
 

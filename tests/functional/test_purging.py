@@ -20,7 +20,7 @@ class PurgeTest(test_api.ApiTestCase):
         out = io.StringIO()
         with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._conf',
                                    lambda _files: self.listener.parts.conf),
-              fixtures.MonkeyPatch('blazar_core.common.clock.SystemClock',
+              fixtures.MonkeyPatch('blazar_core.common.clocks.SystemClock',
                                    lambda: self.clock),
               contextlib.redirect_stdout(out),
               contextlib.redirect_stderr(out)):

@@ -9,8 +9,8 @@ import json
 from unittest import mock
 import zoneinfo
 
-from blazar_core.common import clock as clocks
-from blazar_core.common import recurrence as recurrences
+from blazar_core.common import clocks
+from blazar_core.common import recurrences
 from blazar_core.leases import credentials
 from tests.functional import base
 from tests.functional import test_api

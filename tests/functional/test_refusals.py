@@ -13,7 +13,7 @@ import fixtures
 from nova.tests.fixtures import cinder
 from nova.tests.functional.api import client as nova_client
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from tests.functional import base
 from tests.functional import leased
 
@@ -384,7 +384,7 @@ class NothingLeftTest(RefusedTestCase):
 
     def test_when_the_books_are_locked_or_away(self):
         for error, code in (
-                ('blazar_core.common.errors.BooksBusy', 409),
+                ('blazar_core.common.errors.ConcurrentUpdate', 409),
                 ('oslo_db.exception.DBConnectionError', 503),
                 ('builtins.RuntimeError', 500)):
             def fail(*_args, _error=error, **_kwargs):
@@ -392,7 +392,8 @@ class NothingLeftTest(RefusedTestCase):
                 raise getattr(__import__(module, fromlist=[name]), name)(
                     'Try again in a few seconds.')
 
-            with fixtures.MonkeyPatch('blazar_core.books.ledger.decide', fail):
+            with fixtures.MonkeyPatch('blazar_core.capacity.ledger.decide',
+                                      fail):
                 self.refused(code, self.hold)
                 self.refused(code, self.boot, 'vm1',
                              hints=self.lease_hints())

@@ -4,7 +4,7 @@
 
 from unittest import mock
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_nova.cmd import verify
 from tests.functional import test_api
@@ -176,7 +176,7 @@ class TestTrusts(test_deletion.DeletionTestCase, RetryingTestCase):
 
     def test_without_one_nothing_waits(self):
         self.delegate = mock.Mock(
-            side_effect=errors.NotDelegated('restricted'))
+            side_effect=errors.TrustUnavailable('restricted'))
         self.refused(403, self.boot, 'vm1', flavor='3',
                      hints=self.lease_hints('mine', **self.retry))
         self.assertEqual(1, len(self.leases()))

@@ -2,7 +2,7 @@
 
 """Leases in one server group whose times differ."""
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from tests.functional import test_api
 
 HOUR = 3600

@@ -6,8 +6,8 @@ import json
 from unittest import mock
 
 from blazar_core.common import errors
-from blazar_core.leases import servers as leased_servers
-from blazar_core.lifecycle import sending
+from blazar_core.leases import lookup
+from blazar_core.lifecycle import dispatch
 from blazar_nova.compat import quota
 from tests.functional import leased
 
@@ -70,13 +70,13 @@ class SaysTest(ShownTestCase):
     def test_a_list_asks_the_books_once(self):
         self.hold(count=3)
         self.hold('vm2')
-        held, asked = leased_servers.Servers.held, []
+        held, asked = lookup.Lookup.held, []
 
         def counted(*args):
             asked.append(args)
             return held(*args)
 
-        with mock.patch.object(leased_servers.Servers, 'held', counted):
+        with mock.patch.object(lookup.Lookup, 'held', counted):
             self.assertEqual(4, len([
                 one for one in self.alice.get_servers(detail=True)
                 if 'lease_id' in one['metadata']]))
@@ -84,9 +84,9 @@ class SaysTest(ShownTestCase):
 
     def test_it_is_shown_when_the_books_are_away(self):
         server = self.hold(metadata={'color': 'blue'})
-        for wrong in (errors.BooksUnavailable(), RuntimeError('Locked.')):
+        for wrong in (errors.DatabaseUnavailable(), RuntimeError('Locked.')):
             with mock.patch.multiple(
-                    leased_servers.Servers, held=mock.Mock(side_effect=wrong),
+                    lookup.Lookup, held=mock.Mock(side_effect=wrong),
                     lease_of=mock.Mock(side_effect=wrong)), (
                     mock.patch('blazar_nova.api.telling._PAUSE', 0)):
                 self.assertEqual({'color': 'blue'}, self.alice.get_server(
@@ -314,7 +314,7 @@ class GivenTest(ShownTestCase):
     def test_what_comes_while_it_is_started(self):
         """It is in the build, or it is refused."""
         server_id = self.hold()['id']
-        admitted, pass_ = quota.admitted, sending.Sending._pass
+        admitted, pass_ = quota.admitted, dispatch.Dispatch._pass
         answers = []
 
         def before(*args):
@@ -331,7 +331,7 @@ class GivenTest(ShownTestCase):
             return pass_(*args)
 
         with mock.patch.object(quota, 'admitted', before), (
-                mock.patch.object(sending.Sending, '_pass', after)):
+                mock.patch.object(dispatch.Dispatch, '_pass', after)):
             self.start()
         got = self.wait_for_status(server_id, 'ACTIVE')
         self.assertEqual(({'before': '1'}, 'new', False), (

@@ -12,17 +12,17 @@ from nova import context as nova_context
 from nova import objects
 from oslo_utils import importutils
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.db import encryption
 from blazar_core.db import models
-from blazar_core.db import vault
 from blazar_core.leases import views
-from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import lease_status
 from blazar_nova.compat import servers
-
 from tests.functional import base
 from tests.functional import leased
 from tests.unit.blazar_core import racer
+
 
 HOUR = 3600
 
@@ -267,7 +267,7 @@ class LifeTest(leased.LeasedTestCase):
         self.clock.advance(HOUR)
         with_key = self.listener
         self.flags(group='blazar', event_max_retries=0,
-                   encryption_keys=[vault.new_key()])
+                   encryption_keys=[encryption.new_key()])
         self.listener = self.new_listener(self.clock)
         for _time in range(3):
             self.assertEqual(1, self.run_due())
@@ -294,7 +294,7 @@ class LifeTest(leased.LeasedTestCase):
             server_id)['status'])
         self.assertEqual('PENDING', self.lease('vm1')['status'])
         self.assertEqual(0, self.run_due())
-        self.clock.advance(facts.LONGEST_WAIT)
+        self.clock.advance(lease_status.LONGEST_WAIT)
 
     def test_events_are_told_at_their_times(self):
         recorder = self.record()
@@ -357,7 +357,7 @@ class WakeTest(leased.LeasedTestCase):
 
     def test_without_the_gate_they_would_send_it_twice(self):
         """The test above can fail."""
-        self.stub_out('blazar_core.lifecycle.sending.Sending._take',
+        self.stub_out('blazar_core.lifecycle.dispatch.Dispatch._take',
                       lambda *lease: racer.pass_gate(*lease)._replace(
                           left=False))
         self.wake_from(2)
@@ -365,7 +365,7 @@ class WakeTest(leased.LeasedTestCase):
 
     def test_who_stood_still_after_the_gate_does_not_send(self):
         self.clock.advance(HOUR)
-        with self.stubbed('blazar_core.cloud.Deadline.passed',
+        with self.stubbed('blazar_core.plugins.cloud_api.Deadline.passed',
                           lambda _deadline: True):
             self.run_due()
         self.assertEqual([], self.casts)
@@ -377,7 +377,7 @@ class WakeTest(leased.LeasedTestCase):
 
         self.clock.advance(HOUR)
         with self.stubbed(
-                'blazar_core.lifecycle.sending.Sending._take', die):
+                'blazar_core.lifecycle.dispatch.Dispatch._take', die):
             self.assertRaises(SystemExit, self.run_due)
         self.assertEqual([], self.casts)
         self.assertEqual('PENDING', self.lease('vm1')['status'])
@@ -436,7 +436,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.wait_for(lambda: deleted, what=f'{name} was reached')
 
     def test_a_moment_before(self):
-        self.delete_at('blazar_core.lifecycle.starting.Starting.start')
+        self.delete_at('blazar_core.lifecycle.lease_start.LeaseStart.start')
         self.assert_nothing_is_left()
 
     def test_before_it_is_shown_as_building(self):
@@ -444,11 +444,11 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.assert_nothing_is_left()
 
     def test_between_that_and_the_gate(self):
-        self.delete_at('blazar_core.lifecycle.sending.Sending._take')
+        self.delete_at('blazar_core.lifecycle.dispatch.Dispatch._take')
         self.assert_nothing_is_left()
 
     def test_between_the_gate_and_the_cast(self):
-        self.delete_at('blazar_core.lifecycle.sending.Sending._pass')
+        self.delete_at('blazar_core.lifecycle.dispatch.Dispatch._pass')
         self.assert_nothing_is_left()
 
     def test_while_it_is_being_scheduled(self):

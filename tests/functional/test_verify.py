@@ -20,16 +20,16 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.db import models
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import verify
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import reserved
 from blazar_nova.listener import hosts
-
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import test_api
+
 
 HOUR = 3600
 
@@ -360,9 +360,10 @@ class ServersTest(VerifyTestCase):
         other = self.boot_active('runs', hints=self.lease_hints('runs'))
         self.listener.mirror.compare_all()
         check, looked = self.listener.parts.lifecycle.observing.check, []
-        self.stub_out('blazar_core.lifecycle.observing.Observing.check',
-                      lambda _self, server_id: looked.append(server_id) or
-                      check(server_id))
+        self.stub_out(
+            'blazar_core.lifecycle.reconciliation.Reconciliation.check',
+            lambda _self, server_id: looked.append(
+                server_id) or check(server_id))
         self.listener.mirror.compare_all()
         self.assertEqual([], looked)
         self.alice.delete_server(other['id'])
@@ -462,7 +463,7 @@ class ServersTest(VerifyTestCase):
 
 
 class BooksTest(VerifyTestCase):
-    """The rest is in the unit tests of blazar_core.lifecycle.audit."""
+    """The rest is in the unit tests of blazar_core.audit.audit."""
 
     def test_an_end_that_will_not_come(self):
         server_id = self.active('runs')
@@ -606,7 +607,7 @@ class MomentsTest(VerifyTestCase):
 
     def test_a_mend_that_fails_is_left_and_told(self):
         self.start_compute('host3')
-        with mock.patch('blazar_core.books.inventory.report',
+        with mock.patch('blazar_core.capacity.inventory.report',
                         side_effect=ValueError('no')):
             report = self.compare(fix=True)
         self.assertEqual((1, 0), (len(report.left), len(report.mended)))
@@ -798,7 +799,7 @@ class FlavorsTest(VerifyTestCase, test_api.ApiTestCase):
         lease = self.make_active()
         reservation_id = lease['reservations'][0]['id']
         self.listener.parts.types.named['virtual:instance'].end(
-            resources.unknown(reservation_id))
+            resource_types.unknown(reservation_id))
         self.assertIsNone(self.flavor(reservation_id))
         self.assert_left('cannot be used')
         self.assert_mended('cannot be used')

@@ -21,7 +21,7 @@ from oslo_utils import timeutils
 from oslo_utils import uuidutils
 from testtools import matchers
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_nova.cmd import manage
@@ -1625,10 +1625,10 @@ class Dying(fixtures.Fixture):
               'update_aggregates',
               'nova.compute.api.AggregateAPI.delete_aggregate',
               'blazar_nova.compat.hosts.tell_placement',
-              'blazar_core.books.enrolment._write',
-              'blazar_core.books.holding.hand_over',
-              'blazar_core.lifecycle.queue.Queue.done',
-              'blazar_core.books.holding.give_back')
+              'blazar_core.capacity.enrollment._write',
+              'blazar_core.capacity.assignments.assign',
+              'blazar_core.lifecycle.event_queue.EventQueue.done',
+              'blazar_core.capacity.assignments.unassign')
 
     def __init__(self, at, after):
         super().__init__()

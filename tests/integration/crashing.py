@@ -19,16 +19,16 @@ import sys
 import threading
 import time
 
-from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import fault_points
 
 
 def main() -> int:
     name, ending, what, *arguments = sys.argv[1:]
-    wanted = [step for step in steps.Step if step.name == name]
+    wanted = [step for step in fault_points.FaultPoint if step.name == name]
     if 'BLAZAR_CLOCK' in os.environ:
         set_clock(os.environ['BLAZAR_CLOCK'])
 
-    def reached(step: steps.Step, _what: str) -> None:
+    def reached(step: fault_points.FaultPoint, _what: str) -> None:
         if step in wanted:
             wanted.clear()
             print(f'{ending} at {name}', flush=True)
@@ -37,7 +37,7 @@ def main() -> int:
             signal.pthread_kill(
                 threading.get_ident(), signal.Signals[ending])
 
-    steps.reached = reached
+    fault_points.fault_point = reached
     sys.argv[1:] = arguments
     if what == 'listener':
         from blazar_nova.cmd import listener

@@ -20,7 +20,7 @@ import time
 
 import requests
 
-from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import fault_points
 from tests.integration import base
 from tests.integration import test_best_effort
 from tests.integration import test_hosts
@@ -45,7 +45,7 @@ PATIENCE = 90
 #: 80, and with the next comparison.
 LOST = 240
 
-Step = steps.Step
+Step = fault_points.FaultPoint
 
 
 def steps_of(prefix):

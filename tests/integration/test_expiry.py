@@ -10,7 +10,7 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core.db import vault
+from blazar_core.db import encryption
 from tests.integration import base
 from tests import stack
 
@@ -76,7 +76,8 @@ class ExpiryTest(base.IntegrationTestCase):
         (sealed,), = self.sql(
             'SELECT sealed FROM credentials WHERE lease_id = :lease_id',
             lease_id=lease_id)
-        return vault.Vault(self.conf.blazar.encryption_keys).open(sealed)
+        return encryption.Encryption(
+            self.conf.blazar.encryption_keys).open(sealed)
 
     def assert_nowhere(self, secrets: dict[str, str], server_id: str) -> None:
         """Nothing that is written or answered holds a secret in clear."""

@@ -10,7 +10,7 @@ import signal
 import time
 import typing as ty
 
-from blazar_core.lifecycle import relocating
+from blazar_core.healing import evacuation
 from tests.integration import base
 from tests.integration import test_crash
 
@@ -198,7 +198,7 @@ class FailuresTest(FailuresTestCase):
         self.wait_for(self.outages, 'the host has failed')
         # It is long past the time at which it would be, were it certain.
         begun = time.time()
-        self.wait_for(lambda: time.time() > begun + 2 * relocating.PAUSE,
+        self.wait_for(lambda: time.time() > begun + 2 * evacuation.PAUSE,
                       'nothing is evacuated')
         self.assertEqual(([], [failing]), (
             self.evacuations(server_id), self.guests(server_id)))

@@ -9,15 +9,15 @@ import signal
 import sys
 import time
 
-from blazar_core.lifecycle import permits
-from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import fault_points
 from tests.integration import test_crash
 from tests.stack import stack
 
 #: Seconds in which what got lost is found (lost_build_timeout, 22) and built.
 FOUND = 120
 
-Step = steps.Step
+Step = fault_points.FaultPoint
 
 
 class StandingStillTest(test_crash.CrashTestCase):
@@ -48,7 +48,7 @@ class StandingStillTest(test_crash.CrashTestCase):
 
     def test_a_listener_between_the_gate_and_the_cast(self):
         self.freeze_between_gate_and_cast()
-        self.wait_until(time.time() + permits.SECONDS + 2)
+        self.wait_until(time.time() + dispatch.SECONDS + 2)
         self.go_on()
         self.wait_for(lambda: 'stood still' in self.frozen.written(),
                       'it sees that it is late')

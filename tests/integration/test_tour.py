@@ -6,7 +6,7 @@ import json
 import time
 import typing as ty
 
-from blazar_core.common import clock
+from blazar_core.common import clocks
 from tests.integration import base
 
 BOOT = ('--image', 'cirros', '--nic', 'none')
@@ -95,8 +95,8 @@ class TourTest(TourTestCase):
             ('RESERVED', 'mine', {
                 'size': 'big', 'lease_id': lease_id, 'lease_name': 'lease',
                 'lease_status': 'PENDING',
-                'lease_start': f'{clock.minute(start)} UTC',
-                'lease_end': f'{clock.minute(start + 600)} UTC'}),
+                'lease_start': f'{clocks.minute(start)} UTC',
+                'lease_end': f'{clocks.minute(start + 600)} UTC'}),
             (shown['status'], shown['description'], {
                 name: value for name, value in shown['properties'].items()
                 if name != 'lease_next'}))

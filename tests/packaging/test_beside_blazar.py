@@ -29,7 +29,7 @@ IN_NOVA = {
 COMMANDS = ('blazar_nova.cmd.listener', 'blazar_nova.cmd.manage')
 #: What a process without Nova may load of either.
 WITHOUT_NOVA = {
-    OURS: ('blazar_core.leases.leases', 'blazar_core.lifecycle.lifecycle',
+    OURS: ('blazar_core.leases.leases', 'blazar_core.lifecycle.handlers',
            'blazar_core.common.opts', 'blazar_nova.osc.plugin',
            'blazar_nova.osc.commands'),
     'blazar': ('blazar.opts', 'blazar.manager.service',

@@ -23,22 +23,22 @@ from unittest import mock
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import inventory
-from blazar_core.books import ledger
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import binding
-from blazar_core.leases import changing
+from blazar_core.leases import creation
 from blazar_core.leases import leases
-from blazar_core.leases import making
+from blazar_core.leases import reassignment
 from blazar_core.leases import requests
-from blazar_core.lifecycle import lifecycle
+from blazar_core.leases import updates
+from blazar_core.lifecycle import handlers
+from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import racer
@@ -49,7 +49,7 @@ WEIGHTS = {
     'rebind': 12, 'release': 14, 'leave': 6, 'offer': 8, 'accept': 4,
     'report': 2}
 #: What may come of it.
-ANSWERS = {errors.Refused: 'refused', errors.BooksBusy: 'busy',
+ANSWERS = {errors.Refused: 'refused', errors.ConcurrentUpdate: 'busy',
            errors.NotFound: 'missing', errors.InvalidLeaseParams: 'invalid'}
 #: Leases lie within so many seconds from now.
 HORIZON = 1200
@@ -72,11 +72,11 @@ class Contender:
         self.database = api.Database(databases.configuration(
             url, admission_retries=retries))
         self.clock = clocks.SystemClock()
-        self.search = admission.Admission(self.database, self.clock)
+        self.search = admissions.Admission(self.database, self.clock)
         types = racer.FileType.types(os.devnull)
         self.leases = leases.Leases(
             self.database, self.clock, self.search, types)
-        self.lifecycle = lifecycle.Lifecycle(
+        self.lifecycle = handlers.Handlers(
             self.database, self.clock, self.search, base.FakeCloud(), str,
             lambda event, lease: None, 0, 120, types, {})
         self.outcomes: collections.Counter[str] = collections.Counter()
@@ -133,18 +133,18 @@ class Contender:
 
     def prolong(self) -> None:
         lease, _count = self._lease()
-        self.leases.changing.update(lease.id, changing.Change(
+        self.leases.changing.update(lease.id, updates.LeaseChange(
             end=lease.end_date + self.dice.randint(1, 600)))
 
     def shorten(self) -> None:
         lease, _count = self._lease()
-        self.leases.changing.update(lease.id, changing.Change(
+        self.leases.changing.update(lease.id, updates.LeaseChange(
             end=self.dice.randint(lease.start_date + 1, lease.end_date)))
 
     def move(self) -> None:
         lease, _count = self._lease('PENDING', 'OFFERED')
         later = self.dice.randint(-300, 600)
-        self.leases.changing.update(lease.id, changing.Change(
+        self.leases.changing.update(lease.id, updates.LeaseChange(
             lease.start_date + later, lease.end_date + later))
 
     def resize(self) -> None:
@@ -152,10 +152,10 @@ class Contender:
         lease, count = self._lease('PENDING', 'OFFERED')
         if lease.params is None:
             raise NoLease
-        self.leases.changing.update(lease.id, changing.Change(reservations={
-            lease.reservation_id: self._later(model.Demand(
-                self._resources(), max(1, count + self.dice.randint(-1, 1))))
-        }))
+        self.leases.changing.update(lease.id, updates.LeaseChange(
+            reservations={lease.reservation_id: self._later(
+                model.Demand(self._resources(), max(
+                    1, count + self.dice.randint(-1, 1))))}))
 
     def rebind(self) -> None:
         """The bookings of a lease that has not begun go anywhere."""
@@ -168,11 +168,11 @@ class Contender:
             ids = list(session.scalars(sa.select(models.Booking.id).where(
                 models.Booking.reservation_id == lease.reservation_id)))
         try:
-            self.database.retried(self.leases.binding.rebind, binding.Move(
-                lease.id, seen, {
-                    one: self.dice.choice([*self.host_ids, None])
-                    for one in ids}, 'reason'))
-        except ledger.Full as full:
+            self.database.retried(
+                self.leases.binding.rebind, reassignment.Reassigned(
+                    lease.id, seen, {one: self.dice.choice(
+                        [*self.host_ids, None]) for one in ids}, 'reason'))
+        except ledger.OverCapacity as full:
             raise errors.Refused(refusals.Refusal(
                 refusals.Reason.NO_ROOM, len(ids), 0, None)) from full
 
@@ -191,7 +191,7 @@ class Contender:
                 .where(models.Reservation.lease_id == lease.id))
         if server is not None:
             self.lifecycle.observing.observe(
-                server, clouds.Seen(clouds.ServerState.GONE))
+                server, cloud_api.ObservedServer(cloud_api.ServerState.GONE))
 
     def report(self) -> None:
         """A host changes in what does not matter for its bookings."""
@@ -216,21 +216,21 @@ class Contender:
             name='race', window=window, before_end=None, events=(),
             on_end='delete', starts_now=False)
 
-    def _new_lease(self) -> making.NewLease:
+    def _new_lease(self) -> creation.NewLease:
         start = self.clock.now() + self.dice.randint(60, HORIZON)
         count = self.dice.choice([1, 1, 1, 2, 3])
         demand = model.Demand(self._resources(), count, self.dice.choice(
             [model.Affinity.NONE, *model.Affinity]))
-        return making.NewLease(
+        return creation.NewLease(
             'project', 'user', self._request(model.Window(
                 start, start + self.dice.randint(1, HORIZON))),
             (self._later(demand) if self.dice.random() < 0.3 else
-             making.NewReservation(demand, tuple(
+             creation.NewReservation(demand, tuple(
                  uuidutils.generate_uuid() for _server in range(count))),))
 
-    def _later(self, demand: model.Demand) -> making.NewReservation:
+    def _later(self, demand: model.Demand) -> creation.NewReservation:
         """Servers that come later."""
-        return making.NewReservation(demand, params={
+        return creation.NewReservation(demand, params={
             'amount': demand.count, 'vcpus': demand.resources['VCPU'],
             'affinity': None})
 
@@ -264,7 +264,7 @@ class Contender:
         return picture(self.search, instants)
 
 
-def picture(search: admission.Admission, instants: ty.Sequence[int],
+def picture(search: admissions.Admission, instants: ty.Sequence[int],
             ) -> dict[str, ty.Any]:
     """See :meth:`Contender.picture`."""
     with search.index.fresh() as timeline:

@@ -17,9 +17,9 @@ import typing as ty
 
 from oslo_utils import uuidutils
 
-from blazar_core.books import admission
-from blazar_core.books import inventory
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import inventory
+from blazar_core.common import clocks
 from blazar_core.common import model
 from blazar_core.db import api
 from tests import databases
@@ -130,7 +130,7 @@ class Contest:
             date for one in tables.bookings
             for date in (one.start_date, one.end_date) if date > now)})
         database = api.Database(databases.configuration(self.urls[0]))
-        anew = contender.picture(admission.Admission(
+        anew = contender.picture(admissions.Admission(
             database, clocks.SystemClock()), instants)
         database.engine.dispose()
         true = true_picture(tables, instants)

@@ -11,9 +11,9 @@ import uuid
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import making
+from blazar_core.leases import creation
 from blazar_core.leases import requests
-from blazar_core.lifecycle import ends
+from blazar_core.plugins import end_policies
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
@@ -39,11 +39,10 @@ def recurrence(baton: batons.Baton, first: model.Window, booted: bool,
     length = first.end - first.start
     pause = length + dice.choice([0, 0, 1, 60, 600])
     return requests.Recurrence(
-        'FREQ=DAILY', 'UTC', ends.SHELVE if booted and dice.random() < 0.7
-        else ends.DELETE, dice.random() < 0.5, tuple(
-            model.Window(first.start + number * pause,
-                         first.start + number * pause + length)
-            for number in range(dice.choice([2, 3, 4]))))
+        'FREQ=DAILY', 'UTC', end_policies.SHELVE if booted and dice.random() <
+        0.7 else end_policies.DELETE, dice.random() < 0.5, tuple(model.Window(
+            first.start + number * pause, first.start + number * pause +
+            length) for number in range(dice.choice([2, 3, 4]))))
 
 
 class Asking:
@@ -59,9 +58,9 @@ class Asking:
         self._baton = core.world.baton
 
     def recur(self, project: str, request: requests.LeaseRequest,
-              reservation: making.NewReservation) -> ty.Any:
+              reservation: creation.NewReservation) -> ty.Any:
         """Ask for all occurrences, as
-        :class:`blazar_nova.api.recurring.Recurring` does.
+        :class:`blazar_nova.api.recurring.Series` does.
 
         :param reservation: of each; one without params is of a boot
         :returns: the first lease
@@ -74,7 +73,7 @@ class Asking:
         servers = [one for part in parts for one in part]
         try:
             fits, left_out = self._core.leases.recurring.fitting([
-                making.NewLease(
+                creation.NewLease(
                     project, 'user', one, (dataclasses.replace(
                         reservation, server_ids=_ids(parts[0])
                         if parts else ()),), recurrence_id=recurrence_id)
@@ -92,7 +91,7 @@ class Asking:
                 recurrence_id, asked, leases, [
                     worlds.call_of(part) if part else None
                     for _new, part in paired], left_out, _ids(kept))
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             raise
         except Exception:
             _take_back(servers)
@@ -107,7 +106,7 @@ class Asking:
         return made[0]
 
     def _parts(self, project: str, asked: requests.Recurrence,
-               reservation: making.NewReservation,
+               reservation: creation.NewReservation,
                ) -> list[list[clouds.Server]]:
         """The servers of each occurrence; of the first where they are kept."""
         if reservation.params is not None:
@@ -129,7 +128,7 @@ class Asking:
 
     def stop(self) -> None:
         """End all occurrences, the last first, as
-        :class:`blazar_nova.api.recurring.Recurring` does.
+        :class:`blazar_nova.api.recurring.Series` does.
         """
         if not self._world.recurring:
             raise errors.NotFound('nothing recurs')

@@ -7,10 +7,10 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.healing import alternatives
+from blazar_core.healing import evacuation
+from blazar_core.healing import maintenance
 from blazar_core.lifecycle import demands
-from blazar_core.lifecycle import maintenance
-from blazar_core.lifecycle import other_hosts
-from blazar_core.lifecycle import relocating
 from tests.simulation import baton as batons
 from tests.simulation import world as worlds
 
@@ -73,10 +73,10 @@ class Operator:
     def run(self) -> None:
         core = self._core
         taking = maintenance.Maintenance(
-            core.database, core.clock, other_hosts.OtherHosts(
+            core.database, core.clock, alternatives.Alternatives(
                 core.database, core.clock, core.admission,
                 demands.Demands(core.clock, str, core.world.types),
-            ), relocating.Relocating(
+            ), evacuation.Evacuation(
                 core.database, core.clock, core.admission,
                 core.world.port, worlds.PATIENT.interval,
                 core.world.types))
@@ -87,7 +87,7 @@ class Operator:
             host = self._baton.dice.choice(
                 [*self._world.cloud.hosts.values()])
             with contextlib.suppress(
-                    errors.BooksUnavailable, errors.BooksBusy,
+                    errors.DatabaseUnavailable, errors.ConcurrentUpdate,
                     errors.CloudUnavailable, errors.Conflict,
                     errors.NotFound):
                 self._take(taking, host.name)

@@ -2,8 +2,8 @@
 
 """A cloud that is Nova and placement for the core, in a few hundred lines.
 
-It knows what :class:`blazar_core.cloud.Cloud` says a cloud can do, and what
-the books are told of it: its hosts, what is allocated there, and
+It knows what :class:`blazar_core.plugins.cloud_api.Cloud` says a cloud can do,
+and what the books are told of it: its hosts, what is allocated there, and
 notifications. What it does takes time, and may fail, be lost or come twice.
 """
 
@@ -13,14 +13,14 @@ import enum
 import json
 import typing as ty
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
 from tests.simulation import baton as batons
 from tests.simulation import faults
 
 __all__ = ['Cloud', 'Host', 'Port', 'Request', 'Server', 'State']
 
-Seen = clouds.Seen
+Seen = cloud_api.ObservedServer
 Amounts: ty.TypeAlias = dict[str, int]
 
 
@@ -127,7 +127,7 @@ class Server:
     launched: bool = False
     deleting: bool = False
     busy: bool = False
-    rest: clouds.Rest | None = None
+    rest: cloud_api.RestingState | None = None
     copies: set[str] = dataclasses.field(default_factory=set)
     images: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter)
@@ -461,11 +461,11 @@ class Cloud:
 
         self.baton.later(seconds, work)
 
-    def bring(self, server: Server, rest: clouds.Rest) -> None:
+    def bring(self, server: Server, rest: cloud_api.RestingState) -> None:
         """A lease wants a server to be kept like this."""
         def work() -> None:
             server.rest = rest
-            if rest is clouds.Rest.SHELVED:
+            if rest is cloud_api.RestingState.SHELVED:
                 server.host = None
                 self.free(server)
 
@@ -536,7 +536,8 @@ class Cloud:
 
 
 class Port:
-    """The cloud, as all processes call it: :class:`blazar_core.cloud.Cloud`.
+    """The cloud, as all processes call it:
+    :class:`blazar_core.plugins.cloud_api.Cloud`.
 
     :ivar ending: told of each server that somebody ends
     """
@@ -561,7 +562,7 @@ class Port:
             raise errors.CloudUnavailable(f'the answer to {what} was lost')
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
+             server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
         self.call('send')
         ready = []
         for server_id in json.loads(call)['servers']:
@@ -588,8 +589,8 @@ class Port:
         self.answer('sent')
         return ''
 
-    def send_slots(self, call: str, apart: bool, gate: clouds.Gate) -> None:
-        """See :meth:`blazar_nova.compat.servers.Servers.send_slots`."""
+    def send_slots(self, call: str, apart: bool, gate: cloud_api.Gate) -> None:
+        """See :meth:`blazar_nova.compat.servers.Lookup.send_slots`."""
         server_ids = json.loads(call)['servers']
         for server_id in server_ids:
             self._cloud.servers[server_id].pooled = apart
@@ -612,19 +613,20 @@ class Port:
         return set(self._cloud.given)
 
     def traces(self, server_ids: ty.Collection[str],
-               ) -> dict[str, clouds.Trace]:
+               ) -> dict[str, cloud_api.BuildTrace]:
         self.call('traces')
         waiting = [one for _when, one in self._cloud.queue]
         if waiting and not self._baton.wait(
                 lambda: not {*waiting} & {
                     one for _when, one in self._cloud.queue}, 10):
             raise errors.CloudUnavailable('no conductor answers')
-        return {server.id: clouds.Trace.CAUGHT if any(
-            server.id in host.allocations
-            for host in self._cloud.hosts.values()) else clouds.Trace.NONE
-            for server_id in server_ids
-            if (server := self._cloud.servers[server_id]).state in (
-                State.READY, State.BUILDING) and not self._is_at_it(server)}
+        return {server.id: cloud_api.BuildTrace.CAUGHT if any(
+            server.id in host.allocations for host in
+            self._cloud.hosts.values()) else cloud_api.BuildTrace.NONE
+            for server_id in server_ids if (
+                server := self._cloud.servers[server_id]).state in (
+                    State.READY, State.BUILDING) and (
+                        not self._is_at_it(server))}
 
     def _is_at_it(self, server: Server) -> bool:
         """It is in its cell, and a compute is at it: it has arrived."""
@@ -649,20 +651,20 @@ class Port:
         """What there is to be seen of a server just now."""
         server = self._cloud.servers.get(server_id)
         if server is None or server.state is State.GONE:
-            return Seen(clouds.ServerState.LEAVING if server and any(
+            return Seen(cloud_api.ServerState.LEAVING if server and any(
                 server_id in host.allocations
                 for host in self._cloud.hosts.values())
-                else clouds.ServerState.GONE)
+                else cloud_api.ServerState.GONE)
         host = server.host.uuid if server.host is not None else None
         if server.state is State.ERROR and not server.launched:
-            return Seen(clouds.ServerState.ERROR, host, 'no reason',
+            return Seen(cloud_api.ServerState.ERROR, host, 'no reason',
                         server.unplaced)
         if server.soft_deleted:
-            return Seen(clouds.ServerState.LEAVING, host)
-        return Seen({State.HELD: clouds.ServerState.HELD,
-                     State.READY: clouds.ServerState.BUILDING,
-                     State.BUILDING: clouds.ServerState.BUILDING,
-                     }.get(server.state, clouds.ServerState.RUNNING), host,
+            return Seen(cloud_api.ServerState.LEAVING, host)
+        return Seen({State.HELD: cloud_api.ServerState.HELD,
+                     State.READY: cloud_api.ServerState.BUILDING,
+                     State.BUILDING: cloud_api.ServerState.BUILDING,
+                     }.get(server.state, cloud_api.ServerState.RUNNING), host,
                     rest=server.rest, busy=server.busy)
 
     def delete(self, server_id: str, credential: str | None) -> None:
@@ -681,7 +683,7 @@ class Port:
         """
         return server.deleting
 
-    def bring(self, server_id: str, rest: clouds.Rest,
+    def bring(self, server_id: str, rest: cloud_api.RestingState,
               credential: str | None) -> None:
         self.call('bring')
         self._cloud.bring(self._cloud.servers[server_id], rest)

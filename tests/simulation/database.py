@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext import compiler
 
 from blazar_core.db import api
-from blazar_core.db import skew
+from blazar_core.db import clock_skew
 from tests import databases
 from tests.simulation import baton as batons
 from tests.simulation import faults
@@ -38,7 +38,7 @@ LOCK = 'UPDATE leases SET generation='
 TABLE = {'UPDATE': 1, 'INSERT': 2, 'DELETE': 2}
 
 
-@compiler.compiles(skew.database_time, 'sqlite')
+@compiler.compiles(clock_skew.database_time, 'sqlite')
 def _simulated(*_args: ty.Any, **_kwargs: ty.Any) -> str:
     return 'simulated_time()'
 

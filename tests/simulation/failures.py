@@ -28,24 +28,24 @@ import uuid
 
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import inventory
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import inventory
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import migration
 from blazar_core.db import models
+from blazar_core.healing import host_status
+from blazar_core.healing import overbooking
+from blazar_core.leases import creation
 from blazar_core.leases import leases
-from blazar_core.leases import making
 from blazar_core.leases import requests
-from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
-from blazar_core.lifecycle import health
-from blazar_core.lifecycle import lifecycle
-from blazar_core.lifecycle import watch
-from blazar_core import resources
+from blazar_core.lifecycle import handlers
+from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
 from tests import databases
 from tests.simulation import database as simulated
 from tests.unit import base
@@ -111,13 +111,13 @@ class _Machines(base.WholeType):
     def so_many(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
         return model.Demand(model.WHOLE, params['max'], least=params['max'])
 
-    def start(self, reserved: resources.Reserved) -> None:
+    def start(self, reserved: resource_types.ReservationContext) -> None:
         pass
 
-    def changed(self, reserved: resources.Reserved) -> None:
+    def changed(self, reserved: resource_types.ReservationContext) -> None:
         pass
 
-    def end(self, reserved: resources.Reserved) -> None:
+    def end(self, reserved: resource_types.ReservationContext) -> None:
         pass
 
 
@@ -138,21 +138,21 @@ class Years:
             self._database.engine, 'connect', lambda connection, _record:
             simulated.set_time(connection, self._clock.now))
         migration.upgrade(self._database)
-        search = admission.Admission(self._database, self._clock)
+        search = admissions.Admission(self._database, self._clock)
         kind = _Machines()
-        types = resources.Types({'machine': kind}, kind)
+        types = resource_types.ResourceTypes({'machine': kind}, kind)
         self._leases = leases.Leases(
             self._database, self._clock, search, types)
-        life = lifecycle.Lifecycle(
+        life = handlers.Handlers(
             self._database, self._clock, search, base.FakeCloud(), str,
             self._told, 300, base.LOST_AFTER, types,
-            {ends.DELETE: ends.Delete()})
+            {end_policies.DELETE: end_policies.Delete()})
         self._engine = engine.Engine(
             conf, self._database, self._clock, life, 'listener')
-        self._health = health.Health(
-            self._database, self._clock, health.Patience(0, 0, INTERVAL),
-            self._told)
-        self._watch = watch.Watch(
+        self._health = host_status.HostStatus(
+            self._database, self._clock, host_status.Thresholds(
+                0, 0, INTERVAL), self._told)
+        self._watch = overbooking.OverbookingCheck(
             self._database, self._clock, search, self._leases.binding, str,
             types, self._told, 300)
         self._uuids = [str(uuid.UUID(int=self._dice.getrandbits(128)))
@@ -203,9 +203,9 @@ class Years:
             when, _number, work = heapq.heappop(self._events)
             self._clock.advance(max(0, when - self._clock.now()))
             work()
-            self._health.see({host: health.Down('It is down.', certain=True)
-                              if host in self._down else None
-                              for host in self._uuids})
+            self._health.see(
+                {host: host_status.Down('It is down.', certain=True) if host in
+                 self._down else None for host in self._uuids})
             self._recheck()
             while self._engine.run_due():
                 self._recheck()
@@ -224,11 +224,11 @@ class Years:
             max(HOUR, dice.expovariate(1 / (LASTS * DAY)))))
         params = {'max': dice.randint(1, MOST)}
         try:
-            self._leases.making.create(making.NewLease(
+            self._leases.making.create(creation.NewLease(
                 'project', 'user', requests.LeaseRequest(
                     name='lease', window=window, before_end=None, events=(),
                     on_end='delete', starts_now=False),
-                (making.NewReservation(
+                (creation.NewReservation(
                     _Machines().so_many(params), resource_type='machine',
                     params=params, spec={}),)), None)
         except errors.Refused:

@@ -22,15 +22,15 @@ from sqlalchemy import orm
 from sqlalchemy.orm import attributes
 import testtools
 
-from blazar_core.books import freeing
-from blazar_core.books import guarding
-from blazar_core.books import holding
-from blazar_core.books import inventory
-from blazar_core import cloud as clouds
+from blazar_core.capacity import assignments
+from blazar_core.capacity import consolidation
+from blazar_core.capacity import host_generations
+from blazar_core.capacity import inventory
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.lifecycle import closing
-from blazar_core.lifecycle import ends
+from blazar_core.lifecycle import lease_close
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
 from tests.simulation import cloud as simulated
 from tests.unit.blazar_core import racer
 from tests.unit.blazar_core import test_races
@@ -38,8 +38,8 @@ from tests.unit.blazar_core import test_races
 __all__ = ['GUARDS', 'without']
 
 _claim = inventory.claim
-_along = holding.take_along
-_scene = freeing.Freeing.scene
+_along = assignments.convert_usage
+_scene = consolidation.PlannerInputs.scene
 
 _HOSTS = models.Host.__table__
 #: What ledger does to a host, whoever has decided about it meanwhile.
@@ -59,8 +59,8 @@ def _judged(connection: sa.Connection, now: int, host: model.Host,
                   *args, **kwargs)
 
 
-def _ask_once(self: ends.Delete, cloud: clouds.Cloud, ended: ends.Ended,
-              ) -> None:
+def _ask_once(self: end_policies.Delete, cloud: cloud_api.Cloud,
+              ended: end_policies.EndedServer) -> None:
     """Ask for the deletion of a server, and believe that it is done."""
     asked = cloud.__dict__.setdefault('deleted', set())
     if ended.server_id not in asked:
@@ -75,8 +75,9 @@ def _hand_over(session: orm.Session, now: int,
         for booking in reservation.bookings if reservation.whole else ():
             host = session.get(models.Host, booking.host_id)
             if host is not None and host.assigned_to != reservation.id:
-                guarding.advance(session.connection(), now, [host], {},
-                                 assigned_to=reservation.id, updated_at=now)
+                host_generations.advance(
+                    session.connection(), now, [host], {},
+                    assigned_to=reservation.id, updated_at=now)
                 booking.claimed_at = now
                 session.expire(host)
 
@@ -110,8 +111,8 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _unguarded(self: freeing.Freeing, *args: ty.Any, **kwargs: ty.Any,
-               ) -> freeing.Scene:
+def _unguarded(self: consolidation.PlannerInputs, *args: ty.Any,
+               **kwargs: ty.Any) -> consolidation.PlannerInput:
     """What Freeing.scene says, but that it is true for ever."""
     scene = _scene(self, *args, **kwargs)
     return scene._replace(generations=ty.cast('dict[int, int]', dict.fromkeys(
@@ -120,67 +121,74 @@ def _unguarded(self: freeing.Freeing, *args: ty.Any, **kwargs: ty.Any,
 
 #: By name: where each stands, and what stands there then.
 GUARDS: dict[str, tuple[str, ty.Any]] = {
-    'generation': ('blazar_core.books.guarding._TAKE', _TAKE),
-    'judged': ('blazar_core.books.inventory.claim', _judged),
-    'gate': ('blazar_core.lifecycle.sending.Sending._take', racer.pass_gate),
-    'claim': ('blazar_core.lifecycle.queue.Queue.claim', racer.seize),
-    'deadline': ('blazar_core.cloud.Deadline.passed', lambda self: False),
-    'lost': ('blazar_core.lifecycle.lost.Lost.send', lambda self: None),
-    'left': ('blazar_core.lifecycle.observing.Observing.settle_left',
+    'generation': ('blazar_core.capacity.host_generations._TAKE', _TAKE),
+    'judged': ('blazar_core.capacity.inventory.claim', _judged),
+    'gate': ('blazar_core.lifecycle.dispatch.Dispatch._take', racer.pass_gate),
+    'claim': ('blazar_core.lifecycle.event_queue.EventQueue.claim',
+              racer.seize),
+    'deadline': ('blazar_core.plugins.cloud_api.Deadline.passed',
+                 lambda self: False),
+    'lost': ('blazar_core.lifecycle.lost_builds.LostBuilds.send',
+             lambda self: None),
+    'left': ('blazar_core.lifecycle.reconciliation.Reconciliation.settle_left',
              lambda self: None),
     'recheck': ('tests.simulation.world.World._recheck',
                 lambda self, core: None),
     'orphans': ('tests.simulation.world.World._delete_orphans',
                 lambda self, core: None),
-    'close': ('blazar_core.lifecycle.closing.Closing.close',
-              lambda self, lease_id: closing.Closed([], [])),
+    'close': ('blazar_core.lifecycle.lease_close.LeaseClose.close',
+              lambda self, lease_id: lease_close.Closed([], [])),
     'lock': ('blazar_core.db.api.locked', racer.late_lock),
-    'again': ('blazar_core.lifecycle.ends.Delete.ask', _ask_once),
+    'again': ('blazar_core.plugins.end_policies.Delete.ask', _ask_once),
     'own': ('tests.simulation.cloud.Port.is_early', _is_early),
-    'held': ('blazar_core.books.holding.hand_over', _hand_over),
-    'within': ('blazar_core.books.claims.Claims.is_within',
+    'held': ('blazar_core.capacity.assignments.assign', _hand_over),
+    'within': ('blazar_core.capacity.scheduler_claims.Claims.is_within',
                lambda self, reservation_id: True),
-    'clean': ('blazar_core.lifecycle.cleaning.Cleaning.clean',
+    'clean': ('blazar_core.lifecycle.lease_close.Cleaning.clean',
               lambda self, kind, reserved: None),
     'guests': ('tests.simulation.whole.Hosts.guests',
                lambda self, reserved: ()),
-    'room': ('blazar_core.lifecycle.leaving.Leaving._has_room',
+    'room': ('blazar_core.lifecycle.server_removal.ServerRemoval._has_room',
              lambda self, session, booking: True),
-    'image': ('blazar_core.lifecycle.ends.Snapshot.is_over',
+    'image': ('blazar_core.plugins.end_policies.Snapshot.is_over',
               lambda self, cloud, ended, seen: True),
-    'copied': ('blazar_core.lifecycle.copying.Copying._bring',
+    'copied': ('blazar_core.lifecycle.snapshots.Snapshots._bring',
                lambda self, event, server_id: None),
     'behind': ('blazar_core.leases.waiting.behind',
                lambda connection, project_id, lease_id=None: ''),
-    'end': ('blazar_core.leases.changing.new_window',
+    'end': ('blazar_core.leases.updates.new_window',
             racer.window_unguarded),
-    'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),
-    'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),
-    'servers': ('blazar_core.leases.owning._check_project',
+    'used': ('blazar_core.leases.slots.record_first_use',
+             lambda _lease, _now: None),
+    'owner': ('blazar_core.leases.slots._check_owner', lambda *_what: None),
+    'servers': ('blazar_core.leases.transfer._check_project',
                 lambda session, lease: None),
-    'joined': ('blazar_core.books.holding.take_along', _take_along),
-    'asked': ('blazar_core.lifecycle.moving._is_taken',
+    'joined': ('blazar_core.capacity.assignments.convert_usage', _take_along),
+    'asked': ('blazar_core.lifecycle.server_moves._is_taken',
               lambda _move: False),
-    'others': ('blazar_core.lifecycle.moving.of_others',
+    'others': ('blazar_core.lifecycle.server_moves.of_others',
                lambda session, lease_id: []),
-    'pace': ('blazar_core.lifecycle.pacing.resting',
+    'pace': ('blazar_core.lifecycle.best_effort.recently_moved',
              lambda session, interval, now: {}),
-    'planned': ('blazar_core.books.freeing.Freeing.scene', _unguarded),
+    'planned': ('blazar_core.capacity.consolidation.PlannerInputs.scene',
+                _unguarded),
     'movable': (
-        'blazar_core.lifecycle.move_plans.MovePlans._movable',
+        'blazar_core.lifecycle.best_effort.MovePlanning._movable',
         lambda self, scene: [*scene.ordinary, *scene.leased]),
-    'between': ('blazar_core.lifecycle.resuming.on_end',
+    'between': ('blazar_core.lifecycle.kept_servers.on_end',
                 lambda session, lease: lease.on_end),
-    'late': ('blazar_core.lifecycle.resuming._WAKE', 10 ** 6),
-    'clock': ('blazar_core.db.skew.ClockSkew.check_step', lambda self: None),
-    'twice': ('tests.simulation.owners.GRACE', 0),
-    'healed': ('blazar_core.lifecycle.rebinding.Rebinding.bind_all',
-               lambda self, found: True),
-    'slots': ('blazar_core.lifecycle.slots.Slots.send_left',
+    'late': ('blazar_core.lifecycle.kept_servers._WAKE', 10 ** 6),
+    'clock': ('blazar_core.db.clock_skew.ClockSkew.check_step',
               lambda self: None),
-    'slot': ('blazar_core.leases.places.Places.dispatch',
+    'twice': ('tests.simulation.owners.GRACE', 0),
+    'healed': (
+        'blazar_core.healing.host_replacement.BookingReassignment.bind_all',
+        lambda self, found: True),
+    'slots': ('blazar_core.lifecycle.lost_builds.AbandonedSlots.send_left',
+              lambda self: None),
+    'slot': ('blazar_core.leases.slots.Slots.dispatch',
              lambda self, server_id: True),
-    'undo': ('blazar_core.books.claims.Claims._undo',
+    'undo': ('blazar_core.capacity.scheduler_claims.Claims._undo',
              lambda self, work, *args: lambda: None),
 }
 

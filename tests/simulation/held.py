@@ -49,7 +49,7 @@ class Held:
             if holder is not None and enrolled is None:
                 yield f'{host.name} is held, and serves everybody'
             yield from self._who_is_there(
-                host, holder, enrolled == states.Enrolment.ENROLLED)
+                host, holder, enrolled == states.Enrollment.ENROLLED)
             if len(self._openers(host)) > 1:
                 yield f'{host.name} is opened to two reservations'
         self._before = holders

@@ -11,13 +11,13 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core import cloud as ports
+from blazar_core.audit import audit
+from blazar_core.capacity import admissions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.lifecycle import audit
+from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.races import contender
 from tests.simulation import away
@@ -140,7 +140,7 @@ class Always:
                 if (server.id in booked or is_guest) and (
                         server.state is clouds.State.RUNNING and
                         not server.soft_deleted and
-                        server.rest is not ports.Rest.SHELVED and
+                        server.rest is not cloud_api.RestingState.SHELVED and
                         server.ran_at is not None and
                         server.ran_at < event['time'] - self._ahead):
                     self._world.copied += 1
@@ -508,7 +508,7 @@ def followers(world: worlds.World) -> list[str]:
         database.skew.check = lambda: None  # type: ignore[method-assign]
         try:
             return contender.picture(
-                admission.Admission(database, clock), instants)
+                admissions.Admission(database, clock), instants)
         finally:
             database.engine.dispose()
 

@@ -5,9 +5,9 @@
 import itertools
 import typing as ty
 
-from blazar_core import cloud as ports
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.plugins import cloud_api
 from tests.simulation import cloud as clouds
 
 __all__ = ['Port']
@@ -55,7 +55,7 @@ class Port(clouds.Port):
                      if one.uuid == host), {})
 
     def move(self, server_id: str, host: str | None, lease_id: str,
-             deadline: ports.Deadline) -> str:
+             deadline: cloud_api.Deadline) -> str:
         self.call('move')
         server = self._cloud.servers[server_id]
         if deadline.passed():
@@ -72,7 +72,7 @@ class Port(clouds.Port):
         return ''
 
     def evacuate(self, server_id: str, lease_id: str,
-                 deadline: ports.Deadline) -> str:
+                 deadline: cloud_api.Deadline) -> str:
         self.call('evacuate')
         cloud, server = self._cloud, self._cloud.servers[server_id]
         if deadline.passed():
@@ -156,13 +156,14 @@ class Port(clouds.Port):
     # -- who was shelved ---------------------------------------------------
 
     def wake(self, server_id: str, credential: str | None,
-             deadline: ports.Deadline) -> None:
+             deadline: cloud_api.Deadline) -> None:
         self.call('wake')
         server = self._cloud.servers[server_id]
         if deadline.passed():
             raise errors.CloudUnavailable('it is too late')
-        if server.rest is ports.Rest.SHELVED and self._cloud.engage(
-                server, 'wake', lambda: self._unshelve(server)):
+        if (server.rest is cloud_api.RestingState.SHELVED and
+                self._cloud.engage(server, 'wake',
+                                   lambda: self._unshelve(server))):
             server.leased, server.released = True, False
         self.answer('woken')
 

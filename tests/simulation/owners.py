@@ -7,14 +7,14 @@ over, and projects that are deleted.
 import contextlib
 import typing as ty
 
-from blazar_core import cloud as ports
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import joining
-from blazar_core.leases import making
-from blazar_core.leases import owning
+from blazar_core.leases import creation
+from blazar_core.leases import members
 from blazar_core.leases import requests
+from blazar_core.leases import transfer
 from blazar_core.lifecycle import orphans
+from blazar_core.plugins import cloud_api
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import whole
@@ -63,12 +63,12 @@ class Keystone:
         return [one for one in PROJECTS if one not in self.gone]
 
     def absent(self, project_ids: ty.Collection[str],
-               user_ids: ty.Collection[str]) -> ports.Absent:
+               user_ids: ty.Collection[str]) -> cloud_api.MissingOwners:
         self._baton.point('keystone')
         if self._is_wrong():
             self._baton.tell('keystone knows no project')
-            return ports.Absent(frozenset(project_ids), frozenset())
-        return ports.Absent(
+            return cloud_api.MissingOwners(frozenset(project_ids), frozenset())
+        return cloud_api.MissingOwners(
             frozenset(self.gone.intersection(project_ids)), frozenset())
 
     def ask(self, finding: orphans.Orphans, wake: ty.Callable[[], None],
@@ -76,8 +76,8 @@ class Keystone:
         """What a listener does about that, again and again."""
         while True:
             with contextlib.suppress(errors.CloudUnavailable,
-                                     errors.BooksUnavailable,
-                                     errors.BooksBusy):
+                                     errors.DatabaseUnavailable,
+                                     errors.ConcurrentUpdate):
                 if finding.find():
                     wake()
             self._baton.let_pass(INTERVAL)
@@ -132,7 +132,7 @@ class Owners:
             raise errors.Conflict('not in placement yet')
         if lease is not None and lease['project_id'] != first.project:
             raise errors.NotFound('another project')
-        joiners = [joining.Joiner(
+        joiners = [members.NewMember(
             one.id, one.host.uuid, dict(one.host.allocations[one.id]))
             for one in servers if one.host is not None]
         own = self._core.leases.joining
@@ -142,7 +142,7 @@ class Owners:
             # An image is made of who is there by then.
             one.ran_at = self._baton.now
         if lease is None:
-            lease = own.create(making.NewLease(
+            lease = own.create(creation.NewLease(
                 first.project, 'user', request, wanted), joiners)
         else:
             own.join(lease['id'], joiners, wanted, None)
@@ -179,7 +179,7 @@ class Owners:
             self._core.world.look(f"SELECT sealed FROM credentials "
                                   f"WHERE lease_id = '{lease['id']}'")))
         _lease, given = self._core.leases.owning.hand_over(
-            lease['id'], looked.generation, owning.Owner(project, 'user'),
+            lease['id'], looked.generation, transfer.Owner(project, 'user'),
             None, False)
         for one in given:
             self._port.revoke(one)

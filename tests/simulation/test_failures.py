@@ -60,7 +60,7 @@ class TestFailures(base.BaseTestCase):
             self.assertEqual(0, self.years(seed, 20, 25).wrong)
 
     def test_without_the_guard_they_are_not(self):
-        with mock.patch('blazar_core.lifecycle.rearranging.Rearranging.free',
+        with mock.patch('blazar_core.healing.reshuffle.Reshuffle.free',
                         return_value=False):
             self.assertLess(0, sum(
                 self.years(seed, 20, 25).wrong for seed in SCARCE))

@@ -8,18 +8,18 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core import cloud as ports
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import changing
+from blazar_core.leases import creation
 from blazar_core.leases import events
-from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.leases import updates
 from blazar_core.leases import views
-from blazar_core.lifecycle import sending
-from blazar_core.lifecycle import steps
+from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import fault_points
+from blazar_core.plugins import cloud_api
 from tests.simulation import asking
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
@@ -47,8 +47,8 @@ EAGER = {
 
 #: What may be answered.
 ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
-           errors.NotFound, errors.Conflict, errors.BooksBusy,
-           errors.BooksUnavailable, errors.CloudUnavailable)
+           errors.NotFound, errors.Conflict, errors.ConcurrentUpdate,
+           errors.DatabaseUnavailable, errors.CloudUnavailable)
 
 Amounts: ty.TypeAlias = dict[str, int]
 
@@ -142,17 +142,17 @@ class Users:
 
     def _booted(self, state: clouds.State, credential: str | None = None,
                 large: bool = False,
-                ) -> tuple[making.NewLease, list[clouds.Server]]:
+                ) -> tuple[creation.NewLease, list[clouds.Server]]:
         amounts, count = self._amounts(large), self._dice.choice([1, 1, 2])
         project, now = self._project(), state is clouds.State.READY
         servers = [self._cloud.new_server(
             project, amounts, state, preemptible=self._dice.random() < 0.3,
             # Of one that waits its lease is looked for: see the mirror.
             leased=not now) for _number in range(count)]
-        return making.NewLease(
+        return creation.NewLease(
             project, 'user', self._request(
                 self._window(now, 1200 if large else 86400), now),
-            (making.NewReservation(
+            (creation.NewReservation(
                 model.Demand(amounts, count),
                 tuple(one.id for one in servers)),),
             credential=credential), servers
@@ -161,7 +161,7 @@ class Users:
         new, servers = self._booted(clouds.State.READY)
         try:
             lease = self._core.leases.making.create(
-                new, worlds.call_of(servers), sending.HEAD_START)
+                new, worlds.call_of(servers), dispatch.HEAD_START)
         except Exception:
             for server in servers:
                 server.state = clouds.State.GONE
@@ -173,7 +173,7 @@ class Users:
         self._core.lifecycle.sending.send_own(lease, functools.partial(
             self._cast, [one.id for one in servers]))
 
-    def _cast(self, server_ids: list[str], gate: ports.Gate) -> None:
+    def _cast(self, server_ids: list[str], gate: cloud_api.Gate) -> None:
         deadline = gate(server_ids)
         self._baton.point('send gate')
         if deadline is not None and not deadline.passed():
@@ -189,7 +189,7 @@ class Users:
             self._core.leases.making.check(new)
             lease = self._core.leases.making.create(
                 new, worlds.call_of(servers))
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             # Whether it was written is not known: the servers stay.
             raise
         except Exception:
@@ -201,22 +201,22 @@ class Users:
         self._accepted(lease)
 
     def _places(self, amount: int, large: bool = False,
-                ) -> making.NewReservation:
-        among = self._dice.choice([model.Among.COMMON, model.Among.ALL])
+                ) -> creation.NewReservation:
+        among = self._dice.choice([model.HostPool.COMMON, model.HostPool.ALL])
         return self._places_of({
             'amount': amount, 'vcpus': self._dice.choice([1, 2])
             if not large else self._amounts(True)['VCPU'], 'affinity': None,
             'among': among.value})
 
-    def _places_of(self, params: dict[str, ty.Any]) -> making.NewReservation:
-        return making.NewReservation(
+    def _places_of(self, params: dict[str, ty.Any]) -> creation.NewReservation:
+        return creation.NewReservation(
             model.Demand({'VCPU': params['vcpus']}, params['amount'],
-                         among=model.Among(params['among'])),
+                         among=model.HostPool(params['among'])),
             params=params, spec={})
 
-    def _hosts_of(self, least: int, most: int) -> making.NewReservation:
+    def _hosts_of(self, least: int, most: int) -> creation.NewReservation:
         params = {'min': least, 'max': most}
-        return making.NewReservation(
+        return creation.NewReservation(
             self._world.types.named[whole.HOSTS].wanted(None, params).demand,
             resource_type=whole.HOSTS, params=params, spec={})
 
@@ -237,7 +237,7 @@ class Users:
 
     def _lease_hosts(self, window: model.Window, now: bool, grace: int,
                      ) -> None:
-        self._accepted(self._core.leases.making.create(making.NewLease(
+        self._accepted(self._core.leases.making.create(creation.NewLease(
             self._project(), 'user', self._request(
                 window, now, grace_period=grace,
                 on_end=self._dice.choice(ENDS_OF_HOSTS)),
@@ -245,7 +245,7 @@ class Users:
 
     def reserve(self) -> None:
         now = self._dice.random() < 0.5
-        lease = self._core.leases.making.create(making.NewLease(
+        lease = self._core.leases.making.create(creation.NewLease(
             self._project(), 'user', self._request(self._window(now), now),
             (self._places(self._dice.choice([1, 2, 3])),)), None)
         self._accepted(lease)
@@ -278,7 +278,7 @@ class Users:
             sealed: str | None = worlds.call_of(servers)
         else:
             now = self._dice.random() < 0.5
-            new, servers, sealed = making.NewLease(
+            new, servers, sealed = creation.NewLease(
                 self._project(), 'user', self._request(
                     self._window(now, 1200 if large else 86400), now),
                 (self._hosts_of(1, self._dice.choice([1, 2]))
@@ -289,7 +289,7 @@ class Users:
             new.request, **how(self._baton, new.request.window)))
         try:
             lease = self._core.leases.making.create(new, sealed)
-        except errors.BooksUnavailable:
+        except errors.DatabaseUnavailable:
             # Whether it was written is not known: the servers stay.
             raise
         except Exception:
@@ -306,7 +306,7 @@ class Users:
         self._accepted(self._asking.recur(
             self._project(), self._request(
                 asked.windows[0], False, recurrence=asked, auto_extend=0),
-            making.NewReservation(model.Demand(
+            creation.NewReservation(model.Demand(
                 self._amounts(), self._dice.choice([1, 1, 2])))
             if booted else self._places(self._dice.choice([1, 2]))))
 
@@ -317,7 +317,7 @@ class Users:
         delaying.delay(self._world)
 
     def offer(self) -> None:
-        offered = self._core.leases.making.offer(making.NewLease(
+        offered = self._core.leases.making.offer(creation.NewLease(
             self._project(), 'user', self._request(self._window(False), False),
             (self._places(1),)), 120)
         self._baton.let_pass(self._dice.choice([1, 110, 130]))
@@ -380,7 +380,7 @@ class Users:
 
     def _update(self, lease: ty.Any, **change: ty.Any) -> None:
         self._core.leases.changing.update(
-            lease['id'], changing.Change(**change))
+            lease['id'], updates.LeaseChange(**change))
         self._baton.tell(f'lease {lease["id"][:8]} is changed: '
                          f'{sorted(change)}')
 
@@ -474,9 +474,10 @@ class Users:
             server.state = clouds.State.GONE
             raise
         server.leased = True
-        steps.reached(steps.Step.SLOT_TAKEN, server.id)
+        fault_points.fault_point(fault_points.FaultPoint.SLOT_TAKEN, server.id)
         if slots.dispatch(server.id):
-            steps.reached(steps.Step.SLOT_DISPATCHED, server.id)
+            fault_points.fault_point(fault_points.FaultPoint.SLOT_DISPATCHED,
+                                     server.id)
             self._cloud.cast([server.id])
 
     def boot_within(self) -> None:

@@ -27,9 +27,9 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import making
+from blazar_core.leases import creation
 from blazar_core.leases import requests
-from blazar_core.lifecycle import sending
+from blazar_core.lifecycle import dispatch
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
@@ -342,18 +342,18 @@ class Leases:
         now = begin == clock.now()
         servers = self._new(
             job, clouds.State.READY if now else clouds.State.HELD)
-        new = making.NewLease(
+        new = creation.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=model.Window(
                     begin, begin + int(job.length)), before_end=None,
                 events=(), on_end='delete', starts_now=now),
-            (making.NewReservation(
+            (creation.NewReservation(
                 model.Demand({'VCPU': job.vcpus}, job.count),
                 tuple(server.id for server in servers)),))
         try:
             lease = self._do(lambda: self._core.leases.making.create(
                 new, worlds.call_of(servers),
-                sending.HEAD_START if now else None))
+                dispatch.HEAD_START if now else None))
         except errors.Refused:
             for server in servers:
                 server.state = clouds.State.GONE

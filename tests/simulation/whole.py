@@ -4,14 +4,14 @@
 import contextlib
 import typing as ty
 
-from blazar_core.books import enrolment
-from blazar_core.books import pending
-from blazar_core import cloud as ports
+from blazar_core.capacity import enrollment
+from blazar_core.capacity import pending
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core import resources
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import faults
@@ -42,29 +42,30 @@ class Hosts(base.WholeType):
         self._process = process
         self._cleaning_time = cleaning_time
 
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
         self._port.call('demand')
         return super().demand(reserved)
 
     def so_many(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
         return model.Demand(
             model.WHOLE, params['max'], least=params['min'],
-            among=model.Among.ENROLLED, cleaning_time=self._cleaning_time)
+            among=model.HostPool.ENROLLED, cleaning_time=self._cleaning_time)
 
-    def start(self, reserved: resources.Reserved) -> None:
+    def start(self, reserved: resource_types.ReservationContext) -> None:
         for uuid in reserved.hosts:
             self._port.call('open host')
             self._cloud.open_host(self._cloud.hosts[uuid], reserved.id)
         self._close(reserved.id, reserved.hosts)
         self._port.answer('hosts opened')
 
-    def changed(self, reserved: resources.Reserved) -> None:
+    def changed(self, reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
-    def end(self, reserved: resources.Reserved) -> None:
+    def end(self, reserved: resource_types.ReservationContext) -> None:
         for server in self._cloud.servers.values():
             if server.within == reserved.id and (
-                    server.rest is ports.Rest.SHELVED):
+                    server.rest is cloud_api.RestingState.SHELVED):
                 self._port.release(server.id)
         self._close(reserved.id, ())
         self._port.answer('hosts closed')
@@ -84,8 +85,8 @@ class Hosts(base.WholeType):
         return [host for host in self._cloud.hosts.values()
                 if reservation_id in host.opened]
 
-    def guests(self, reserved: resources.Reserved, only: str | None = None,
-               ) -> ty.Collection[str]:
+    def guests(self, reserved: resource_types.ReservationContext,
+               only: str | None = None) -> ty.Collection[str]:
         """As Nova's cells have them, and as placement has those that are on
         their way.
         """
@@ -106,8 +107,9 @@ class Hosts(base.WholeType):
         # Whose clocks differ gives it as much more time.
         return LONGEST + 2 * self._cloud.faults.ahead
 
-    def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
-              deadline: ports.Deadline) -> ty.Collection[str]:
+    def clean(self, reserved: resource_types.ReservationContext,
+              hosts: ty.Collection[str],
+              deadline: cloud_api.Deadline) -> ty.Collection[str]:
         """Side by side; who has begun it may die over it."""
         done: dict[str, bool] = {}
         for uuid in sorted(hosts):
@@ -123,7 +125,7 @@ class Hosts(base.WholeType):
         return {uuid for uuid, clean in done.items() if clean}
 
     def _clean(self, host: clouds.Host, reservation_id: str,
-               deadline: ports.Deadline) -> bool:
+               deadline: cloud_api.Deadline) -> bool:
         try:
             self._port.call('clean')
             if deadline.passed():
@@ -156,7 +158,7 @@ class Operator:
 
     def run(self) -> None:
         for host in self._pool:
-            if self._status(host) != states.Enrolment.ENROLLED:
+            if self._status(host) != states.Enrollment.ENROLLED:
                 self._see_to(host)
         for moment in self._moments:
             if moment >= self._baton.now:
@@ -171,14 +173,14 @@ class Operator:
     def _see_to(self, host: clouds.Host) -> None:
         """Take a host out or have it in, until that is done or cannot be."""
         work = self._have_in if self._status(host) in (
-            None, states.Enrolment.ENROLLING) else self._take_out
+            None, states.Enrollment.ENROLLING) else self._take_out
         while True:
             try:
                 work(host)
             except errors.Conflict as exc:
                 self._baton.tell(f'{host.name} stays as it is: {exc}')
             except (errors.NotFound, errors.CloudUnavailable,
-                    errors.BooksBusy, errors.BooksUnavailable):
+                    errors.ConcurrentUpdate, errors.DatabaseUnavailable):
                 self._baton.let_pass(10)
                 continue
             return
@@ -186,7 +188,7 @@ class Operator:
     def _have_in(self, host: clouds.Host) -> None:
         """What :meth:`blazar_nova.parts.enrolling.Enrolling.add` does."""
         self._baton.wait(lambda: host.there, 1e9)
-        attempt = self._write(enrolment.begin, host.uuid, {})
+        attempt = self._write(enrollment.start, host.uuid, {})
         self._port.call('join')
         host.enrolled = True
         self._port.call('everybody')
@@ -197,7 +199,7 @@ class Operator:
         if there:
             self._leave(host, attempt.host_id)
             raise errors.Conflict(f'{len(there)} servers are there')
-        self._write(enrolment.finish, attempt)
+        self._write(enrollment.complete, attempt)
         self._baton.tell(f'{host.name} is enrolled')
 
     def _take_out(self, host: clouds.Host) -> None:
@@ -208,10 +210,10 @@ class Operator:
 
     def _leave(self, host: clouds.Host, host_id: int) -> None:
         with contextlib.suppress(errors.NotFound):
-            self._write(enrolment.leave, host_id)
+            self._write(enrollment.remove, host_id)
             self._port.call('leave')
             host.enrolled = False
-            self._write(enrolment.retire, host_id)
+            self._write(enrollment.retire, host_id)
 
     def _write(self, work: ty.Callable[..., ty.Any], *args: ty.Any,
                ) -> ty.Any:

@@ -21,32 +21,31 @@ import uuid
 
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import claims
-from blazar_core.books import follower
-from blazar_core.books import inventory
-from blazar_core.books import judge
-from blazar_core.books import news
-from blazar_core import cloud as ports
+from blazar_core.capacity import admissions
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import feed
+from blazar_core.capacity import inventory
+from blazar_core.capacity import scheduler_claims
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import changing
+from blazar_core.healing import evacuation
+from blazar_core.healing import host_status
+from blazar_core.healing import overbooking
+from blazar_core.leases import creation
+from blazar_core.leases import idempotency
 from blazar_core.leases import leases
-from blazar_core.leases import making
-from blazar_core.leases import repeats
-from blazar_core.lifecycle import destinations
-from blazar_core.lifecycle import ends
+from blazar_core.leases import updates
+from blazar_core.lifecycle import admission_queue
 from blazar_core.lifecycle import engine
-from blazar_core.lifecycle import facts
-from blazar_core.lifecycle import health
-from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import handlers
+from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import orphans
-from blazar_core.lifecycle import relocating
-from blazar_core.lifecycle import retrying
-from blazar_core.lifecycle import slots
-from blazar_core.lifecycle import watch
-from blazar_core import resources
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
 from tests import databases
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
@@ -69,7 +68,7 @@ END_LIMIT = 1800
 NO_SHOWS = 600, 300
 #: Seconds between two looks which hosts are down, and how long that has to be
 #: so.
-POLL, PATIENT = 90, health.Patience(failed=90, back=90, interval=7200)
+POLL, PATIENT = 90, host_status.Thresholds(failed=90, back=90, interval=7200)
 #: How many servers are moved for one lease at most.
 MOVES = 4
 #: Seconds that a lease may last that is prolonged by itself.
@@ -91,24 +90,25 @@ class Places(base.FakeType):
         super().__init__()
         self._world = world
 
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
         self._world.port.call('demand')
         return dataclasses.replace(
             super().demand(reserved),
-            among=model.Among(reserved.params['among']))
+            among=model.HostPool(reserved.params['among']))
 
-    def start(self, reserved: resources.Reserved) -> None:
+    def start(self, reserved: resource_types.ReservationContext) -> None:
         self._world.port.call('open')
         self._world.cloud.open[reserved.id] = reserved.project_id
         self._world.port.answer('opened')
 
-    def belongs(self, reserved: resources.Reserved) -> None:
+    def belongs(self, reserved: resource_types.ReservationContext) -> None:
         self._world.port.call('belongs')
         if reserved.id in self._world.cloud.open:
             self._world.cloud.open[reserved.id] = reserved.project_id
         self._world.port.answer('belongs')
 
-    def end(self, reserved: resources.Reserved) -> None:
+    def end(self, reserved: resource_types.ReservationContext) -> None:
         self._world.port.call('close')
         self._world.cloud.open.pop(reserved.id, None)
         self._world.port.answer('closed')
@@ -118,7 +118,7 @@ class Places(base.FakeType):
         return [*self._world.cloud.open]
 
 
-class Boots(resources.Kind):
+class Boots(resource_types.BaseResourceType):
     """Servers that come with a boot: the call says what they need."""
 
     for_servers = True
@@ -126,7 +126,8 @@ class Boots(resources.Kind):
     def __init__(self, world: 'World') -> None:
         self._world = world
 
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
         self._world.port.call('demand')
         call = json.loads(reserved.call or '{"amounts": {"VCPU": 1}}')
         return model.Demand(call['amounts'])
@@ -158,16 +159,19 @@ class Core:
         self.process = process
         self.clock = batons.Clock(process)
         self.database = world.books.connect(process)
-        self.admission = admission.Admission(self.database, self.clock)
+        self.admission = admissions.Admission(self.database, self.clock)
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, world.types)
-        self.lifecycle = lifecycle.Lifecycle(
+        self.lifecycle = handlers.Handlers(
             self.database, self.clock, self.admission, world.port, str,
-            world.notified, PATIENCE, LOST_AFTER, world.types,
-            {ends.DELETE: ends.Delete(), ends.RECYCLE: ends.Recycle(),
-             ends.SHELVE: ends.Shelve(), 'snapshot': ends.Snapshot(),
-             'stop': ends.Stop(), 'release': ends.Release()}, END_LIMIT,
-            world.no_shows, world.grant, MOVES)
+            world.notified, PATIENCE, LOST_AFTER, world.types, {
+                end_policies.DELETE: end_policies.Delete(),
+                end_policies.RECYCLE: end_policies.Recycle(),
+                end_policies.SHELVE: end_policies.Shelve(),
+                'snapshot': end_policies.Snapshot(),
+                'stop': end_policies.Stop(),
+                'release': end_policies.Release()}, END_LIMIT, world.no_shows,
+            world.grant, MOVES)
 
 
 def call_of(servers: ty.Sequence[clouds.Server]) -> str:
@@ -176,7 +180,7 @@ def call_of(servers: ty.Sequence[clouds.Server]) -> str:
                        'amounts': servers[0].amounts})
 
 
-class Claiming(claims.Claims):
+class Claiming(scheduler_claims.Claims):
     """Says which servers were let in while the books were away."""
 
     def __init__(self, cloud: clouds.Cloud, core: Core) -> None:
@@ -187,7 +191,7 @@ class Claiming(claims.Claims):
         self.unsure = False
 
     def claim(self, server_id: str, *args: ty.Any, **kwargs: ty.Any,
-              ) -> claims.Undo:
+              ) -> scheduler_claims.Undo:
         self._of = server_id
         return super().claim(server_id, *args, **kwargs)
 
@@ -201,7 +205,7 @@ class Claiming(claims.Claims):
 
     def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
                      forced: bool, reservation_id: str | None,
-                     ) -> claims.Undo:
+                     ) -> scheduler_claims.Undo:
         undo = super()._claim_alone(takes, forced, reservation_id)
         self._cloud.servers[self._of].unasked = True
         for host, amounts in takes.items():
@@ -234,8 +238,8 @@ class World:
         self.faults = faults.Faults(self.baton, only, drifts)
         self.cloud = clouds.Cloud(self.baton, self.faults)
         self.port = moving.Port(self.cloud)
-        self.types = resources.Types(
-            {making.RESOURCE_TYPE: Places(self), whole.HOSTS: whole.Hosts(
+        self.types = resource_types.ResourceTypes(
+            {creation.RESOURCE_TYPE: Places(self), whole.HOSTS: whole.Hosts(
                 self.cloud, self.port, self._current,
                 self.baton.dice.choice([0, 60, 600]) if pool else 0)},
             Boots(self))
@@ -244,7 +248,7 @@ class World:
         self._compares = compares
         self.relocates = relocates
         self.keystone = owners.Keystone(self.baton, self.look)
-        #: See :class:`blazar_core.lifecycle.noshows.NoShows`.
+        #: See :class:`blazar_core.lifecycle.no_show_check.NoShows`.
         self.no_shows = self.baton.dice.choice(
             [(0, 0), (0, 0), NO_SHOWS]) if pool else (0, 0)
         #: By lease and the end to which it is to be prolonged by itself: the
@@ -295,13 +299,13 @@ class World:
         lock = types.SimpleNamespace(
             Lock=lambda: batons.Lock(baton),
             get_ident=lambda: id(baton.current))
-        patch(mock.patch('blazar_core.books.follower.threading', lock))
-        patch(mock.patch('blazar_core.db.presence.threading', lock))
-        patch(mock.patch('blazar_core.lifecycle.queue.threading', lock))
+        patch(mock.patch('blazar_core.capacity.booking_index.threading', lock))
+        patch(mock.patch('blazar_core.db.circuit_breaker.threading', lock))
+        patch(mock.patch('blazar_core.lifecycle.event_queue.threading', lock))
         patch(mock.patch('oslo_db.api.time', types.SimpleNamespace(
             sleep=baton.let_pass)))
         patch(mock.patch('oslo_db.api.random', baton.dice))
-        patch(mock.patch('blazar_core.lifecycle.steps.reached',
+        patch(mock.patch('blazar_core.lifecycle.fault_points.fault_point',
                          lambda step, _what: baton.point(
                              f'step {step.name}')))
         # It lets other threads have a turn, and there are none.
@@ -359,7 +363,8 @@ class World:
                     "SELECT 1 FROM leases WHERE status = 'ACTIVE' "
                     "AND used_at IS NULL LIMIT 1"))
 
-    def grant(self, lease: facts.Lease, change: changing.Change) -> None:
+    def grant(self, lease: lease_status.Lease,
+              change: updates.LeaseChange) -> None:
         """Limit leases that are prolonged by themselves.
 
         :raises LimitExceeded: when one is long enough
@@ -394,7 +399,7 @@ class World:
     # -- schedulers --------------------------------------------------------
 
     def _schedule(self, core: Core) -> None:
-        judging = judge.Judge(
+        judging = eligibility.Eligibility(
             core.database, core.clock, core.admission.index)
         claiming = Claiming(self.cloud, core)
 
@@ -406,15 +411,16 @@ class World:
                 for one in questions:
                     if not one.taken:
                         one.taken = True
-                        with contextlib.suppress(errors.BooksUnavailable,
-                                                 errors.BooksBusy):
+                        with contextlib.suppress(errors.DatabaseUnavailable,
+                                                 errors.ConcurrentUpdate):
                             one.host = self._select(one, judging, claiming)
                         one.answered = True
                         break
 
         core.process.spawn('requests', loop)
 
-    def _select(self, question: clouds.Request, judging: judge.Judge,
+    def _select(self, question: clouds.Request,
+                judging: eligibility.Eligibility,
                 claiming: Claiming) -> clouds.Host | None:
         server = question.server
         hosts = [host for host in self.cloud.hosts.values()
@@ -440,7 +446,7 @@ class World:
                     server.id, {host.uuid: server.amounts},
                     forced=forced,
                     reservation_id=server.within)
-            except claims.Denied as exc:
+            except scheduler_claims.Denied as exc:
                 self.baton.tell(f'{server.id} not on {host.name}: {exc}')
                 continue
             self.baton.point('placement')
@@ -488,7 +494,7 @@ class World:
         core.clock.version = lambda: self.books.versions['events']
         core.clock.is_idle = lambda: not self.look(
             "SELECT 1 FROM events WHERE status = 'IN_PROGRESS' LIMIT 1")
-        watching = watch.Watch(
+        watching = overbooking.OverbookingCheck(
             core.database, core.clock, core.admission, core.leases.binding,
             str, self.types, self.notified, PATIENCE)
         core.process.spawn('engine', working.run)
@@ -508,14 +514,14 @@ class World:
             core.process.spawn('mirror', lambda: self._mirror(core, working))
         core.process.spawn('hints', lambda: self._hints(core, working))
 
-    def _watch(self, watching: watch.Watch) -> None:
-        """What :meth:`watch.Watch.run` does, where something has changed."""
+    def _watch(self, watching: overbooking.OverbookingCheck) -> None:
+        """Do what the listener does after changes, where there are some."""
         while True:
             seen = self._promises()
-            with contextlib.suppress(errors.BooksUnavailable,
-                                     errors.BooksBusy):
+            with contextlib.suppress(errors.DatabaseUnavailable,
+                                     errors.ConcurrentUpdate):
                 watching.look()
-            self.baton.let_pass(watch.PAUSE)
+            self.baton.let_pass(overbooking.PAUSE)
             self.baton.wait(
                 lambda: self._promises() != seen,
                 # Time alone ends a maintenance.
@@ -526,25 +532,24 @@ class World:
     def _send_left(self, core: Core) -> None:
         """Send the builds of slots whose requests died, where there are any.
         """
-        left = slots.Slots(
+        left = lost_builds.AbandonedSlots(
             core.database, core.clock, core.leases.places,
             self.port.send_slots, str)
         while True:
             self.baton.wait(lambda: bool(self.look(
                 'SELECT 1 FROM slot_builds LIMIT 1')), REST)
-            self.baton.let_pass(slots.PAUSE)
-            with contextlib.suppress(errors.BooksUnavailable):
+            self.baton.let_pass(lost_builds.PAUSE)
+            with contextlib.suppress(errors.DatabaseUnavailable):
                 left.send_left()
 
     def _monitor(self, core: Core) -> None:
         """See again and again which hosts are down."""
-        knows = health.Health(core.database, core.clock, PATIENT,
-                              self.notified)
+        knows = host_status.HostStatus(core.database, core.clock, PATIENT,
+                                       self.notified)
         while True:
-            with contextlib.suppress(errors.BooksUnavailable):
-                knows.see({
-                    host.uuid: health.Down('It is silent.', host.forced_down)
-                    if host.down else None
+            with contextlib.suppress(errors.DatabaseUnavailable):
+                knows.see({host.uuid: host_status.Down(
+                    'It is silent.', host.forced_down) if host.down else None
                     for host in self.cloud.hosts.values() if host.there})
             self.baton.let_pass(POLL)
             if not self.look(
@@ -555,27 +560,27 @@ class World:
 
     def _relocate(self, core: Core) -> None:
         """Have servers leave hosts that are away, where there are any."""
-        leaving = relocating.Relocating(
+        leaving = evacuation.Evacuation(
             core.database, core.clock, core.admission, self.port,
             PATIENT.interval, self.types)
         while True:
             seen = self._promises()
-            with contextlib.suppress(errors.BooksUnavailable):
+            with contextlib.suppress(errors.DatabaseUnavailable):
                 leaving.look(lambda failed: {
                     uuid for uuid in failed
                     if self.cloud.hosts[uuid].forced_down})
-            self.baton.let_pass(relocating.PAUSE)
+            self.baton.let_pass(evacuation.PAUSE)
             self.baton.wait(
-                lambda: self._promises() != seen, destinations.AGAIN if
+                lambda: self._promises() != seen, evacuation.AGAIN if
                 self.look('SELECT 1 FROM outages LIMIT 1') else REST)
 
     def _retry(self, core: Core) -> None:
         """Give those room who wait for it, where something has changed."""
         while True:
             seen = self._promises()
-            with contextlib.suppress(errors.BooksUnavailable):
+            with contextlib.suppress(errors.DatabaseUnavailable):
                 core.lifecycle.retrying.look()
-            self.baton.let_pass(retrying.PAUSE)
+            self.baton.let_pass(admission_queue.PAUSE)
             self.baton.wait(lambda: self._promises() != seen, AGAIN if (
                 self.look("SELECT 1 FROM leases WHERE status = 'WAITING' "
                           "LIMIT 1")) else REST)
@@ -588,7 +593,7 @@ class World:
     def _mirror(self, core: Core, working: engine.Engine) -> None:
         """Compare everything, again and again."""
         while True:
-            with contextlib.suppress(errors.BooksUnavailable):
+            with contextlib.suppress(errors.DatabaseUnavailable):
                 for part in (lambda: self.compare(core, working),
                              core.lifecycle.observing.settle_left,
                              core.lifecycle.lost.send,
@@ -619,13 +624,14 @@ class World:
         self._apart(self._delete_orphans, core)
         if len(self.look(
                 f'SELECT 1 FROM changes WHERE created_at < '
-                f'{core.clock.now() - follower.KEEP} LIMIT 2')) > 1:
-            news.trim(core.database, core.clock.now() - follower.KEEP)
+                f'{core.clock.now() - booking_index.KEEP} LIMIT 2')) > 1:
+            feed.trim(core.database, core.clock.now() - booking_index.KEEP)
             core.database.retried(
-                repeats.trim, core.database, core.clock.now())
+                idempotency.trim, core.database, core.clock.now())
 
     def _apart(self, work: ty.Callable[..., ty.Any], *args: ty.Any) -> None:
-        with contextlib.suppress(errors.CloudUnavailable, errors.BooksBusy):
+        with contextlib.suppress(errors.CloudUnavailable,
+                                 errors.ConcurrentUpdate):
             work(*args)
 
     def compare_host(self, core: Core, host: clouds.Host) -> None:
@@ -681,7 +687,7 @@ class World:
         seen, stale = core.lifecycle.observing.check(server_id)
         for name in stale:
             self._look_at(core, name)
-        if seen.state is ports.ServerState.GONE:
+        if seen.state is cloud_api.ServerState.GONE:
             working.expedite(booked.lease_id, booked.host_id)
 
     def _look_at(self, core: Core, name: str) -> None:
@@ -717,7 +723,7 @@ class World:
                 if self._is_due(core):
                     self._recheck(core)
                     self.baton.let_pass(1)
-            except errors.BooksUnavailable:
+            except errors.DatabaseUnavailable:
                 self.baton.let_pass(1)
 
     def _is_due(self, core: Core) -> bool:

@@ -12,9 +12,9 @@ import sys
 import typing as ty
 import uuid
 
-from blazar_core.db import vault
-
+from blazar_core.db import encryption
 from tests import samples
+
 
 __all__ = ['ACCOUNTS', 'Lines', 'PASSWORD', 'REGION', 'Site', 'write',
            'write_file', 'write_own']
@@ -254,7 +254,7 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
             **sample['filter_scheduler'],
             # Else servers that come at once pile up on one host.
             'shuffle_best_same_weighed_hosts': True},
-        'blazar': {'encryption_keys': vault.new_key(),
+        'blazar': {'encryption_keys': encryption.new_key(),
                    'sync_interval': 10,
                    # Tests force hosts down, and others need them then.
                    'polling_interval': 5, 'recovery_delay': 1},

@@ -13,27 +13,27 @@ from oslo_utils import uuidutils
 from oslotest import base
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import inventory
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import inventory
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import encryption
 from blazar_core.db import models
-from blazar_core.db import vault
+from blazar_core.healing import alternatives
+from blazar_core.healing import evacuation
+from blazar_core.healing import maintenance
+from blazar_core.leases import creation
 from blazar_core.leases import leases
-from blazar_core.leases import making
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import demands
-from blazar_core.lifecycle import ends
+from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import engine
-from blazar_core.lifecycle import lifecycle
-from blazar_core.lifecycle import maintenance
-from blazar_core.lifecycle import other_hosts
-from blazar_core.lifecycle import relocating
-from blazar_core.lifecycle import sending
-from blazar_core import resources
+from blazar_core.lifecycle import handlers
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
 from tests import databases
 
 __all__ = ['DatabaseTestCase', 'FakeCloud', 'FakeType', 'LeaseTestCase', 'NOW',
@@ -45,7 +45,7 @@ NOW = 1_800_000_000
 #: Seconds after which a build is lost.
 LOST_AFTER = 120
 
-State = clouds.ServerState
+State = cloud_api.ServerState
 
 
 class TestCase(base.BaseTestCase):
@@ -116,12 +116,12 @@ class FakeCloud:
     """
 
     def __init__(self) -> None:
-        self.servers: dict[str, clouds.Seen] = {}
+        self.servers: dict[str, cloud_api.ObservedServer] = {}
         self.sent: list[tuple[str, list[str]]] = []
         self.sent_with: list[str | None] = []
         self.given: set[str] = set()
         self.revoked: list[str] = []
-        self.stranded: dict[str, clouds.Trace] = {}
+        self.stranded: dict[str, cloud_api.BuildTrace] = {}
         self.abandoned: list[str] = []
         self.admits: int | None = None
         self.deleted: list[str] = []
@@ -129,7 +129,7 @@ class FakeCloud:
         self.forgotten: list[str] = []
         self.held: list[str] = []
         self.stubborn: set[str] = set()
-        self.rests: list[tuple[str, clouds.Rest]] = []
+        self.rests: list[tuple[str, cloud_api.RestingState]] = []
         self.slow: set[str] = set()
         self.woken: list[str] = []
         self.copies: dict[str, str] = {}
@@ -146,7 +146,7 @@ class FakeCloud:
         self.broken: dict[str, Exception] = {}
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
+             server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
         self._break('send')
         self.sent_with.append(credential)
         chosen = list(server_ids)[:self.admits]
@@ -154,7 +154,8 @@ class FakeCloud:
         if deadline is not None and not deadline.passed():
             self.sent.append((call, chosen))
             for server_id in chosen:
-                self.servers[server_id] = clouds.Seen(State.BUILDING)
+                self.servers[server_id] = cloud_api.ObservedServer(
+                    State.BUILDING)
         return ('' if len(chosen) == len(server_ids) else
                 f'The quota admits {self.admits}.')
 
@@ -171,7 +172,7 @@ class FakeCloud:
         return set(self.given)
 
     def traces(self, server_ids: ty.Collection[str],
-               ) -> dict[str, clouds.Trace]:
+               ) -> dict[str, cloud_api.BuildTrace]:
         self._break('traces')
         return {server_id: self.stranded[server_id]
                 for server_id in server_ids if server_id in self.stranded}
@@ -180,12 +181,13 @@ class FakeCloud:
         self._break('abandon')
         self.abandoned.append(server_id)
         self.stranded.pop(server_id, None)
-        self.servers[server_id] = clouds.Seen(
+        self.servers[server_id] = cloud_api.ObservedServer(
             State.ERROR, fault='It stood still.')
 
-    def look(self, server_id: str) -> clouds.Seen:
+    def look(self, server_id: str) -> cloud_api.ObservedServer:
         self._break('look')
-        return self.servers.get(server_id, clouds.Seen(State.GONE))
+        return self.servers.get(
+            server_id, cloud_api.ObservedServer(State.GONE))
 
     def delete(self, server_id: str, credential: str | None) -> None:
         self._break('delete')
@@ -195,19 +197,19 @@ class FakeCloud:
         if server_id not in self.stubborn:
             self.servers.pop(server_id, None)
 
-    def bring(self, server_id: str, rest: clouds.Rest,
+    def bring(self, server_id: str, rest: cloud_api.RestingState,
               _credential: str | None) -> None:
         self._break('bring')
         self._break(server_id)
         self.rests.append((server_id, rest))
         if server_id not in self.slow:
             host = self.servers[server_id].host
-            self.servers[server_id] = clouds.Seen(
-                State.RUNNING, None if rest is clouds.Rest.SHELVED else host,
-                rest=rest)
+            self.servers[server_id] = cloud_api.ObservedServer(
+                State.RUNNING, None if rest is cloud_api.RestingState.SHELVED
+                else host, rest=rest)
 
     def wake(self, server_id: str, _credential: str | None,
-             deadline: clouds.Deadline) -> None:
+             deadline: cloud_api.Deadline) -> None:
         self._break('wake')
         if deadline.passed():
             raise errors.CloudUnavailable('It is too late.')
@@ -249,16 +251,16 @@ class FakeCloud:
         return {'VCPU': self.left.get(host, 100)}
 
     def move(self, server_id: str, host: str | None, _lease_id: str,
-             deadline: clouds.Deadline) -> str:
+             deadline: cloud_api.Deadline) -> str:
         self._break('move')
         return self._take_up(server_id, deadline, self.moves, host)
 
     def evacuate(self, server_id: str, _lease_id: str,
-                 deadline: clouds.Deadline) -> str:
+                 deadline: cloud_api.Deadline) -> str:
         self._break('evacuate')
         return self._take_up(server_id, deadline, self.evacuations, None)
 
-    def _take_up(self, server_id: str, deadline: clouds.Deadline,
+    def _take_up(self, server_id: str, deadline: cloud_api.Deadline,
                  asked: list[tuple[str, str | None]], host: str | None,
                  ) -> str:
         if server_id in self.broken:
@@ -288,7 +290,7 @@ class FakeCloud:
             raise self.broken[what]
 
 
-class FakeType(resources.ResourceType):
+class FakeType(resource_types.ResourceType):
     """Servers, as far as the core is concerned.
 
     :ivar open: the reservations that may be used
@@ -301,48 +303,50 @@ class FakeType(resources.ResourceType):
         'amount': '1', 'vcpus': '1', 'affinity': 'None'}
 
     def __init__(self) -> None:
-        self.open: dict[str, resources.Reserved] = {}
+        self.open: dict[str, resource_types.ReservationContext] = {}
         self.broken: dict[str, Exception] = {}
-        self.demand_of: ty.Callable[[resources.Reserved], model.Demand] = (
-            _demand_of)
+        self.demand_of: ty.Callable[[resource_types.ReservationContext],
+                                    model.Demand] = (_demand_of)
 
-    def read(self, values: resources.Values) -> resources.Values:
+    def read(self, values: resource_types.Values) -> resource_types.Values:
         return values
 
-    def wanted(self, asking: ty.Any, params: resources.Values,
-               ) -> resources.Wanted:
-        return resources.Wanted(model.Demand(
+    def wanted(self, asking: ty.Any, params: resource_types.Values,
+               ) -> resource_types.Requirements:
+        return resource_types.Requirements(model.Demand(
             {'VCPU': params['vcpus']}, params['amount']), {})
 
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
         return self.demand_of(reserved)
 
-    def start(self, reserved: resources.Reserved) -> None:
+    def start(self, reserved: resource_types.ReservationContext) -> None:
         if 'start' in self.broken:
             raise self.broken['start']
         self.open[reserved.id] = reserved
 
-    def end(self, reserved: resources.Reserved) -> None:
+    def end(self, reserved: resource_types.ReservationContext) -> None:
         if 'end' in self.broken:
             raise self.broken['end']
         self.open.pop(reserved.id, None)
 
 
-class WholeType(resources.ResourceType):
+class WholeType(resource_types.ResourceType):
     """Whole hosts, as far as the core is concerned."""
 
     has_hosts = True
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {'min': '1', 'max': '2'}
     changeable = ('min', 'max')
 
-    def read(self, values: resources.Values) -> resources.Values:
+    def read(self, values: resource_types.Values) -> resource_types.Values:
         return values
 
-    def wanted(self, asking: ty.Any, params: resources.Values,
-               ) -> resources.Wanted:
-        return resources.Wanted(self.so_many(params), {})
+    def wanted(self, asking: ty.Any, params: resource_types.Values,
+               ) -> resource_types.Requirements:
+        return resource_types.Requirements(self.so_many(params), {})
 
-    def demand(self, reserved: resources.Reserved) -> model.Demand:
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
         return self.so_many(reserved.params)
 
     @abc.abstractmethod
@@ -350,7 +354,7 @@ class WholeType(resources.ResourceType):
         """From ``min`` to ``max``."""
 
 
-def _demand_of(reserved: resources.Reserved) -> model.Demand:
+def _demand_of(reserved: resource_types.ReservationContext) -> model.Demand:
     return model.Demand({'VCPU': reserved.params.get('vcpus', 1)}, affinity={
         None: model.Affinity.NONE, True: model.Affinity.SAME,
         False: model.Affinity.DIFFERENT}[reserved.params.get('affinity')])
@@ -432,40 +436,40 @@ class LeaseTestCase(DatabaseTestCase):
         super().setUp()
         self.cloud = FakeCloud()
         self.notified: list[tuple[str, str]] = []
-        self.vault = vault.Vault([vault.new_key()])
-        self.admission = admission.Admission(self.database, self.clock)
+        self.vault = encryption.Encryption([encryption.new_key()])
+        self.admission = admissions.Admission(self.database, self.clock)
         self.places_type = FakeType()
-        self.types = resources.Types({
+        self.types = resource_types.ResourceTypes({
             'virtual:instance': self.places_type, **self.more_types()},
             self.places_type)
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, self.types)
-        self.lifecycle = lifecycle.Lifecycle(
+        self.lifecycle = handlers.Handlers(
             self.database, self.clock, self.admission, self.cloud,
             self.vault.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.patience, LOST_AFTER, self.types, self.policies(),
             self.end_timeout, self.no_shows, moves=self.most_moves)
 
-    def more_types(self) -> dict[str, resources.ResourceType]:
+    def more_types(self) -> dict[str, resource_types.ResourceType]:
         """What else can be reserved."""
         return {}
 
-    def policies(self) -> ends.Policies:
+    def policies(self) -> end_policies.Policies:
         """What may become of servers at the end."""
-        return {ends.DELETE: ends.Delete()}
+        return {end_policies.DELETE: end_policies.Delete()}
 
     def new_maintenance(self) -> maintenance.Maintenance:
         """What takes hosts for a time."""
         return maintenance.Maintenance(
-            self.database, self.clock, other_hosts.OtherHosts(
+            self.database, self.clock, alternatives.Alternatives(
                 self.database, self.clock, self.admission, demands.Demands(
                     self.clock, self.vault.open, self.types)),
             self.new_relocating())
 
-    def new_relocating(self, interval: int = 3600) -> relocating.Relocating:
+    def new_relocating(self, interval: int = 3600) -> evacuation.Evacuation:
         """What takes servers off hosts that are away."""
-        return relocating.Relocating(
+        return evacuation.Evacuation(
             self.database, self.clock, self.admission, self.cloud, interval,
             self.types)
 
@@ -489,11 +493,11 @@ class LeaseTestCase(DatabaseTestCase):
                   project: str = 'project', request: ty.Any = None,
                   credential: str | None = None,
                   resources: model.Resources | None = None,
-                  **demand: ty.Any) -> making.NewLease:
+                  **demand: ty.Any) -> creation.NewLease:
         """A lease that is wanted for ``count`` servers of 1 VCPU."""
-        return making.NewLease(
+        return creation.NewLease(
             project, 'user', request or self.request(start, end),
-            (making.NewReservation(
+            (creation.NewReservation(
                 model.Demand(resources or {'VCPU': 1}, count, **demand),
                 tuple(uuidutils.generate_uuid()
                       for _number in range(count))),),
@@ -506,7 +510,7 @@ class LeaseTestCase(DatabaseTestCase):
             call)
         if start > 0:
             return self.leases.making.create(new, sealed)
-        lease = self.leases.making.create(new, sealed, sending.HEAD_START)
+        lease = self.leases.making.create(new, sealed, dispatch.HEAD_START)
         self.lifecycle.sending.send_own(
             lease, lambda gate: gate(new.server_ids))
         return lease
@@ -516,7 +520,7 @@ class LeaseTestCase(DatabaseTestCase):
         """A lease whose servers run where they are booked."""
         lease = self.lease(start, end, **wanted)
         for server_id in servers_of(lease):
-            self.cloud.servers[server_id] = clouds.Seen(
+            self.cloud.servers[server_id] = cloud_api.ObservedServer(
                 State.RUNNING, self.uuid_of(self.host_of(server_id)))
             self.lifecycle.observing.check(server_id)
         return lease
@@ -531,9 +535,9 @@ class LeaseTestCase(DatabaseTestCase):
 
     def places(self, amount: int = 1, vcpus: int = 1,
                affinity: bool | None = None, **demand: ty.Any,
-               ) -> making.NewReservation:
+               ) -> creation.NewReservation:
         """A reservation of servers that come later."""
-        return making.NewReservation(
+        return creation.NewReservation(
             model.Demand({'VCPU': vcpus}, amount, {
                 None: model.Affinity.NONE, True: model.Affinity.SAME,
                 False: model.Affinity.DIFFERENT}[affinity], **demand),
@@ -541,14 +545,14 @@ class LeaseTestCase(DatabaseTestCase):
             spec={'vcpus': vcpus})
 
     def reserve(self, start: int = 0, end: int = 100,
-                *reserved: making.NewReservation, active: bool = False,
+                *reserved: creation.NewReservation, active: bool = False,
                 project: str = 'project', request: ty.Any = None,
                 ) -> dict[str, ty.Any]:
         """A lease whose servers come later: one, if nothing else is said.
 
         :param active: start it
         """
-        lease = self.leases.making.create(making.NewLease(
+        lease = self.leases.making.create(creation.NewLease(
             project, 'user', request or self.request(start, end),
             reserved or (self.places(),)), None)
         if active:
@@ -563,7 +567,8 @@ class LeaseTestCase(DatabaseTestCase):
         self.leases.places.occupy(lease['reservations'][number]['id'],
                                   lease['project_id'], server_ids)
         for server_id in server_ids:
-            self.cloud.servers[server_id] = clouds.Seen(State.BUILDING)
+            self.cloud.servers[server_id] = cloud_api.ObservedServer(
+                State.BUILDING)
         return server_ids
 
     def everything(self) -> dict[str, list[ty.Any]]:

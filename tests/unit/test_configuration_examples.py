@@ -21,7 +21,7 @@ from oslo_messaging import opts as messaging_opts
 import testscenarios
 
 from blazar_core.common import opts
-from blazar_core.db import vault
+from blazar_core.db import encryption
 from blazar_nova.api import boot_hints
 from blazar_nova.api import lease_params
 from blazar_nova.compat import pool
@@ -133,7 +133,7 @@ class TestDocumentation(ExampleTestCase):
 class TestSample(ExampleTestCase):
 
     def test_its_options_exist_and_have_values_that_they_admit(self):
-        text = samples.nova_conf('sqlite://', vault.new_key())
+        text = samples.nova_conf('sqlite://', encryption.new_key())
         self.assertEqual([], self.unknown(text))
 
     def test_what_is_filled_in_is_in_it_once(self):

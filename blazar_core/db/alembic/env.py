@@ -4,11 +4,11 @@
 
 from alembic import context
 
-from blazar_core.db import notes
+from blazar_core.db import models
 
 connection = context.config.attributes['connection']
 # All tables are known when those of the notes are.
 context.configure(connection=connection,
-                  target_metadata=notes.Setting.metadata)
+                  target_metadata=models.Setting.metadata)
 with context.begin_transaction():
     context.run_migrations()

@@ -12,11 +12,11 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import adopting
+from blazar_core.leases import imports
+from blazar_core.plugins import cloud_api
 from blazar_nova.cmd.importing import items
 from blazar_nova.cmd.importing import judging
 from blazar_nova.cmd.importing import source
@@ -71,7 +71,7 @@ class Importer:
         self._cloud = Nova()
         self._looks = hosts.Hosts(parts)
         self._enrolling = enrolling.Enrolling(parts)
-        self._adopting = adopting.Adopting(
+        self._adopting = imports.LeaseImport(
             parts.database, parts.clock, parts.types)
 
     def run(self, apply: bool) -> items.Plan:
@@ -139,8 +139,8 @@ class Importer:
         for reservation_id in item.places:
             pool.forget(reservation_id)
 
-    def _bound(self, item: items.LeaseItem, known: adopting.KnownLease,
-               ) -> adopting.KnownLease:
+    def _bound(self, item: items.LeaseItem, known: imports.KnownLease,
+               ) -> imports.KnownLease:
         """A lease with its servers, which from now on stay on its hosts.
 
         :raises Conflict: when there are others
@@ -175,8 +175,8 @@ class Importer:
                 if one.id in item.places else one
                 for one in known.reservations))
 
-    def _with_servers(self, of: adopting.KnownReservation, members: _Members,
-                      project_id: str) -> adopting.KnownReservation:
+    def _with_servers(self, of: imports.KnownReservation, members: _Members,
+                      project_id: str) -> imports.KnownReservation:
         """A reservation of servers with those that have its places."""
         found: list[tuple[str, int | None]] = [
             (one.id, host.row.id) for host, there in members.items()
@@ -185,11 +185,11 @@ class Importer:
         servers = []
         for server_id, host_id in found:
             state = self._parts.cloud.look(server_id).state
-            if state is clouds.ServerState.GONE:
+            if state is cloud_api.ServerState.GONE:
                 continue
             flavors.take_over(server_id, of.id)
-            servers.append(adopting.KnownServer(
-                server_id, host_id, state is clouds.ServerState.RUNNING))
+            servers.append(imports.KnownServer(
+                server_id, host_id, state is cloud_api.ServerState.RUNNING))
         return dataclasses.replace(of, servers=tuple(servers))
 
     def _is_active(self, lease_id: str) -> bool:

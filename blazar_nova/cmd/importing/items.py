@@ -8,7 +8,7 @@ import enum
 import typing as ty
 
 from blazar_core.db import models
-from blazar_core.leases import adopting
+from blazar_core.leases import imports
 from blazar_nova.compat import pool
 
 __all__ = ['HostItem', 'Item', 'LeaseItem', 'Outcome', 'Plan', 'Property']
@@ -75,7 +75,7 @@ class LeaseItem(Item):
     """
 
     kind = 'Lease'
-    known: adopting.KnownLease | None = None
+    known: imports.KnownLease | None = None
     hosts: ty.Mapping[str, list[HostItem]] = dataclasses.field(
         default_factory=dict)
     places: ty.Collection[str] = ()

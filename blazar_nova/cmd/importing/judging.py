@@ -12,15 +12,14 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core.books import enrolment
-from blazar_core.books import ledger
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import enrollment
+from blazar_core.capacity import ledger
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.db import notes
-from blazar_core.leases import adopting
+from blazar_core.leases import imports
 from blazar_nova.api import host_bodies
 from blazar_nova.cmd.importing import items
 from blazar_nova.cmd.importing import source
@@ -51,7 +50,7 @@ def plan(parts: wiring.Parts, cloud: Cloud, blazar: source.Blazar,
     """Judge all that Blazar has.
 
     :raises CloudUnavailable: when Nova does not say what has to be known
-    :raises BooksUnavailable: when the books do not answer
+    :raises DatabaseUnavailable: when the books do not answer
     """
     hosts = _Hosts(parts, cloud, blazar)
     leases = _Leases(parts, cloud, hosts.judged())
@@ -147,14 +146,14 @@ class _Hosts:
                 raise errors.NotFound(
                     'It is not in the books yet. Start blazar-listener, and '
                     'try again in a minute.')
-            if item.row.enrolment == states.Enrolment.ENROLLED:
+            if item.row.enrolment == states.Enrollment.ENROLLED:
                 item.outcome = items.Outcome.THERE
                 return
-            if item.row.enrolment == states.Enrolment.LEAVING:
+            if item.row.enrolment == states.Enrollment.LEAVING:
                 raise errors.Conflict(
                     f'It is being taken out. Finish that first: '
                     f'blazar-nova-manage host remove {item.row.id}')
-            enrolment.check_unbooked(session, now, item.row, 'enrolled')
+            enrollment.check_unbooked(session, now, item.row, 'enrolled')
         there = self._cloud.occupants(item.member)
         item.staying = {one.id: of for one in there if (of := frozenset(
             active[0] for active in self._active[host.id]
@@ -174,7 +173,7 @@ class _Hosts:
         then stands.
         """
         with self._parts.database.reader() as session:
-            said = set(session.scalars(sa.select(notes.HostProperty.name)))
+            said = set(session.scalars(sa.select(models.HostProperty.name)))
         there = {name for item in self.items.values() if (
             item.outcome != items.Outcome.REFUSED) for name in item.extra}
         return [items.Property(name, name, items.Outcome.THERE if (
@@ -314,7 +313,7 @@ class _Leases:
             booking.window.start, booking.window.end, booking.claimed_at,
             self._now), lease_id, whole, booking)
 
-    def _take(self, known: adopting.KnownLease) -> None:
+    def _take(self, known: imports.KnownLease) -> None:
         """Its hosts have capacity for it, beside other leases in its time.
 
         :raises Conflict: when there is none
@@ -346,7 +345,7 @@ class _Leases:
             one.window.start < mine.window.end and
             mine.window.start < one.window.end)]
         if any(host.capacity.values()) and ledger.fits(
-                ledger.Seen(host.id, host.generation, host.capacity, {}),
+                ledger.HostLoad(host.id, host.generation, host.capacity, {}),
                 self._now, (one.booking for one in there),
                 [one.booking for one in its]):
             return

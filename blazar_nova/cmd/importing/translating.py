@@ -8,8 +8,8 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
-from blazar_core.leases import adopting
-from blazar_core import resources
+from blazar_core.leases import imports
+from blazar_core.plugins import resource_types
 from blazar_nova.cmd.importing import source
 from blazar_nova.compat import flavors
 
@@ -54,8 +54,8 @@ def check(lease: source.Lease) -> None:
 
 
 def known(lease: source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
-          types: resources.Types, now: int,
-          ) -> tuple[adopting.KnownLease, list[str]]:
+          types: resource_types.ResourceTypes, now: int,
+          ) -> tuple[imports.KnownLease, list[str]]:
     """A lease as the books get it, and what is otherwise than it was.
 
     :param hosts: by reservation, the hosts of the books that it has
@@ -67,7 +67,7 @@ def known(lease: source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
     events = _events(lease)
     if len(events) < len(lease.events):
         notes.append('events that no user can have here are left out')
-    return adopting.KnownLease(
+    return imports.KnownLease(
         lease.id, lease.name, lease.project_id or '', lease.user_id or '',
         model.Window(lease.start, lease.end), lease.status == source.ACTIVE, 0,
         lease.created_at or now, lease.updated_at or now, reservations,
@@ -75,8 +75,8 @@ def known(lease: source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
 
 
 def _reservation(one: source.Reservation, hosts: ty.Sequence[int],
-                 types: resources.Types, now: int, notes: list[str],
-                 ) -> adopting.KnownReservation:
+                 types: resource_types.ResourceTypes, now: int,
+                 notes: list[str]) -> imports.KnownReservation:
     """A reservation; remarks about it are added to ``notes``."""
     kind = types.named.get(one.resource_type)
     if kind is None:
@@ -102,13 +102,13 @@ def _reservation(one: source.Reservation, hosts: ty.Sequence[int],
             f'{missing} of its {what} are missing, and are looked for')
     if asked.get('before_end') == 'snapshot':
         notes.append('no snapshot of its servers is made before its end')
-    return adopting.KnownReservation(
+    return imports.KnownReservation(
         one.id, one.resource_type, params, (*hosts, *[None] * missing),
         (one.updated_at or now) if one.changed else None,
         one.created_at or now, one.updated_at or now, amounts, spec)
 
 
-def _asked_of_hosts(asked: ty.Mapping[str, ty.Any]) -> resources.Values:
+def _asked_of_hosts(asked: ty.Mapping[str, ty.Any]) -> resource_types.Values:
     """What a user would write for these whole hosts."""
     least, _dash, most = (asked.get('count_range') or '').partition('-')
     return {'min': least, 'max': most, **{
@@ -117,7 +117,7 @@ def _asked_of_hosts(asked: ty.Mapping[str, ty.Any]) -> resources.Values:
 
 
 def _asked_of_servers(one: source.Reservation, asked: ty.Mapping[str, ty.Any],
-                      ) -> tuple[resources.Values, flavors.Facts]:
+                      ) -> tuple[resource_types.Values, flavors.Facts]:
     """What a user would write for these servers, and their flavor.
 
     :raises Conflict: when Blazar has not kept that flavor
@@ -144,7 +144,7 @@ def _asked_of_servers(one: source.Reservation, asked: ty.Mapping[str, ty.Any],
             f'the lease in Blazar.') from exc
 
 
-def _events(lease: source.Lease) -> tuple[adopting.KnownEvent, ...]:
+def _events(lease: source.Lease) -> tuple[imports.KnownEvent, ...]:
     """The events of a lease that is PENDING or ACTIVE.
 
     Its start and its end come when the lease says so.
@@ -163,6 +163,6 @@ def _events(lease: source.Lease) -> tuple[adopting.KnownEvent, ...]:
                 states.Event.UNDONE)
         elif event.event_type == states.EventType.END:
             time, status = lease.end, states.Event.UNDONE
-        found.append(adopting.KnownEvent(
+        found.append(imports.KnownEvent(
             event.id, event.event_type, time, status))
     return tuple(found)

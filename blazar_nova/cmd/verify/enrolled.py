@@ -7,10 +7,10 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core.books import enrolment
+from blazar_core.audit import findings
+from blazar_core.capacity import enrollment
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.lifecycle import audit
 from blazar_nova.compat import occupants
 from blazar_nova.compat import pool
 from blazar_nova.parts import enrolling
@@ -19,18 +19,18 @@ from blazar_nova.parts import wiring
 __all__ = ['differences']
 
 
-def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
+def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
     """Nova keeps others off enrolled hosts, and knows whose each of them is.
     """
     with parts.database.reader() as session:
-        hosts = enrolment.listed(session)
-        left = enrolment.left(session, parts.clock.now())
+        hosts = enrollment.listed(session)
+        left = enrollment.left(session, parts.clock.now())
     yield from _unfinished(parts, hosts, left)
     there = pool.joined() if hosts else set()
     for host in hosts:
         if host.uuid not in there and host.id not in left and (
-                host.enrolment != states.Enrolment.ENROLLING):
-            yield audit.Difference(
+                host.enrolment != states.Enrollment.ENROLLING):
+            yield findings.Difference(
                 ('not isolated', host.uuid),
                 f'Host {host.name} is enrolled, and Nova does not keep '
                 f'others off it.', '--fix puts it into the pool again',
@@ -41,15 +41,15 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
 
 def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                 left: ty.Container[int],
-                ) -> ty.Iterator[audit.Difference]:
+                ) -> ty.Iterator[findings.Difference]:
     """A host whose enrolment or removal was interrupted.
 
     :param left: the ids of those that nothing keeps from leaving
     """
     at_work = enrolling.Enrolling(parts)
     for host in hosts:
-        if host.enrolment == states.Enrolment.ENROLLING:
-            yield audit.Difference(
+        if host.enrolment == states.Enrollment.ENROLLING:
+            yield findings.Difference(
                 ('enrolling', host.uuid),
                 f'Host {host.name} is being enrolled, and takes no server '
                 f'until it is.', '--fix finishes it', functools.partial(
@@ -57,14 +57,14 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                     reservable=bool(host.reservable),
                     pause=enrolling.patient(enrolling.PATIENCE)))
         elif host.id in left:
-            yield audit.Difference(
+            yield findings.Difference(
                 ('leaving', host.uuid),
                 f'Host {host.name} is being taken out, and takes no server '
                 f'until it is.', '--fix finishes it', functools.partial(
                     at_work.remove, host.id))
 
 
-def _elsewhere(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
+def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
     """A reservation has the hosts in Nova that it has in the books, and no
     servers but its own are on them.
     """
@@ -84,21 +84,21 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
             continue
         uuids = {one.uuid for one in pool.members_of(reservation_id)}
         if uuids and uuids != {row.uuid for row in rows}:
-            yield audit.Difference(
+            yield findings.Difference(
                 ('elsewhere', reservation_id),
-                f'{audit.named(rows[0].lease_id, rows[0].name)}: reservation '
-                f'{reservation_id} has other hosts in Nova than in the '
-                f'books.', '--fix gives it those of the books',
-                functools.partial(
-                    parts.lifecycle.starting.open, rows[0].lease_id))
+                f'{findings.named(rows[0].lease_id, rows[0].name)}: '
+                f'reservation {reservation_id} has other hosts in Nova than '
+                f'in the books.', '--fix gives it those of the books',
+                functools.partial(parts.lifecycle.starting.open,
+                                  rows[0].lease_id))
 
 
 def _strangers(members: ty.Collection[pool.Member], reservation_id: str,
-               ) -> ty.Iterator[audit.Difference]:
+               ) -> ty.Iterator[findings.Difference]:
     """On hosts that a reservation has all of are no servers but its own."""
     for service_host, server_ids in occupants.strangers(
             members, reservation_id).items():
-        yield audit.Difference(
+        yield findings.Difference(
             ('strangers', reservation_id, service_host, *server_ids),
             f'Host {service_host} is all of reservation {reservation_id}, and '
             f'servers are on it that are not of that: '

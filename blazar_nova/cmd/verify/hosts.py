@@ -8,13 +8,13 @@ import typing as ty
 from oslo_log import log as logging
 import sqlalchemy as sa
 
-from blazar_core.books import inventory
-from blazar_core.books import pending
-from blazar_core import cloud as clouds
+from blazar_core.audit.findings import Difference
+from blazar_core.capacity import inventory
+from blazar_core.capacity import pending
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.lifecycle.audit import Difference
+from blazar_core.plugins import cloud_api
 from blazar_nova.cmd.verify import gaps
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import hosts
@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 #: So many hosts between two lines of progress.
 _STEP = 100
 
-State = clouds.ServerState
+State = cloud_api.ServerState
 
 
 class Hosts:
@@ -66,7 +66,7 @@ class Hosts:
             try:
                 # Its differences, or none: not some of them.
                 differences = [*self._host(host, rows.get(host.uuid))]
-            except errors.BooksUnavailable:
+            except errors.DatabaseUnavailable:
                 raise
             except Exception as exc:
                 self._gaps.unseen[host.uuid] = (

@@ -7,15 +7,15 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.audit import findings
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.lifecycle import audit
 from blazar_nova.parts import wiring
 
 __all__ = ['differences']
 
 
-def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
+def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
     """A reservation can be used while its lease is ACTIVE."""
     there, telling = set[str](), set[str]()
     for name, kind in parts.types.named.items():
@@ -34,7 +34,7 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
                 models.Lease.status.in_(states.BEGUN),
                 models.Reservation.params.is_not(None)))}
     for its, reserved in parts.lifecycle.closing.left_open():
-        yield audit.Difference(
+        yield findings.Difference(
             ('open', reserved.id),
             f'Reservation {reserved.id} can still be used in Nova, and is '
             f'not active.', '--fix closes it', functools.partial(
@@ -44,9 +44,9 @@ def differences(parts: wiring.Parts) -> ty.Iterator[audit.Difference]:
         if row.status != states.Lease.ACTIVE or (
                 row.resource_type not in telling):
             continue
-        yield audit.Difference(
+        yield findings.Difference(
             ('not open', reservation_id),
-            f'{audit.named(row.lease_id, row.name)} is ACTIVE, and its '
+            f'{findings.named(row.lease_id, row.name)} is ACTIVE, and its '
             f'reservation {reservation_id} cannot be used: Nova has nothing '
             f'of it.', '--fix opens it', functools.partial(
                 parts.lifecycle.starting.open, row.lease_id))

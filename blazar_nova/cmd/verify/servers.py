@@ -7,12 +7,12 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core import cloud as clouds
+from blazar_core.audit import findings
+from blazar_core.audit.findings import Difference
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.lifecycle import audit
-from blazar_core.lifecycle.audit import Difference
+from blazar_core.plugins import cloud_api
 from blazar_nova.api import lease_params
 from blazar_nova.cmd.verify import gaps
 from blazar_nova.compat import leftovers
@@ -35,7 +35,7 @@ _STEP = 1000
 
 _NOBODY = 'nova-api died while creating it, and no service will build it'
 
-State = clouds.ServerState
+State = cloud_api.ServerState
 
 
 class Servers:
@@ -99,7 +99,7 @@ class Servers:
             yield rows
             last = rows[-1].id
 
-    def _server(self, row: ty.Any, seen: clouds.Seen,
+    def _server(self, row: ty.Any, seen: cloud_api.ObservedServer,
                 ) -> ty.Iterator[Difference]:
         """A server of a lease, in the books and in Nova."""
         verdict = self._judge(row, seen)
@@ -109,11 +109,11 @@ class Servers:
                 self._mirror.compare_server, row.server_id)
             yield Difference(
                 ('server', row.server_id, row.status, seen.state, seen.host),
-                f'{audit.named(row.lease_id, row.name)} is {row.status}: '
+                f'{findings.named(row.lease_id, row.name)} is {row.status}: '
                 f'server {row.server_id} {text}.',
                 remedy or '--fix writes it down', mend)
 
-    def _judge(self, row: ty.Any, seen: clouds.Seen,
+    def _judge(self, row: ty.Any, seen: cloud_api.ObservedServer,
                ) -> tuple[str, str | None] | None:
         """What is wrong with a server, and what an operator can do; nothing
         (None) if the books just have to be made true.
@@ -153,7 +153,7 @@ class Servers:
             return 'runs, and the books do not know it', None
         return None
 
-    def _judge_pending(self, row: ty.Any, seen: clouds.Seen,
+    def _judge_pending(self, row: ty.Any, seen: cloud_api.ObservedServer,
                        ) -> tuple[str, str | None] | None:
         if seen.state is State.HELD:
             return None
@@ -168,10 +168,10 @@ class Servers:
     def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
         if row.status not in states.BEGUN or (
                 row.dispatched_at is None or
-                row.dispatched_at > self._parts.clock.now() - audit.STUCK):
+                row.dispatched_at > self._parts.clock.now() - findings.STUCK):
             return None
         return (f'should be under construction since '
-                f'{audit.when(row.dispatched_at)}, and '
+                f'{findings.when(row.dispatched_at)}, and '
                 f'no host has taken it up'), (
             'blazar-listener sends it again if it got lost; does one run, '
             'and nova-conductor, and what do their logs say?'

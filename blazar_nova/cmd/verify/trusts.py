@@ -7,10 +7,11 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.audit import audit
+from blazar_core.audit import findings
+from blazar_core.audit.findings import Difference
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.lifecycle import audit
-from blazar_core.lifecycle.audit import Difference
 from blazar_nova.cmd.verify import servers
 from blazar_nova.parts import vouching
 from blazar_nova.parts import wiring
@@ -49,7 +50,7 @@ class Trusts:
                     vouching.User.read(trust_id) is None):
                 yield Difference(
                     ('no trust', lease_id),
-                    f'{audit.named(lease_id, name)} is {status}, and '
+                    f'{findings.named(lease_id, name)} is {status}, and '
                     f'keystone does not have the trust any more by which '
                     f'its servers are built.',
                     'delete its servers; their owner has to boot them anew')

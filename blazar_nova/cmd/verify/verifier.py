@@ -7,8 +7,8 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_core.lifecycle import audit
-from blazar_core.lifecycle.audit import Difference
+from blazar_core.audit import audit
+from blazar_core.audit.findings import Difference
 from blazar_nova.cmd.verify import enrolled
 from blazar_nova.cmd.verify import gaps
 from blazar_nova.cmd.verify import hosts

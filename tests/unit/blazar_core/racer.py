@@ -29,40 +29,40 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.orm import exc as orm_exc
 
-from blazar_core.books import admission
-from blazar_core.books import claims
-from blazar_core.books import inventory
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import inventory
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import binding
-from blazar_core.leases import changing
-from blazar_core.leases import joining
+from blazar_core.healing import evacuation
+from blazar_core.healing import host_status
+from blazar_core.healing import overbooking
+from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import limits
-from blazar_core.leases import making
-from blazar_core.leases import owning
-from blazar_core.leases import places
+from blazar_core.leases import members
+from blazar_core.leases import reassignment
 from blazar_core.leases import requests
-from blazar_core.lifecycle import cleaning
-from blazar_core.lifecycle import ends
+from blazar_core.leases import slots
+from blazar_core.leases import transfer
+from blazar_core.leases import updates
+from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import engine
-from blazar_core.lifecycle import health
-from blazar_core.lifecycle import lifecycle
-from blazar_core.lifecycle import moving
-from blazar_core.lifecycle import permits
-from blazar_core.lifecycle import queue
-from blazar_core.lifecycle import relocating
-from blazar_core.lifecycle import watch
-from blazar_core import resources
+from blazar_core.lifecycle import event_queue
+from blazar_core.lifecycle import handlers
+from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import server_moves
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
 from tests import databases
 from tests.unit import base
 
 
-def seize(self: queue.Queue, event_ids: list[str]) -> set[str]:
+def seize(self: event_queue.EventQueue, event_ids: list[str]) -> set[str]:
     """Claim events, whoever has them."""
     with self._database.writer() as session:
         session.execute(
@@ -128,9 +128,9 @@ def claim_unguarded(connection: sa.Connection, now: int, host: model.Host,
                   *args, **kwargs)
 
 
-def place_unguarded(self: claims.Claims, session: orm.Session, now: int,
-                    booking: models.Booking, *_args: ty.Any,
-                    ) -> ty.Callable[[], None]:
+def place_unguarded(self: scheduler_claims.Claims, session: orm.Session,
+                    now: int, booking: models.Booking,
+                    *_args: ty.Any) -> ty.Callable[[], None]:
     """What claims.Claims._place does on the booked host, but that it does not
     care who has that by now.
     """
@@ -140,10 +140,10 @@ def place_unguarded(self: claims.Claims, session: orm.Session, now: int,
     return lambda: None
 
 
-_lease_of = places.Places._lease_of
+_lease_of = slots.Slots._lease_of
 
 
-def find_slowly(self: places.Places, *args: str) -> str:
+def find_slowly(self: slots.Slots, *args: str) -> str:
     """What Places._lease_of does, with time for the others after it: for some
     of them, or for all.
     """
@@ -152,11 +152,11 @@ def find_slowly(self: places.Places, *args: str) -> str:
     return found
 
 
-_new_window = changing.new_window
+_new_window = updates.new_window
 
 
-def window_unguarded(lease: models.Lease, change: changing.Change, now: int,
-                     ) -> model.Window:
+def window_unguarded(lease: models.Lease, change: updates.LeaseChange,
+                     now: int) -> model.Window:
     """What new_window does, but that it does not care who has moved the end
     by now.
     """
@@ -165,37 +165,40 @@ def window_unguarded(lease: models.Lease, change: changing.Change, now: int,
 
 def pass_gate(self, *_lease):
     """The right to send a build, for all that ask."""
-    return permits.Right(clouds.Deadline(
-        self._clock, permits.SECONDS), [], True)
+    return dispatch.DispatchRight(cloud_api.Deadline(
+        self._clock, dispatch.SECONDS), [], True)
 
 
-def decided_unguarded(move: binding.Move, lease: models.Lease, _held: bool,
-                      ) -> list[models.Booking]:
+def decided_unguarded(move: reassignment.Reassigned, lease: models.Lease,
+                      _held: bool) -> list[models.Booking]:
     """The bookings of a move, whatever has become of them."""
     return [row for row in lease.bookings if row.id in move.hosts]
 
 
 #: What can be taken out: where it is, and what stands there then.
 GUARDS = {
-    'generation': ('blazar_core.books.guarding.advance', take_unguarded),
-    'comparison': ('blazar_core.books.guarding.advance',
+    'generation': ('blazar_core.capacity.host_generations.advance',
+                   take_unguarded),
+    'comparison': ('blazar_core.capacity.host_generations.advance',
                    functools.partial(take_unguarded, move=True)),
-    'judged': ('blazar_core.books.inventory.claim', claim_unguarded),
-    'gate': ('blazar_core.lifecycle.sending.Sending._take', pass_gate),
-    'place': ('blazar_core.books.claims.Claims._place', place_unguarded),
+    'judged': ('blazar_core.capacity.inventory.claim', claim_unguarded),
+    'gate': ('blazar_core.lifecycle.dispatch.Dispatch._take', pass_gate),
+    'place': ('blazar_core.capacity.scheduler_claims.Claims._place',
+              place_unguarded),
     'lock': ('blazar_core.db.api.locked', late_lock),
-    'used': ('blazar_core.leases.using.begin', lambda _lease, _now: None),
-    'end': ('blazar_core.leases.changing.new_window',
+    'used': ('blazar_core.leases.slots.record_first_use',
+             lambda _lease, _now: None),
+    'end': ('blazar_core.leases.updates.new_window',
             window_unguarded),
-    'claim': ('blazar_core.lifecycle.queue.Queue.claim', seize),
-    'alone': ('blazar_core.books.outages._LOCK', sa.select(1)),
-    'haste': ('blazar_core.leases.places.Places._lease_of', find_slowly),
-    'owner': ('blazar_core.leases.places._check_owner', lambda *_what: None),
-    'asked': ('blazar_core.lifecycle.moving._is_taken',
+    'claim': ('blazar_core.lifecycle.event_queue.EventQueue.claim', seize),
+    'alone': ('blazar_core.capacity.outages._LOCK', sa.select(1)),
+    'haste': ('blazar_core.leases.slots.Slots._lease_of', find_slowly),
+    'owner': ('blazar_core.leases.slots._check_owner', lambda *_what: None),
+    'asked': ('blazar_core.lifecycle.server_moves._is_taken',
               lambda _move: False),
-    'due': ('blazar_core.lifecycle.relocating.Relocating._write',
+    'due': ('blazar_core.healing.evacuation.Evacuation._write',
             lambda *_what: True),
-    'seen': ('blazar_core.leases.binding._decided', decided_unguarded),
+    'seen': ('blazar_core.leases.reassignment._decided', decided_unguarded),
     'confirm': ('blazar_core.leases.limits.Granted.confirm',
                 lambda self, connection, picks=(): None),
 }
@@ -210,7 +213,7 @@ class FileCloud:
         self._path = path
 
     def send(self, call: str, credential: str | None,
-             server_ids: ty.Collection[str], gate: clouds.Gate) -> str:
+             server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
         if gate(server_ids) is not None:
             self.write(call)
         return ''
@@ -225,8 +228,8 @@ class FileCloud:
         return set()
 
     def traces(self, server_ids: ty.Collection[str],
-               ) -> dict[str, clouds.Trace]:
-        return dict.fromkeys(server_ids, clouds.Trace.NONE)
+               ) -> dict[str, cloud_api.BuildTrace]:
+        return dict.fromkeys(server_ids, cloud_api.BuildTrace.NONE)
 
     def abandon(self, server_id: str) -> None:
         self.write(f'abandon {server_id}')
@@ -235,8 +238,8 @@ class FileCloud:
         with open(self._path, 'a') as file:
             file.write(f'{line}\n')
 
-    def look(self, server_id: str) -> clouds.Seen:
-        return clouds.Seen(clouds.ServerState.BUILDING)
+    def look(self, server_id: str) -> cloud_api.ObservedServer:
+        return cloud_api.ObservedServer(cloud_api.ServerState.BUILDING)
 
     def delete(self, server_id: str, _credential: str | None) -> None:
         self.write(f'delete {server_id}')
@@ -245,12 +248,12 @@ class FileCloud:
         self.write(f'release {server_id}')
 
     def move(self, server_id: str, _host: str, _lease_id: str,
-             _deadline: clouds.Deadline) -> str:
+             _deadline: cloud_api.Deadline) -> str:
         self.write(f'move {server_id}')
         return ''
 
     def evacuate(self, server_id: str, _lease_id: str,
-                 _deadline: clouds.Deadline) -> str:
+                 _deadline: cloud_api.Deadline) -> str:
         self.write(f'evacuate {server_id}')
         return ''
 
@@ -264,8 +267,9 @@ class RunningCloud(FileCloud):
         self._host = host
         self._others = frozenset(others)
 
-    def look(self, server_id: str) -> clouds.Seen:
-        return clouds.Seen(clouds.ServerState.RUNNING, self._host)
+    def look(self, server_id: str) -> cloud_api.ObservedServer:
+        return cloud_api.ObservedServer(cloud_api.ServerState.RUNNING,
+                                        self._host)
 
     def needs(self, server_id: str) -> model.Demand:
         return model.Demand({'VCPU': 1}, hosts=self._others)
@@ -282,14 +286,15 @@ class FileType(base.FakeType):
         self._path = path
 
     @classmethod
-    def types(cls, path: str) -> resources.Types:
+    def types(cls, path: str) -> resource_types.ResourceTypes:
         kind = cls(path)
-        return resources.Types({making.RESOURCE_TYPE: kind}, kind)
+        return resource_types.ResourceTypes({creation.RESOURCE_TYPE: kind},
+                                            kind)
 
-    def start(self, reserved: resources.Reserved) -> None:
+    def start(self, reserved: resource_types.ReservationContext) -> None:
         self._write(f'open {reserved.id}')
 
-    def end(self, reserved: resources.Reserved) -> None:
+    def end(self, reserved: resource_types.ReservationContext) -> None:
         self._write(f'close {reserved.id}')
 
     def _write(self, line: str) -> None:
@@ -302,8 +307,9 @@ class HostType(FileType):
 
     has_hosts = True
 
-    def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
-              deadline: clouds.Deadline) -> ty.Collection[str]:
+    def clean(self, reserved: resource_types.ReservationContext,
+              hosts: ty.Collection[str],
+              deadline: cloud_api.Deadline) -> ty.Collection[str]:
         for host in hosts:
             self._write(host)
         return hosts
@@ -319,7 +325,7 @@ class Racer:
         self.database = api.Database(self.conf)
         databases.compile_once(self.database.engine)
         self.clock = clocks.ManualClock(task['now'])
-        self.admission = search = admission.Admission(
+        self.admission = search = admissions.Admission(
             self.database, self.clock)
         self.types = FileType.types(task.get('path', os.devnull))
         self.leases = leases.Leases(
@@ -327,7 +333,8 @@ class Racer:
         self.limits = limits.Limits(self.conf, self.database, self.clock)
         for name, value in task.get('limits', {}).items():
             self.conf.set_override(name, value, 'blazar_enforcement')
-        self.claims = claims.Claims(self.database, self.clock, search.index)
+        self.claims = scheduler_claims.Claims(self.database, self.clock,
+                                              search.index)
         with search.index.fresh():
             # The books are read, so that the race is about writing.
             pass
@@ -349,10 +356,10 @@ class Racer:
             events=(), on_end='delete', starts_now=True)
         demand = model.Demand(
             resources, len(server_ids), model.Affinity(affinity))
-        wanted = making.NewReservation(demand, tuple(server_ids))
+        wanted = creation.NewReservation(demand, tuple(server_ids))
         if later:
-            wanted = making.NewReservation(demand, params={}, spec={})
-        new = making.NewLease('project', 'user', request, (wanted,))
+            wanted = creation.NewReservation(demand, params={}, spec={})
+        new = creation.NewLease('project', 'user', request, (wanted,))
         try:
             if 'limits' in self.task:
                 new = dataclasses.replace(new, granted=self.limits.check(
@@ -363,7 +370,7 @@ class Racer:
             return {'limited': True}
         except errors.Refused as exc:
             return {'refused': exc.refusal.next_start}
-        except errors.BooksBusy:
+        except errors.ConcurrentUpdate:
             return {'busy': True}
         if withdraw:
             self.leases.making.withdraw(lease['id'])
@@ -374,12 +381,13 @@ class Racer:
         lease, resources = self.task['lease'], self.task['resources']
         window = model.Window(*self.task['window'])
         try:
-            self.leases.changing.update(lease, changing.Change(
-                reservations={self.task['reservation']: making.NewReservation(
-                    model.Demand(resources), params=self.task['params'])},
-                granted=self.limits.check(limits.Asked(
-                    'project', 'user', window, 1, resources,
-                    lease_id=lease))))
+            self.leases.changing.update(lease, updates.LeaseChange(
+                reservations={
+                    self.task['reservation']: creation.NewReservation(
+                        model.Demand(resources), params=self.task['params'])},
+                granted=self.limits.check(limits.Asked('project', 'user',
+                                                       window, 1, resources,
+                                                       lease_id=lease))))
         except errors.LimitExceeded:
             return [{'limited': True}]
         return [{'enlarged': lease}]
@@ -403,7 +411,7 @@ class Racer:
                 self.claims.claim(
                     server_id, {self.task['host']: {'VCPU': 1}})
                 answers.append({'let in': server_id})
-            except claims.Denied as exc:
+            except scheduler_claims.Denied as exc:
                 answers.append({'denied': str(exc)})
         return answers
 
@@ -427,17 +435,17 @@ class Racer:
         try:
             own.hand_over(
                 lease_id, own.look(lease_id).generation,
-                owning.Owner(self.task['project_id'], 'user'), None, False)
+                transfer.Owner(self.task['project_id'], 'user'), None, False)
         except errors.Conflict:
             return [{'kept': True}]
         return [{'handed': self.task['project_id']}]
 
     def adopt(self) -> list[Answer]:
         """Make a lease of servers that run."""
-        joiners = [joining.Joiner(one, self.task['host'], {'VCPU': 2})
+        joiners = [members.NewMember(one, self.task['host'], {'VCPU': 2})
                    for one in self.task['server_ids']]
         try:
-            self.leases.joining.create(making.NewLease(
+            self.leases.joining.create(creation.NewLease(
                 'project', 'user', requests.LeaseRequest(
                     name='race', window=model.Window(
                         self.task['now'], self.task['now'] + 100),
@@ -457,8 +465,8 @@ class Racer:
             name='race', window=windows[0], before_end=None, events=(),
             on_end='delete', starts_now=False, recurrence=asked)
         recurrence_id = uuidutils.generate_uuid()
-        wanted = [making.NewLease(
-            'project', 'user', one, (making.NewReservation(
+        wanted = [creation.NewLease(
+            'project', 'user', one, (creation.NewReservation(
                 model.Demand({'VCPU': 1}, 1)),), recurrence_id=recurrence_id)
             for one in request.occurrences]
         recurring = self.leases.recurring
@@ -472,7 +480,7 @@ class Racer:
 
     def relocate(self) -> list[Answer]:
         """Ask for what is to leave a host that has failed for certain."""
-        relocating.Relocating(
+        evacuation.Evacuation(
             self.database, self.clock, self.admission, RunningCloud(
                 self.task['path'], self.task['host'], self.task['others']),
             0, self.types).look(lambda failed: [*failed])
@@ -483,7 +491,7 @@ class Racer:
         leases that was told.
         """
         cloud = FileCloud(self.task['path'])
-        watch.Watch(
+        overbooking.OverbookingCheck(
             self.database, self.clock, self.admission, self.leases.binding,
             lambda sealed: sealed, FileType.types(os.devnull),
             lambda event_type, lease: cloud.write(
@@ -493,7 +501,7 @@ class Racer:
     def ask_moves(self) -> list[Answer]:
         """Ask for the moves that make room for a lease."""
         try:
-            moving.Moving(self.database, self.clock, FileCloud(
+            server_moves.Moving(self.database, self.clock, FileCloud(
                 self.task['path']), lambda *_args: None).ask(
                     self.task['lease_id'])
         except errors.InvalidTransition:
@@ -518,12 +526,12 @@ class Racer:
         """Let a lease grow, again and again, as long as that can be."""
         answers: list[Answer] = []
         for amount in self.task['amounts']:
-            wanted = making.NewReservation(
+            wanted = creation.NewReservation(
                 model.Demand({'VCPU': 1}, amount), spec={'vcpus': 1},
                 params={'vcpus': 1, 'affinity': None, 'amount': amount})
             try:
                 self.leases.changing.update(
-                    self.task['lease_id'], changing.Change(
+                    self.task['lease_id'], updates.LeaseChange(
                         end=self.task['now'] + 100 + amount, reservations={
                             self.task['reservation_id']: wanted}))
                 answers.append({'updated': amount})
@@ -560,9 +568,9 @@ class Racer:
 
     def see(self) -> list[Answer]:
         """See that a host is down, or that it is up."""
-        health.Health(
-            self.database, self.clock, health.Patience(0, 0, 3600),
-            lambda *_said: None).see({self.task['host']: health.Down(
+        host_status.HostStatus(
+            self.database, self.clock, host_status.Thresholds(0, 0, 3600),
+            lambda *_said: None).see({self.task['host']: host_status.Down(
                 'No answer.') if self.task['down'] else None, 'other': None})
         return [{'looked': True}]
 
@@ -577,8 +585,8 @@ class Racer:
         return [{'looked': True}]
 
     def clean(self) -> None:
-        cleaning.Cleaning(self.database, self.clock).clean(
-            HostType(self.task['path']), resources.Reserved(
+        lease_close.Cleaning(self.database, self.clock).clean(
+            HostType(self.task['path']), resource_types.ReservationContext(
                 **self.task['reserved'], project_id='project',
                 user_id='user', params={}, spec={}))
 
@@ -617,17 +625,17 @@ class Racer:
                 models.Event.status != 'DONE',
                 models.Event.due <= self.clock.now()).limit(1)) is not None
 
-    def _engine(self, life: lifecycle.Lifecycle) -> engine.Engine:
+    def _engine(self, life: handlers.Handlers) -> engine.Engine:
         return engine.Engine(self.conf, self.database, self.clock, life,
                              f'racer {os.getpid()}')
 
-    def _lifecycle(self) -> lifecycle.Lifecycle:
+    def _lifecycle(self) -> handlers.Handlers:
         cloud = FileCloud(self.task['path'])
-        return lifecycle.Lifecycle(
+        return handlers.Handlers(
             self.database, self.clock, self.admission, cloud,
             lambda sealed: sealed,
             lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0,
-            120, self.types, {ends.DELETE: ends.Delete()})
+            120, self.types, {end_policies.DELETE: end_policies.Delete()})
 
 
 def serve(channel: socket.socket) -> None:

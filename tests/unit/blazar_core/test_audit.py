@@ -5,9 +5,10 @@ from unittest import mock
 
 import sqlalchemy as sa
 
+from blazar_core.audit import audit
+from blazar_core.audit import findings
+from blazar_core.audit import leftovers
 from blazar_core.db import models
-from blazar_core.lifecycle import audit
-from blazar_core.lifecycle.audit import sealed
 from tests import databases
 from tests.unit import base
 
@@ -92,7 +93,7 @@ class TestWhatIsRight(AuditTestCase):
         self.running_lease(request=self.request(0, 100, grace_period=1000))
         self.clock.advance(100)
         self.new_engine().run_due()
-        self.clock.advance(audit.STUCK + 1)
+        self.clock.advance(findings.STUCK + 1)
         self.assertEqual([], self.texts())
         self.clock.advance(1000)
         self.assertIn('is TERMINATING since', '\n'.join(self.texts()))
@@ -211,7 +212,7 @@ class TestLeases(AuditTestCase):
 
     def test_an_end_that_fails(self):
         self.running_lease(0, 100)
-        self.clock.advance(100 + audit.STUCK)
+        self.clock.advance(100 + findings.STUCK)
         self.change(models.Event, models.Event.event_type == 'end_lease',
                     due=NOW + 1000, attempts=4)
         self.assertEqual([], self.texts())
@@ -223,7 +224,7 @@ class TestLeases(AuditTestCase):
         lease = self.running_lease(0, 1000)
         self.cloud.stubborn.update(base.servers_of(lease))
         self.lifecycle.ending.end(lease['id'])
-        self.clock.advance(audit.STUCK)
+        self.clock.advance(findings.STUCK)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
         self.assert_not_mended('is TERMINATING since 2027-01-15 08:00 UTC: 1 '
@@ -411,7 +412,7 @@ class TestSealed(AuditTestCase):
         for number in range(5):
             self.lease(50, 100, credential=f'trust{number}')
         self.change(models.HeldBuild, sealed='x')
-        with mock.patch.object(sealed, '_BATCH', 2):
+        with mock.patch.object(leftovers, '_BATCH', 2):
             self.assertEqual(5, len(self.texts()))
             self.assertEqual({f'trust{number}' for number in range(5)},
                              set(self.audit.credentials()))
@@ -420,8 +421,9 @@ class TestSealed(AuditTestCase):
 class TestDifference(base.TestCase):
 
     def test_it_is_what_its_key_says(self):
-        one = audit.Difference(('a', 1), 'text', 'remedy')
-        other = audit.Difference(('a', 1), 'another text', '', print, 5)
+        one = findings.Difference(('a', 1), 'text', 'remedy')
+        other = findings.Difference(('a', 1), 'another text', '', print, 5)
         self.assertEqual(one, other)
         self.assertEqual(1, len({one, other}))
-        self.assertNotEqual(one, audit.Difference(('a', 2), 'text', 'remedy'))
+        self.assertNotEqual(one, findings.Difference(('a', 2), 'text',
+                                                     'remedy'))

@@ -5,7 +5,7 @@ import re
 import types
 
 from blazar_core.common import conditions
-from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import lease_status
 from tests.unit import base
 
 TYPES, REASONS = conditions.Type, conditions.Reason
@@ -46,37 +46,39 @@ class TestUpdate(base.TestCase):
         self.assertFalse(conditions.holds(None, FAILED))
 
     def test_it_is_set_whatever_its_message_and_not_for_another_reason(self):
-        self.update(5, facts.refused('No.'))
+        self.update(5, lease_status.refused('No.'))
         self.assertTrue(conditions.is_set(
-            self.lease.conditions, facts.refused('Not yet.')))
+            self.lease.conditions, lease_status.refused('Not yet.')))
         self.assertFalse(conditions.is_set(
-            self.lease.conditions, facts.GRACE))
-        self.assertFalse(conditions.is_set(None, facts.GRACE))
+            self.lease.conditions, lease_status.GRACE))
+        self.assertFalse(conditions.is_set(None, lease_status.GRACE))
 
     def test_there_is_one_of_a_type_with_its_age(self):
-        self.update(5, facts.GRACE)
-        self.update(6, facts.refused('No.'))
-        self.update(9, facts.refused('Not yet.'))
+        self.update(5, lease_status.GRACE)
+        self.update(6, lease_status.refused('No.'))
+        self.update(9, lease_status.refused('Not yet.'))
         row, = self.lease.conditions
         self.assertEqual(('Its end is tried again: Not yet.', 6),
                          (row['message'], row['since']))
 
     def test_others_stay_in_their_order(self):
-        self.update(5, facts.GRACE, facts.ORPHANED['project'], FAILED)
-        self.update(6, facts.CLEANING)
+        self.update(5, lease_status.GRACE, lease_status.ORPHANED['project'],
+                    FAILED)
+        self.update(6, lease_status.CLEANING)
         self.assertEqual(
-            f"{facts.ORPHANED['project'].message} One failed. "
-            f'{facts.CLEANING.message}', self.said())
+            f"{lease_status.ORPHANED['project'].message} One failed. "
+            f'{lease_status.CLEANING.message}', self.said())
         self.update(7, *conditions.TRANSIENT)
         self.assertEqual(
-            f"{facts.ORPHANED['project'].message} One failed.", self.said())
+            f"{lease_status.ORPHANED['project'].message} One failed.",
+            self.said())
 
     def test_a_row_that_was_read_is_not_changed(self):
         """SQLAlchemy writes only what is another object."""
         self.update(5, FAILED)
         before = self.lease.conditions
         copy = [dict(one) for one in before]
-        self.update(6, facts.GRACE)
+        self.update(6, lease_status.GRACE)
         self.assertEqual(copy, before)
 
 

@@ -9,14 +9,14 @@ import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.lifecycle import engine
-from blazar_core.lifecycle import facts
-from blazar_core.lifecycle import queue
+from blazar_core.lifecycle import event_queue
+from blazar_core.lifecycle import lease_status
 from tests import databases
 from tests.unit import base
 
@@ -231,12 +231,12 @@ class TestRunDue(EngineTestCase):
             [what for what, _lease_id in self.actions.done])
 
     def test_more_than_one_batch_is_done(self):
-        self.many('a', queue._BATCH + 5, 0)
-        self.assertEqual(queue._BATCH + 5, self.engine().run_due())
+        self.many('a', event_queue._BATCH + 5, 0)
+        self.assertEqual(event_queue._BATCH + 5, self.engine().run_due())
 
     def test_what_is_put_off_is_done_again_after_that_time(self):
         event_id = self.event('a')
-        self.actions.answers['a'] = [facts.Later(7, 'not yet')]
+        self.actions.answers['a'] = [lease_status.RetryAfter(7, 'not yet')]
         worker = self.engine()
         self.assertEqual(1, worker.run_due())
         row = self.row(event_id)
@@ -299,7 +299,7 @@ class TestStrays(EngineTestCase):
                  'make_room', ':changed')
         for kind in kinds:
             self.event(kind, -1, kind)
-            self.actions.answers[kind] = [facts.Later(5, '', 300)]
+            self.actions.answers[kind] = [lease_status.RetryAfter(5, '', 300)]
         self.clock.step(HOUR)
         worker = self.engine()
         while worker.run_due():
@@ -327,7 +327,7 @@ class TestStrays(EngineTestCase):
                           f'clock that was ahead', log.output)
 
     def test_what_is_put_off_for_as_long_as_it_may_be_stays(self):
-        late = self.clock.now() + 2 * facts.LONGEST_PAUSE
+        late = self.clock.now() + 2 * lease_status.LONGEST_PAUSE
         events = {lease_id: self.put_off(
             lease_id, kind, due) for lease_id, kind, due in (
                 ('pause', 'end_lease', late),
@@ -378,21 +378,22 @@ class TestPauses(EngineTestCase):
 
     def test_they_grow_to_a_bound(self):
         event_id = self.event('a', 0, 'end_lease')
-        self.actions.answers['a'] = [facts.Later(2, '', 300)] * 10
+        self.actions.answers['a'] = [lease_status.RetryAfter(2, '', 300)] * 10
         self.assertEqual(
             [2, 4, 8, 16, 32, 64, 128, 256, 300, 300],
             self.pauses(self.engine(), event_id, 10))
 
     def test_where_no_bound_is_named_they_stay_as_they_are(self):
         event_id = self.event('a')
-        self.actions.answers['a'] = [facts.Later(7, '')] * 3
+        self.actions.answers['a'] = [lease_status.RetryAfter(7, '')] * 3
         self.assertEqual([7, 7, 7], self.pauses(self.engine(), event_id, 3))
 
     def test_they_begin_anew_when_a_server_of_the_lease_has_gone(self):
         event_id, other = (self.event(name, 0, 'end_lease')
                            for name in ('a', 'b'))
         for name in ('a', 'b'):
-            self.actions.answers[name] = [facts.Later(2, '', 300)] * 9
+            self.actions.answers[name] = [lease_status.RetryAfter(2, '',
+                                                                  300)] * 9
         worker = self.engine()
         for _time in range(5):
             worker.run_due()
@@ -406,7 +407,7 @@ class TestPauses(EngineTestCase):
     def test_so_they_do_when_that_is_told_while_it_is_tried(self):
         """The action may have looked before the server had gone."""
         event_id = self.event('a', 0, 'end_lease')
-        self.actions.answers['a'] = [facts.Later(2, '', 300)] * 9
+        self.actions.answers['a'] = [lease_status.RetryAfter(2, '', 300)] * 9
         worker = self.engine()
         self.pauses(worker, event_id, 5)
         door = self.shut('a')
@@ -463,7 +464,7 @@ class TestShares(EngineTestCase):
         self.done_beside('start')
 
     def test_nor_do_starts_that_were_put_off(self):
-        for number in range(queue._BATCH):
+        for number in range(event_queue._BATCH):
             self.event(f'old-{number}', -50, 'start_lease', waits=3)
             self.shut(f'old-{number}')
         self.event('start', 0, 'start_lease')
@@ -528,7 +529,7 @@ class TestCost(EngineTestCase):
         before = self.rows_read()
         worker.expedite('a', 1)
         self.assertEqual(2, worker.run_due())
-        worker._running['b'] = queue.Claim('b', 'b', '', 0, 0, '')
+        worker._running['b'] = event_queue.Claim('b', 'b', '', 0, 0, '')
         worker._extend()
         worker._running.clear()
         worker._next_look()
@@ -591,7 +592,7 @@ class TestFailures(EngineTestCase):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a')
         self.actions.answers['a'] = [
-            errors.BooksUnavailable() for _time in range(4)]
+            errors.DatabaseUnavailable() for _time in range(4)]
         for _time in range(4):
             self.assertEqual(1, self.engine().run_due())
             row = self.row(event_id)
@@ -603,7 +604,7 @@ class TestFailures(EngineTestCase):
         self.assertEqual([], self.actions.given_up)
 
     def test_who_was_given_up_for_dead_says_nothing(self):
-        for outcome in errors.VaultError('No key.'), ValueError():
+        for outcome in errors.DecryptionError('No key.'), ValueError():
             event_id = self.event('a')
             stale = self.engine('stale')
             claim, = stale._claim_due(1)
@@ -619,14 +620,14 @@ class TestFailures(EngineTestCase):
         return conditions.status_reason(row.conditions)
 
     def test_the_lease_says_why_an_event_is_deferred_until_it_is_not(self):
-        wrong_key = errors.VaultError('No key decrypts it.')
+        wrong_key = errors.DecryptionError('No key decrypts it.')
         for event_type in ('start_lease', 'end_lease', 'mine', ':changed'):
             lease_id, worker = event_type, self.engine()
             event_id = self.event(lease_id, 0, event_type)
             self.actions.answers[lease_id] = [
                 wrong_key, RuntimeError('secret'),
-                facts.Later(5, 'its host is in use', shown=True),
-                facts.Later(5, 'quiet'), wrong_key]
+                lease_status.RetryAfter(5, 'its host is in use', shown=True),
+                lease_status.RetryAfter(5, 'quiet'), wrong_key]
             for why in ('No key decrypts it.',
                         'internal error RuntimeError; the log of '
                         'blazar-listener says more.', 'its host is in use',
@@ -641,10 +642,11 @@ class TestFailures(EngineTestCase):
     def test_a_lease_says_it_only_with_what_is_written_of_the_event(self):
         event_id = self.event('a')
         worker = self.engine()
-        for outcome in (facts.Later(5, 'No.', shown=True), ValueError()):
+        for outcome in (lease_status.RetryAfter(5, 'No.', shown=True),
+                        ValueError()):
             self.actions.answers['a'] = [outcome]
-            with mock.patch.object(queue.Queue, 'update', mock.Mock(
-                    side_effect=errors.BooksUnavailable)):
+            with mock.patch.object(event_queue.EventQueue, 'update', mock.Mock(
+                    side_effect=errors.DatabaseUnavailable)):
                 self.assertEqual(1, worker.run_due())
             self.assertEqual(('IN_PROGRESS', ''), (
                 self.row(event_id).status, self.reason()))
@@ -654,7 +656,7 @@ class TestFailures(EngineTestCase):
         self.event('a')
         with self.database.writer() as session:
             conditions.update(session.get(models.Lease, 'a'), NOW, FAILED)
-        self.actions.answers['a'] = [errors.VaultError('No key.')]
+        self.actions.answers['a'] = [errors.DecryptionError('No key.')]
         log = self.useFixture(fixtures.FakeLogger())
         self.engine().run_due()
         self.assertIn('Lease a: mine is deferred: No key.', log.output)
@@ -672,7 +674,7 @@ class TestFailures(EngineTestCase):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a', 0, 'start_lease')
         self.actions.answers['a'] = [
-            errors.VaultError('No key.') for _time in range(6)]
+            errors.DecryptionError('No key.') for _time in range(6)]
         for _time in range(7):
             self.assertEqual(1, self.engine().run_due())
             self.clock.advance(60)
@@ -723,7 +725,7 @@ class TestFailures(EngineTestCase):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a', 0, 'start_lease')
         self.actions.answers['a'] = 3 * [
-            RuntimeError(), facts.Later(5, 'the quota is used up')]
+            RuntimeError(), lease_status.RetryAfter(5, 'the quota is used up')]
         worker = self.engine()
         for _time in range(6):
             self.assertEqual(1, worker.run_due())
@@ -747,7 +749,7 @@ class TestTogether(base.TestCase):
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.addCleanup(self.go_on.set)
         self.batches, self.outcomes = [], {}
-        self.together = queue._Together(self.write)
+        self.together = event_queue._Together(self.write)
 
     def write(self, batch):
         self.batches.append(sorted(batch))
@@ -890,7 +892,7 @@ class TestClaims(EngineTestCase):
 
     def test_a_stale_worker_does_not_overwrite_who_came_after(self):
         """It was given up for dead, and comes back with an outcome."""
-        for outcome in (None, facts.Later(5, ''), RuntimeError()):
+        for outcome in (None, lease_status.RetryAfter(5, ''), RuntimeError()):
             event_id = self.event('a')
             stale = self.engine('stale', worker_timeout=60)
             claim, = stale._claim_due(1)
@@ -912,7 +914,7 @@ class TestClaims(EngineTestCase):
         claim, = stale._claim_due(1)
         self.clock.advance(60)
         self.engine('alive').run_due()
-        self.actions.answers['a'] = [facts.Later(5, '')]
+        self.actions.answers['a'] = [lease_status.RetryAfter(5, '')]
         stale._carry_out(claim)
         self.assertEqual('DONE', self.row(event_id).status)
 
@@ -970,7 +972,7 @@ class TestRun(EngineTestCase):
         self.assertEqual({'a': None}, self.actions.read_with)
 
     def test_those_that_cannot_be_read_together_are_started_all_the_same(self):
-        self.actions.unread = errors.BooksUnavailable()
+        self.actions.unread = errors.DatabaseUnavailable()
         self.start_three()
         self.assertEqual(dict.fromkeys('abc'), self.actions.read_with)
 

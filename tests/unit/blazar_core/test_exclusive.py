@@ -8,13 +8,13 @@ import testtools
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import changing
 from blazar_core.leases import exclusive
 from blazar_core.leases import requests
-from blazar_core.lifecycle import sending
+from blazar_core.leases import updates
+from blazar_core.lifecycle import dispatch
 from tests import databases
 from tests.unit import base
-from tests.unit.blazar_core import test_joining
+from tests.unit.blazar_core import test_members
 
 load_tests = databases.load_tests
 
@@ -37,7 +37,7 @@ class TestExclusive(base.LeaseTestCase):
             new, reservations=(dataclasses.replace(
                 reservation, spec=exclusive.spec(None, needed)),)),
             self.vault.seal('call'),
-            None if start else sending.HEAD_START)
+            None if start else dispatch.HEAD_START)
 
     def refused(self, *wanted, **values):
         return str(self.assertRaises(
@@ -88,11 +88,11 @@ class TestExclusive(base.LeaseTestCase):
                 (other, {'start': NOW + 119})):
             self.assertRaises(
                 errors.Conflict, self.leases.changing.update,
-                lease['id'], changing.Change(**change))
+                lease['id'], updates.LeaseChange(**change))
         self.leases.changing.update(
-            first['id'], changing.Change(end=NOW + 119))
+            first['id'], updates.LeaseChange(end=NOW + 119))
         self.leases.changing.update(
-            other['id'], changing.Change(start=NOW + 119))
+            other['id'], updates.LeaseChange(start=NOW + 119))
 
     def test_a_start_waits_for_the_servers_of_the_one_before(self):
         first = self.hold(60, 120, 'port a')
@@ -116,7 +116,7 @@ class TestExclusive(base.LeaseTestCase):
 
     def run_servers(self, lease):
         for server_id in base.servers_of(lease):
-            self.cloud.servers[server_id] = base.clouds.Seen(
+            self.cloud.servers[server_id] = base.cloud_api.ObservedServer(
                 base.State.RUNNING, self.uuid_of('one'))
             self.lifecycle.observing.check(server_id)
 
@@ -145,10 +145,10 @@ class TestExclusive(base.LeaseTestCase):
                 (first, {'end': NOW + 700}), (other, {'end': NOW + 170}),
                 (other, {'start': NOW + 130})):
             self.leases.changing.update(
-                lease['id'], changing.Change(**change))
+                lease['id'], updates.LeaseChange(**change))
         self.assertRaises(
             errors.Conflict, self.leases.changing.update, first['id'],
-            changing.Change(end=NOW + 701))
+            updates.LeaseChange(end=NOW + 701))
 
     def wait(self, *needed):
         """One of 100 s that is to start at 10, or until 100."""
@@ -183,7 +183,7 @@ class TestExclusive(base.LeaseTestCase):
                             model.Window(0, 1))
 
 
-class TestJoined(test_joining.JoiningTestCase):
+class TestJoined(test_members.JoiningTestCase):
     """What a server has that comes under a lease."""
 
     def setUp(self):
@@ -207,12 +207,13 @@ class TestJoined(test_joining.JoiningTestCase):
         self.refused(self.adopt, self.joiners, 61)
         lease = self.adopt(self.joiners, 60)
         self.refused(self.leases.changing.update, lease['id'],
-                     changing.Change(end=NOW + 61))
+                     updates.LeaseChange(end=NOW + 61))
 
     def test_nor_of_one_that_is_added(self):
         lease = self.adopt(self.runs(1), 61)
         self.refused(self.join, lease, self.joiners)
-        self.leases.changing.update(lease['id'], changing.Change(end=NOW + 60))
+        self.leases.changing.update(lease['id'], updates.LeaseChange(end=NOW +
+                                                                     60))
         self.join(lease, self.joiners)
         self.refused(self.leases.changing.update, lease['id'],
-                     changing.Change(end=NOW + 61))
+                     updates.LeaseChange(end=NOW + 61))

@@ -6,17 +6,17 @@ import threading
 
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import strategies
+from blazar_core.capacity import admissions
+from blazar_core.capacity import selection
 from blazar_core.common import errors
+from blazar_core.common import host_properties
 from blazar_core.common import model
-from blazar_core.common import properties
 from blazar_core.db import models
-from blazar_core.leases import changing
+from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import limits
-from blazar_core.leases import making
 from blazar_core.leases import requests
+from blazar_core.leases import updates
 from blazar_core.leases import usage
 from tests import databases
 from tests.unit import base
@@ -31,7 +31,7 @@ HOSTS = 40
 class HostBoundTestCase(base.LeaseTestCase):
 
     scenarios = databases.SQL
-    strategy = staticmethod(strategies.pack)
+    strategy = staticmethod(selection.pack)
 
     def setUp(self):
         super().setUp()
@@ -48,7 +48,7 @@ class HostBoundTestCase(base.LeaseTestCase):
     def process(self):
         """What a process of nova-api has."""
         database = self.books.connect()
-        search = admission.Admission(database, self.clock, self.strategy)
+        search = admissions.Admission(database, self.clock, self.strategy)
         return leases.Leases(
             database, self.clock, search, racer.FileType.types('/dev/null')
         ), limits.Limits(self.books.conf, database, self.clock)
@@ -67,14 +67,14 @@ class HostBoundTestCase(base.LeaseTestCase):
                 process=None, **demand):
         """What the limits let through."""
         _made, allowed = process or (self.made, self.limits)
-        wanted = None if name is None else properties.parse(
+        wanted = None if name is None else host_properties.parse(
             ['==', '$hypervisor_hostname', name])
         demand = model.Demand(**{
             'resources': {'VCPU': 1}, 'count': 1, 'properties': wanted,
             **demand})
-        new = making.NewLease(
+        new = creation.NewLease(
             project_id, 'user', self.request(start, start + length),
-            (making.NewReservation(demand, params={}, spec={}),))
+            (creation.NewReservation(demand, params={}, spec={}),))
         granted = allowed.check(limits.Asked(
             project_id, 'user', new.span, demand.count,
             model.total([demand]), held=False))
@@ -127,7 +127,7 @@ class TestFollowing(HostBoundTestCase):
 class TestRandomFollowing(TestFollowing):
     """The same where hosts are chosen at random."""
 
-    strategy = staticmethod(strategies.spread)
+    strategy = staticmethod(selection.spread)
 
 
 class TestChosen(HostBoundTestCase):
@@ -289,19 +289,18 @@ class TestManyAtOnce(HostBoundTestCase):
 class TestSeries(HostBoundTestCase):
     """All occurrences of a lease."""
 
-    strategy = staticmethod(strategies.spread)
+    strategy = staticmethod(selection.spread)
 
     def series(self, many):
         """So many occurrences, made together."""
         windows = tuple(model.Window(NOW + 100 * number, NOW + 100 * number +
                                      50) for number in range(1, many + 1))
         asked = requests.Recurrence('rule', 'UTC', 'delete', False, windows)
-        self.wanted = making.NewReservation(
+        self.wanted = creation.NewReservation(
             model.Demand({'VCPU': 1}, 1), params={}, spec={})
-        series = [
-            making.NewLease('project', 'user', one, (self.wanted,),
-                            recurrence_id='all')
-            for one in self.request(100, 150, recurrence=asked).occurrences]
+        series = [creation.NewLease('project', 'user', one, (self.wanted,),
+                                    recurrence_id='all') for one in
+                  self.request(100, 150, recurrence=asked).occurrences]
         return self.made.recurring.create(
             'all', asked, series, [None] * len(series), [])
 
@@ -313,13 +312,13 @@ class TestSeries(HostBoundTestCase):
 class TestSeriesMoved(TestSeries):
     """All occurrences of a lease, which others are in the way of."""
 
-    strategy = staticmethod(strategies.pack)
+    strategy = staticmethod(selection.pack)
 
     def change(self, one, ids):
         """An occurrence half a step later, if the limits let it."""
         start = one['start_date'] + 50
         reservation, = one['reservations']
-        return changing.Change(
+        return updates.LeaseChange(
             start=start, end=start + 50,
             reservations={reservation['id']: self.wanted},
             granted=self.limits.check(limits.Asked(

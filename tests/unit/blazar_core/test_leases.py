@@ -6,24 +6,24 @@ import json
 import fixtures
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import guarding
-from blazar_core.books import ledger
+from blazar_core.capacity import admissions
+from blazar_core.capacity import host_generations
+from blazar_core.capacity import ledger
 from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
+from blazar_core.db import encryption
 from blazar_core.db import models
-from blazar_core.db import vault
-from blazar_core.leases import binding
-from blazar_core.leases import changing
+from blazar_core.leases import creation
 from blazar_core.leases import credentials
 from blazar_core.leases import leases
-from blazar_core.leases import making
+from blazar_core.leases import reassignment
 from blazar_core.leases import requests
+from blazar_core.leases import updates
 from blazar_core.leases import views
-from blazar_core.lifecycle import facts
+from blazar_core.lifecycle import lease_status
 from tests import databases
 from tests.unit import base
 
@@ -182,7 +182,7 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual('one', where())
         self.lose_first_race()
         self.assertEqual(['two', 'two'], [where(), where()])
-        self.clock.advance(admission.CROWDED + 1)
+        self.clock.advance(admissions.CROWDED + 1)
         self.assertEqual('one', where())
 
     def test_but_not_where_nothing_is_reserved_until_that_goes_on(self):
@@ -193,14 +193,14 @@ class TestCreate(base.LeaseTestCase):
 
         def decide(_connection, picked):
             found.append(picked[0][0][0])
-            if len(found) <= admission.GATHER_TRIES:
+            if len(found) <= admissions.GATHER_TRIES:
                 raise api.LostRace(found[-1])
 
         self.lease(50, 100)
         self.admission.admit_all([([
             model.Demand({'VCPU': 1}, 1)], model.Window(
                 NOW + 50, NOW + 100))], decide)
-        self.assertEqual(['one'] * admission.GATHER_TRIES + ['two'], [
+        self.assertEqual(['one'] * admissions.GATHER_TRIES + ['two'], [
             self.scalars(models.Host.name, models.Host.id == one)[0]
             for one in found])
 
@@ -208,7 +208,7 @@ class TestCreate(base.LeaseTestCase):
             self):
         """The first search may be old by so little; a refusal may not."""
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.admission.LAG', 3600))
+            'blazar_core.capacity.admissions.LAG', 3600))
         self.host('one', VCPU=1)
         first = self.lease(0, 100)
         self.assertRaises(errors.Refused, self.lease, 0, 100)
@@ -224,7 +224,7 @@ class TestCreate(base.LeaseTestCase):
 
     def lose_first_race(self):
         """Whoever decides first finds that somebody was faster."""
-        take = guarding.advance
+        take = host_generations.advance
         lost = []
 
         def racing(session, now, hosts, changes):
@@ -247,16 +247,16 @@ class TestCreate(base.LeaseTestCase):
         self.patch_take(always_late)
         database = self.books.connect()
         impatient = leases.Leases(
-            database, self.clock, admission.Admission(database, self.clock),
+            database, self.clock, admissions.Admission(database, self.clock),
             self.types)
-        self.assertRaises(errors.BooksBusy, impatient.making.create,
+        self.assertRaises(errors.ConcurrentUpdate, impatient.making.create,
                           self.new_lease(), None)
         self.assertEqual(4, len(tries))
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
     def patch_take(self, take):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.guarding.advance', take))
+            'blazar_core.capacity.host_generations.advance', take))
 
 
 class TestUpdate(base.LeaseTestCase):
@@ -267,7 +267,7 @@ class TestUpdate(base.LeaseTestCase):
             if name in changed:
                 changed[name] += NOW
         return self.leases.changing.update(
-            lease['id'], changing.Change(**changed))
+            lease['id'], updates.LeaseChange(**changed))
 
     def assert_refused(self, error, part, lease, **changed):
         """It says why, and everything is as it was."""
@@ -281,19 +281,19 @@ class TestUpdate(base.LeaseTestCase):
         self.host('one', VCPU=1)
         lease = self.lease(10, 20)
         self.lease(30, 40)
-        write = changing.Changing._write
+        write = updates.LeaseUpdates._write
 
         def late(*args):
             try:
                 return write(*args)
-            except changing._Unfit:
+            except updates._Unfit:
                 with self.database.writer() as session:
                     session.execute(sa.delete(models.Booking).where(
                         models.Booking.server_id.in_(base.servers_of(lease))))
                 raise
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.changing.Changing._write', late))
+            'blazar_core.leases.updates.LeaseUpdates._write', late))
         self.update(lease, start=30, end=40)
         row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
         self.assertEqual((NOW + 30, NOW + 40), (row.start_date, row.end_date))
@@ -563,7 +563,7 @@ class TestUpdate(base.LeaseTestCase):
     def test_what_is_not_there_is_not_found(self):
         self.assertIn('unheard-of', str(self.assertRaises(
             errors.NotFound, self.leases.changing.update, 'unheard-of',
-            changing.Change(end=NOW + 9))))
+            updates.LeaseChange(end=NOW + 9))))
 
     def test_a_change_that_changes_nothing_is_allowed(self):
         self.host('one', VCPU=1)
@@ -574,7 +574,7 @@ class TestUpdate(base.LeaseTestCase):
         self.host('one', VCPU=1)
         offer = self.leases.making.offer(self.new_lease(50, 100), 60)
         self.leases.changing.update(
-            offer['id'], changing.Change(end=NOW + 150))
+            offer['id'], updates.LeaseChange(end=NOW + 150))
         self.assertEqual({'expire_offer': 60, 'start_lease': 50,
                           'end_lease': 150}, self.times(offer))
         self.assertEqual([NOW + 60], [
@@ -599,14 +599,14 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
             plain(*args)
 
         plain = ledger._check
-        self.useFixture(fixtures.MonkeyPatch('blazar_core.books.ledger._check',
-                                             check))
+        self.useFixture(
+            fixtures.MonkeyPatch('blazar_core.capacity.ledger._check', check))
         return done
 
     def elsewhere(self):
         """The leases as another process has them."""
         database = self.books.connect()
-        return leases.Leases(database, self.clock, admission.Admission(
+        return leases.Leases(database, self.clock, admissions.Admission(
             database, self.clock), self.types)
 
     def test_of_a_change_and_an_admission_one_gets_the_room(self):
@@ -616,7 +616,7 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
             self.new_lease(100, 200), 'sealed'))
         self.assertRaises(
             errors.Refused, self.leases.changing.update, lease['id'],
-            changing.Change(end=NOW + 101))
+            updates.LeaseChange(end=NOW + 101))
         self.assertEqual([None], done)
         self.assertEqual([NOW + 100, NOW + 200],
                          sorted(self.scalars(models.Booking.end_date)))
@@ -625,7 +625,7 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
         self.before_writing(lambda: self.elsewhere().changing.update(
-            lease['id'], changing.Change(end=NOW + 101)))
+            lease['id'], updates.LeaseChange(end=NOW + 101)))
         refused = self.assertRaises(errors.Refused, self.lease, 100, 200)
         self.assertEqual(NOW + 101, refused.refusal.next_start)
         self.assertEqual([NOW + 101], self.scalars(models.Booking.end_date))
@@ -641,7 +641,7 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
         self.host('two', VCPU=2)
 
     def resize(self):
-        self.leases.changing.update(self.mine['id'], changing.Change(
+        self.leases.changing.update(self.mine['id'], updates.LeaseChange(
             reservations={
                 self.mine['reservations'][0]['id']: self.places(vcpus=2)}))
 
@@ -703,7 +703,7 @@ class PlacesTestCase(base.LeaseTestCase):
         for name in ('start', 'end', 'before_end'):
             if name in changed:
                 changed[name] += NOW
-        return self.leases.changing.update(lease['id'], changing.Change(
+        return self.leases.changing.update(lease['id'], updates.LeaseChange(
             reservations={
                 reservation['id']: one for reservation, one in zip(
                     lease['reservations'], reserved) if one is not None},
@@ -766,7 +766,7 @@ class TestSeveralReservations(PlacesTestCase):
         self.assertEqual('PENDING', lease['status'])
 
     def test_a_lease_may_hold_nothing(self):
-        lease = self.leases.making.create(making.NewLease(
+        lease = self.leases.making.create(creation.NewLease(
             'project', 'user', self.request(50, 100), ()), None)
         self.assertEqual('PENDING', lease['status'])
         self.assertEqual({'leases': 1, 'events': 2, 'hosts': 1},
@@ -960,7 +960,7 @@ class TestResize(PlacesTestCase):
         def meanwhile(session, lease_id):
             done.append(None)
             if len(done) == 2:
-                other.changing.update(lease['id'], changing.Change(
+                other.changing.update(lease['id'], updates.LeaseChange(
                     reservations={
                         lease['reservations'][0]['id']: self.places(3)}))
             return lock(session, lease_id)
@@ -1116,12 +1116,12 @@ class TestUpdateOfTimes(PlacesTestCase):
         for active in (False, True):
             lease = self.with_events(0, 100, 90, 60, active=active)
             with fixtures.MonkeyPatch(
-                    'blazar_core.leases.resizing.resize', self.fall):
+                    'blazar_core.leases.resize.resize', self.fall):
                 self.assert_refused(
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))
             with fixtures.MonkeyPatch(
-                    'blazar_core.books.ledger.add', self.fall):
+                    'blazar_core.capacity.ledger.add', self.fall):
                 self.assert_refused(
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))
@@ -1133,11 +1133,11 @@ class TestUpdateOfTimes(PlacesTestCase):
         raise RuntimeError('fell')
 
     def test_an_offer_with_events_tells_nothing_before_it_is_accepted(self):
-        offer = self.leases.making.offer(making.NewLease(
+        offer = self.leases.making.offer(creation.NewLease(
             'project', 'user', self.request(
                 50, 100, before_end=NOW + 90, events=self.events(60)),
             (self.places(2),)), 60)
-        self.leases.changing.update(offer['id'], changing.Change(
+        self.leases.changing.update(offer['id'], updates.LeaseChange(
             before_end=NOW + 80, events=self.events(70), end=NOW + 90))
         self.clock.advance(59)
         self.assertEqual(0, self.new_engine().run_due())
@@ -1267,7 +1267,7 @@ class TestRebind(base.LeaseTestCase):
         lease = lease or self.made
         seen, = self.scalars(models.Lease.generation,
                              models.Lease.id == lease['id'])
-        leases = self.leases.binding.rebind(binding.Move(
+        leases = self.leases.binding.rebind(reassignment.Reassigned(
             lease['id'], seen, dict(zip(
                 self.rows, [self.ids.get(host) for host in hosts])), reason))
         return leases and leases[0]
@@ -1304,7 +1304,7 @@ class TestRebind(base.LeaseTestCase):
     def test_they_stay_where_they_are_if_there_is_none(self):
         self.host('three', VCPU=1)
         self.ids = {host.name: host.id for host in self.scalars(models.Host)}
-        self.assertRaises(ledger.Full, self.rebind, 'three', 'three')
+        self.assertRaises(ledger.OverCapacity, self.rebind, 'three', 'three')
         self.assertEqual(['one', 'one'], self.booked())
         self.assertIs(False, self.get()['degraded'])
 
@@ -1332,16 +1332,16 @@ class TestRebind(base.LeaseTestCase):
     def test_what_else_is_said_of_a_lease_stays(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(
-                conditions=conditions.changed(None, NOW, facts.GRACE)))
-        self.assertEqual(facts.GRACE.message, self.rebind(
+                conditions=conditions.changed(None, NOW, lease_status.GRACE)))
+        self.assertEqual(lease_status.GRACE.message, self.rebind(
             'two', 'two')['status_reason'])
 
     def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):
-        self.assertIsNone(self.leases.binding.rebind(binding.Move(
+        self.assertIsNone(self.leases.binding.rebind(reassignment.Reassigned(
             self.made['id'], -1, {self.rows[0]: self.ids['two']})))
         self.assertIsNone(self.rebind_other(-1))
         self.assertRaises(errors.NotFound, self.leases.binding.rebind,
-                          binding.Move('unheard-of', 0, {}))
+                          reassignment.Reassigned('unheard-of', 0, {}))
         self.assertEqual(['one', 'one'], self.booked())
 
     def test_nothing_is_done_about_what_is_on_its_way(self):
@@ -1648,31 +1648,30 @@ class TestReseal(base.LeaseTestCase):
 
     def test_after_a_rotation_the_old_key_is_needed_no_more(self):
         self.host('one', VCPU=4)
-        old, new = vault.new_key(), vault.new_key()
-        self.vault = vault.Vault([old])
+        old, new = encryption.new_key(), encryption.new_key()
+        self.vault = encryption.Encryption([old])
         calls = {self.lease(50, 100, call=f'call {number}')['id']:
                  f'call {number}' for number in range(3)}
         self.assertEqual(
             3, credentials.reseal(
-                self.database, vault.Vault([new, old]).reseal))
-        renewed = vault.Vault([new])
+                self.database, encryption.Encryption([new, old]).reseal))
+        renewed = encryption.Encryption([new])
         self.assertEqual(calls, {
             held.lease_id: renewed.open(held.sealed)
             for held in self.scalars(models.HeldBuild)})
 
     def test_credentials_are_resealed_too(self):
         self.host('one', VCPU=1)
-        old, new = vault.new_key(), vault.new_key()
-        self.vault = vault.Vault([old])
+        old, new = encryption.new_key(), encryption.new_key()
+        self.vault = encryption.Encryption([old])
         lease = self.lease(50, 100, credential='trust')
         self.replace_credential(lease['id'], 'another')
         self.assertEqual(
             2, credentials.reseal(
-                self.database, vault.Vault([new, old]).reseal))
+                self.database, encryption.Encryption([new, old]).reseal))
         kept, = self.scalars(models.Credential)
-        self.assertEqual(
-            ['another', 'trust'],
-            list(map(vault.Vault([new]).open, credentials.all_of(kept))))
+        self.assertEqual(['another', 'trust'], list(
+            map(encryption.Encryption([new]).open, credentials.all_of(kept))))
 
     def test_with_nothing_held_nothing_is_resealed(self):
         self.assertEqual(0, credentials.reseal(self.database, self.fail))
@@ -1704,6 +1703,7 @@ class TestReseal(base.LeaseTestCase):
         self.host('one', VCPU=1)
         self.lease(50, 100)
         before = self.scalars(models.HeldBuild.sealed)
-        self.assertRaises(errors.VaultError, credentials.reseal, self.database,
-                          vault.Vault([vault.new_key()]).reseal)
+        self.assertRaises(
+            errors.DecryptionError, credentials.reseal, self.database,
+            encryption.Encryption([encryption.new_key()]).reseal)
         self.assertEqual(before, self.scalars(models.HeldBuild.sealed))

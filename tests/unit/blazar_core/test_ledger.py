@@ -8,20 +8,20 @@ import fixtures
 from hypothesis import strategies as st
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import guarding
-from blazar_core.books import inventory
-from blazar_core.books import ledger
-from blazar_core.books import news
-from blazar_core.books import snapshot
-from blazar_core import cloud as clouds
+from blazar_core.capacity import admissions
+from blazar_core.capacity import feed
+from blazar_core.capacity import host_generations
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.capacity import snapshot
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import leases
-from blazar_core.lifecycle import lifecycle
+from blazar_core.lifecycle import handlers
+from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import oracle
@@ -138,7 +138,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
             def decide(session):
                 try:
                     self.amend(session, world, edits)
-                except ledger.Full as full:
+                except ledger.OverCapacity as full:
                     answers['refused'] += 1
                     self.assertFalse(allowed)
                     self.assertIn(full.host_id - 1000, {
@@ -248,7 +248,7 @@ class TestManyDecisions(AmendTestCase):
             new.server_id = world.rows[index].server_id
         try:
             self.amend(session, world, [(index, new)])
-        except ledger.Full:
+        except ledger.OverCapacity:
             self.answers['refused'] += 1
         else:
             self.answers['made'] += 1
@@ -296,7 +296,7 @@ class TestAmend(worlds.BooksTestCase):
         self.host('one', VCPU=2)
         self.amend((None, self.new('one')), (None, self.new('one')))
         full = self.assertRaises(
-            ledger.Full, self.amend, (None, self.new('one', 9, 20)))
+            ledger.OverCapacity, self.amend, (None, self.new('one', 9, 20)))
         self.assertEqual(self.host_id('one'), full.host_id)
         self.amend((None, self.new('one', 10, 20)))
         self.assertEqual(3, len(self.scalars(models.Booking)))
@@ -307,7 +307,7 @@ class TestAmend(worlds.BooksTestCase):
         first = self.book('one', 0, 10, VCPU=1)
         second = self.book('two', 0, 10, VCPU=1)
         there = self.changed(first, host_id=self.host_id('two'))
-        self.assertRaises(ledger.Full, self.amend, there)
+        self.assertRaises(ledger.OverCapacity, self.amend, there)
         self.amend(there, self.changed(second, host_id=self.host_id('one')))
         self.assertEqual(('two', 'one'), (
             self.host_of(first), self.host_of(second)))
@@ -317,7 +317,7 @@ class TestAmend(worlds.BooksTestCase):
         self.host('two', VCPU=1)
         self.book('two', 0, 10, VCPU=1)
         before = self.count_rows(), self.generation('one')
-        self.assertRaises(ledger.Full, self.amend,
+        self.assertRaises(ledger.OverCapacity, self.amend,
                           (None, self.new('one')), (None, self.new('two')))
         self.assertEqual(before, (self.count_rows(), self.generation('one')))
 
@@ -325,7 +325,7 @@ class TestAmend(worlds.BooksTestCase):
         uuid = self.host('one', VCPU=2)
         mine = self.book('one', 0, 100, VCPU=2)
         self.report(uuid, 'one', {'VCPU': 1}, {'VCPU': 1})
-        self.assertRaises(ledger.Full, self.amend, self.changed(
+        self.assertRaises(ledger.OverCapacity, self.amend, self.changed(
             mine, window=model.Window(NOW, NOW + 101)))
         self.amend(self.changed(mine, window=model.Window(NOW, NOW + 50)))
         self.amend(self.changed(mine, resources={'VCPU': 1}))
@@ -336,19 +336,19 @@ class TestAmend(worlds.BooksTestCase):
         self.host('one', VCPU=1, MEMORY_MB=4)
         mine = self.book('one', 0, 10, VCPU=2, MEMORY_MB=1)
         self.amend(self.changed(mine, resources={'VCPU': 2, 'MEMORY_MB': 4}))
-        self.assertRaises(ledger.Full, self.amend, self.changed(
+        self.assertRaises(ledger.OverCapacity, self.amend, self.changed(
             mine, resources={'VCPU': 2, 'MEMORY_MB': 5}))
 
     def test_a_server_that_overstays_is_in_the_way_for_a_minute(self):
         self.host('one', VCPU=1)
         self.book('one', -100, -50, running=True, VCPU=1)
-        self.assertRaises(ledger.Full, self.amend,
+        self.assertRaises(ledger.OverCapacity, self.amend,
                           (None, self.new('one', 59, 70)))
         self.amend((None, self.new('one', 60, 70)))
 
     def test_a_class_that_a_host_lacks_has_no_room_but_a_shared_one(self):
         self.host('one', VCPU=1)
-        self.assertRaises(ledger.Full, self.amend, (
+        self.assertRaises(ledger.OverCapacity, self.amend, (
             None, self.new('one', VCPU=1, CUSTOM_GPU=1)))
         self.amend((None, self.new('one', VCPU=1, DISK_GB=999)))
 
@@ -377,13 +377,13 @@ class TestTheGuard(worlds.BooksTestCase):
 
     def hosts(self):
         with self.database.reader() as session:
-            return [snapshot.host_of(row, snapshot.Alike())
+            return [snapshot.host_of(row, snapshot.InternedRecords())
                     for row in session.scalars(
                         sa.select(models.Host).order_by(models.Host.id))]
 
     def take(self, hosts):
         with self.database.writer() as session:
-            guarding.advance(session.connection(), NOW, hosts, {})
+            host_generations.advance(session.connection(), NOW, hosts, {})
 
     def test_a_host_that_was_read_and_not_changed_can_be_taken(self):
         self.host('one', VCPU=1)
@@ -411,7 +411,7 @@ class TestTheGuard(worlds.BooksTestCase):
             taken.extend(host.id for host in hosts)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.guarding.advance', watched))
+            'blazar_core.capacity.host_generations.advance', watched))
         edits = [ledger.Edit(None, ledger.NewBooking(
             'reservation', self.host_id(name), None,
             model.Window(NOW, NOW + 1), {'VCPU': 1}))
@@ -445,17 +445,17 @@ class TestMany(worlds.BooksTestCase):
 
     def test_who_comes_later_loses_all_of_them(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.guarding.MANY', 1))
+            'blazar_core.capacity.host_generations.MANY', 1))
         for number in range(3):
             self.host(str(number), VCPU=4)
         hosts = sorted(self.scalars(models.Host), key=lambda one: one.id)
         with self.database.begin() as connection:
-            guarding.advance(connection, NOW, hosts[1:2], {})
+            host_generations.advance(connection, NOW, hosts[1:2], {})
         before = self.count_rows()
 
         def take():
             with self.database.begin() as connection:
-                guarding.advance(connection, NOW, hosts, {})
+                host_generations.advance(connection, NOW, hosts, {})
 
         self.assertRaises(api.LostRace, take)
         self.assertEqual(before, self.count_rows())
@@ -463,14 +463,14 @@ class TestMany(worlds.BooksTestCase):
             self.generation(host.name) for host in hosts])
 
     def test_it(self):
-        for number in range(3 * guarding.MANY):
+        for number in range(3 * host_generations.MANY):
             self.host(str(number), VCPU=4)
         self.ids = sorted(self.scalars(models.Host.id))
-        self.assertEqual(self.statements(guarding.MANY + 1),
-                         self.statements(3 * guarding.MANY))
-        self.assertLess(self.statements(3 * guarding.MANY), 10)
-        self.assertEqual([4] * (guarding.MANY + 1) + [3] * (
-            2 * guarding.MANY - 1), [
+        self.assertEqual(self.statements(host_generations.MANY + 1),
+                         self.statements(3 * host_generations.MANY))
+        self.assertLess(self.statements(3 * host_generations.MANY), 10)
+        self.assertEqual([4] * (host_generations.MANY + 1) + [3] * (
+            2 * host_generations.MANY - 1), [
                 host.generation for host in sorted(
                     self.scalars(models.Host), key=lambda host: host.id)])
 
@@ -497,20 +497,20 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
                     ledger.amend(session, NOW, [edit])
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger._check', late))
+            'blazar_core.capacity.ledger._check', late))
 
         def work():
             with self.database.writer() as session:
                 ledger.amend(session, NOW, [edit])
 
         # He loses, looks again, and finds it full ever after.
-        self.assertRaises(errors.BooksBusy, self.database.retried, work)
+        self.assertRaises(errors.ConcurrentUpdate, self.database.retried, work)
         self.assertEqual(3, len(runs) - 1)
         self.assertEqual(1, len(self.scalars(models.Booking)))
 
     def test_of_many_hosts_nobody_else_decides_from_the_reading_on(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.guarding.MANY', 2))
+            'blazar_core.capacity.host_generations.MANY', 2))
         names = ['one', 'two', 'three']
         for name in names:
             self.host(name, VCPU=2)
@@ -533,7 +533,7 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
                     lambda: other.retried(book, other, 'two')))
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger._check', watched))
+            'blazar_core.capacity.ledger._check', watched))
         book(self.database, *names)
         threads[0].join(20)
         self.assertEqual(4, len(self.scalars(models.Booking)))
@@ -543,7 +543,7 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
     def test_many_hosts_are_locked_before_what_is_booked_is_read(self):
         """What is read after the lock is of after it."""
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.guarding.MANY', 1))
+            'blazar_core.capacity.host_generations.MANY', 1))
         for name in 'one', 'two':
             self.host(name, VCPU=2)
         other, threads = self.books.connect(), []
@@ -842,7 +842,7 @@ class TestReportsThatMeet(ReportTestCase):
             return total(consumers)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.inventory.usage_of', late))
+            'blazar_core.capacity.inventory.usage_of', late))
 
     def elsewhere(self, work, *args):
         """Do something in a transaction of another process's."""
@@ -911,16 +911,17 @@ class TestRetain(worlds.BooksTestCase):
     def test_nothing_is_booked_on_a_lost_host(self):
         self.host('gone', VCPU=1)
         host_id = self.host_id('gone')
-        admitting = admission.Admission(self.database, self.clock)
+        admitting = admissions.Admission(self.database, self.clock)
         demand, window = model.Demand({'VCPU': 1}), model.Window(NOW, NOW + 10)
         self.assertEqual([host_id], admitting.pick(demand, window))
         self.retain()
         self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 1, 0, None),
                          admitting.quote([demand], window))
         with self.database.writer() as session:
-            self.assertRaises(ledger.Full, ledger.amend, session, NOW, [
-                ledger.Edit(None, ledger.NewBooking(
-                    'reservation', host_id, None, window, {'VCPU': 1}))])
+            self.assertRaises(
+                ledger.OverCapacity, ledger.amend, session, NOW, [ledger.Edit(
+                    None, ledger.NewBooking(
+                        'reservation', host_id, None, window, {'VCPU': 1}))])
 
 
 class TestTrim(worlds.BooksTestCase):
@@ -935,7 +936,7 @@ class TestTrim(worlds.BooksTestCase):
         self.book('one', 10, 20, VCPU=1)
         for before, count in ((NOW, 0), (NOW + 10, 0), (NOW + 11, 1),
                               (NOW + 11, 0), (NOW + 99, 1), (NOW + 99, 0)):
-            self.assertEqual(count, news.trim(self.database, before))
+            self.assertEqual(count, feed.trim(self.database, before))
         self.assertEqual(({'hosts': 1, 'bookings': 2, 'changes': 1}, 3), (
             self.count_rows('leases', 'reservations'),
             self.generation('one')))
@@ -950,18 +951,18 @@ class TestTrim(worlds.BooksTestCase):
     def test_many_are_forgotten_by_several_transactions(self):
         self.change(*range(12))
         some = []
-        real = news._trim_some
-        with (mock.patch.object(news, '_OLDEST', news._OLDEST.limit(4)),
-              mock.patch.object(news, '_trim_some', lambda *given: (
+        real = feed._trim_some
+        with (mock.patch.object(feed, '_OLDEST', feed._OLDEST.limit(4)),
+              mock.patch.object(feed, '_trim_some', lambda *given: (
                   some.append(real(*given)) or some[-1]))):
-            self.assertEqual(9, news.trim(self.database, NOW + 10))
+            self.assertEqual(9, feed.trim(self.database, NOW + 10))
         self.assertEqual([3, 3, 3, 0], some)
         self.assertEqual([NOW + 9, NOW + 10, NOW + 11], sorted(
             self.scalars(models.Change.created_at)))
 
     def test_what_a_clock_that_is_ahead_has_written_keeps_nothing(self):
         self.change(999, 0, 999, 1, 2, 999)
-        self.assertEqual(4, news.trim(self.database, NOW + 10))
+        self.assertEqual(4, feed.trim(self.database, NOW + 10))
         self.assertEqual([NOW + 2, NOW + 999], sorted(
             self.scalars(models.Change.created_at)))
 
@@ -976,7 +977,7 @@ class TestRebinding(base.LeaseTestCase):
         lease = self.running_lease(0, 100)
         other = self.host('two', VCPU=1)
         server_id, = base.servers_of(lease)
-        self.lifecycle.observing.observe(server_id, clouds.Seen(
+        self.lifecycle.observing.observe(server_id, cloud_api.ObservedServer(
             base.State.RUNNING, other))
         self.assertEqual('two', self.host_of(server_id))
         self.assertEqual((3, 2), (
@@ -997,7 +998,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         other = self.host('two', VCPU=1)
         server_id, = base.servers_of(lease)
         amend, moved = ledger.decide, []
-        elsewhere = lifecycle.Lifecycle(
+        elsewhere = handlers.Handlers(
             self.books.connect(), self.clock, self.admission, self.cloud,
             self.vault.open, lambda event, lease: None, 0, base.LOST_AFTER,
             self.types, self.policies())
@@ -1005,15 +1006,16 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         def late(session, now, edits, *args):
             if not moved:
                 moved.extend(edits)
-                elsewhere.observing.observe(server_id, clouds.Seen(
-                    base.State.RUNNING, other))
+                elsewhere.observing.observe(
+                    server_id, cloud_api.ObservedServer(
+                        base.State.RUNNING, other))
             return amend(session, now, edits, *args)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger.decide', late))
+            'blazar_core.capacity.ledger.decide', late))
         database = self.books.connect()
         newer = leases.Leases(
-            database, self.clock, admission.Admission(database, self.clock),
+            database, self.clock, admissions.Admission(database, self.clock),
             self.types).making.create(self.new_lease(0, 100), None)
         self.assertEqual(self.scalars(
             models.Host.id, models.Host.name == 'two'), [

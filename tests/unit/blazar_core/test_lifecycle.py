@@ -9,33 +9,31 @@ import fixtures
 from oslo_db import exception as db_exception
 import sqlalchemy as sa
 
-from blazar_core.books import inventory
-from blazar_core.books import ledger
-from blazar_core import cloud as clouds
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import changing
 from blazar_core.leases import credentials
-from blazar_core.leases import places
+from blazar_core.leases import slots
+from blazar_core.leases import updates
 from blazar_core.leases import views
-from blazar_core.lifecycle import facts
-from blazar_core.lifecycle import lifecycle
-from blazar_core.lifecycle import permits
-from blazar_core.lifecycle import sending as sendings
-from blazar_core.lifecycle import starting
-from blazar_core.lifecycle import steps
-from blazar_core.lifecycle import transitions
-from blazar_core import resources
+from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import handlers
+from blazar_core.lifecycle import lease_start
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
 from tests import databases
 from tests.unit import base
 
 load_tests = databases.load_tests
 
 NOW = base.NOW
-Seen = clouds.Seen
+Seen = cloud_api.ObservedServer
 State = base.State
 
 
@@ -85,7 +83,7 @@ class TestLockedAsRead(LifecycleTestCase):
             api.lock_as_read(connection, self.read)
 
     def test_all_of_it_is_there_when_its_session_is_closed(self):
-        self.assertEqual(1, len(facts.waiting(self.read)))
+        self.assertEqual(1, len(lease_status.waiting(self.read)))
         self.assertEqual({'start_lease', 'end_lease'}, {
             event.event_type for event in self.read.events})
 
@@ -108,9 +106,9 @@ class TestLockedAsRead(LifecycleTestCase):
         """Start it as it was read before."""
         self.clock.advance(50)
         return self.lifecycle.starting.start(
-            self.lease_id, True, starting.Read(
-                self.read, sendings.Sealed(self.vault.seal('call'), None),
-                False, ''))
+            self.lease_id, True, lease_start.Read(
+                self.read, dispatch.EncryptedCall(
+                    self.vault.seal('call'), None), False, ''))
 
     def test_it_starts_as_it_was_read(self):
         self.assertIsNone(self.start())
@@ -144,7 +142,7 @@ class TestLockedAsRead(LifecycleTestCase):
         lock = api.lock
 
         def wait(session, lease_id):
-            self.clock.advance(permits.SECONDS + 1)
+            self.clock.advance(dispatch.SECONDS + 1)
             lock(session, lease_id)
 
         with self.database.writer() as session:
@@ -239,20 +237,20 @@ class TestStart(LifecycleTestCase):
 
     def test_who_stood_still_after_the_gate_does_not_send(self):
         lease = self.lease(50, 1000)
-        stop = [permits.SECONDS + 1]
+        stop = [dispatch.SECONDS + 1]
 
         def reached(step, _what):
-            if step is steps.Step.START_TAKEN and stop:
+            if step is fault_points.FaultPoint.START_TAKEN and stop:
                 self.clock.advance(stop.pop())
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.lifecycle.steps.reached', reached))
+            'blazar_core.lifecycle.fault_points.fault_point', reached))
         self.lifecycle.starting.start(lease['id'])
         self.assertEqual(([], 'STARTING'),
                          (self.cloud.sent, self.status(lease)))
         # As what got lost.
         self.cloud.stranded = dict.fromkeys(
-            base.servers_of(lease), clouds.Trace.NONE)
+            base.servers_of(lease), cloud_api.BuildTrace.NONE)
         self.lifecycle.lost.send()
         self.clock.advance(base.LOST_AFTER)
         self.lifecycle.lost.send()
@@ -260,12 +258,12 @@ class TestStart(LifecycleTestCase):
 
     def test_one_of_two_clocks_is_enough_to_be_too_late(self):
         for name in ('now', 'elapsed'):
-            deadline = clouds.Deadline(self.clock, 10)
+            deadline = cloud_api.Deadline(self.clock, 10)
             self.clock.advance(10)
             self.assertFalse(deadline.passed())
             late = getattr(self.clock, name)() + 1
             with fixtures.MonkeyPatch(
-                    f'blazar_core.common.clock.ManualClock.{name}',
+                    f'blazar_core.common.clocks.ManualClock.{name}',
                     lambda _clock, late=late: late):
                 self.assertTrue(deadline.passed())
 
@@ -275,7 +273,7 @@ class TestStart(LifecycleTestCase):
         send = self.cloud.send
 
         def late(*args):
-            self.leases.changing.update(lease['id'], changing.Change(
+            self.leases.changing.update(lease['id'], updates.LeaseChange(
                 start=NOW + 60))
             return send(*args)
 
@@ -307,7 +305,8 @@ class TestStart(LifecycleTestCase):
         self.cloud.broken['send'] = errors.CloudUnavailable('It is away.')
         for _time in range(3):
             self.assertEqual(
-                facts.Later(facts.AWAY, 'It is away.', facts.LONGEST_WAIT),
+                lease_status.RetryAfter(lease_status.AWAY, 'It is away.',
+                                        lease_status.LONGEST_WAIT),
                 self.lifecycle.starting.start(lease['id'], when_due=True))
         self.assertEqual(('PENDING', []), (
             self.status(lease), self.notified))
@@ -370,8 +369,8 @@ class TestWaitingForTheHost(LifecycleTestCase):
         self.clock.advance(100)
 
     def assert_put_off(self):
-        self.assertIsInstance(
-            self.lifecycle.starting.start(self.after['id']), facts.Later)
+        self.assertIsInstance(self.lifecycle.starting.start(self.after['id']),
+                              lease_status.RetryAfter)
         self.assertEqual([], self.cloud.sent)
 
     def test_a_start_is_put_off_while_its_host_is_not_empty(self):
@@ -583,7 +582,7 @@ class TestLeftBehind(LifecycleTestCase):
 
         def extend(end):
             self.leases.changing.update(
-                lease['id'], changing.Change(end=NOW + end))
+                lease['id'], updates.LeaseChange(end=NOW + end))
 
         # MariaDB shows what was true at first; PostgreSQL refuses by itself.
         self.assertRaises(
@@ -615,7 +614,7 @@ class TestLeftBehind(LifecycleTestCase):
 
         with self.database.writer() as session:
             api.locked(session, lease['id'])
-            booking = facts.booking_of(session, failed)
+            booking = lease_status.booking_of(session, failed)
             thread = self.books.meanwhile(compare)
             ledger.amend(session, NOW, [ledger.Edit(booking, ledger.new_of(
                 booking, window=model.Window(NOW, NOW + 5000)))])
@@ -714,7 +713,7 @@ class TestFailure(LifecycleTestCase):
         self.assertEqual('one', self.host_of(second))
         # What is left of it is a lease like others.
         self.leases.changing.update(
-            lease['id'], changing.Change(end=NOW + 200))
+            lease['id'], updates.LeaseChange(end=NOW + 200))
         self.assertTrue(self.leases.servers.is_leased(first))
 
     def test_many_failures_are_counted_with_the_fault_of_the_first(self):
@@ -802,11 +801,11 @@ class TestNotPlaced(LifecycleTestCase):
         for part in (server_id, 'No valid host'):
             self.assertIn(part, self.reason(lease))
         event = self.start_event(lease)
-        self.assertEqual(('UNDONE', NOW + 50 + facts.AWAY),
+        self.assertEqual(('UNDONE', NOW + 50 + lease_status.AWAY),
                          (event.status, event.due))
         # Seen once more, it is nothing new.
         self.fail(server_id)
-        self.clock.advance(facts.AWAY)
+        self.clock.advance(lease_status.AWAY)
         self.start(lease)
         self.assertEqual(2, len(self.cloud.sent))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
@@ -878,7 +877,7 @@ class TestNotPlaced(LifecycleTestCase):
             self.clock.advance(pauses[-1])
             self.start(lease)
         self.assertEqual(sorted(pauses), pauses)
-        self.assertEqual((facts.AWAY, facts.LONGEST_PAUSE),
+        self.assertEqual((lease_status.AWAY, lease_status.LONGEST_PAUSE),
                          (pauses[0], pauses[-1]))
         self.assertEqual(41, len(self.cloud.sent))
 
@@ -886,7 +885,7 @@ class TestNotPlaced(LifecycleTestCase):
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
         self.fail(first)
-        self.assertIsInstance(self.start(lease), facts.Later)
+        self.assertIsInstance(self.start(lease), lease_status.RetryAfter)
         self.assertEqual(1, len(self.cloud.sent))
         self.see(second, State.RUNNING, self.one)
         self.assertEqual('STARTING', self.status(lease))
@@ -902,7 +901,7 @@ class TestNotPlaced(LifecycleTestCase):
 
         def look(_server_id):
             self.fail(server_id)
-            self.clock.advance(facts.AWAY)
+            self.clock.advance(lease_status.AWAY)
             self.start(lease)
             return failed
 
@@ -910,7 +909,7 @@ class TestNotPlaced(LifecycleTestCase):
             self.lifecycle.observing.check(server_id)
         self.assertEqual(
             self.clock.now(), self.booking(server_id).dispatched_at)
-        self.clock.advance(facts.LONGEST_PAUSE)
+        self.clock.advance(lease_status.LONGEST_PAUSE)
         self.start(lease)
         self.assertEqual(2, len(self.cloud.sent))
 
@@ -963,7 +962,7 @@ class TestNotPlaced(LifecycleTestCase):
         lease = self.lease(50, 100)
         self.clock.advance(50)
         later = self.start(lease)
-        self.assertEqual((facts.AWAY, 'The quota admits 0.'),
+        self.assertEqual((lease_status.AWAY, 'The quota admits 0.'),
                          (later.seconds, later.why))
         self.assertEqual('PENDING', self.status(lease))
         self.assertIn('The quota admits 0.', self.reason(lease))
@@ -974,7 +973,7 @@ class TestNotPlaced(LifecycleTestCase):
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
         self.see(first, State.RUNNING, self.one)
-        self.cloud.broken['send'] = errors.NotDelegated('He was disabled.')
+        self.cloud.broken['send'] = errors.TrustUnavailable('He was disabled.')
         self.start(lease)
         self.assertEqual(('ACTIVE', 'He was disabled.'),
                          (self.status(lease), self.reason(lease)))
@@ -1074,7 +1073,7 @@ class TestCredentials(LifecycleTestCase):
     def test_a_user_who_may_not_any_more_gets_an_error_and_no_servers(self):
         self.report(self.uuid_of('one'), 'one', None, {'VCPU': 1})
         lease = self.held()
-        self.cloud.broken['send'] = errors.NotDelegated('He was disabled.')
+        self.cloud.broken['send'] = errors.TrustUnavailable('He was disabled.')
         self.assertIsNone(self.lifecycle.starting.start(lease['id']))
         self.assertEqual('ERROR', self.status(lease))
         self.assertEqual('He was disabled.',
@@ -1130,7 +1129,7 @@ class TestCredentials(LifecycleTestCase):
         self.host('two', VCPU=1)
         leases = [self.held(), self.held(), self.held()]
         self.lifecycle.starting.start(leases[1]['id'])
-        self.cloud.broken['send'] = errors.NotDelegated('no')
+        self.cloud.broken['send'] = errors.TrustUnavailable('no')
         self.lifecycle.starting.start(leases[2]['id'])
         self.lifecycle.closing.revoke_over()
         self.assertEqual(([], 3), (self.cloud.revoked, len(self.kept())))
@@ -1147,7 +1146,7 @@ class TestCredentials(LifecycleTestCase):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.stubborn.update(base.servers_of(lease))
         for _time in range(2):
-            self.assertEqual(facts.AGAIN, self.lifecycle.ending.end(
+            self.assertEqual(lease_status.AGAIN, self.lifecycle.ending.end(
                 lease['id']).seconds)
         self.assertEqual((['trust', 'trust'], []),
                          (self.cloud.deleted_with, self.cloud.revoked))
@@ -1155,7 +1154,7 @@ class TestCredentials(LifecycleTestCase):
     def test_an_end_is_tried_again_when_it_cannot_be_used_yet(self):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.broken['delete'] = errors.CloudUnavailable('away')
-        self.assertEqual(facts.AGAIN,
+        self.assertEqual(lease_status.AGAIN,
                          self.lifecycle.ending.end(lease['id']).seconds)
         self.assertEqual('TERMINATING', self.status(lease))
         self.cloud.broken.clear()
@@ -1256,13 +1255,15 @@ class TestCredentials(LifecycleTestCase):
         self.lifecycle.starting.start(lease['id'])
         server_id, = base.servers_of(lease)
         with self.database.reader() as session:
-            sealed = sendings.sealed(session, [lease['id']])[lease['id']]
+            sealed = dispatch.encrypted_call(
+                session, [lease['id']])[lease['id']]
         self.entrust(lease, 'another')
         again = {server_id: self.clock.now()}
         self.lifecycle.sending.send_again(lease['id'], sealed, again)
         self.assertEqual(1, len(self.cloud.sent))
         with self.database.reader() as session:
-            sealed = sendings.sealed(session, [lease['id']])[lease['id']]
+            sealed = dispatch.encrypted_call(
+                session, [lease['id']])[lease['id']]
         self.lifecycle.sending.send_again(lease['id'], sealed, again)
         self.assertEqual(2, len(self.cloud.sent))
 
@@ -1294,7 +1295,7 @@ class TestLostBuilds(LifecycleTestCase):
         self.miss(lease)
         return lease
 
-    def miss(self, lease, trace=clouds.Trace.NONE):
+    def miss(self, lease, trace=cloud_api.BuildTrace.NONE):
         self.cloud.stranded = dict.fromkeys(base.servers_of(lease), trace)
 
     def look_after(self, *pauses):
@@ -1373,7 +1374,7 @@ class TestLostBuilds(LifecycleTestCase):
             return ''
 
         self.cloud.send = send
-        other = lifecycle.Lifecycle(
+        other = handlers.Handlers(
             self.books.connect(), self.clock, self.admission, self.cloud,
             self.vault.open,
             lambda *args: None, 0, base.LOST_AFTER, self.types,
@@ -1397,7 +1398,7 @@ class TestLostBuilds(LifecycleTestCase):
     def test_what_stands_still_is_abandoned_and_never_sent_again(self):
         lease = self.sent()
         server_id, = base.servers_of(lease)
-        self.miss(lease, clouds.Trace.CAUGHT)
+        self.miss(lease, cloud_api.BuildTrace.CAUGHT)
         self.look_after(0, 119)
         self.assertEqual([], self.cloud.abandoned)
         self.assertEqual(1, self.look_after(1, 300, 300))
@@ -1408,7 +1409,7 @@ class TestLostBuilds(LifecycleTestCase):
     def test_what_was_caught_late_is_given_its_time_from_then_on(self):
         lease = self.sent()
         self.look_after(0, 119)
-        self.miss(lease, clouds.Trace.CAUGHT)
+        self.miss(lease, cloud_api.BuildTrace.CAUGHT)
         self.assertEqual(1, self.look_after(1, 119))
         self.assertEqual([], self.cloud.abandoned)
         self.look_after(1)
@@ -1417,7 +1418,7 @@ class TestLostBuilds(LifecycleTestCase):
     def test_a_lost_build_whose_call_is_not_kept_is_abandoned(self):
         """That of a server with a reservation slot."""
         server_id, = self.occupy(self.reserve(0, 1000, active=True))
-        self.cloud.stranded[server_id] = clouds.Trace.NONE
+        self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
         self.look_after(0, 120)
         self.assertEqual(([server_id], []),
                          (self.cloud.abandoned, self.cloud.sent))
@@ -1438,7 +1439,7 @@ class TestFromNowOn(LifecycleTestCase):
         self.cast = []
         self.new = self.new_lease(0, 1000, count=2)
         self.made = self.leases.making.create(
-            self.new, self.vault.seal('call'), sendings.HEAD_START)
+            self.new, self.vault.seal('call'), dispatch.HEAD_START)
 
     def cast_it(self, gate):
         deadline = gate(self.new.server_ids)
@@ -1450,7 +1451,7 @@ class TestFromNowOn(LifecycleTestCase):
 
     def listen(self):
         """What a listener does when it is its turn."""
-        self.clock.advance(sendings.HEAD_START)
+        self.clock.advance(dispatch.HEAD_START)
         self.engine.run_due()
 
     def sent(self):
@@ -1473,7 +1474,7 @@ class TestFromNowOn(LifecycleTestCase):
         self.assert_sent_once()
 
     def test_a_listener_leaves_it_to_its_request_for_a_while(self):
-        self.clock.advance(sendings.HEAD_START - 1)
+        self.clock.advance(dispatch.HEAD_START - 1)
         self.engine.run_due()
         self.assertEqual([], self.sent())
         self.send()
@@ -1498,7 +1499,7 @@ class TestFromNowOn(LifecycleTestCase):
         def stand_still(gate):
             deadline = gate(self.new.server_ids)
             for server_id in self.new.server_ids:
-                self.cloud.stranded[server_id] = clouds.Trace.NONE
+                self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
             self.lifecycle.lost.send()
             self.clock.advance(base.LOST_AFTER)
             self.lifecycle.lost.send()
@@ -1585,7 +1586,7 @@ class TestFromNowOn(LifecycleTestCase):
         self.listen()
         self.cloud.sent.clear()
         for server_id in self.new.server_ids:
-            self.cloud.stranded[server_id] = clouds.Trace.NONE
+            self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
         self.lifecycle.lost.send()
         self.clock.advance(base.LOST_AFTER)
         self.losing(self.lifecycle.lost.send)
@@ -1626,7 +1627,7 @@ class TestFromNowOn(LifecycleTestCase):
                         errors.InvalidLeaseParams('no')):
             self.made = self.leases.making.create(
                 self.new_lease(0, 1000, resources={'VCPU': 0}),
-                self.vault.seal('call'), sendings.HEAD_START)
+                self.vault.seal('call'), dispatch.HEAD_START)
             server_ids = base.servers_of(self.made)
 
             def cast(gate, failure=failure, server_ids=server_ids):
@@ -1638,7 +1639,7 @@ class TestFromNowOn(LifecycleTestCase):
             self.assertEqual(self.made, views.get(
                 self.database, self.made['id']))
             for server_id in server_ids:
-                self.cloud.stranded[server_id] = clouds.Trace.NONE
+                self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
             self.listen()
             self.assertEqual([], self.sent())
             self.lifecycle.lost.send()
@@ -1656,15 +1657,15 @@ class TestFromNowOn(LifecycleTestCase):
 
     def test_one_that_could_not_be_taken_is_sent_by_a_listener(self):
         with fixtures.MonkeyPatch(
-                'blazar_core.lifecycle.sending.Sending._take_own',
-                mock.Mock(side_effect=errors.BooksUnavailable())):
+                'blazar_core.lifecycle.dispatch.Dispatch._take_own',
+                mock.Mock(side_effect=errors.DatabaseUnavailable())):
             self.send()
         self.assertEqual([], self.cast)
         self.assert_sent_once()
 
     def test_of_several_who_try_together_one_sends_it(self):
         """The request, and listeners that believe it died."""
-        self.clock.advance(sendings.HEAD_START)
+        self.clock.advance(dispatch.HEAD_START)
         others = [threading.Thread(
             target=self.lifecycle.starting.start, args=(self.made['id'],))
             for _number in range(3)]
@@ -1716,7 +1717,7 @@ class TestEnd(LifecycleTestCase):
         first, second = base.servers_of(lease)
         self.cloud.stubborn.update([first, second])
         self.assertIsInstance(
-            self.lifecycle.ending.end(lease['id']), facts.Later)
+            self.lifecycle.ending.end(lease['id']), lease_status.RetryAfter)
         self.assertEqual('TERMINATING', self.status(lease))
         self.assertEqual(0, self.room())
         self.assertEqual([], self.notified)
@@ -1930,7 +1931,7 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
         self.cloud.broken['forget'] = RuntimeError('the database is away')
         self.assertRaises(RuntimeError, self.gone, held)
         self.assertEqual({held}, self.lifecycle.observing.unfinished().keys())
-        self.assertEqual(facts.AGAIN,
+        self.assertEqual(lease_status.AGAIN,
                          self.lifecycle.ending.end(lease['id']).seconds)
         self.cloud.broken.clear()
         self.gone(held)
@@ -1972,7 +1973,7 @@ class TestPlaces(LifecycleTestCase):
             self.lifecycle.starting.start(lease['id'], when_due=True))
         first, second = lease['reservations']
         self.assertEqual([
-            resources.Reserved(
+            resource_types.ReservationContext(
                 one['id'], lease['id'], 'project', 'user', one['params'],
                 {'vcpus': 1}, (self.uuid_of(one_host),),
                 services={self.uuid_of(one_host): one_host},
@@ -2015,7 +2016,7 @@ class TestPlaces(LifecycleTestCase):
         server_id, = self.occupy(lease)
         self.places_type.broken['end'] = RuntimeError('Nova is away')
         self.clock.advance(100)
-        self.assertEqual(facts.AWAY, self.lifecycle.ending.end(
+        self.assertEqual(lease_status.AWAY, self.lifecycle.ending.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([server_id], self.cloud.deleted)
         # Its room is back, but it is not over as long as it can be used.
@@ -2063,7 +2064,7 @@ class TestPlaces(LifecycleTestCase):
             # Its start has been found due, and nothing is written yet.
             if not moved:
                 moved.append(None)
-                self.leases.changing.update(lease['id'], changing.Change(
+                self.leases.changing.update(lease['id'], updates.LeaseChange(
                     start=NOW + 60))
             return retried(*args, **kwargs)
 
@@ -2082,7 +2083,7 @@ class TestPlaces(LifecycleTestCase):
         """It cannot become another thing any more once it is opened."""
         lease = self.reserve(50, 100)
         reservation_id = lease['reservations'][0]['id']
-        change = changing.Change(reservations={
+        change = updates.LeaseChange(reservations={
             reservation_id: self.places(1, 2)})
         plain, refused = self.places_type.start, []
 
@@ -2243,7 +2244,7 @@ class TestPlaces(LifecycleTestCase):
         lease = self.reserve(50, 100)
         self.clock.advance(50)
         self.assertIsInstance(self.lifecycle.starting.start(lease['id']),
-                              facts.Later)
+                              lease_status.RetryAfter)
         self.assertEqual({}, self.places_type.open)
         for server_id in base.servers_of(before):
             self.see(server_id, State.GONE)
@@ -2371,7 +2372,7 @@ class TestDelete(LifecycleTestCase):
         self.worker.run_due()
         self.assertEqual('DELETING', self.status(lease))
         self.cloud.stubborn.clear()
-        self.clock.advance(facts.AGAIN)
+        self.clock.advance(lease_status.AGAIN)
         self.worker.run_due()
         self.assert_over(lease)
 
@@ -2405,7 +2406,7 @@ class TestDelete(LifecycleTestCase):
         self.assertEqual([None], deleted)
         self.cloud.stubborn.clear()
         self.worker.run_due()
-        self.clock.advance(facts.AGAIN)
+        self.clock.advance(lease_status.AGAIN)
         self.worker.run_due()
         self.assert_over(lease)
 
@@ -2449,7 +2450,7 @@ class TestAnnounce(LifecycleTestCase):
             told.append(event_type)
             if len(told) == 1:
                 self.leases.changing.update(
-                    lease['id'], changing.Change(end=NOW + 200))
+                    lease['id'], updates.LeaseChange(end=NOW + 200))
 
         self.lifecycle.telling._notify = notify
         worker = self.new_engine()
@@ -2614,7 +2615,7 @@ class TestStepsThatMeet(LifecycleTestCase):
 
     def other_lifecycle(self):
         """That of another process."""
-        return lifecycle.Lifecycle(
+        return handlers.Handlers(
             self.books.connect(), self.clock, self.admission, self.cloud,
             self.vault.open,
             lambda event, lease: None, self.patience, base.LOST_AFTER,
@@ -2622,11 +2623,11 @@ class TestStepsThatMeet(LifecycleTestCase):
 
     def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
         lease = self.reserve(0, 100, active=True)
-        other = places.Places(self.books.connect(), self.clock)
+        other = slots.Slots(self.books.connect(), self.clock)
         self.cloud.servers['late'] = Seen(State.RUNNING, self.one)
         go_on = self.paused(
             lambda: other.occupy(lease['reservations'][0]['id'], 'project',
-                                 ['late']), places, '_take')
+                                 ['late']), slots, '_take')
         self.clock.advance(100)
         ends = []
         thread = self.in_thread(
@@ -2644,7 +2645,7 @@ class TestStepsThatMeet(LifecycleTestCase):
         go_on = self.paused(
             lambda: other.observing.observe(
                 first, Seen(State.RUNNING, self.one)),
-            transitions, 'settle')
+            lease_status, 'settle')
         thread = self.in_thread(
             lambda: self.see(second, State.RUNNING, self.one))
         self.wait_for(self.is_waited_for, 'a step that waits its turn')

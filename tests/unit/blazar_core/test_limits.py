@@ -10,11 +10,11 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.db import models
-from blazar_core.leases import changing
+from blazar_core.leases import creation
 from blazar_core.leases import limits
-from blazar_core.leases import making
-from blazar_core.leases import quotas
+from blazar_core.leases import updates
 from blazar_core.leases import usage
+from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.unit import base
 
@@ -159,7 +159,7 @@ class FakeQuota:
     def headroom(self, project_id, user_id, names, servers):
         self.asked.append((project_id, user_id, sorted(names), {
             one.id: one.placed for one in servers}))
-        return {'cores': quotas.Headroom(self.limit, self.used)}
+        return {'cores': cloud_api.Headroom(self.limit, self.used)}
 
 
 class TestQuota(LimitsTestCase):
@@ -275,8 +275,8 @@ class TestGranted(LimitsTestCase):
 
         def larger(vcpus):
             resources = {**SIZE, 'VCPU': vcpus}
-            return changing.Change(reservations={
-                lease['reservations'][0]['id']: making.NewReservation(
+            return updates.LeaseChange(reservations={
+                lease['reservations'][0]['id']: creation.NewReservation(
                     model.Demand(resources), params={
                         'amount': 1, 'vcpus': vcpus, 'affinity': None})},
                 granted=self.limits.check(self.asked(
@@ -302,7 +302,7 @@ class TestGranted(LimitsTestCase):
 
         def change(**dates):
             window = {'start': 50, 'end': 100, **dates}
-            return changing.Change(
+            return updates.LeaseChange(
                 granted=self.limits.check(self.asked(
                     lease_id=lease['id'], servers=2, resized=False,
                     **window)),
@@ -577,8 +577,8 @@ class TestReserved(LimitsTestCase):
         lease = self.have(0, 100, count=2)
         self.limit(**{VCPUS: 4})
         self.refused(VCPUS, 4, 4, 2)
-        self.cloud.servers[base.servers_of(lease)[0]] = base.clouds.Seen(
-            base.State.ERROR)
+        self.cloud.servers[base.servers_of(
+            lease)[0]] = base.cloud_api.ObservedServer(base.State.ERROR)
         self.lifecycle.observing.check(base.servers_of(lease)[0])
         self.assertEqual('STARTING', self.status(lease))
         self.allowed(servers=1)

@@ -6,8 +6,8 @@ from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.leases import views
 from tests import databases
-from tests.unit.blazar_core import test_joining
-from tests.unit.blazar_core import test_retrying
+from tests.unit.blazar_core import test_admission_queue
+from tests.unit.blazar_core import test_members
 
 load_tests = databases.load_tests
 
@@ -36,7 +36,7 @@ class Waiting:
         return found.pop()
 
 
-class TestJoining(Waiting, test_joining.JoiningTestCase):
+class TestJoining(Waiting, test_members.JoiningTestCase):
 
     def test_no_server_joins(self):
         lease = self.adopt(self.runs(1))
@@ -45,7 +45,7 @@ class TestJoining(Waiting, test_joining.JoiningTestCase):
             errors.Conflict)
 
 
-class TestCapacity(Waiting, test_retrying.RetryingTestCase):
+class TestCapacity(Waiting, test_admission_queue.RetryingTestCase):
 
     def test_no_slot_is_taken(self):
         lease = self.fill(end=100)

@@ -8,24 +8,24 @@ import threading
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core import cloud as clouds
 from blazar_core.common import errors
 from blazar_core.common import logs
 from blazar_core.db import models
+from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import preflight
-from blazar_core.lifecycle import slots
+from blazar_core.plugins import cloud_api
 from tests import databases
 from tests import logged
 from tests.unit import base
 from tests.unit.blazar_core import test_maintenance
 from tests.unit.blazar_core import test_orphans
+from tests.unit.blazar_core import test_overbooking
 from tests.unit.blazar_core import test_preflight
-from tests.unit.blazar_core import test_watch
 
 load_tests = databases.load_tests
 
-State = clouds.ServerState
+State = cloud_api.ServerState
 LOG = logging.getLogger(__name__)
 #: As ids are, and none is a part of a message.
 PROJECT = uuidutils.generate_uuid(dashed=False)
@@ -148,7 +148,8 @@ class TestLives(LivesMixin, base.LeaseTestCase):
 
     def see(self, server_id, *args, **seen):
         if args:
-            self.cloud.servers[server_id] = clouds.Seen(*args, **seen)
+            self.cloud.servers[server_id] = cloud_api.ObservedServer(*args,
+                                                                     **seen)
         else:
             del self.cloud.servers[server_id]
         self.lifecycle.observing.check(server_id)
@@ -197,7 +198,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
     def test_one_that_gets_lost(self):
         _lease, (first, second) = self.waits(count=2)
         self.advance(50)
-        for trace in clouds.Trace.NONE, clouds.Trace.CAUGHT:
+        for trace in cloud_api.BuildTrace.NONE, cloud_api.BuildTrace.CAUGHT:
             self.cloud.stranded = {first: trace, second: trace}
             self.lifecycle.lost.send()
             self.clock.advance(base.LOST_AFTER)
@@ -235,7 +236,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.leases.places.occupy(lease['reservations'][0]['id'], PROJECT,
                                   ['one', 'two'], 'sealed')
         self.clock.advance(100)
-        slots.Slots(
+        lost_builds.AbandonedSlots(
             self.database, self.clock, self.leases.places,
             lambda _call, _apart, gate: gate(['one', 'two']), str).send_left()
         line, = (one for one in self.lines.all if 'took their slots' in one)
@@ -269,7 +270,7 @@ class TestHosts(LivesMixin, test_maintenance.MaintenanceTestCase):
         self.assert_named('for now: away', 'is to leave host')
 
 
-class TestWatch(LivesMixin, test_watch.WatchTestCase):
+class TestWatch(LivesMixin, test_overbooking.WatchTestCase):
 
     def test_bookings_are_moved_or_have_no_host(self):
         self.with_host('one', VCPU=2)

@@ -4,17 +4,16 @@
 
 from unittest import mock
 
-from blazar_core.books import outages
+from blazar_core.capacity import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.db import notes
-from blazar_core.lifecycle import health
-from blazar_core.lifecycle import maintenance
-from blazar_core.lifecycle import relocating
+from blazar_core.healing import evacuation
+from blazar_core.healing import host_status
+from blazar_core.healing import maintenance
 from tests import databases
 from tests.unit import base
-from tests.unit.blazar_core import test_health
+from tests.unit.blazar_core import test_host_status
 
 load_tests = databases.load_tests
 
@@ -23,7 +22,7 @@ NOW = base.NOW
 FROM, UNTIL = 1000, 5000
 
 
-class MaintenanceTestCase(test_health.HealthTestCase):
+class MaintenanceTestCase(test_host_status.HealthTestCase):
 
     scenarios = databases.SCENARIOS
 
@@ -72,7 +71,7 @@ class TestTaking(MaintenanceTestCase):
         self.assertEqual({'one': (FROM, UNTIL)}, self.outages())
         self.take(start=FROM + 5, end=UNTIL + 5)
         self.assertEqual({'one': (FROM + 5, UNTIL + 5)}, self.outages())
-        one, = health.away(self.database)
+        one, = host_status.away(self.database)
         self.assertEqual(
             ('one', outages.MAINTENANCE, 'firmware', NOW + FROM + 5,
              NOW + UNTIL + 5),
@@ -84,7 +83,7 @@ class TestTaking(MaintenanceTestCase):
         # Who has none gives none back.
         self.maintenance.give_back('one')
         self.assertEqual({}, self.outages())
-        self.assertEqual([], self.scalars(notes.Outage.host_id))
+        self.assertEqual([], self.scalars(models.Outage.host_id))
         self.booked_on('one', FROM + 1, FROM + 2)
 
     def test_one_that_others_are_busy_with_keeps_no_other_away(self):
@@ -95,13 +94,13 @@ class TestTaking(MaintenanceTestCase):
 
         def tried(database, clock, uuid, early):
             if uuid == busy:
-                raise errors.BooksBusy('Others are.')
+                raise errors.ConcurrentUpdate('Others are.')
             end(database, clock, uuid, early)
 
         with mock.patch.object(maintenance, '_end', tried):
             maintenance.forget(self.database, self.clock)
         self.assertEqual(['one'], [
-            one.name for one in health.away(self.database)])
+            one.name for one in host_status.away(self.database)])
 
     def test_when_its_time_is_over_the_host_is_there_again(self):
         self.take()
@@ -113,7 +112,7 @@ class TestTaking(MaintenanceTestCase):
         self.clock.advance(100)
         self.watch.look()
         self.assertEqual({}, self.outages())
-        self.assertEqual([], self.scalars(notes.Outage.host_id))
+        self.assertEqual([], self.scalars(models.Outage.host_id))
 
     def test_a_host_may_fail_meanwhile(self):
         lease = self.running_lease(
@@ -126,7 +125,7 @@ class TestTaking(MaintenanceTestCase):
         self.maintenance.give_back('one')
         self.assertIs(True, self.get(lease)['degraded'])
         self.see(one=None)
-        self.clock.advance(test_health.BACK)
+        self.clock.advance(test_host_status.BACK)
         self.see(one=None)
         self.assertIs(False, self.get(lease)['degraded'])
         self.assertEqual({}, self.outages())
@@ -154,7 +153,7 @@ class TestBeforehand(MaintenanceTestCase):
         self.booked_on('one', UNTIL, UNTIL + 10)
         before = self.everything()
         self.assertEqual([
-            (running['id'], relocating.BOUND), (goes['id'], ''),
+            (running['id'], evacuation.BOUND), (goes['id'], ''),
             *sorted([(stays['id'], ''), (
                 stays['id'], 'No other host has capacity for it.')])],
             sorted(self.promised(), key=lambda one: (
@@ -193,7 +192,7 @@ class TestBeforehand(MaintenanceTestCase):
         self.take()
         self.assertEqual(['another'], [
             self.scalars(models.Host.uuid, models.Host.id == row)[0]
-            for row in self.scalars(notes.Outage.host_id)])
+            for row in self.scalars(models.Outage.host_id)])
 
     def test_that_more_runs_there_than_there_is_is_told_until_then(self):
         self.running_lease(

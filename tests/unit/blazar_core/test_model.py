@@ -4,9 +4,9 @@ import dataclasses
 
 from oslotest import base
 
-from blazar_core.common import clock
+from blazar_core.common import clocks
+from blazar_core.common import host_properties
 from blazar_core.common import model
-from blazar_core.common import properties
 from tests.unit import base as unit_base
 
 NOW = unit_base.NOW
@@ -31,7 +31,7 @@ class TestWindow(base.BaseTestCase):
 
     def test_for_ever_is_the_last_second_that_a_date_can_show(self):
         self.assertEqual('9999-12-31T23:59:59.000000',
-                         clock.iso(model.FOREVER))
+                         clocks.iso(model.FOREVER))
 
 
 class TestDemand(base.BaseTestCase):
@@ -45,7 +45,7 @@ class TestDemand(base.BaseTestCase):
         for other in ({'resources': {'VCPU': 1}}, {'hosts': None},
                       {'affinity': model.Affinity.SAME}, {'per_host': 2},
                       {'avoid': frozenset('c')}, {'members': {}},
-                      {'properties': properties.parse('["=", "$a", 1]')}):
+                      {'properties': host_properties.parse('["=", "$a", 1]')}):
             self.assertNotEqual(one.kind(), dataclasses.replace(
                 one, **other).kind(), other)
 

@@ -3,7 +3,6 @@
 from oslo_config import cfg
 from oslotest import base
 
-from blazar_core.common import enforcement
 from blazar_core.common import opts
 
 
@@ -21,7 +20,7 @@ class TestOpts(base.BaseTestCase):
             self.assertTrue(group.help)
             for option in options:
                 self.assertTrue(option.help, option.name)
-        for option in opts.OPTS + enforcement.OPTS:
+        for option in opts.OPTS + opts.LIMIT_OPTS:
             self.assertRegex(option.help, r'^[A-Z](?s:.*)\.$', option.name)
 
     def test_the_defaults(self):

@@ -5,23 +5,22 @@
 
 from unittest import mock
 
-from blazar_core import cloud as clouds
 from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.db import notes
-from blazar_core.leases import changing
-from blazar_core.lifecycle import ending
-from blazar_core.lifecycle import ends
-from blazar_core.lifecycle import facts
+from blazar_core.leases import updates
+from blazar_core.lifecycle import lease_end
+from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import orphans
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
 from tests import databases
 from tests.unit import base
 
 load_tests = databases.load_tests
 
-State = clouds.ServerState
+State = cloud_api.ServerState
 HOUR = 3600
 GRACE = 2 * HOUR
 
@@ -37,7 +36,7 @@ class FakeIdentity:
         self.asked.append((list(project_ids), list(user_ids)))
         if self.broken:
             raise self.broken
-        return clouds.Absent(
+        return cloud_api.MissingOwners(
             frozenset(self.gone & set(project_ids)),
             frozenset(self.gone & set(user_ids)), frozenset(self.unknown))
 
@@ -154,7 +153,8 @@ class TestOrphans(base.LeaseTestCase):
     def test_it_is_ended_when_the_grace_is_over(self):
         lease = self.owned()
         server, = self.scalars(models.Booking.server_id)
-        self.cloud.servers[server] = clouds.Seen(State.RUNNING, 'host')
+        self.cloud.servers[server] = cloud_api.ObservedServer(State.RUNNING,
+                                                              'host')
         self.identity.gone = {'project'}
         one = self.another(ends=True)
         self.assertEqual([], one.find())
@@ -169,7 +169,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual(states.Lease.TERMINATED, self.row(lease).status)
         self.assertIn('no longer exists', self.said(lease))
         one.find()
-        self.assertEqual([], self.scalars(notes.Orphan.lease_id))
+        self.assertEqual([], self.scalars(models.Orphan.lease_id))
 
     def test_an_operator_may_have_it_ended_after_the_grace_only(self):
         lease = self.owned()
@@ -186,7 +186,7 @@ class TestOrphans(base.LeaseTestCase):
         self.identity.gone = set()
         one.find()
         self.assertEqual('', self.said(lease))
-        self.assertEqual([], self.scalars(notes.Orphan.lease_id))
+        self.assertEqual([], self.scalars(models.Orphan.lease_id))
         self.clock.advance(GRACE)
         self.identity.gone = {'project'}
         self.assertEqual([], one.find())
@@ -212,7 +212,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual([], one.find())
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
         # Nor is he back.
-        self.assertEqual([lease], self.scalars(notes.Orphan.lease_id))
+        self.assertEqual([lease], self.scalars(models.Orphan.lease_id))
 
     def test_one_whose_user_alone_is_gone_is_only_told_of(self):
         lease, one = self.owned(), self.another(ends=True)
@@ -311,21 +311,21 @@ class TestOrphans(base.LeaseTestCase):
     def test_an_end_that_takes_an_owner_is_not_tried_for_ever(self):
         lease = self.owned(on_end='snapshot,delete')
         server, = self.scalars(models.Booking.server_id)
-        self.cloud.broken['copy'] = errors.NotDelegated('He is gone.')
+        self.cloud.broken['copy'] = errors.TrustUnavailable('He is gone.')
         self.identity.gone = {'project'}
         self.another().find()
         self.clock.advance(100 * HOUR)
         self.lifecycle.ending.end(lease)
         self.assertEqual([], self.cloud.deleted)
         self.assertIn('He is gone.', self.said(lease))
-        self.clock.advance(ending.IN_VAIN)
+        self.clock.advance(lease_end.IN_VAIN)
         self.lifecycle.ending.end(lease)
         self.assertEqual([server], self.cloud.deleted)
 
     def is_ending(self):
         """A lease that ends, in vain, before its project was missed."""
         lease = self.owned(on_end='snapshot,delete')
-        self.cloud.broken['copy'] = errors.NotDelegated('He is gone.')
+        self.cloud.broken['copy'] = errors.TrustUnavailable('He is gone.')
         self.identity.gone = {'project'}
         self.clock.advance(100 * HOUR)
         self.lifecycle.ending.end(lease)
@@ -340,7 +340,7 @@ class TestOrphans(base.LeaseTestCase):
             self.another().find()
             self.lifecycle.ending.end(lease)
             self.assertEqual([], self.cloud.deleted)
-            self.clock.advance(ending.IN_VAIN // 2)
+            self.clock.advance(lease_end.IN_VAIN // 2)
         self.assertEqual([lease], self.told())
         self.assertIn('He is gone.', self.said(lease))
         self.another().find()
@@ -368,8 +368,8 @@ class TestOrphans(base.LeaseTestCase):
         self.another().find()
         self.lifecycle.ending.end(lease, when_due=True)
         self.assertEqual(1, len(self.notices()))
-        self.assertEqual(f'{facts.GRACE.message} '
-                         f'{facts.ORPHANED["project"].message}',
+        self.assertEqual(f'{lease_status.GRACE.message} '
+                         f'{lease_status.ORPHANED["project"].message}',
                          self.said(lease))
 
     def test_a_change_of_the_end_does_not_clear_it(self):
@@ -379,10 +379,12 @@ class TestOrphans(base.LeaseTestCase):
         self.identity.gone = {'project'}
         self.another().find()
         self.assertIn('It could not be prolonged', self.said(lease))
-        self.leases.changing.update(lease, changing.Change(end=end + HOUR))
-        self.assertEqual(facts.ORPHANED['project'].message, self.said(lease))
-        self.assertEqual([lease], self.scalars(notes.Orphan.lease_id))
+        self.leases.changing.update(lease, updates.LeaseChange(end=end + HOUR))
+        self.assertEqual(
+            lease_status.ORPHANED['project'].message, self.said(lease))
+        self.assertEqual([lease], self.scalars(models.Orphan.lease_id))
 
     def policies(self):
         return {one: kind() for one, kind in (
-            (ends.DELETE, ends.Delete), ('snapshot', ends.Snapshot))}
+            (end_policies.DELETE, end_policies.Delete), (
+                'snapshot', end_policies.Snapshot))}

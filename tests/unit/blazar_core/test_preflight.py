@@ -5,7 +5,7 @@ import fixtures
 
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.leases import changing
+from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import preflight
 from tests import databases
@@ -95,7 +95,7 @@ class TestPreflight(PreflightTestCase):
     def test_one_that_moves_is_looked_at_before_its_new_start(self):
         lease = self.lease(2 * DAY, 3 * DAY)
         self.look(2 * DAY - HOUR)
-        self.leases.changing.update(lease['id'], changing.Change(
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
             start=NOW + 4 * DAY, end=NOW + 5 * DAY))
         self.assertEqual([0, 1], [self.look(1), self.look(DAY + HOUR)])
 

@@ -23,17 +23,16 @@ from oslo_db import exception as db_exception
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import enrolment
-from blazar_core.books import outages
+from blazar_core.capacity import admissions
+from blazar_core.capacity import enrollment
+from blazar_core.capacity import outages
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.db import notes
-from blazar_core.leases import binding
+from blazar_core.leases import creation
 from blazar_core.leases import leases
-from blazar_core.leases import making
+from blazar_core.leases import reassignment
 from blazar_core.leases import requests
 from tests import databases
 from tests.unit import base
@@ -155,7 +154,7 @@ class RaceTestCase(base.LeaseTestCase):
                 session.execute(sa.text(f'DELETE FROM {table}'))
         self.leases = leases.Leases(
             self.database, self.clock,
-            admission.Admission(self.database, self.clock), self.types)
+            admissions.Admission(self.database, self.clock), self.types)
 
 
 def decoded(value):
@@ -461,18 +460,18 @@ class TestHandingOver(RaceTestCase):
         self.path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'doors')
         with self.database.writer() as session:
-            attempt = enrolment.begin(session, NOW, self.uuid, {})
-            enrolment.finish(session, NOW, attempt)
+            attempt = enrollment.start(session, NOW, self.uuid, {})
+            enrollment.complete(session, NOW, attempt)
 
     def meet(self, **options):
         """Whether the server was placed there, and whether the lease has the
         host.
         """
         lease = self.reserve(0, 100, self.places(
-            among=model.Among.ENROLLED), active=True)
+            among=model.HostPool.ENROLLED), active=True)
         server_id, = self.occupy(lease)
-        later = self.reserve(100, 200, making.NewReservation(model.Demand(
-            model.WHOLE, among=model.Among.ENROLLED), params={}, spec={}))
+        later = self.reserve(100, 200, creation.NewReservation(model.Demand(
+            model.WHOLE, among=model.HostPool.ENROLLED), params={}, spec={}))
         tasks = iter(['let_in', 'start'])
         self.race(2, do=lambda: next(tasks), now=NOW + 100, host=self.uuid,
                   server_ids=[server_id], lease_id=later['id'],
@@ -896,7 +895,7 @@ class FailedTestCase(RaceTestCase):
     def fail_host(self):
         """Book it away; its id."""
         with self.database.writer() as session:
-            outage = notes.Outage(
+            outage = models.Outage(
                 host_id=session.scalars(sa.select(models.Host.id).where(
                     models.Host.uuid == self.uuid)).one(),
                 kind=outages.FAILURE, reason='', seen_at=NOW)
@@ -926,7 +925,7 @@ class TestRelocating(FailedTestCase):
         with open(self.path) as file:
             asked = collections.Counter(file.read().split('\n')[:-1])
         with self.database.writer() as session:
-            session.execute(sa.delete(notes.Outage))
+            session.execute(sa.delete(models.Outage))
         self.clear()
         return [asked[f'evacuate {one}'] for one in base.servers_of(lease)]
 
@@ -964,7 +963,7 @@ class TestHealing(FailedTestCase):
         with open(self.path) as file:
             told = collections.Counter(file.read().split('\n')[:-1])
         with self.database.writer() as session:
-            session.execute(sa.delete(notes.Outage))
+            session.execute(sa.delete(models.Outage))
         self.clear()
         return [told[f'lease.healed {one["id"]}'] for one in leases], left
 
@@ -1014,10 +1013,9 @@ class TestBindingMany(RaceTestCase):
             return read(session, lease_ids)
 
         with mock.patch('blazar_core.db.api.whole', look):
-            self.assertIsNotNone(self.leases.binding.rebind(binding.Move(
-                row.id, row.generation, dict(zip(
-                    on, [*hosts[1:], hosts[0]], strict=True)),
-                before=hosts)))
+            self.assertIsNotNone(self.leases.binding.rebind(
+                reassignment.Reassigned(row.id, row.generation, dict(zip(
+                    on, [*hosts[1:], hosts[0]], strict=True)), before=hosts)))
         return seen
 
     def test_about_many_hosts_nobody_else_decides(self):
@@ -1044,7 +1042,7 @@ class TestFailing(RaceTestCase):
         """How often the host is, after they have seen that it is down."""
         if down:
             with self.database.writer() as session:
-                session.add(notes.Outage(
+                session.add(models.Outage(
                     host_id=session.scalar(sa.select(models.Host.id)),
                     kind='failure', reason='', seen_at=NOW))
         self.race(RACERS, do='see', host=self.uuid, down=down,
@@ -1070,7 +1068,7 @@ class TestFailingWithoutTheGuard(TestFailing):
             count = self.booked_away(True, 'generation', 'alone')
             self.clear()
             with self.database.writer() as session:
-                session.execute(sa.delete(notes.Outage))
+                session.execute(sa.delete(models.Outage))
             if count > 1:
                 return
         self.fail('It was booked away once without the guard.')

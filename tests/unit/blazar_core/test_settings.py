@@ -5,7 +5,7 @@
 from oslo_db import exception as db_exception
 import sqlalchemy as sa
 
-from blazar_core.db import notes
+from blazar_core.db import models
 from blazar_core.db import settings
 from tests import databases
 from tests.unit import base
@@ -54,7 +54,7 @@ class SettingsTest(base.DatabaseTestCase):
     def test_what_is_there_is_not_written_again(self):
         self.write('api', isolate=True)
         settings.write(self.database, NOW + 1, 'api', {'isolate': True})
-        self.assertEqual([NOW], self.scalars(notes.Setting.updated_at))
+        self.assertEqual([NOW], self.scalars(models.Setting.updated_at))
 
 
 class LockedSettingsTest(base.DatabaseTestCase):
@@ -64,7 +64,7 @@ class LockedSettingsTest(base.DatabaseTestCase):
     def test_nobody_waits_for_a_row_that_is_locked(self):
         settings.write(self.database, NOW, 'api', {'isolate': True})
         with self.books.connect().begin() as other:
-            other.execute(sa.update(notes.Setting).values(updated_at=NOW))
+            other.execute(sa.update(models.Setting).values(updated_at=NOW))
             self.assertRaises(
                 (db_exception.DBError, sa.exc.OperationalError),
                 settings.write, self.database, NOW, 'api',

@@ -11,10 +11,10 @@ import threading
 import sqlalchemy as sa
 
 from blazar_core.common import errors
-from blazar_core.db import notes
-from blazar_core.leases import places
-from blazar_core.lifecycle import sending
-from blazar_core.lifecycle import slots
+from blazar_core.db import models
+from blazar_core.leases import slots
+from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import lost_builds
 from tests import databases
 from tests import imports
 from tests.unit import base
@@ -55,8 +55,8 @@ class SlotsTestCase(base.LeaseTestCase):
     def another(self):
         """A listener, with a database of its own."""
         database = self.books.connect()
-        return slots.Slots(
-            database, self.clock, places.Places(database, self.clock),
+        return lost_builds.AbandonedSlots(
+            database, self.clock, slots.Slots(database, self.clock),
             self.send, 'opened {}'.format)
 
     def send(self, call, apart, gate):
@@ -71,13 +71,13 @@ class SlotsTestCase(base.LeaseTestCase):
         self.leases.places.occupy(
             self.reservation_id, 'project', ['one', 'two'], 'sealed')
 
-    def look(self, after=sending.HEAD_START):
+    def look(self, after=dispatch.HEAD_START):
         self.clock.advance(after)
         self.listener.send_left()
 
     def left(self):
         with self.database.reader() as session:
-            return session.scalars(sa.select(notes.SlotBuild.server_id)).all()
+            return session.scalars(sa.select(models.SlotBuild.server_id)).all()
 
 
 class TestDying(SlotsTestCase):
@@ -91,7 +91,7 @@ class TestDying(SlotsTestCase):
 
     def test_what_a_killed_process_has_not_sent_is_sent(self):
         self.die(dispatches=False)
-        self.look(sending.HEAD_START - 1)
+        self.look(dispatch.HEAD_START - 1)
         self.assertEqual([], self.sent)
         self.look(1)
         self.assertEqual([('opened sealed', False)], self.sent)
@@ -114,7 +114,7 @@ class TestOnce(SlotsTestCase):
             barrier.wait(20)
             rights.append(self.leases.places.dispatch('one'))
 
-        self.clock.advance(sending.HEAD_START)
+        self.clock.advance(dispatch.HEAD_START)
         threads = [self.in_thread(work) for work in (
             request, self.listener.send_left, self.another().send_left)]
         for thread in threads:

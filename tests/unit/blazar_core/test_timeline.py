@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 import numpy as np
 from oslotest import base
 
-from blazar_core.books import timeline
-from blazar_core.books.timeline import offers
-from blazar_core.books.timeline import rows
-from blazar_core.books.timeline import search
-from blazar_core.books.timeline import steps
+from blazar_core.capacity import search
+from blazar_core.capacity import step_functions
+from blazar_core.capacity import timelines
 from blazar_core.common import model
 from tests import examples
 
@@ -271,7 +269,7 @@ class Story:
 
     def __init__(self, scale, shape):
         self.second, self.zero = scale
-        self.timeline = timeline.Timeline(**shape)
+        self.timeline = timelines.Timeline(**shape)
         self.calendar = Calendar()
         self.booked = []
         self.since = 0
@@ -324,7 +322,7 @@ class Story:
             self.booked.append(one)
 
     def _block(self, bookings):
-        return timeline.Block(
+        return timelines.Block(
             [one.host for one in bookings],
             [self.at(one.start) for one in bookings],
             [self.window(one.start, one.end).end for one in bookings],
@@ -579,9 +577,9 @@ class SmallTest(YearsTest):
     def setUp(self):
         super().setUp()
         for where, name, value in (
-                (search, 'FIRST', 1), (offers, 'FEW', 0),
-                (search, 'DOUBT', -10), (rows, 'DENSE', 10 ** 6),
-                (steps, 'room', lambda dtype: {
+                (search, 'FIRST', 1), (search, 'FEW', 0),
+                (search, 'DOUBT', -10), (step_functions, 'DENSE', 10 ** 6),
+                (step_functions, 'room', lambda dtype: {
                     2: 16, 4: 64, 8: 2 ** 62}[dtype.itemsize])):
             self.useFixture(fixtures.MonkeyPatch(
                 f'{where.__name__}.{name}', value))
@@ -595,7 +593,7 @@ class ManyTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.chance = random.Random(4)
-        self.timeline = timeline.Timeline()
+        self.timeline = timelines.Timeline()
         self.bookings = collections.defaultdict(list)
 
     def _fill(self, classes, most):
@@ -611,7 +609,7 @@ class ManyTest(base.BaseTestCase):
                     self.bookings[host].append(one)
         flat = [(host, *one) for host, booked in self.bookings.items()
                 for one in booked]
-        self.timeline.load([timeline.Block(
+        self.timeline.load([timelines.Block(
             [one[0] for one in flat], [one[1] for one in flat],
             [one[2] for one in flat],
             {rc: [one[3][rc] for one in flat] for rc in classes})])
@@ -678,7 +676,7 @@ class ContractTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.timeline = timeline.Timeline()
+        self.timeline = timelines.Timeline()
         self.timeline.set_host(7, {'VCPU': 4}, {'VCPU': 1})
         self.timeline.set_host(3, {'VCPU': 2}, {})
         self.window = model.Window(10, 20)
@@ -699,7 +697,7 @@ class ContractTest(base.BaseTestCase):
                 demand, self.window, hosts).tolist())
 
     def test_nothing_fits_where_there_are_no_hosts(self):
-        empty, demand = timeline.Timeline(), model.Demand({'VCPU': 1})
+        empty, demand = timelines.Timeline(), model.Demand({'VCPU': 1})
         self.assertEqual([], empty.fits(demand, self.window).tolist())
         self.assertIsNone(empty.earliest(demand, 10, 0))
         self.assertIsNone(self.timeline.earliest(demand, 10, 0, []))
@@ -712,7 +710,7 @@ class ContractTest(base.BaseTestCase):
 
     def test_shared_classes_are_those_it_was_told(self):
         demand = model.Demand({'VCPU': 1, 'CUSTOM_NET': 5})
-        shared = timeline.Timeline(shared=['CUSTOM_NET'])
+        shared = timelines.Timeline(shared=['CUSTOM_NET'])
         shared.set_host(1, {'VCPU': 1}, {})
         self.assertEqual([1], shared.fits(demand, self.window).tolist())
         shared.set_host(1, {'VCPU': 1, 'CUSTOM_NET': 4}, {})
@@ -720,7 +718,7 @@ class ContractTest(base.BaseTestCase):
 
     def test_what_is_asked_wrongly_is_refused(self):
         demand = model.Demand({'VCPU': 1})
-        booked = timeline.Block([7], [5], [6], {'VCPU': [1]})
+        booked = timelines.Block([7], [5], [6], {'VCPU': [1]})
         for wrong in (
                 lambda: self.timeline.apply(7, self.window, {'VCPU': 1}, 2),
                 lambda: self.timeline.earliest(demand, 0, 0),
@@ -735,8 +733,9 @@ class ContractTest(base.BaseTestCase):
 
     def test_what_comes_and_goes_is_not_what_levels_grow_to(self):
         self.timeline.set_host(1, {'DISK_GB': 4000}, {})
-        with mock.patch.object(rows.Rows, '_prepare', autospec=True,
-                               side_effect=rows.Rows._prepare) as prepare:
+        with mock.patch.object(
+                step_functions.Rows, '_prepare', autospec=True,
+                side_effect=step_functions.Rows._prepare) as prepare:
             for number in range(1000):
                 for sign in (1, -1):
                     self.timeline.apply(1, model.Window(number, number + 9),
@@ -787,7 +786,7 @@ class ContractTest(base.BaseTestCase):
                 model.Demand({'CUSTOM_BYTES': 2 ** 39}, count), 5, 0))
 
     def test_every_class_counts_where_the_first_one_leaves_few_hosts(self):
-        full = timeline.Timeline()
+        full = timelines.Timeline()
         for host in range(1, 9):
             full.set_host(host, {'VCPU': 4, 'MEMORY_MB': 4}, {})
             rc = 'MEMORY_MB' if host == 8 else 'VCPU'
@@ -800,7 +799,7 @@ class ContractTest(base.BaseTestCase):
                 model.Demand(needs), model.Window(0, 10)).tolist())
 
     def test_the_highest_level_for_ever_is_that_of_what_is_to_come(self):
-        calendar = timeline.Timeline()
+        calendar = timelines.Timeline()
         calendar.set_host(1, {'VCPU': 8}, {})
         calendar.apply(1, model.Window(0, 10), {'VCPU': 3}, 1)
         calendar.apply(1, model.Window(20, 30), {'VCPU': 1}, 1)
@@ -817,7 +816,7 @@ class ContractTest(base.BaseTestCase):
         self.assertEqual([5], highest(0))
 
     def test_free_time_grows_when_a_booking_is_taken_away(self):
-        whole = timeline.Timeline()
+        whole = timelines.Timeline()
         for host in (1, 2):
             whole.set_host(host, {'CUSTOM_HOST': 1}, {})
         for host, start, end, sign in (
@@ -830,7 +829,7 @@ class ContractTest(base.BaseTestCase):
 
     def test_forgetting_gives_memory_back(self):
         starts = np.arange(0, 100_000, 10)
-        self.timeline.load([timeline.Block(
+        self.timeline.load([timelines.Block(
             np.full(len(starts), 7), starts, starts + 5,
             {'VCPU': np.ones(len(starts))})])
         before = self.timeline.nbytes

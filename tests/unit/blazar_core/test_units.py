@@ -5,10 +5,10 @@ import itertools
 
 import fixtures
 
-from blazar_core.books import admission
-from blazar_core.books import inventory
-from blazar_core.books import timeline
-from blazar_core.books.timeline import units
+from blazar_core.capacity import admissions
+from blazar_core.capacity import inventory
+from blazar_core.capacity import timelines
+from blazar_core.capacity import units
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -50,7 +50,7 @@ class UnitsTest(base.TestCase):
     """One host, and how many servers fit there."""
 
     def fits(self, wanted, providers, booked=(), usage=None, **capacity):
-        line = timeline.Timeline()
+        line = timelines.Timeline()
         line.set_host(1, capacity, usage or {}, 'root', providers)
         for one in booked:
             line.apply(1, model.Window(0, 100), one, 1)
@@ -165,7 +165,7 @@ class UnitsTest(base.TestCase):
             uneven, VGPU=3))
 
     def test_servers_that_stay_together_need_one_host_that_takes_all(self):
-        line = timeline.Timeline()
+        line = timelines.Timeline()
         line.set_host(1, {'VGPU': 2}, {}, 'root', CARDS)
         for count, start in ((1, 0), (2, 0), (3, None)):
             self.assertEqual(start, line.earliest(demand(
@@ -197,7 +197,7 @@ class UnitsTest(base.TestCase):
                     (sizes, amount))
 
     def test_units_that_change_count_from_then_on(self):
-        line = timeline.Timeline()
+        line = timelines.Timeline()
         wanted = demand(group(VCPU=8))
         for most, fits in ((16, 1), (4, 0), (8, 1)):
             line.set_host(1, {'VCPU': 16}, {}, 'root',
@@ -214,8 +214,8 @@ class UnitsTest(base.TestCase):
 
         found = units.limits_of
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.timeline.units.limits_of', count))
-        line = timeline.Timeline()
+            'blazar_core.capacity.units.limits_of', count))
+        line = timelines.Timeline()
         for number in range(50):
             line.set_host(number, {'VCPU': 16}, {}, f'uuid{number}',
                           of(_={'VCPU': (16, 1, 4, 1)}))
@@ -229,7 +229,7 @@ class AdmissionTest(worlds.BooksTestCase):
 
     def setUp(self):
         super().setUp()
-        self.admission = admission.Admission(self.database, self.clock)
+        self.admission = admissions.Admission(self.database, self.clock)
         self.report('cpu', {'VCPU': 16, 'MEMORY_MB': 64}, {
             '': {'VCPU': [16, 1, 4, 1]}})
 
@@ -300,7 +300,7 @@ class AdmissionTest(worlds.BooksTestCase):
         self.pick(demand(group(VCPU=16)))
 
     def test_processes_that_read_all_know_them_too(self):
-        fresh = admission.Admission(self.database, self.clock)
+        fresh = admissions.Admission(self.database, self.clock)
         self.admission = fresh
         self.refusal(demand(group(VCPU=8)))
 

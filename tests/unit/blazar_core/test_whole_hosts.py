@@ -11,34 +11,34 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 from testtools import matchers
 
-from blazar_core.books import claims
-from blazar_core.books import enrolment
-from blazar_core.books import holding
-from blazar_core.books import inventory
-from blazar_core.books import judge
-from blazar_core.books import ledger
-from blazar_core import cloud as clouds
+from blazar_core.audit import audit
+from blazar_core.capacity import assignments
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import enrollment
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.capacity import scheduler_claims
 from blazar_core.common import errors
+from blazar_core.common import host_properties
 from blazar_core.common import model
-from blazar_core.common import properties
 from blazar_core.common import refusals
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import binding
-from blazar_core.leases import changing
+from blazar_core.healing import host_status
+from blazar_core.healing import overbooking
+from blazar_core.leases import creation
+from blazar_core.leases import hosted_servers
 from blazar_core.leases import limits
-from blazar_core.leases import making
+from blazar_core.leases import reassignment
 from blazar_core.leases import requests
+from blazar_core.leases import updates
 from blazar_core.leases import views
-from blazar_core.leases import within
-from blazar_core.lifecycle import audit
-from blazar_core.lifecycle import cleaning
-from blazar_core.lifecycle import ends
-from blazar_core.lifecycle import facts
-from blazar_core.lifecycle import health
-from blazar_core.lifecycle import watch
-from blazar_core import resources
+from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
 from tests import databases
 from tests.unit import base
 
@@ -61,7 +61,7 @@ class Machines(base.WholeType):
     def __init__(self) -> None:
         self.doors: dict[str, tuple[str, ...]] = {}
         self.full: dict[str, list[str]] = {}
-        self.among = model.Among.COMMON
+        self.among = model.HostPool.COMMON
         self.cleaning_time = 0
         self.dirty: set[str] = set()
         self.swept: list[str] = []
@@ -72,25 +72,26 @@ class Machines(base.WholeType):
             model.WHOLE, params['max'], least=params['min'],
             among=self.among, cleaning_time=self.cleaning_time)
 
-    def start(self, reserved: resources.Reserved) -> None:
+    def start(self, reserved: resource_types.ReservationContext) -> None:
         self.doors[reserved.id] = reserved.hosts
 
-    def guests(self, reserved: resources.Reserved, host: str | None = None,
-               ) -> ty.Collection[str]:
+    def guests(self, reserved: resource_types.ReservationContext,
+               host: str | None = None) -> ty.Collection[str]:
         return self.full.get(reserved.id, ())
 
     @property
     def hosts_leave(self) -> bool:
         return self.leaving
 
-    def end(self, reserved: resources.Reserved) -> None:
+    def end(self, reserved: resource_types.ReservationContext) -> None:
         self.doors.pop(reserved.id, None)
 
-    def changed(self, reserved: resources.Reserved) -> None:
+    def changed(self, reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
-    def clean(self, reserved: resources.Reserved, hosts: ty.Collection[str],
-              deadline: clouds.Deadline) -> ty.Collection[str]:
+    def clean(self, reserved: resource_types.ReservationContext,
+              hosts: ty.Collection[str],
+              deadline: cloud_api.Deadline) -> ty.Collection[str]:
         self.swept += sorted(hosts)
         return set(hosts) - self.dirty
 
@@ -102,20 +103,21 @@ class WholeHostsTestCase(base.LeaseTestCase):
         return {'machine': self.machines}
 
     def policies(self):
-        return {**super().policies(), ends.RECYCLE: ends.Recycle()}
+        return {**super().policies(),
+                end_policies.RECYCLE: end_policies.Recycle()}
 
     def enrol(self, name, finish=True, **extra):
         """Have a host serve leases only; returns its id."""
         with self.database.writer() as session:
-            attempt = enrolment.begin(
+            attempt = enrollment.start(
                 session, NOW, self.uuid_of(name), extra)
             if finish:
-                enrolment.finish(session, NOW, attempt)
+                enrollment.complete(session, NOW, attempt)
         return attempt.host_id
 
     def machines_of(self, least=1, most=1):
         params = {'min': least, 'max': most}
-        return making.NewReservation(
+        return creation.NewReservation(
             self.machines.wanted(None, params).demand,
             resource_type='machine', params=params, spec={})
 
@@ -138,15 +140,15 @@ class WholeHostsTestCase(base.LeaseTestCase):
                     models.Host.assigned_to.is_not(None))).tuples().all())
 
     def change(self, lease, least, most):
-        return self.leases.changing.update(lease['id'], changing.Change(
+        return self.leases.changing.update(lease['id'], updates.LeaseChange(
             reservations={lease['reservations'][0]['id']:
                           self.machines_of(least, most)}))
 
     def watching(self):
         database = self.books.connect()
-        return watch.Watch(
+        return overbooking.OverbookingCheck(
             database, self.clock, self.admission,
-            binding.Binding(database, self.clock, self.types),
+            reassignment.Reassignment(database, self.clock, self.types),
             self.vault.open, self.types, lambda event, lease: None,
             self.patience)
 
@@ -228,12 +230,12 @@ class TestReserving(WholeHostsTestCase):
         self.host('one', VCPU=4)
         lease = self.reserve_machines(50, 100)
         self.lease(200, 300)
-        self.leases.changing.update(lease['id'], changing.Change(
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
             end=NOW + 200))
         self.assertRaises(errors.Refused, self.leases.changing.update,
-                          lease['id'], changing.Change(end=NOW + 201))
+                          lease['id'], updates.LeaseChange(end=NOW + 201))
         self.host('two', VCPU=8)
-        self.leases.changing.update(lease['id'], changing.Change(
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
             start=NOW + 250, end=NOW + 350, reservations={
                 lease['reservations'][0]['id']: self.machines_of()}))
         self.assertEqual({'two': {'VCPU': 8}}, self.bookings_of(lease))
@@ -283,7 +285,7 @@ class TestReserving(WholeHostsTestCase):
             lease['reservations'][0]['id'], self.scalars(models.Host.id)[0],
             None, model.Window(NOW + 10, NOW + 20), model.WHOLE)
         with self.database.writer() as session:
-            self.assertRaises(ledger.Full, ledger.amend, session, NOW,
+            self.assertRaises(ledger.OverCapacity, ledger.amend, session, NOW,
                               [ledger.Edit(None, new)])
 
 
@@ -295,13 +297,13 @@ class TestFailing(WholeHostsTestCase):
         self.uuids = {name: self.host(name, VCPU=4) for name in (
             'one', 'two')}
         self.engine = self.new_engine()
-        self.watch = watch.Watch(
+        self.watch = overbooking.OverbookingCheck(
             self.database, self.clock, self.admission,
             self.leases.binding, self.vault.open, self.types,
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.patience)
-        self.health = health.Health(
-            self.database, self.clock, health.Patience(0, 0, 3600),
+        self.health = host_status.HostStatus(
+            self.database, self.clock, host_status.Thresholds(0, 0, 3600),
             lambda event, lease: self.notified.append((event, lease['id'])))
 
     def see(self, name, down):
@@ -311,7 +313,7 @@ class TestFailing(WholeHostsTestCase):
         self.engine.run_due()
 
     def fail(self, name):
-        self.see(name, health.Down('Its power is off.', certain=True))
+        self.see(name, host_status.Down('Its power is off.', certain=True))
 
     def missing(self, lease):
         return views.get(self.database, lease['id'])['reservations'][0][
@@ -363,7 +365,7 @@ class TestFailing(WholeHostsTestCase):
         for name in names[4:]:
             self.on([name], 4000, 6000)
         self.engine.run_due()
-        self.health.see({self.uuids[name]: health.Down('It is off.', True)
+        self.health.see({self.uuids[name]: host_status.Down('It is off.', True)
                          for name in names[:2]})
         self.watch.look()
         self.assertEqual(
@@ -453,7 +455,7 @@ class TestFailing(WholeHostsTestCase):
         self.engine.run_due()
         for _look in range(3):
             self.health.see({
-                self.uuids[name]: health.Down('It is off.', True)
+                self.uuids[name]: host_status.Down('It is off.', True)
                 for name in names[:2]})
             self.watch.look()
         self.assertEqual({*names[4:]}, self.bookings_of(lost).keys())
@@ -668,10 +670,11 @@ class TestFailing(WholeHostsTestCase):
             service_hosts = {host.name: host.service_host
                              for host in session.scalars(
                                  sa.select(models.Host))}
-            found = within.booked(session, [reservation['id'], 'other'])
+            found = hosted_servers.booked(session, [reservation['id'],
+                                                    'other'])
         self.assertEqual({reservation['id']: [
-            within.Host('one', service_hosts['one'], False),
-            within.Host('two', service_hosts['two'], True)]}, found)
+            hosted_servers.Host('one', service_hosts['one'], False),
+            hosted_servers.Host('two', service_hosts['two'], True)]}, found)
 
     def test_it_waits_for_one_where_there_is_none(self):
         lease = self.reserve_machines(0, 7200)
@@ -708,7 +711,7 @@ class TestFailing(WholeHostsTestCase):
 
         self.machines.demand = demand_of
         self.uuids['three'] = self.host('three', VCPU=4)
-        down = health.Down('Its power is off.', certain=True)
+        down = host_status.Down('Its power is off.', certain=True)
         self.health.see({
             self.uuids['one']: down, self.uuids['two']: down,
             self.uuids['three']: None})
@@ -840,7 +843,8 @@ class TestHolding(WholeHostsTestCase):
     def test_the_servers_that_are_there_come_to_their_end_first(self):
         lease, reservation_id = self.started()
         guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.cloud.servers[guest] = cloud_api.ObservedServer(
+            base.State.RUNNING)
         self.machines.full[reservation_id] = [guest]
         self.lifecycle.ending.delete(lease['id'])
         self.engine.run_due()
@@ -891,7 +895,7 @@ class TestHolding(WholeHostsTestCase):
         self.clock.advance(100 + self.patience + 1)
         self.engine.run_due()
         self.assertIn('not free yet', self.reason(second))
-        self.leases.changing.update(second['id'], changing.Change(
+        self.leases.changing.update(second['id'], updates.LeaseChange(
             start=NOW + 1000))
         self.assertEqual(('PENDING', ''), (
             self.status(second), self.reason(second)))
@@ -943,7 +947,7 @@ class TestHolding(WholeHostsTestCase):
         lease, _id = self.started()
         before = self.scalars(models.Host.generation)
         with self.database.writer() as session:
-            holding.hand_over(session, NOW, session.get(
+            assignments.assign(session, NOW, session.get(
                 models.Lease, lease['id']).reservations)
         self.assertEqual(before, self.scalars(models.Host.generation))
 
@@ -981,7 +985,7 @@ class TestCleaning(WholeHostsTestCase):
             self.assertEqual(NOW + 160, refused.refusal.next_start)
         self.run_at(100)
         self.assertEqual('TERMINATING', self.status(lease))
-        self.assertEqual(facts.CLEANING.message, self.reason(lease))
+        self.assertEqual(lease_status.CLEANING.message, self.reason(lease))
         self.assertEqual({'one', 'two'}, self.held().keys())
         self.assertIn(reservation_id, self.machines.doors)
         self.run_at(159)
@@ -1012,7 +1016,7 @@ class TestCleaning(WholeHostsTestCase):
         self.machines.dirty = {second}
         self.run_at(100)
         self.assertEqual('TERMINATING', self.status(lease))
-        self.assertEqual(facts.CLEANING.message, self.reason(lease))
+        self.assertEqual(lease_status.CLEANING.message, self.reason(lease))
         self.run_at(200)
         self.assertEqual([first, second, second], self.machines.swept)
         self.assertEqual(2, len(self.held()))
@@ -1041,7 +1045,7 @@ class TestCleaning(WholeHostsTestCase):
         lease, _id = self.started(cleaning_time=60)
         self.machines.cleaning_time = 0
         self.leases.changing.update(
-            lease['id'], changing.Change(end=NOW + 200))
+            lease['id'], updates.LeaseChange(end=NOW + 200))
         self.assertEqual({NOW + 260}, {*self.scalars(
             models.Booking.end_date)})
         self.run_at(200)
@@ -1140,14 +1144,14 @@ class TestCleaning(WholeHostsTestCase):
             else:
                 # The first one wakes up: to him they are clean.
                 self.lifecycle.closing._cleaning._keep(
-                    lease['reservations'][0]['id'], cleaning._Held(
+                    lease['reservations'][0]['id'], lease_close._Held(
                         2, 2, {*self.uuids}, first, 0), {*self.uuids})
                 self.assertEqual([None, None], self.scalars(
                     models.Host.cleaned_at))
             return ()
 
         self.machines.clean = frozen
-        first = NOW + 100 + cleaning._SOON
+        first = NOW + 100 + lease_close._SOON
         self.run_at(100)
         self.run_at(20_000)
         self.assertEqual('TERMINATED', self.status(lease))
@@ -1161,7 +1165,7 @@ class TestCleaning(WholeHostsTestCase):
             raise SystemExit
 
         self.machines.clean = dies
-        with fixtures.MockPatchObject(cleaning.Cleaning, '_keep'):
+        with fixtures.MockPatchObject(lease_close.Cleaning, '_keep'):
             self.assertRaises(SystemExit, self.run_at, 100)
         self.machines.clean = clean
         self.clock.advance(5)
@@ -1178,7 +1182,7 @@ class TestCleaning(WholeHostsTestCase):
         lease = self.reserve_machines(0, 100, 10, 10)
         self.engine.run_due()
         self.machines.dirty = {*self.scalars(models.Host.uuid)}
-        self.useFixture(fixtures.MockPatchObject(cleaning, 'MOST', 4))
+        self.useFixture(fixtures.MockPatchObject(lease_close, 'MOST', 4))
         for time in range(100, 1000, 100):
             self.run_at(time)
             if len(self.machines.swept) >= 12:
@@ -1215,9 +1219,9 @@ class TestCleaning(WholeHostsTestCase):
                               self.vault.open, 60)
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.cloud.servers[self.machines.full[reservation_id][0]] = (
-            clouds.Seen(base.State.RUNNING))
+            cloud_api.ObservedServer(base.State.RUNNING))
         self.run_at(100)
-        self.assertEqual(facts.LEFT.message, self.reason(lease))
+        self.assertEqual(lease_status.LEFT.message, self.reason(lease))
         self.run_at(10_000)
         self.assertEqual([], [*looking.differences()])
         self.machines.full.clear()
@@ -1228,13 +1232,13 @@ class TestCleaning(WholeHostsTestCase):
         self.assertIn('cleaning_command', found.remedy)
 
     def test_nobody_reserves_what_does_not_come_back(self):
-        self.machines.among = model.Among.ENROLLED
+        self.machines.among = model.HostPool.ENROLLED
         for name in ('one', 'two'):
             self.enrol(name)
         lease, reservation_id = self.started(on_end='recycle')
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.cloud.servers[self.machines.full[reservation_id][0]] = (
-            clouds.Seen(base.State.RUNNING))
+            cloud_api.ObservedServer(base.State.RUNNING))
         early = self.reserve_machines(150, 170)
         self.run_at(100)
         # It may be a matter of seconds.
@@ -1261,7 +1265,7 @@ class TestCleaning(WholeHostsTestCase):
         _lease, reservation_id = self.started(on_end='recycle')
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.cloud.servers[self.machines.full[reservation_id][0]] = (
-            clouds.Seen(base.State.RUNNING))
+            cloud_api.ObservedServer(base.State.RUNNING))
         later = limits.Asked(
             'project', 'user', model.Window(NOW + 1000, NOW + 2000), 0,
             {'HOST': 1})
@@ -1292,7 +1296,7 @@ class TestCleaning(WholeHostsTestCase):
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.run_at(100)
         self.machines.full.clear()
-        self.run_at(100 + facts.LONGEST_PAUSE)
+        self.run_at(100 + lease_status.LONGEST_PAUSE)
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_pauses_grow_while_nothing_gets_clean(self):
@@ -1312,7 +1316,7 @@ class TestCleaning(WholeHostsTestCase):
         self.run_at(1000)
         due, = self.scalars(
             models.Event.due, models.Event.event_type == 'end_lease')
-        self.assertEqual(facts.AWAY, due - self.clock.now())
+        self.assertEqual(lease_status.AWAY, due - self.clock.now())
         self.assertEqual('TERMINATING', self.status(lease))
 
     def test_servers_with_bookings_do_not_stay(self):
@@ -1344,19 +1348,21 @@ class TestCleaning(WholeHostsTestCase):
         self.assertEqual({NOW + 190}, {*self.scalars(
             models.Booking.end_date)})
         guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.cloud.servers[guest] = cloud_api.ObservedServer(
+            base.State.RUNNING)
         self.machines.full[reservation_id] = [guest]
         self.run_at(100)
         self.run_at(129)
         self.assertEqual([], self.cloud.deleted)
-        self.assertEqual(facts.GRACE.message, self.reason(lease))
+        self.assertEqual(lease_status.GRACE.message, self.reason(lease))
         self.run_at(130)
         self.assertEqual([guest], self.cloud.deleted)
 
     def test_a_host_may_wait_until_its_servers_are_gone(self):
         lease, reservation_id = self.started(on_end='recycle')
         guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.cloud.servers[guest] = cloud_api.ObservedServer(
+            base.State.RUNNING)
         self.machines.full[reservation_id] = [guest]
         self.run_at(100)
         self.run_at(10_000)
@@ -1370,14 +1376,15 @@ class TestCleaning(WholeHostsTestCase):
     def test_who_comes_next_gets_another_host_where_there_is_one(self):
         lease, reservation_id = self.started(on_end='recycle')
         guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.cloud.servers[guest] = cloud_api.ObservedServer(
+            base.State.RUNNING)
         self.machines.full[reservation_id] = [guest]
         second = self.reserve_machines(100, 1000)
         self.run_at(100)
         self.host('three', VCPU=1)
         self.clock.advance(self.patience)
         self.watching().look()
-        self.clock.advance(facts.LONGEST_WAIT)
+        self.clock.advance(lease_status.LONGEST_WAIT)
         self.engine.run_due()
         self.assertEqual('ACTIVE', self.status(second))
         self.assertEqual({'three'}, self.bookings_of(second).keys())
@@ -1386,7 +1393,8 @@ class TestCleaning(WholeHostsTestCase):
         lease, reservation_id = self.started(
             on_end='recycle', grace_period=1000)
         guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = clouds.Seen(base.State.RUNNING)
+        self.cloud.servers[guest] = cloud_api.ObservedServer(
+            base.State.RUNNING)
         self.machines.full[reservation_id] = [guest]
         self.run_at(100)
         self.assertEqual([], self.cloud.deleted)
@@ -1410,12 +1418,12 @@ class TestWhoGetsIn(WholeHostsTestCase):
         super().setUp()
         self.uuids = {name: self.host(name, VCPU=4)
                       for name in ('one', 'two', 'plain')}
-        self.machines.among = model.Among.ENROLLED
+        self.machines.among = model.HostPool.ENROLLED
         for name in ('one', 'two'):
             self.enrol(name)
-        self.judge = judge.Judge(
+        self.judge = eligibility.Eligibility(
             self.database, self.clock, self.admission.index)
-        self.claims = claims.Claims(
+        self.claims = scheduler_claims.Claims(
             self.database, self.clock, self.admission.index)
         lease = self.reserve_machines()
         self.new_engine().run_due()
@@ -1447,7 +1455,7 @@ class TestWhoGetsIn(WholeHostsTestCase):
         for forced in (False, True):
             for host in ('one', 'two'):
                 self.assertRaises(
-                    claims.Denied, self.claim, host, forced=forced)
+                    scheduler_claims.Denied, self.claim, host, forced=forced)
             self.claim('plain', forced=forced)()
 
     def test_who_is_in_the_reservation_goes_there_and_nowhere_else(self):
@@ -1457,14 +1465,14 @@ class TestWhoGetsIn(WholeHostsTestCase):
         for host in self.uuids.keys() - {self.held_host}:
             for forced in (False, True):
                 self.assertRaises(
-                    claims.Denied, self.claim, host, forced=forced,
+                    scheduler_claims.Denied, self.claim, host, forced=forced,
                     reservation_id=self.reservation_id)
 
     def test_who_is_in_another_one_stays_outside(self):
         other = uuidutils.generate_uuid()
         self.assertEqual(set(), self.fits(other))
         for host in self.uuids:
-            self.assertRaises(claims.Denied, self.claim, host,
+            self.assertRaises(scheduler_claims.Denied, self.claim, host,
                               reservation_id=other)
 
     def test_when_it_is_over_nobody_gets_in(self):
@@ -1473,7 +1481,7 @@ class TestWhoGetsIn(WholeHostsTestCase):
         self.assertEqual({}, self.held())
         self.assertEqual(set(), self.fits(self.reservation_id))
         for host in self.uuids:
-            self.assertRaises(claims.Denied, self.claim, host,
+            self.assertRaises(scheduler_claims.Denied, self.claim, host,
                               reservation_id=self.reservation_id)
 
 
@@ -1487,10 +1495,10 @@ class TestParts(WholeHostsTestCase):
         for name in ('one', 'two', 'closed'):
             self.enrol(name)
         self.close('closed')
-        self.machines.among = model.Among.ENROLLED
-        self.judge = judge.Judge(
+        self.machines.among = model.HostPool.ENROLLED
+        self.judge = eligibility.Eligibility(
             self.database, self.clock, self.admission.index)
-        self.claims = claims.Claims(
+        self.claims = scheduler_claims.Claims(
             self.database, self.clock, self.admission.index)
 
     def close(self, name):
@@ -1500,7 +1508,7 @@ class TestParts(WholeHostsTestCase):
                     reservable=False, generation=models.Host.generation + 1))
 
     def parts(self, amount, **demand):
-        return self.places(amount, among=model.Among.ALL, **demand)
+        return self.places(amount, among=model.HostPool.ALL, **demand)
 
     def taken(self, amount):
         """The servers of a lease of parts, and their hosts."""
@@ -1521,7 +1529,7 @@ class TestParts(WholeHostsTestCase):
 
     def test_so_they_do_where_not_all_are_looked_at(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.picking.FIRST', 1))
+            'blazar_core.capacity.selection.FIRST', 1))
         # Else an empty one comes last, whatever it is.
         self.reserve(0, 1000, self.parts(1, hosts=frozenset({
             self.uuids['one']})))
@@ -1557,11 +1565,11 @@ class TestParts(WholeHostsTestCase):
             50, 100, self.places(1), self.parts(4), self.machines_of())
         one = next(one for one in lease['reservations']
                    if one['amount'] == 1 and one['resource_type'] ==
-                   making.RESOURCE_TYPE)
+                   creation.RESOURCE_TYPE)
         self.assertEqual(1, len(self.scalars(
             models.Booking.id, models.Booking.reservation_id == one['id'])))
         self.host('more', VCPU=4)
-        self.leases.changing.update(lease['id'], changing.Change(
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
             reservations={one['id']: self.places(3)}))
         self.assertEqual(8, len(self.scalars(models.Booking.id)))
 
@@ -1574,12 +1582,12 @@ class TestParts(WholeHostsTestCase):
                         reservable=True, enrolment='enrolled', **{}))
                 session.execute(sa.update(models.Host).where(
                     models.Host.name == 'one').values(**change))
-                for among in model.Among:
+                for among in model.HostPool:
                     with session.begin_nested():
                         booked = self.decided(session, among, 'one')
                         self.assertFalse(booked, (change, among))
                         self.assertEqual(
-                            among is not model.Among.ENROLLED,
+                            among is not model.HostPool.ENROLLED,
                             self.decided(session, among, 'plain'))
 
     def decided(self, session, among, name):
@@ -1591,7 +1599,7 @@ class TestParts(WholeHostsTestCase):
                 None, ledger.NewBooking(
                     'none', host_id, None, model.Window(NOW, NOW + 10),
                     {'VCPU': 1}, among=among))])
-        except ledger.Full:
+        except ledger.OverCapacity:
             return False
         return True
 
@@ -1623,7 +1631,8 @@ class TestParts(WholeHostsTestCase):
         ids, hosts = self.taken(5)
         inside, = {one for one in ids if hosts[one] == free}
         for forced in (False, True):
-            self.assertRaises(claims.Denied, self.claim, inside, held, forced)
+            self.assertRaises(scheduler_claims.Denied, self.claim, inside,
+                              held, forced)
         self.claim(inside, free, True)()
         other, = {'one', 'two'} - {free}
         self.lifecycle.ending.delete(later['id'])
@@ -1633,8 +1642,8 @@ class TestParts(WholeHostsTestCase):
         # Nor onto what is promised so for its time.
         self.reserve_machines(50, 100)
         for forced in (False, True):
-            self.assertRaises(claims.Denied, self.claim, inside, other,
-                              forced)
+            self.assertRaises(scheduler_claims.Denied, self.claim, inside,
+                              other, forced)
 
     def test_who_has_no_place_there_stays_outside(self):
         ids, hosts = self.taken(5)
@@ -1650,8 +1659,8 @@ class TestParts(WholeHostsTestCase):
                 if found.by_host.get(uuid, found.elsewhere)})
             for name in self.uuids.keys() - allowed:
                 for forced in (False, True):
-                    self.assertRaises(
-                        claims.Denied, self.claim, server_id, name, forced)
+                    self.assertRaises(scheduler_claims.Denied, self.claim,
+                                      server_id, name, forced)
         # The booking follows, and stays, whatever becomes of the host.
         self.claim(inside, other)()
         self.close(other)
@@ -1680,7 +1689,7 @@ class TestParts(WholeHostsTestCase):
         for host in ('one', 'two'):
             for forced in (False, True):
                 self.assertRaises(
-                    claims.Denied, self.claim, inside, host, forced)
+                    scheduler_claims.Denied, self.claim, inside, host, forced)
 
     def test_of_who_comes_and_who_takes_all_one_sees_the_other(self):
         ids, hosts = self.taken(5)
@@ -1697,7 +1706,7 @@ class TestParts(WholeHostsTestCase):
 
         self.claims._locked = late
         self.assertRaises(
-            claims.Denied, self.claim, inside, hosts[inside])
+            scheduler_claims.Denied, self.claim, inside, hosts[inside])
         self.assertEqual({'one', 'two'}, self.held().keys())
 
     def test_whole_hosts_wait_for_who_overstays(self):
@@ -1724,18 +1733,18 @@ class TestWithin(WholeHostsTestCase):
 
     def inner(self, start, end, **wanted):
         with self.database.reader() as session:
-            hosts = within.hosts(session, self.reservation_id)
-        return self.leases.making.create(making.NewLease(
+            hosts = hosted_servers.hosts(session, self.reservation_id)
+        return self.leases.making.create(creation.NewLease(
             'project', 'user', self.request(start, end, **wanted), (
-                making.NewReservation(
+                creation.NewReservation(
                     model.Demand({}, 1, among=None, hosts=hosts),
                     (uuidutils.generate_uuid(),),
-                    spec=within.spec(self.reservation_id)),)),
+                    spec=hosted_servers.spec(self.reservation_id)),)),
             self.vault.seal('call'))
 
     def why_not(self, *window, project='project', later=True):
         with self.database.reader() as session:
-            return within.why_not(
+            return hosted_servers.why_not(
                 session, self.reservation_id, project,
                 model.Window(*(NOW + one for one in window)), later)
 
@@ -1771,23 +1780,23 @@ class TestWithin(WholeHostsTestCase):
 
     def test_a_lease_within_stays_within(self):
         lease = self.inner(200, 300)
-        for change in (changing.Change(end=NOW + 1001),
-                       changing.Change(start=NOW + 50),
-                       changing.Change(start=NOW + 5000, end=NOW + 5100)):
+        for change in (updates.LeaseChange(end=NOW + 1001),
+                       updates.LeaseChange(start=NOW + 50),
+                       updates.LeaseChange(start=NOW + 5000, end=NOW + 5100)):
             exc = self.assertRaises(
                 errors.InvalidLeaseParams, self.leases.changing.update,
                 lease['id'], change)
             self.assertIn('within that', str(exc))
-        self.leases.changing.update(lease['id'], changing.Change(
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
             start=NOW + 150, end=NOW + 1000))
         # What is over keeps nobody from shortening it.
         self.lifecycle.ending.delete(self.outer['id'])
         self.engine.run_due()
-        self.leases.changing.update(lease['id'], changing.Change(
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
             end=NOW + 500))
         self.assertRaises(
             errors.InvalidLeaseParams, self.leases.changing.update,
-            lease['id'], changing.Change(end=NOW + 600))
+            lease['id'], updates.LeaseChange(end=NOW + 600))
 
     def test_one_that_waits_stays_within_it_too(self):
         retry = requests.Retry(60, 20)
@@ -1824,8 +1833,9 @@ class TestWithin(WholeHostsTestCase):
         """Its demand is as the types say it of a boot."""
         def demand_of(_reserved):
             with self.database.reader() as session:
-                return model.Demand({}, 1, among=None, hosts=within.hosts(
-                    session, self.reservation_id))
+                return model.Demand(
+                    {}, 1, among=None, hosts=hosted_servers.hosts(
+                        session, self.reservation_id))
 
         self.places_type.demand_of = demand_of
 
@@ -1867,10 +1877,10 @@ class TestWithin(WholeHostsTestCase):
         lease = self.inner(200, 300)
         self.follow()
         watch = self.watching()
-        guard = health.Health(
-            self.database, self.clock, health.Patience(0, 0, 3600),
+        guard = host_status.HostStatus(
+            self.database, self.clock, host_status.Thresholds(0, 0, 3600),
             lambda event, lease: None)
-        guard.see({self.uuid_of('one'): health.Down(
+        guard.see({self.uuid_of('one'): host_status.Down(
             'Its power is off.', certain=True)})
         watch.look()
         # It may be back in time.
@@ -1883,13 +1893,13 @@ class TestWithin(WholeHostsTestCase):
     def test_not_for_those_with_whom_it_is_not_shared_any_more(self):
         self.share('other')
         with self.database.reader() as session:
-            hosts = within.hosts(session, self.reservation_id)
-        lease = self.leases.making.create(making.NewLease(
+            hosts = hosted_servers.hosts(session, self.reservation_id)
+        lease = self.leases.making.create(creation.NewLease(
             'other', 'user', self.request(200, 300), (
-                making.NewReservation(
+                creation.NewReservation(
                     model.Demand({}, 1, among=None, hosts=hosts),
                     (uuidutils.generate_uuid(),),
-                    spec=within.spec(self.reservation_id)),)),
+                    spec=hosted_servers.spec(self.reservation_id)),)),
             self.vault.seal('call'))
         self.run_at(100)
         self.share()
@@ -1903,7 +1913,7 @@ class TestWithin(WholeHostsTestCase):
         server_id, = first['reservations'][0]['servers']
         self.cloud.stubborn.add(server_id)
         self.run_at(150)
-        self.cloud.servers[server_id] = clouds.Seen(
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
             base.State.RUNNING, self.uuid_of('one'))
         self.lifecycle.observing.check(server_id)
         self.run_at(200)
@@ -1934,7 +1944,7 @@ class TestEnrolment(WholeHostsTestCase):
 
     def setUp(self):
         super().setUp()
-        self.machines.among = model.Among.ENROLLED
+        self.machines.among = model.HostPool.ENROLLED
         self.host('one', VCPU=4)
 
     def write(self, work, *args):
@@ -1946,15 +1956,15 @@ class TestEnrolment(WholeHostsTestCase):
 
     def left(self):
         with self.database.reader() as session:
-            return enrolment.left(session, self.clock.now())
+            return enrollment.left(session, self.clock.now())
 
     def test_it_leaves_when_its_leases_are_over(self):
         host_id = self.enrol('one')
         lease = self.reserve_machines(0, 100)
         self.assertRaises(
-            errors.Conflict, self.write, enrolment.leave, host_id)
+            errors.Conflict, self.write, enrollment.remove, host_id)
         self.assertEqual(['enrolled'], self.enrolments())
-        self.write(enrolment.leave, host_id, True)
+        self.write(enrollment.remove, host_id, True)
         self.assertEqual((['leaving'], set()), (
             self.enrolments(), self.left()))
         self.assertRaises(errors.Refused, self.reserve_machines, 200, 300)
@@ -1966,24 +1976,24 @@ class TestEnrolment(WholeHostsTestCase):
         self.new_engine('second').run_due()
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual({host_id}, self.left())
-        for work, *args in ((enrolment.change, host_id, {}, True),
-                            (enrolment.begin, self.uuid_of('one'), {})):
+        for work, *args in ((enrollment.change, host_id, {}, True),
+                            (enrollment.start, self.uuid_of('one'), {})):
             exc = self.assertRaises(errors.Conflict, self.write, work, *args)
             self.assertIn('is being taken out', str(exc))
 
     def test_its_operator_thinks_better_of_it(self):
         host_id = self.enrol('one')
         self.reserve_machines(0, 100)
-        self.write(enrolment.leave, host_id, True)
-        exc = self.assertRaises(errors.Conflict, self.write, enrolment.begin,
+        self.write(enrollment.remove, host_id, True)
+        exc = self.assertRaises(errors.Conflict, self.write, enrollment.start,
                                 self.uuid_of('one'), {})
         self.assertIn('To keep it, say', str(exc))
         # Who writes back what he has read changes nothing.
         shown, = self.scalars(models.Host.reservable)
         for reservable in (shown, None):
-            self.write(enrolment.change, host_id, {'gpu': 'A100'}, reservable)
+            self.write(enrollment.change, host_id, {'gpu': 'A100'}, reservable)
             self.assertEqual(['leaving'], self.enrolments())
-        self.write(enrolment.change, host_id, {}, True)
+        self.write(enrollment.change, host_id, {}, True)
         self.assertEqual(['enrolled'], self.enrolments())
         self.reserve_machines(200, 300)
 
@@ -2019,7 +2029,7 @@ class TestEnrolment(WholeHostsTestCase):
             errors.Refused, self.reserve_machines).refusal
         self.assertEqual(refusals.Reason.NO_HOST, refusal.reason)
         self.assertRaises(errors.Refused, self.lease)
-        self.write(enrolment.finish, attempt)
+        self.write(enrollment.complete, attempt)
         self.reserve_machines()
         self.assertRaises(errors.Refused, self.lease, 200, 300)
 
@@ -2029,28 +2039,28 @@ class TestEnrolment(WholeHostsTestCase):
         self.clock.advance(100)
         self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
         with self.database.writer() as session:
-            attempt = enrolment.begin(
+            attempt = enrollment.start(
                 session, self.clock.now(), self.uuid_of('one'), {})
-            enrolment.finish(session, NOW, attempt)
+            enrollment.complete(session, NOW, attempt)
         host_id = attempt.host_id
         lease = self.reserve_machines(100, 200)
         self.lifecycle.ending.delete(lease['id'])
-        self.write(enrolment.change, host_id, {}, False)
+        self.write(enrollment.change, host_id, {}, False)
         self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
-        self.write(enrolment.change, host_id, {}, True)
-        self.write(enrolment.leave, host_id)
+        self.write(enrollment.change, host_id, {}, True)
+        self.write(enrollment.remove, host_id)
         self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
-        self.write(enrolment.retire, host_id)
+        self.write(enrollment.retire, host_id)
         self.lease(100, 200)
 
     def test_who_has_not_left_does_not_come_again_or_go(self):
         host_id = self.enrol('one')
         self.assertRaises(
-            errors.Conflict, self.write, enrolment.retire, host_id)
-        self.write(enrolment.leave, host_id)
+            errors.Conflict, self.write, enrollment.retire, host_id)
+        self.write(enrollment.remove, host_id)
         exc = self.assertRaises(errors.Conflict, self.enrol, 'one')
         self.assertIn('is being taken out', str(exc))
-        self.write(enrolment.retire, host_id)
+        self.write(enrollment.retire, host_id)
         self.enrol('one')
 
     def test_not_while_leases_have_bookings_there(self):
@@ -2062,58 +2072,58 @@ class TestEnrolment(WholeHostsTestCase):
 
     def test_it_does_not_leave_while_it_is_reserved(self):
         attempt = self.begin()
-        self.write(enrolment.finish, attempt)
+        self.write(enrollment.complete, attempt)
         host_id = attempt.host_id
         lease = self.reserve_machines(50, 100)
         self.assertRaises(
-            errors.Conflict, self.write, enrolment.leave, host_id)
+            errors.Conflict, self.write, enrollment.remove, host_id)
         self.lifecycle.ending.delete(lease['id'])
-        self.write(enrolment.leave, host_id)
+        self.write(enrollment.remove, host_id)
         self.assertRaises(
-            errors.Conflict, self.write, enrolment.finish, attempt)
-        self.write(enrolment.retire, host_id)
+            errors.Conflict, self.write, enrollment.complete, attempt)
+        self.write(enrollment.retire, host_id)
         self.assertRaises(
-            errors.NotFound, self.write, enrolment.leave, host_id)
+            errors.NotFound, self.write, enrollment.remove, host_id)
 
     def begin(self):
-        return self.write(enrolment.begin, self.uuid_of('one'), {})
+        return self.write(enrollment.start, self.uuid_of('one'), {})
 
     def test_who_goes_on_with_one_may_finish_it(self):
         first, second = self.begin(), self.begin()
         self.assertEqual((True, False, first.begun), (
             first.is_own, second.is_own, second.begun))
-        self.write(enrolment.finish, second)
-        self.write(enrolment.finish, first)
-        self.assertIsNone(self.write(enrolment.abandon, first))
+        self.write(enrollment.complete, second)
+        self.write(enrollment.complete, first)
+        self.assertIsNone(self.write(enrollment.cancel, first))
         self.assertEqual(['enrolled'], self.enrolments())
 
     def test_one_that_was_given_up_is_not_finished(self):
         """Whatever has let others in meanwhile."""
         first = self.begin()
         self.assertEqual('leaving', self.write(
-            enrolment.abandon, first).enrolment)
+            enrollment.cancel, first).enrolment)
         self.assertRaises(
-            errors.Conflict, self.write, enrolment.finish, first)
-        self.write(enrolment.retire, first.host_id)
+            errors.Conflict, self.write, enrollment.complete, first)
+        self.write(enrollment.retire, first.host_id)
         self.assertIn('given up meanwhile', str(self.assertRaises(
-            errors.Conflict, self.write, enrolment.finish, first)))
+            errors.Conflict, self.write, enrollment.complete, first)))
         second = self.begin()
         self.assertRaises(
-            errors.Conflict, self.write, enrolment.finish, first)
-        self.assertIsNone(self.write(enrolment.abandon, first))
+            errors.Conflict, self.write, enrollment.complete, first)
+        self.assertIsNone(self.write(enrollment.cancel, first))
         self.assertEqual(['enrolling'], self.enrolments())
-        self.write(enrolment.finish, second)
+        self.write(enrollment.complete, second)
 
     def test_what_is_said_of_it_can_be_asked_for(self):
         host_id = self.enrol('one', gpu='A100', rack='7')
-        self.write(enrolment.change, host_id, {'rack': None, 'nvme': '2'},
+        self.write(enrollment.change, host_id, {'rack': None, 'nvme': '2'},
                    None)
         with self.admission.index.fresh():
-            found = properties.matching(
-                properties.parse('["and", ["=", "$gpu", "A100"], '
-                                 '[">=", "$nvme", "2"]]'),
-                {host.uuid: host.properties
-                 for host in self.admission.index.hosts.values()})
+            found = host_properties.matching(
+                host_properties.parse(
+                    '["and", ["=", "$gpu", "A100"], ' '[">=", "$nvme", "2"]]'),
+                {host.uuid: host.properties for host in
+                 self.admission.index.hosts.values()})
         self.assertEqual({self.uuid_of('one')}, set(found))
         self.assertEqual([{'gpu': 'A100', 'nvme': '2'}],
                          self.scalars(models.Host.extra))
@@ -2122,16 +2132,16 @@ class TestEnrolment(WholeHostsTestCase):
         host_id = self.enrol('one', gpu='1')
         window = model.Window(NOW + 50, NOW + 100)
         wanted = model.Demand(
-            model.WHOLE, 1, among=model.Among.ENROLLED,
-            properties=properties.parse('["=", "$gpu", 1]'))
+            model.WHOLE, 1, among=model.HostPool.ENROLLED,
+            properties=host_properties.parse('["=", "$gpu", 1]'))
         for said, found in (('1', True), ('2', False), ('1', True)):
-            self.write(enrolment.change, host_id, {'gpu': said}, None)
+            self.write(enrollment.change, host_id, {'gpu': said}, None)
             for _again in range(2):
                 self.assertEqual(found, self.admission.quote(
                     [wanted], window) is None, said)
         # Two expressions that are equal, and not alike.
         self.assertIsNotNone(self.admission.quote([dataclasses.replace(
-            wanted, properties=properties.parse('["=", "$gpu", true]'))],
+            wanted, properties=host_properties.parse('["=", "$gpu", true]'))],
             window))
 
     def test_the_comparison_with_the_cloud_leaves_that_alone(self):
@@ -2151,7 +2161,7 @@ class TestEnrolment(WholeHostsTestCase):
         mine = self.reserve_machines(50, 100)
         self.lease(50, 100)
         with self.database.reader() as session:
-            found = enrolment.allocations(session)
+            found = enrollment.allocations(session)
         self.assertEqual([host_id], [*found])
         self.assertEqual(
             [(mine['reservations'][0]['id'], mine['id'], NOW + 50,
@@ -2168,10 +2178,10 @@ class TestEnrolment(WholeHostsTestCase):
                 ((third,), [])):
             with self.database.reader() as session:
                 self.assertEqual(expected, [
-                    host.id for host in enrolment.listed(session, *some)])
+                    host.id for host in enrollment.listed(session, *some)])
 
     def test_so_much_is_said_of_one_and_no_more(self):
-        most = {f'k{number}': '' for number in range(enrolment.MAX_EXTRA)}
+        most = {f'k{number}': '' for number in range(enrollment.MAX_EXTRA)}
         self.assertRaises(errors.InvalidLeaseParams, self.enrol, 'one',
                           more='1', **most)
         self.assertEqual([None], self.scalars(models.Host.enrolment))
@@ -2180,10 +2190,10 @@ class TestEnrolment(WholeHostsTestCase):
                             ({'more': '1', 'k0': None}, True)):
             with self.database.writer() as session:
                 if kept:
-                    enrolment.change(session, NOW, host_id, extra, None)
+                    enrollment.change(session, NOW, host_id, extra, None)
                 else:
                     self.assertRaises(
-                        errors.InvalidLeaseParams, enrolment.change, session,
+                        errors.InvalidLeaseParams, enrollment.change, session,
                         NOW, host_id, extra, None)
         (extra,) = self.scalars(models.Host.extra)
         self.assertEqual({*most, 'more'} - {'k0'}, {*extra})
@@ -2195,24 +2205,24 @@ class TestEnrolment(WholeHostsTestCase):
         self.enrol('two', gpu='A')
         gone = self.enrol('three', fpga='1', gpu='C')
         with self.database.writer() as session:
-            enrolment.leave(session, NOW, gone)
-            enrolment.retire(session, NOW, gone)
-            enrolment.set_private(session, 'gpu', True)
+            enrollment.remove(session, NOW, gone)
+            enrollment.retire(session, NOW, gone)
+            enrollment.set_private(session, 'gpu', True)
         with self.database.reader() as session:
-            found = enrolment.properties(session)
+            found = enrollment.properties(session)
         self.assertEqual(
             [('gpu', (True, ['A', 'B'])), ('ssd', (False, ['1']))],
             [*found.items()])
         self.assertEqual(['vcpus', 'ssd'],
-                         enrolment.public(self.database, ['vcpus']))
-        self.assertEqual(['ssd'], enrolment.public(self.database, ['ssd']))
+                         enrollment.public(self.database, ['vcpus']))
+        self.assertEqual(['ssd'], enrollment.public(self.database, ['ssd']))
 
     def test_a_property_is_private_when_somebody_says_so(self):
         self.enrol('one', gpu='A100')
         with self.database.writer() as session:
             for private in (True, False):
-                enrolment.set_private(session, 'gpu', private)
+                enrollment.set_private(session, 'gpu', private)
                 self.assertEqual({'gpu': (private, ['A100'])},
-                                 enrolment.properties(session))
-            self.assertRaises(errors.NotFound, enrolment.set_private,
+                                 enrollment.properties(session))
+            self.assertRaises(errors.NotFound, enrollment.set_private,
                               session, 'fpga', True)

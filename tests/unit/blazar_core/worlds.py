@@ -17,7 +17,7 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core.books import ledger
+from blazar_core.capacity import ledger
 from blazar_core.common import model
 from blazar_core.db import models
 from tests import examples
@@ -235,7 +235,7 @@ class BooksTestCase(base.DatabaseTestCase):
                 count: int | None = None) -> None:
         """Check many examples, the same ones in every run."""
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.books.ledger.OVERDUE', OVERDUE))
+            'blazar_core.capacity.ledger.OVERDUE', OVERDUE))
         examples.repeatable(count or self.count)(
             hypothesis.given(*drawn)(check))()
 

@@ -11,17 +11,17 @@ import logging
 import os
 import sys
 
-from blazar_core.books import admission as admissions
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.common import clocks
 from blazar_core.common import model
 from blazar_core.db import api
+from blazar_core.leases import creation
 from blazar_core.leases import leases
-from blazar_core.leases import making
 from blazar_core.leases import requests
-from blazar_core.lifecycle import ends
 from blazar_core.lifecycle import engine
-from blazar_core.lifecycle import lifecycle
-from blazar_core import resources
+from blazar_core.lifecycle import handlers
+from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
 from blazar_nova.parts import answers
 from blazar_nova.parts import external
 from tests import databases
@@ -42,24 +42,24 @@ class Payer:
         self.clock = clocks.ManualClock(now)
         search = admissions.Admission(self.database, self.clock)
         kind = base.FakeType()
-        types = resources.Types({'virtual:instance': kind}, kind)
+        types = resource_types.ResourceTypes({'virtual:instance': kind}, kind)
         budget = external.Budget(
             external.External(self.conf, lambda: {}),
             answers.Answers(types).lease)
         self.leases = leases.Leases(
             self.database, self.clock, search, types, (budget.commit, 80))
-        self.lifecycle = lifecycle.Lifecycle(
+        self.lifecycle = handlers.Handlers(
             self.database, self.clock, search, base.FakeCloud(),
             lambda sealed: sealed, lambda _event, _lease: None, 0, 120, types,
-            {ends.DELETE: ends.Delete()}, budget=budget)
+            {end_policies.DELETE: end_policies.Delete()}, budget=budget)
 
     def create(self):
         now = self.clock.now()
-        return self.leases.making.create(making.NewLease(
+        return self.leases.making.create(creation.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=model.Window(now + 1000, now + 2000),
                 before_end=None, events=(), on_end='delete',
-                starts_now=False), (making.NewReservation(
+                starts_now=False), (creation.NewReservation(
                     model.Demand({'VCPU': 1}), params={'amount': 1},
                     spec={}),)), None)
 

@@ -6,11 +6,11 @@ import types
 import fixtures
 from oslo_utils import uuidutils
 
-from blazar_core.books import enrolment
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import enrollment
+from blazar_core.common import clocks
 from blazar_core.db import models
 from blazar_core.leases import views
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.parts import answers
 from blazar_nova.parts import enrolling
 from blazar_nova.resources import flavor_instances
@@ -29,7 +29,7 @@ class TestAnswers(base.LeaseTestCase):
     def setUp(self):
         super().setUp()
         self.host('one', VCPU=20)
-        self.answers = answers.Answers(resources.Types({
+        self.answers = answers.Answers(resource_types.ResourceTypes({
             'virtual:instance': instances.Instances(),
             'flavor:instance': flavor_instances.FlavorInstances()},
             base.FakeType()))
@@ -92,7 +92,7 @@ class TestAnswers(base.LeaseTestCase):
 
     def test_what_is_not_installed_any_more_is_shown(self):
         lease = self.reserve(50, 100, self.places(2, 3))
-        reservation, = answers.Answers(resources.Types(
+        reservation, = answers.Answers(resource_types.ResourceTypes(
             {}, base.FakeType())).lease(lease)['reservations']
         self.assertEqual(
             (3, 2, lease['reservations'][0]['id']), (
@@ -159,7 +159,7 @@ class TestBlazarsSamples(base.LeaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.types = resources.Types({
+        self.types = resource_types.ResourceTypes({
             'virtual:instance': instances.Instances(),
             'flavor:instance': flavor_instances.FlavorInstances(),
             'physical:host': physical_hosts.PhysicalHosts()},
@@ -249,7 +249,7 @@ class TestBlazarsSamples(base.LeaseTestCase):
                 'local_gb': 1}
             uuid = host.uuid
         with self.database.writer() as session:
-            enrolment.begin(session, NOW, uuid, {})
+            enrollment.start(session, NOW, uuid, {})
         with self.database.reader() as session:
             host, = session.query(models.Host).all()
         said = enrolling._described(host, {})

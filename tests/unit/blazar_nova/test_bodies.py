@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import changing
 from blazar_core.leases import requests
+from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_nova.api import bodies
 from blazar_nova.api import lease_params
@@ -309,7 +309,7 @@ class TestChange(base.RefusalTestCase):
                 'name', 'start_date', 'end_date', 'before_end_date',
                 'reservations', 'events', 'on_end', 'grace_period'))):
             self.assertEqual(
-                bodies.ChangeRequest(changing.Change(), ()),
+                bodies.ChangeRequest(updates.LeaseChange(), ()),
                 self.change(**values))
 
     def test_each_thing_may_be_changed(self):
@@ -321,7 +321,7 @@ class TestChange(base.RefusalTestCase):
             reservations=[{'id': 'one', 'amount': '3', 'vcpus': None}],
             on_end='recycle', grace_period='1h')
         self.assertEqual(bodies.ChangeRequest(
-            changing.Change(
+            updates.LeaseChange(
                 name='new', start=base.NOW + HOUR + 60,
                 end=base.NOW + 3 * HOUR,
                 before_end=base.NOW + 2 * HOUR + HOUR // 2,

@@ -17,7 +17,7 @@ import fixtures
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import changing
+from blazar_core.leases import updates
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_nova import payer
@@ -161,7 +161,7 @@ class TestDeaths(base.DatabaseTestCase):
         for at in ('before', 'after', 'mute'):
             end = lease['end_date'] = lease['end_date'] + 60
             self.payer.leases.changing.update(
-                lease['id'], changing.Change(end=end))
+                lease['id'], updates.LeaseChange(end=end))
             if at == 'mute':
                 self.service.at = at
                 self.payer.run_due()

@@ -8,7 +8,7 @@ from nova.scheduler.client import report
 from nova.scheduler import manager
 from nova.scheduler import utils
 
-from blazar_core.books import claims as core_claims
+from blazar_core.capacity import scheduler_claims
 from blazar_nova.compat import claims
 from tests.unit import base
 
@@ -35,7 +35,8 @@ class TestInstall(base.TestCase):
         self.useFixture(fixtures.MockPatchObject(
             manager.SchedulerManager, '_cleanup_allocations'))
         self.undo = mock.Mock()
-        self.books = mock.create_autospec(core_claims.Claims, instance=True)
+        self.books = mock.create_autospec(scheduler_claims.Claims,
+                                          instance=True)
         self.books.claim.return_value = self.undo
         claims.install(self.books)
 
@@ -84,7 +85,8 @@ class TestInstall(base.TestCase):
         self.undo.assert_called_once_with()
 
     def test_what_the_books_refuse_nova_is_not_asked_for(self):
-        self.books.claim.side_effect = core_claims.Denied('it is promised')
+        self.books.claim.side_effect = scheduler_claims.Denied(
+            'it is promised')
         self.assertFalse(self.claim())
         self.nova.assert_not_called()
 
@@ -112,7 +114,7 @@ class TestInstall(base.TestCase):
         self.books.claim.assert_not_called()
 
     def test_installed_again_the_new_books_are_asked_alone(self):
-        others = mock.create_autospec(core_claims.Claims, instance=True)
+        others = mock.create_autospec(scheduler_claims.Claims, instance=True)
         claims.install(others)
         self.claim()
         self.books.claim.assert_not_called()

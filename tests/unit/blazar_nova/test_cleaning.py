@@ -8,10 +8,10 @@ import types
 
 import fixtures
 
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core import resources
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
 from blazar_nova.resources import cleaning
 from tests.unit import base
 
@@ -37,9 +37,9 @@ class TestCommand(base.TestCase):
         return cleaning.run(
             types.SimpleNamespace(cleaning_command=command,
                                   cleaning_timeout=timeout),
-            resources.Reserved('reservation', 'lease', 'project', 'user', {},
-                               {}), hosts, clouds.Deadline(
-                clocks.SystemClock(), seconds))
+            resource_types.ReservationContext(
+                'reservation', 'lease', 'project', 'user', {}, {}), hosts,
+            cloud_api.Deadline(clocks.SystemClock(), seconds))
 
     def test_without_one_every_host_is_clean(self):
         self.assertEqual({*HOSTS}, self.run_command(''))

@@ -5,9 +5,9 @@
 import functools
 import threading
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.db import turns
+from blazar_core.db import leader_election
 from blazar_nova.listener import comparison
 from blazar_nova.listener import walking
 from tests import databases
@@ -44,7 +44,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.mirrors = [Mirror(), Mirror()]
         self.more = []
         self.one, self.other = [comparison.Comparison(
-            self.clock, turns.Turns(
+            self.clock, leader_election.Leader(
                 self.database, self.clock, 'comparison', str(number), 300,
                 60),
             300, 60, mirror, self.stopping,
@@ -87,7 +87,7 @@ class ComparisonTest(base.DatabaseTestCase):
 
     def test_who_cannot_go_on_compares_again(self):
         def away(_go_on):
-            raise errors.BooksUnavailable
+            raise errors.DatabaseUnavailable
 
         self.mirrors[0].during = away
         self.one.look()
@@ -173,16 +173,17 @@ class ComparisonTest(base.DatabaseTestCase):
         self.mirrors[0].missed.set()
 
         def away():
-            raise errors.BooksUnavailable
+            raise errors.DatabaseUnavailable
 
         hurry, self.one._turn.hurry = self.one._turn.hurry, away
-        self.assertRaises(errors.BooksUnavailable, self.one.look)
+        self.assertRaises(errors.DatabaseUnavailable, self.one.look)
         self.one._turn.hurry = hurry
         self.one.look()
         self.assertEqual([2, 0], self.compared())
 
     def turn_until(self):
-        until, = self.scalars(comparison.turns.notes.Turn.claimed_until)
+        until, = self.scalars(
+            comparison.leader_election.models.Turn.claimed_until)
         return until
 
     def wait_for(self, is_so):
@@ -253,8 +254,8 @@ class WalkTest(base.TestCase):
 
         def look(one):
             seen.append(one)
-            raise errors.BooksUnavailable
+            raise errors.DatabaseUnavailable
 
-        self.assertRaises(errors.BooksUnavailable, walking.walk,
+        self.assertRaises(errors.DatabaseUnavailable, walking.walk,
                           clocks.ManualClock(), 'things', range(40), look)
         self.assertLess(len(seen), 9)

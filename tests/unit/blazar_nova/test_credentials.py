@@ -125,7 +125,7 @@ class TestDelegate(CredentialsTestCase):
     def test_a_token_that_may_not_is_told_what_to_do(self):
         self.web.post(TRUSTS, status_code=403)
         said = str(self.assertRaises(
-            errors.NotDelegated, self.trusts.delegate, self.user, END,
+            errors.TrustUnavailable, self.trusts.delegate, self.user, END,
             as_owner=False))
         for what_to_do in 'by your password', 'let the lease start now':
             self.assertIn(what_to_do, said)
@@ -195,9 +195,9 @@ class TestWithoutTrust(CredentialsTestCase):
         self.assertEqual('the-trust', self.delegate())
 
     def test_what_is_made_in_the_users_name_takes_a_trust(self):
-        self.assertRaises(errors.NotDelegated, self.trusts.delegate,
+        self.assertRaises(errors.TrustUnavailable, self.trusts.delegate,
                           self.user, END, as_owner=True)
-        self.assertRaises(errors.NotDelegated, self.trusts.access,
+        self.assertRaises(errors.TrustUnavailable, self.trusts.access,
                           self.delegate(), as_owner=True)
 
     def test_who_may_not_any_more_is_not_acted_for(self):
@@ -210,14 +210,14 @@ class TestWithoutTrust(CredentialsTestCase):
                 for ask in (self.delegate,
                             lambda: self.trusts.access(credential)):
                     self.assertIn(words, str(self.assertRaises(
-                        errors.NotDelegated, ask)))
+                        errors.TrustUnavailable, ask)))
             self.is_there(path)
         self.roles('member', 'other')
         self.assertIn('by your password', str(self.assertRaises(
-            errors.NotDelegated, self.delegate)))
+            errors.TrustUnavailable, self.delegate)))
         for ask in self.delegate, lambda: self.trusts.access(credential):
             self.assertIn('the role reader on project project', str(
-                self.assertRaises(errors.NotDelegated, ask)))
+                self.assertRaises(errors.TrustUnavailable, ask)))
         self.roles('reader', 'member')
         self.trusts.access(credential)
 
@@ -231,13 +231,13 @@ class TestWithoutTrust(CredentialsTestCase):
 
     def test_a_token_that_is_none_any_more_is_nobodys(self):
         self.web.post(TRUSTS, status_code=401)
-        self.assertRaises(errors.NotDelegated, self.delegate)
+        self.assertRaises(errors.TrustUnavailable, self.delegate)
 
     def test_nothing_is_done_any_more_when_the_operator_says_so(self):
         credential = self.delegate()
         self.trusts = credentials.Credentials(self.conf(CONFIGURED))
         self.assertIn('without_trust', str(self.assertRaises(
-            errors.NotDelegated, self.trusts.access, credential)))
+            errors.TrustUnavailable, self.trusts.access, credential)))
 
     def test_what_stands_before_keystone_is_not_keystone(self):
         credential = self.delegate()
@@ -278,7 +278,7 @@ class TestAccess(CredentialsTestCase):
     def test_a_user_who_may_not_any_more(self):
         self.refused['trust'] = 403
         self.assertIn('trust refused', str(self.assertRaises(
-            errors.NotDelegated, self.trusts.access, 'the-trust')))
+            errors.TrustUnavailable, self.trusts.access, 'the-trust')))
 
     def test_when_the_service_user_cannot_log_in_it_is_not_the_user(self):
         """It is an operator's to mend, and then the lease can start."""

@@ -5,13 +5,14 @@
 import types
 from unittest import mock
 
-from blazar_core.common import clock as clocks
+from oslo_config import cfg
+
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import opts
 from blazar_core.common import refusals
 from blazar_nova.api import defaulting
-from oslo_config import cfg
 from tests.unit import base
 
 DAY = 86400

@@ -9,11 +9,11 @@ import stevedore
 from stevedore import _cache
 
 from blazar_core.common import errors
-from blazar_core.lifecycle import ends
+from blazar_core.plugins import end_policies
 from blazar_nova.resources import extensions
 
 GROUP = 'blazar_nova.test_extensions'
-DELETE = 'blazar_core.lifecycle.ends:Delete'
+DELETE = 'blazar_core.plugins.end_policies:Delete'
 
 
 class TestLoad(base.BaseTestCase):
@@ -44,7 +44,7 @@ class TestLoad(base.BaseTestCase):
         self.useFixture(fixtures.MonkeyPatch('sys.path', [path, *sys.path]))
 
     def load(self, **kwargs):
-        return extensions.load(GROUP, ends.EndPolicy, **kwargs)
+        return extensions.load(GROUP, end_policies.EndPolicy, **kwargs)
 
     def assert_refused(self, part, **kwargs):
         refused = self.assertRaises(
@@ -56,7 +56,7 @@ class TestLoad(base.BaseTestCase):
         self.install(f'remove = {DELETE}')
         found = self.load(required='delete')
         self.assertEqual({'delete', 'remove'}, found.keys())
-        self.assertIsInstance(found['remove'], ends.Delete)
+        self.assertIsInstance(found['remove'], end_policies.Delete)
 
     def test_what_must_be_there(self):
         self.assert_refused('no entry point at all')
@@ -65,15 +65,15 @@ class TestLoad(base.BaseTestCase):
 
     def test_two_of_one_name(self):
         self.install(f'delete = {DELETE}')
-        self.install('delete = tests.unit.blazar_core.test_ends:Keep')
+        self.install('delete = tests.unit.blazar_core.test_end_policies:Keep')
         self.assert_refused('two entry points delete')
 
     def test_what_is_something_else(self):
         for value, part in (
-                ('collections:OrderedDict', 'derives from blazar_core'),
-                ('blazar_core.lifecycle.ends:EndPolicy', 'abstract'),
-                ('blazar_core.lifecycle.ends:Nothing', 'cannot be loaded'),
-                ('nothing:Nothing', 'cannot be loaded')):
+                ('collections:OrderedDict', 'derives from blazar_core'), (
+                    'blazar_core.plugins.end_policies:EndPolicy', 'abstract'),
+                ('blazar_core.plugins.end_policies:Nothing',
+                 'cannot be loaded'), ('nothing:Nothing', 'cannot be loaded')):
             with fixtures.MonkeyPatch('sys.path', list(sys.path)):
                 self.install(f'one = {value}')
                 self.assert_refused(part)

@@ -5,7 +5,6 @@ import types
 from unittest import mock
 
 from blazar_core.common import model
-from blazar_core.common import stays
 from blazar_nova.compat import demand as demands
 from blazar_nova.parts import ends
 from blazar_nova.resources import groups
@@ -87,5 +86,5 @@ class TestLeaving(base.TestCase):
     def test_who_leaves_is_who_does_not_stay(self):
         for name, policy in ends.available().items():
             self.assertEqual(
-                not policy.stays and name != 'release', name in stays.LEAVING
+                not policy.stays and name != 'release', name in model.LEAVING
                 or policy.goes_on, name)

@@ -7,9 +7,9 @@ import types
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import making
+from blazar_core.leases import creation
 from blazar_core.leases import views
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.api import host_leases
 from tests import databases
 from tests.unit import base
@@ -25,7 +25,7 @@ class Machines(base.WholeType):
 
     def so_many(self, params):
         return model.Demand(model.WHOLE, params['max'], least=params['min'],
-                            among=model.Among.COMMON)
+                            among=model.HostPool.COMMON)
 
     def hosted(self, service_hosts):
         if self.servers is None:
@@ -51,13 +51,14 @@ class TestHostLeases(base.LeaseTestCase):
             types.SimpleNamespace(database=self.database, types=self.types),
             types.SimpleNamespace(allows=lambda *_args: self.allowed))
         params = {'min': 2, 'max': 2}
-        self.lease = self.reserve(0, 100, making.NewReservation(
+        self.lease = self.reserve(0, 100, creation.NewReservation(
             self.machines.so_many(params), resource_type='machine',
             params=params, spec={}), active=True)
         self.machines.servers = [
-            resources.Hosted('a', 'project', self.service_of('one')),
-            resources.Hosted('b', 'others', self.service_of('two')),
-            resources.Hosted('c', 'others', self.service_of('three'))]
+            resource_types.HostedServer(name, project, self.service_of(host))
+            for name, project, host in (
+                ('a', 'project', 'one'), ('b', 'others', 'two'),
+                ('c', 'others', 'three'))]
 
     def service_of(self, name):
         return next(host.service_host for host in self.scalars(models.Host)
@@ -84,7 +85,7 @@ class TestHostLeases(base.LeaseTestCase):
 
     def test_before_its_start_it_has_no_servers(self):
         params = {'min': 1, 'max': 1}
-        later = self.reserve(200, 300, making.NewReservation(
+        later = self.reserve(200, 300, creation.NewReservation(
             self.machines.so_many(params), resource_type='machine',
             params=params, spec={}))
         self.machines.servers = None

@@ -7,10 +7,10 @@ import types
 import fixtures
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from blazar_core.books import enrolment
+from blazar_core.capacity import enrollment
 from blazar_core.common import errors
-from blazar_core.leases import adopting
-from blazar_core import resources
+from blazar_core.leases import imports
+from blazar_core.plugins import resource_types
 from blazar_nova.cmd.importing import items
 from blazar_nova.cmd.importing import judging
 from blazar_nova.cmd.importing import source
@@ -158,7 +158,7 @@ class JudgingTestCase(base.DatabaseTestCase):
         super().setUp()
         self.blazar = self.useFixture(blazar18.BlazarDatabase())
         self.cloud = Cloud()
-        self.types = resources.Types(
+        self.types = resource_types.ResourceTypes(
             {'physical:host': physical_hosts.PhysicalHosts(),
              'virtual:instance': instances.Instances(),
              'flavor:instance': flavor_instances.FlavorInstances()},
@@ -187,14 +187,14 @@ class JudgingTestCase(base.DatabaseTestCase):
 
     def enrol(self, name):
         with self.database.writer() as session:
-            enrolment.finish(session, NOW, enrolment.begin(
+            enrollment.complete(session, NOW, enrollment.start(
                 session, NOW, self.cloud.uuids[name], {}))
 
     def adopt(self, plan):
         """Carry over what was judged."""
         for item in plan.leases:
             if item.known is not None:
-                adopting.Adopting(
+                imports.LeaseImport(
                     self.database, self.clock, self.types).adopt(item.known)
 
 
@@ -344,11 +344,11 @@ class JudgingTest(JudgingTestCase):
         self.assertEqual(('gpu', items.Outcome.WANTED),
                          (found.name, found.outcome))
         with self.database.writer() as session:
-            enrolment.finish(session, NOW, enrolment.begin(
+            enrollment.complete(session, NOW, enrollment.start(
                 session, NOW, self.cloud.uuids['three'], {'gpu': 'x'}))
         for private in (True, False):
             with self.database.writer() as session:
-                enrolment.set_private(session, 'gpu', private)
+                enrollment.set_private(session, 'gpu', private)
             self.assertEqual([items.Outcome.THERE], [
                 one.outcome for one in self.plan().properties])
 

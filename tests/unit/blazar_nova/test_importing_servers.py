@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.leases import adopting
+from blazar_core.leases import imports
 from blazar_nova.cmd.importing import items
 from blazar_nova.compat import flavors
 from tests import blazar18
@@ -136,7 +136,7 @@ class ServersTest(test_importing.JudgingTestCase):
         self.blazar.execute("UPDATE leases SET status = 'TERMINATED'")
         self.servers(19, 30, '1', vcpus=2)
         self.adopt(self.plan())
-        work = adopting.Adopting(self.database, self.clock, self.types)
+        work = imports.LeaseImport(self.database, self.clock, self.types)
         exc = self.assertRaises(errors.Conflict, work.adopt, known)
         self.assertIn('Host one has no capacity for it', str(exc))
         self.blazar.execute(

@@ -15,28 +15,28 @@ from cryptography import fernet
 import fixtures
 import sqlalchemy as sa
 
-from blazar_core.books import admission
-from blazar_core.books import inventory
-from blazar_core import cloud as clouds
-from blazar_core.common import clock as clocks
+from blazar_core.capacity import admissions
+from blazar_core.capacity import inventory
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
+from blazar_core.db import encryption
 from blazar_core.db import migration
 from blazar_core.db import models
-from blazar_core.db import vault
-from blazar_core.leases import leases as lease_parts
-from blazar_core.leases import making
+from blazar_core.healing import host_status
+from blazar_core.leases import creation
+from blazar_core.leases import leases
 from blazar_core.leases import requests
-from blazar_core.lifecycle import announcing
-from blazar_core.lifecycle import health
+from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import orphans
-from blazar_core import resources
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import purging
-
 from tests import databases
 from tests.unit import base
+
 
 NOW = base.NOW
 
@@ -55,7 +55,7 @@ class ManageTest(base.TestCase):
         super().setUp()
         self.folder = self.useFixture(fixtures.TempDir()).path
         self.url = f'sqlite:///{self.folder}/books.sqlite'
-        self.keys = [vault.new_key()]
+        self.keys = [encryption.new_key()]
 
     def test_a_reader_that_wants_no_more(self):
         """As ``head`` does."""
@@ -111,13 +111,13 @@ class ManageTest(base.TestCase):
         request = requests.LeaseRequest(
             name='lease1', window=model.Window(NOW + 10, NOW + 20),
             before_end=None, events=(), on_end='delete', starts_now=False)
-        return lease_parts.Leases(
-            database, clock, admission.Admission(database, clock),
-            resources.Types({}, base.FakeType())).making.create(
-                making.NewLease('project', 'user', request, (
-                    making.NewReservation(
+        return leases.Leases(
+            database, clock, admissions.Admission(database, clock),
+            resource_types.ResourceTypes({}, base.FakeType())).making.create(
+                creation.NewLease('project', 'user', request, (
+                    creation.NewReservation(
                         model.Demand({'VCPU': 1}), ('server-1',)),)),
-                vault.Vault(self.keys).seal('the call'))
+                encryption.Encryption(self.keys).seal('the call'))
 
     def test_the_schema_is_made_once_and_its_version_told(self):
         self.assertEqual((0, 'none\n'), self.manage('db', 'version'))
@@ -138,26 +138,27 @@ class ManageTest(base.TestCase):
         self.manage('db', 'sync')
         database = self.database()
         lease = self.hold(database)
-        self.keys.insert(0, vault.new_key())
+        self.keys.insert(0, encryption.new_key())
         self.assertEqual(
             (0, '1 deferred builds and trusts are encrypted with the first '
                 'key.\n'),
             self.manage('key', 'rotate'))
         with database.reader() as session:
             sealed = session.get_one(models.HeldBuild, lease['id']).sealed
-        self.assertEqual('the call', vault.Vault(self.keys[:1]).open(sealed))
+        self.assertEqual(
+            'the call', encryption.Encryption(self.keys[:1]).open(sealed))
 
     def test_a_rotation_without_the_old_key_says_so_and_loses_nothing(self):
         self.manage('db', 'sync')
         database = self.database()
         lease = self.hold(database)
-        old, self.keys = self.keys, [vault.new_key()]
+        old, self.keys = self.keys, [encryption.new_key()]
         code, text = self.manage('key', 'rotate')
         self.assertEqual(1, code)
         self.assertIn('adds the key with which it was encrypted', text)
         with database.reader() as session:
             sealed = session.get_one(models.HeldBuild, lease['id']).sealed
-        self.assertEqual('the call', vault.Vault(old).open(sealed))
+        self.assertEqual('the call', encryption.Encryption(old).open(sealed))
 
     def test_each_listing_is_json_for_scripts(self):
         self.manage('db', 'sync')
@@ -173,10 +174,10 @@ class ManageTest(base.TestCase):
         found = self.json('health')
         self.assertEqual(([], [], {'leases_pending': 1}), (
             found['hosts'], found['leases'], self.counts(found)))
-        health.Health(
+        host_status.HostStatus(
             self.database(), clocks.ManualClock(NOW),
-            health.Patience(0, 0, 60), lambda event, lease: None).see(
-                {'host': health.Down('No power.', certain=True)})
+            host_status.Thresholds(0, 0, 60), lambda event, lease: None).see(
+                {'host': host_status.Down('No power.', certain=True)})
         self.assertEqual(
             [{'name': 'host', 'status': 'failed', 'reason': 'No power.',
               'since': clocks.iso(NOW)[:19],
@@ -267,10 +268,9 @@ class ManageTest(base.TestCase):
         with database.writer() as session:
             (reservation,) = session.scalars(sa.select(models.Reservation))
             reservation.moved_at = NOW
-        sees = health.Health(
-            database, clocks.ManualClock(NOW), health.Patience(0, 60, 3600),
-            lambda *_said: None)
-        sees.see({'uuid': health.Down('Its power is off.', certain=True)})
+        sees = host_status.HostStatus(database, clocks.ManualClock(
+            NOW), host_status.Thresholds(0, 60, 3600), lambda *_said: None)
+        sees.see({'uuid': host_status.Down('Its power is off.', certain=True)})
         code, text = self.manage('health')
         self.assertEqual(0, code)
         for words in ('compute7', 'failed', 'Its power is off.',
@@ -303,8 +303,9 @@ class ManageTest(base.TestCase):
         self.manage('db', 'sync')
         database, clock = self.database(), clocks.ManualClock(NOW)
         cloud = base.FakeCloud()
-        cloud.servers['server-1'] = clouds.Seen(clouds.ServerState.RUNNING)
-        one = announcing.Announcing(
+        cloud.servers['server-1'] = cloud_api.ObservedServer(
+            cloud_api.ServerState.RUNNING)
+        one = end_notices.EndNotices(
             database, clock, cloud, lambda *_said: None)
         one.note('project', 'user', ['server-1'], model.Window(NOW, NOW + 60))
         code, text = self.manage('lease', 'announced')
@@ -325,8 +326,8 @@ class ManageTest(base.TestCase):
         def absent(projects, users):
             if gone is None:
                 raise errors.CloudUnavailable('It is away.')
-            return clouds.Absent(frozenset(projects) & frozenset(gone),
-                                 frozenset(users) & frozenset(gone))
+            return cloud_api.MissingOwners(frozenset(projects) & frozenset(
+                gone), frozenset(users) & frozenset(gone))
 
         database, deleted = self.database(), []
         found = orphans.Orphans(

@@ -8,14 +8,13 @@ import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core.books import follower
-from blazar_core.books import inventory
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import inventory
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.db import notes
-from blazar_core.leases import purging
-from blazar_core.leases import repeats
-from blazar_core import resources
+from blazar_core.leases import idempotency
+from blazar_core.leases import lease_purge
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import mirror
 from tests import databases
@@ -55,21 +54,21 @@ class TestTrim(base.DatabaseTestCase):
 
     def test_what_nobody_asks_for_any_more_is_forgotten(self):
         now = self.clock.now()
-        old = [now - follower.KEEP - 2, now - follower.KEEP - 1]
+        old = [now - booking_index.KEEP - 2, now - booking_index.KEEP - 1]
         with self.database.writer() as session:
             session.add_all(models.Change(
                 host_id=1, generation=number, parts=1, sign=1,
                 created_at=one)
                 for number, one in enumerate([*old, now]))
-            session.add_all(notes.RequestKey(
+            session.add_all(models.RequestKey(
                 digest=str(one), asked='', lease_id='', created_at=one)
-                for one in (now - repeats.KEEP - 1, now))
+                for one in (now - idempotency.KEEP - 1, now))
         mirror.Mirror(types.SimpleNamespace(
             database=self.database, clock=self.clock), lambda: None).trim()
         # The newest of the old ones tells that the database is the same.
         self.assertEqual([old[1], now], sorted(
             self.scalars(models.Change.created_at)))
-        self.assertEqual([now], self.scalars(notes.RequestKey.created_at))
+        self.assertEqual([now], self.scalars(models.RequestKey.created_at))
 
 
 class TestLeases(base.LeaseTestCase):
@@ -82,10 +81,10 @@ class TestLeases(base.LeaseTestCase):
         lease = self.lease(0, 10)
         self.assertTrue(looked._have_leases())
         self.lifecycle.ending.end(lease['id'])
-        self.clock.advance(2 * purging.LEAST_AGE)
-        self.assertEqual(1, purging.Purging(
+        self.clock.advance(2 * lease_purge.LEAST_AGE)
+        self.assertEqual(1, lease_purge.LeasePurge(
             self.database, self.clock, lambda _text: None).purge(
-                self.clock.now() - purging.LEAST_AGE).deleted)
+                self.clock.now() - lease_purge.LEAST_AGE).deleted)
         self.assertTrue(looked._have_leases())
 
 
@@ -104,9 +103,11 @@ class TestCompare(base.DatabaseTestCase):
                               ('facts', self.facts), ('trees', dict)):
             self.useFixture(fixtures.MonkeyPatch(
                 f'blazar_nova.compat.hosts.{name}', instead))
-        self.mirror = mirror.Mirror(types.SimpleNamespace(
-            database=self.database, clock=self.clock,
-            types=resources.Types({}, base.FakeType())), lambda *_args: None)
+        self.mirror = mirror.Mirror(
+            types.SimpleNamespace(
+                database=self.database, clock=self.clock,
+                types=resource_types.ResourceTypes({}, base.FakeType())),
+            lambda *_args: None)
         self.compared = []
         self.mirror._compare_servers = lambda _go_on: self.compared.append(
             len(self.asked))
@@ -180,7 +181,7 @@ class TestMissed(base.DatabaseTestCase):
         self.assertFalse(looked.missed.is_set())
 
         def away(_host):
-            raise errors.BooksUnavailable
+            raise errors.DatabaseUnavailable
 
         looked.hosts.compare_usage = away
         looked.hints.add(usage='one')

@@ -7,14 +7,14 @@ import types
 
 import fixtures
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.lifecycle import health
+from blazar_core.healing import host_status
 from blazar_nova.listener import monitors
 from tests.unit import base
 
-DOWN = health.Down('No answer.')
-SURE = health.Down('Its power is off.', certain=True)
+DOWN = host_status.Down('No answer.')
+SURE = host_status.Down('Its power is off.', certain=True)
 
 
 class Rack(monitors.Monitor):
@@ -122,7 +122,7 @@ class TestRunning(MonitorsTestCase):
         self.assert_looked()
 
     def test_a_look_that_fails_is_not_the_last_one(self):
-        self.rack.seen = errors.BooksUnavailable()
+        self.rack.seen = errors.DatabaseUnavailable()
         self.run_monitors()
         self.clock.advance(60)
         self.assert_looked()
@@ -177,7 +177,7 @@ class TestFencing(base.TestCase):
         self.clock = clocks.ManualClock()
         self.done = []
         for where in ('blazar_nova.compat.hosts.force_down',
-                      'blazar_core.books.outages.note_fenced'):
+                      'blazar_core.capacity.outages.note_fenced'):
             self.useFixture(fixtures.MonkeyPatch(
                 where, lambda *what, where=where: self.done.append(
                     (where.rpartition('.')[2], *what[-2:]))))

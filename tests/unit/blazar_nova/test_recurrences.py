@@ -11,7 +11,7 @@ from oslotest import base
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import recurring
+from blazar_core.leases import series
 from blazar_nova.api import lease_params
 from blazar_nova.api import recurrences
 
@@ -70,7 +70,7 @@ class TestLocalized(base.BaseTestCase):
         return ['-'.join(datetime.datetime.fromtimestamp(
             time, zone).strftime('%d %H:%M') for time in (one.start, one.end))
             for one in request.recurrence.windows], [
-                recurring.absence(timezone, one)
+                series.absence(timezone, one)
                 for one in request.recurrence.shifted.values()]
 
     def test_windows_in_the_gap(self):

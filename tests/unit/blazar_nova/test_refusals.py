@@ -12,7 +12,7 @@ from nova.db.api import models as api_models
 from nova.db.main import models as main_models
 import sqlalchemy as sa
 
-from blazar_core.db import vault
+from blazar_core.db import encryption
 from blazar_nova.compat.seams import check
 from tests import imports as code
 from tests import samples
@@ -65,7 +65,7 @@ class RefusalTest(base.TestCase):
         with open(os.path.join(self.folder, 'nova.conf'), 'w') as file:
             file.write(CONF.format(folder=self.folder, allow=allow))
             file.write(samples.nova_conf(
-                f'sqlite:///{self.folder}/blazar', vault.new_key()))
+                f'sqlite:///{self.folder}/blazar', encryption.new_key()))
 
     def start(self, name, *words, **environ):
         """Run a process to its end; returns its code and what it printed."""

@@ -10,10 +10,10 @@ from oslotest import base as oslotest
 
 from blazar_core.common import errors
 from blazar_core.common import states
-from blazar_core.leases import changing
-from blazar_core.leases import making
-from blazar_core.leases import owning
+from blazar_core.leases import creation
 from blazar_core.leases import requests
+from blazar_core.leases import transfer
+from blazar_core.leases import updates
 from blazar_nova.api import faults
 from tests import databases
 from tests import imports
@@ -58,7 +58,7 @@ class TestRequests(base.LeaseTestCase):
     # -- a lease in each state -----------------------------------------------
 
     def offered(self):
-        return self.leases.making.offer(making.NewLease(
+        return self.leases.making.offer(creation.NewLease(
             'project', 'user', self.request(100, 1000), (self.places(),)), 60)
 
     def waiting(self):
@@ -104,7 +104,7 @@ class TestRequests(base.LeaseTestCase):
     # -- what is asked of it -------------------------------------------------
 
     def change(self, lease, **values):
-        self.leases.changing.update(lease['id'], changing.Change(**values))
+        self.leases.changing.update(lease['id'], updates.LeaseChange(**values))
 
     def rename(self, lease):
         self.change(lease, name='other')
@@ -128,7 +128,7 @@ class TestRequests(base.LeaseTestCase):
     def hand_over(self, lease):
         own = self.leases.owning
         own.hand_over(lease['id'], own.look(lease['id']).generation,
-                      owning.Owner('project', 'heir'), None, False)
+                      transfer.Owner('project', 'heir'), None, False)
 
     def delete(self, lease):
         self.lifecycle.ending.delete(lease['id'])

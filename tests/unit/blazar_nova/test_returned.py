@@ -8,7 +8,7 @@ import copy
 from oslotest import base
 
 from blazar_core.common import errors
-from blazar_core import resources
+from blazar_core.plugins import resource_types
 from blazar_nova.api import bodies
 from blazar_nova.api import lease_params
 from blazar_nova.api import own_events
@@ -20,7 +20,7 @@ from blazar_nova.resources import types
 
 #: 2027-01-15 08:00.
 NOW = 1_800_000_000
-TYPES = resources.Types({
+TYPES = resource_types.ResourceTypes({
     'virtual:instance': instances.Instances(),
     'flavor:instance': flavor_instances.FlavorInstances(),
     'physical:host': physical_hosts.PhysicalHosts()}, None)

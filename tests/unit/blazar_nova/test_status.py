@@ -10,11 +10,10 @@ import sys
 import fixtures
 
 from blazar_core.db import api
+from blazar_core.db import encryption
 from blazar_core.db import migration
 from blazar_core.db import models
-from blazar_core.db import notes
 from blazar_core.db import settings
-from blazar_core.db import vault
 from tests import databases
 from tests import samples
 from tests.unit import base
@@ -59,7 +58,7 @@ class StatusTest(base.TestCase):
     def write(self, more='', conf=None,
               factory='blazar_nova.api.app:factory'):
         if conf is None:
-            conf = MORE + samples.nova_conf(self.url, vault.new_key())
+            conf = MORE + samples.nova_conf(self.url, encryption.new_key())
         for name, text in (
                 ('nova.conf', conf + more),
                 ('api-paste.ini', samples.with_leases(_NOVA).replace(
@@ -77,7 +76,7 @@ class StatusTest(base.TestCase):
     def listen(database, worker, until):
         """As a listener does when it compares hosts."""
         with database.writer() as session:
-            session.merge(notes.Turn(
+            session.merge(models.Turn(
                 name='comparison', worker=worker, claimed_until=until,
                 due_at=until))
 

@@ -4,7 +4,7 @@ from unittest import mock
 
 import sqlalchemy as sa
 
-from blazar_core.common import clock as clocks
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import views
@@ -91,7 +91,7 @@ class TestAsking(base.LeaseTestCase):
 
     def test_that_do_not_answer(self):
         self.assertEqual((True, True), self.is_told())
-        for wrong in (errors.BooksUnavailable(), RuntimeError('Locked.')):
+        for wrong in (errors.DatabaseUnavailable(), RuntimeError('Locked.')):
             def fail(*_args, wrong=wrong):
                 raise wrong
 

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is wrong in the books, as far as the books alone can tell.
+
+Every process that changes the books keeps them right. What is looked for here
+is what a crash between two transactions, a database that was restored, or a
+hand in the tables may have left behind. Reading is linear in the bookings,
+and by a handful of statements.
+
+* :mod:`~blazar_core.audit.unfinished` looks at the leases that are
+  not over, and at their events;
+* :mod:`~blazar_core.audit.leftovers` at what others left behind;
+* :mod:`~blazar_core.audit.overbooked` at the rule, on every host;
+* :mod:`~blazar_core.audit.leftovers` at what is kept sealed;
+* :mod:`~blazar_core.audit.findings` are what they find.
+
+The audit: everything that is looked at in the books, in its order.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.audit.findings import Difference
+from blazar_core.audit import leftovers
+from blazar_core.audit import overbooked
+from blazar_core.audit import unfinished
+from blazar_core.common import clocks
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.lifecycle import handlers
+
+__all__ = ['Audit']
+
+
+class Audit:
+    """Looks for what is wrong in the books.
+
+    :param life: what mends do, as the engine would
+    :param opens: opens a sealed text
+    :param late: seconds after which a due event should be under way
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 life: handlers.Handlers, opens: ty.Callable[[str], str],
+                 late: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._unfinished = unfinished.Unfinished(database, clock, life, late)
+        self._remains = leftovers.Remains(database, clock)
+        self._sealed = leftovers.Sealed(database, life, opens)
+
+    def size(self) -> dict[str, int]:
+        """How much there is to compare."""
+        with self._database.reader() as session:
+            return {
+                'leases': session.scalars(
+                    sa.select(sa.func.count()).where(
+                        models.Lease.status != states.Lease.TERMINATED)).one(),
+                'servers': session.scalars(
+                    sa.select(sa.func.count(models.Booking.server_id))).one(),
+                'hosts': session.scalars(
+                    sa.select(sa.func.count(models.Host.id))).one()}
+
+    def differences(self) -> ty.Iterator[Difference]:
+        """What is wrong."""
+        yield from self._unfinished.differences()
+        yield from self._unfinished.overdue()
+        yield from self._remains.differences()
+        yield from overbooked.overbooked(self._database, self._clock)
+        yield from self._sealed.differences()
+
+    def overdue(self) -> ty.Iterator[Difference]:
+        """The events that no worker carries out."""
+        return self._unfinished.overdue()
+
+    def credentials(self) -> dict[str, tuple[str, str, str]]:
+        """What lets us act for owners of leases, opened.
+
+        :returns: to each credential the id, name and status of its lease
+        """
+        return self._sealed.credentials()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Remains: what is in the books and belongs to nothing any more.
+
+What is kept sealed: the builds of servers, and the trusts of owners.
+"""
+
+import collections
+import contextlib
+import functools
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.audit.findings import Difference
+from blazar_core.audit.findings import named
+from blazar_core.audit.findings import when
+from blazar_core.audit import unfinished
+from blazar_core.capacity import ledger
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import credentials
+from blazar_core.lifecycle import handlers
+
+__all__ = ['Remains', 'Sealed']
+
+
+class Remains:
+    """Looks at what leases and bookings have left behind."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def differences(self) -> ty.Iterator[Difference]:
+        """What has no business there."""
+        yield from self._of_the_dead()
+        yield from self._unlike()
+        yield from self._without_lease()
+
+    def _of_the_dead(self) -> ty.Iterator[Difference]:
+        """Leases that are over have nothing but their record.
+
+        Bookings with servers are left to checks that can ask for the servers.
+        """
+        parts = {
+            'bookings': sa.select(models.Reservation.lease_id).join(
+                models.Booking.reservation).where(
+                    models.Booking.server_id.is_(None)),
+            'a held build': sa.select(models.HeldBuild.lease_id),
+            'events that are not done': sa.select(
+                models.Event.lease_id).where(unfinished.OPEN),
+        }
+        left: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+        with self._database.reader() as session:
+            for what, query in parts.items():
+                for row in session.execute(
+                        sa.select(models.Lease.id, models.Lease.name).where(
+                            models.Lease.status == states.Lease.TERMINATED,
+                            models.Lease.id.in_(query))):
+                    left[row.id, row.name].append(what)
+        for (lease_id, name), has in left.items():
+            yield Difference(
+                ('dead', lease_id, *has),
+                f'{named(lease_id, name)} is TERMINATED, and still has '
+                f'{" and ".join(has)}.', '--fix removes them',
+                functools.partial(
+                    self._database.retried, self._bury, lease_id))
+
+    def _bury(self, lease_id: str) -> None:
+        with contextlib.suppress(errors.NotFound), (
+                self._database.writer()) as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.TERMINATED:
+                return
+            ledger.amend(session, self._clock.now(), [
+                ledger.Edit(booking, None)
+                for reservation in lease.reservations
+                for booking in reservation.bookings
+                if booking.server_id is None])
+            session.execute(sa.delete(models.HeldBuild).where(
+                models.HeldBuild.lease_id == lease_id))
+            for event in lease.events:
+                event.enter(states.Event.DONE, self._clock.now())
+
+    def _unlike(self) -> ty.Iterator[Difference]:
+        """Bookings that take room are over the window of their lease; those
+        of hosts that a lease got when it had begun are since then.
+        """
+        later = sa.and_(
+            models.Booking.server_id.is_(None),
+            models.Booking.start_date > models.Lease.start_date,
+            models.Booking.start_date <= self._clock.now(),
+            sa.exists().where(
+                models.Host.id == models.Booking.host_id,
+                models.Host.assigned_to == models.Booking.reservation_id))
+        with self._database.reader() as session:
+            found = session.execute(
+                sa.select(models.Booking.id, models.Booking.server_id,
+                          models.Booking.start_date, models.Booking.end_date,
+                          models.Lease.id.label('lease_id'),
+                          models.Lease.name,
+                          models.Lease.start_date.label('start'),
+                          models.Lease.end_date.label('end'))
+                .join(models.Booking.reservation)
+                .join(models.Reservation.lease)
+                .where(
+                    # Where room is made others are kept off for longer.
+                    models.Lease.status.not_in((
+                        states.Lease.IN_PROGRESS, states.Lease.TERMINATED)),
+                    models.Booking.host_id.is_not(None),
+                    sa.or_(
+                        sa.and_(models.Booking.start_date !=
+                                models.Lease.start_date, ~later),
+                        models.Booking.end_date != (
+                            models.Lease.end_date +
+                            models.Lease.grace_period +
+                            models.Lease.cleaning_time)))).all()
+        for row in found:
+            yield Difference(
+                ('unlike', row.id, row.start_date, row.end_date),
+                f'{named(row.lease_id, row.name)} is from {when(row.start)} '
+                f'to {when(row.end)}, but server {row.server_id} is booked '
+                f'from {when(row.start_date)} to {when(row.end_date)}.',
+                'end the lease and book again')
+
+    def _without_lease(self) -> ty.Iterator[Difference]:
+        with self._database.reader() as session:
+            found = session.execute(
+                sa.select(models.Booking.id, models.Booking.server_id,
+                          models.Booking.start_date, models.Booking.end_date)
+                .outerjoin(models.Booking.reservation)
+                .outerjoin(models.Reservation.lease)
+                .where(models.Lease.id.is_(None),
+                       models.Booking.outage.is_(None))).all()
+        for row in found:
+            yield Difference(
+                ('no lease', row.id),
+                f'Booking {row.id} of server {row.server_id} from '
+                f'{when(row.start_date)} to {when(row.end_date)} belongs to '
+                f'no lease.', '--fix removes it', functools.partial(
+                    self._database.retried, self._drop, row.id))
+
+    def _drop(self, booking_id: int) -> None:
+        with self._database.writer() as session:
+            row = session.scalars(
+                sa.select(models.Booking).outerjoin(models.Booking.reservation)
+                .outerjoin(models.Reservation.lease).where(
+                    models.Booking.id == booking_id,
+                    models.Lease.id.is_(None),
+                    models.Booking.outage.is_(None))).one_or_none()
+            if row is not None:
+                ledger.amend(session, self._clock.now(),
+                             [ledger.Edit(row, None)])
+
+
+#: How many sealed texts are read at a time; one may have megabytes.
+_BATCH = 100
+
+
+class Sealed:
+    """Looks at what is sealed.
+
+    :param life: what mends do, as the engine would
+    :param opens: opens a sealed text
+    """
+
+    def __init__(self, database: api.Database, life: handlers.Handlers,
+                 opens: ty.Callable[[str], str]) -> None:
+        self._database = database
+        self._life = life
+        self._opens = opens
+
+    def differences(self) -> ty.Iterator[Difference]:
+        """What is kept sealed opens, and is kept only while it is needed."""
+        for table, what in ((models.HeldBuild, 'the build of its servers'),
+                            (models.Credential, 'the trust of its owner')):
+            for row in self._rows(table):
+                if row.id is None or row.status == states.Lease.TERMINATED:
+                    if table is models.Credential:
+                        yield self._unrevoked(row)
+                elif None in map(self._open, credentials.all_of(row)):
+                    yield Difference(
+                        ('sealed', table.__tablename__, row.lease_id),
+                        f'{named(row.id, row.name)}: {what} does not open '
+                        f'with any key of [blazar] encryption_keys.',
+                        'put the key back that it was sealed with')
+
+    def _unrevoked(self, row: ty.Any) -> Difference:
+        return Difference(
+            ('unrevoked', row.lease_id),
+            f'Lease {row.lease_id} is over, and the trust of its owner is '
+            f'still kept.', '--fix revokes and forgets it',
+            functools.partial(self._life.closing.revoke_of, row.lease_id))
+
+    def _open(self, sealed: str) -> str | None:
+        try:
+            return self._opens(sealed)
+        except errors.DecryptionError:
+            return None
+
+    def _rows(self, table: type[models.HeldBuild | models.Credential],
+              ) -> ty.Iterator[ty.Any]:
+        """What somebody may still need to open, with its lease."""
+        replaced = (models.Credential.replaced if table is models.Credential
+                    else sa.null().label('replaced'))
+        query = sa.select(table.lease_id, table.sealed, replaced,
+                          models.Lease.id, models.Lease.name,
+                          models.Lease.status).outerjoin(
+            models.Lease, models.Lease.id == table.lease_id).order_by(
+                table.lease_id).limit(_BATCH)
+        if table is models.HeldBuild:
+            query = query.where(models.Lease.status.in_(
+                states.HOLDING))
+        last = ''
+        while True:
+            with self._database.reader() as session:
+                rows = session.execute(query.where(
+                    table.lease_id > last)).all()
+            if not rows:
+                return
+            yield from rows
+            last = rows[-1].lease_id
+
+    def credentials(self) -> dict[str, tuple[str, str, str]]:
+        """What lets us act for owners of leases, opened.
+
+        :returns: to each credential the id, name and status of its lease
+        """
+        return {opened: (row.lease_id, row.name or '',
+                         row.status or states.Lease.TERMINATED)
+                for row in self._rows(models.Credential)
+                if (opened := self._open(row.sealed)) is not None}

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The leases that are not over, and the events that move them on."""
+
+import collections
+import contextlib
+import functools
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.audit.findings import Difference
+from blazar_core.audit.findings import LISTENER
+from blazar_core.audit.findings import Mend
+from blazar_core.audit.findings import named
+from blazar_core.audit.findings import STUCK
+from blazar_core.audit.findings import when
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import events
+from blazar_core.lifecycle import handlers
+from blazar_core.lifecycle import lease_status
+
+__all__ = ['OPEN', 'Unfinished']
+
+_COUNTS = sa.select(
+    models.Reservation.lease_id,
+    sa.func.count(models.Booking.id).label('bookings'),
+    sa.func.count(models.Booking.server_id).label('servers'),
+    sa.func.count(sa.case((sa.and_(
+        models.Booking.dispatched_at.is_(None),
+        models.Booking.failed_at.is_(None)),
+        models.Booking.server_id))).label('waiting'),
+).outerjoin(models.Reservation.bookings).group_by(models.Reservation.lease_id)
+
+OPEN = models.Event.status.in_(states.OPEN)
+
+
+class _Lease(ty.NamedTuple):
+    """A lease that is not over, and how much there is of what belongs to it.
+
+    :ivar bookings: None when it has no reservations, and is right without
+    :ivar waiting: servers whose build has not been sent
+    :ivar has_build: whether what would be sent is kept
+    """
+
+    row: ty.Any
+    bookings: int | None
+    servers: int
+    waiting: int
+    has_build: bool
+    events: ty.Mapping[str, ty.Any]
+
+    @property
+    def title(self) -> str:
+        return named(self.row.id, self.row.name)
+
+
+class Unfinished:
+    """Looks at leases that are not over.
+
+    :param life: what mends do, as the engine would
+    :param late: seconds after which a due event should be under way
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 life: handlers.Handlers, late: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._life = life
+        self._late = late
+
+    def differences(self) -> ty.Iterator[Difference]:
+        """What is wrong with them."""
+        for lease in self._unfinished():
+            yield from self._about(lease)
+
+    def _unfinished(self) -> list[_Lease]:
+        """Everything of the leases that are not over, from one moment."""
+        with self._database.reader() as session:
+            counts = {row.lease_id: (row.bookings, row.servers, row.waiting)
+                      for row in session.execute(_COUNTS)}
+            builds = set(session.scalars(
+                sa.select(models.HeldBuild.lease_id)))
+            events: dict[str, dict[str, ty.Any]] = (
+                collections.defaultdict(dict))
+            for row in session.execute(
+                    sa.select(models.Event.__table__)
+                    .where(OPEN).order_by(models.Event.due.desc())):
+                events[row.lease_id][row.event_type] = row
+            found = session.execute(
+                sa.select(models.Lease.__table__).where(
+                    models.Lease.status != states.Lease.TERMINATED)
+                .order_by(models.Lease.start_date, models.Lease.id)).all()
+        return [_Lease(row, *counts.get(row.id, (None, 0, 0)),
+                       row.id in builds, events.get(row.id, {}))
+                for row in found]
+
+    def _about(self, lease: _Lease) -> ty.Iterator[Difference]:
+        if lease.bookings == 0:
+            yield self._empty(lease)
+            return
+        yield from self._unbuilt(lease)
+        yield from self._without_event(lease)
+        yield from self._overstaying(lease)
+
+    def _empty(self, lease: _Lease) -> Difference:
+        offered = lease.row.status == states.Lease.OFFERED
+        return Difference(
+            ('empty', lease.row.id),
+            f'{lease.title} is {lease.row.status}, and has no booking.',
+            '--fix ends it',
+            functools.partial(self._life.ending.expire if offered else
+                              self._life.ending.end, lease.row.id))
+
+    def _unbuilt(self, lease: _Lease) -> ty.Iterator[Difference]:
+        """What is to start has its build and nothing that was sent; what
+        runs has nothing left to be sent.
+        """
+        status = lease.row.status
+        if status == states.Lease.PENDING and lease.servers and not (
+                lease.has_build and lease.waiting == lease.servers):
+            kept = 'was sent already' if lease.has_build else 'is not kept'
+            yield Difference(
+                ('no build', lease.row.id),
+                f'{lease.title} is PENDING, but the build of its servers '
+                f'{kept}: it cannot start.',
+                'delete its servers, which ends it, and book again')
+        elif lease.waiting and (status == states.Lease.ACTIVE or (
+                status == states.Lease.STARTING and not lease.has_build)):
+            yield Difference(
+                ('build', lease.row.id),
+                f'{lease.title} is {status}, but {lease.waiting} of its '
+                f'servers were not sent and no worker will send them: the API '
+                f'calls them RESERVED.',
+                'they go with their lease; delete them to be rid of them now')
+
+    def _without_event(self, lease: _Lease) -> ty.Iterator[Difference]:
+        """What moves a lease on is an event that will still come."""
+        wanted = {states.Lease.OFFERED: [states.EventType.EXPIRE],
+                  states.Lease.WAITING: [states.EventType.RETRY],
+                  states.Lease.IN_PROGRESS: [states.EventType.MAKE_ROOM],
+                  states.Lease.PENDING: [
+                      states.EventType.START, states.EventType.END],
+                  }.get(lease.row.status, [states.EventType.END])
+        if lease.row.status == states.Lease.STARTING and lease.waiting:
+            wanted = [states.EventType.START, *wanted]
+        for event_type in wanted:
+            if event_type in lease.events:
+                continue
+            if event_type == states.EventType.EXPIRE:
+                mend: Mend = functools.partial(
+                    self._life.ending.expire, lease.row.id)
+                remedy = '--fix ends it'
+            else:
+                mend = functools.partial(
+                    self._database.retried, self._reopen, lease.row.id,
+                    event_type)
+                remedy = '--fix writes the event again'
+            yield Difference(
+                ('no event', lease.row.id, event_type),
+                f'{lease.title} is {lease.row.status}, and no {event_type} '
+                f'will come.', remedy, mend)
+
+    def _reopen(self, lease_id: str, event_type: str) -> None:
+        """Write the start or the end of a lease again."""
+        with contextlib.suppress(errors.NotFound), (
+                self._database.writer()) as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == states.Lease.TERMINATED or (
+                    event_type == states.EventType.START and
+                    lease.status not in states.TO_START) or (
+                    event_type == states.EventType.RETRY and
+                    lease.status != states.Lease.WAITING) or (
+                    event_type == states.EventType.MAKE_ROOM and
+                    lease.status != states.Lease.IN_PROGRESS) or any(
+                        event.event_type == event_type and
+                        event.status in states.OPEN
+                        for event in lease.events):
+                return
+            time = {states.EventType.START: lease.start_date,
+                    states.EventType.END: lease.end_date,
+                    }.get(states.EventType(event_type), self._clock.now())
+            session.add(models.Event(**events.row(
+                lease_id, event_type, time, self._clock.now())))
+
+    def overdue(self) -> ty.Iterator[Difference]:
+        """The events that no worker carries out."""
+        latest = self._clock.now() - self._late
+        with self._database.reader() as session:
+            found = session.execute(
+                sa.select(models.Event.__table__, models.Lease.name).join(
+                    models.Lease, models.Lease.id == models.Event.lease_id)
+                .where(models.Lease.status != states.Lease.TERMINATED, sa.or_(
+                    sa.and_(models.Event.status == states.Event.UNDONE,
+                            models.Event.due < latest),
+                    sa.and_(models.Event.status == states.Event.IN_PROGRESS,
+                            models.Event.claimed_until < latest)))
+                .order_by(models.Event.due)).all()
+        for event in found:
+            text = (f'is due since {when(event.due)}, and no worker has taken '
+                    f'it up' if event.status == states.Event.UNDONE else
+                    f'was claimed by {event.claimed_by}, which has given no '
+                    f'sign of life since {when(event.claimed_until)}, and '
+                    f'no worker has taken it over')
+            yield Difference(
+                ('overdue', event.id, event.due, event.claimed_until),
+                f'{named(event.lease_id, event.name)}: its '
+                f'{event.event_type} {text}.', LISTENER)
+
+    def _overstaying(self, lease: _Lease) -> ty.Iterator[Difference]:
+        """A lease whose end has begun, or should have, comes to an end."""
+        row, latest = lease.row, self._clock.now() - STUCK
+        end = lease.events.get(states.EventType.END)
+        since = row.ending_at or row.updated_at
+        if row.status == states.Lease.TERMINATING and (
+                since + row.grace_period + row.cleaning_time
+                < latest) and not conditions.is_set(
+                    row.conditions, lease_status.LEFT):
+            cleaning = conditions.is_set(row.conditions, lease_status.CLEANING)
+            yield Difference(
+                ('ending', row.id),
+                f'{lease.title} is TERMINATING since {when(since)}: '
+                + ('its hosts are not clean yet.' if cleaning else
+                   f'{lease.servers} of its servers are not gone.'),
+                'see what blazar-listener has logged of cleaning_command'
+                if cleaning else
+                'see why Nova does not delete them; blazar-listener goes on '
+                'trying')
+        elif row.status != states.Lease.TERMINATING and (
+                row.end_date < latest) and end is not None and end.attempts:
+            yield Difference(
+                ('not ended', row.id),
+                f'{lease.title} should have ended at {when(row.end_date)} '
+                f'and is {row.status}; its end was tried {end.attempts} '
+                f'times.', LISTENER)

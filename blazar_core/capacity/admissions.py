@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Admission: which hosts a demand gets, or why none.
+
+The search is done in memory (:mod:`blazar_core.capacity.booking_index`), the
+decision in the database (:func:`blazar_core.capacity.ledger.amend`), which may
+say that the search was late: then it is done again, with other hosts first.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import typing as ty
+
+import numpy as np
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import consolidation
+from blazar_core.capacity import selection
+from blazar_core.capacity import start_times
+from blazar_core.capacity import units
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Admission', 'CROWDED', 'LAG', 'Pick', 'ProjectHosts']
+
+LOG = logging.getLogger(__name__)
+
+R = ty.TypeVar('R')
+
+#: What was picked for a lease, and over which window it gets that.
+Pick: ty.TypeAlias = tuple[
+    ty.Sequence[ty.Sequence[int | None]], model.Window]
+
+
+class ProjectHosts:
+    """The hosts of a project, for one search or one look under its lock.
+
+    They are read when a pick has one that may be new to the project.
+
+    :param read: given the ids of hosts, returns what bounds a project that
+        would get them; None: it has reservations on all of them. It takes a
+        ``connection`` if there is a transaction.
+    """
+
+    def __init__(self, read: ty.Callable[..., selection.HostBound | None],
+                 ) -> None:
+        self._read = read
+        self._own: set[int] = set()
+        self._host_bound: selection.HostBound | None = None
+        self._added: list[tuple[selection.Picked, model.Window]] = []
+
+    def has_all(self, picked: selection.Picked) -> bool:
+        """Return whether the project has reservations on all hosts picked.
+        """
+        wanted = set(itertools.chain(*picked))
+        if self._host_bound is None and not wanted <= self._own:
+            self._host_bound = self._read(wanted)
+            if self._host_bound is None:
+                self._own |= wanted
+            else:
+                for one in self._added:
+                    self._host_bound = self._host_bound.with_lease(*one)
+                self._own |= self._host_bound.hosts
+        return wanted <= self._own
+
+    def exceeded(self, picked: selection.Picked, window: model.Window,
+                 ) -> selection.HostBound | None:
+        """Return the bound that a pick exceeds; None: it keeps to it."""
+        if self.has_all(picked) or self._host_bound is None or (
+                self._host_bound.allows(picked, window)):
+            return None
+        return self._host_bound
+
+    def add(self, picked: selection.Picked, window: model.Window) -> None:
+        """Count a lease that the project gets as well."""
+        self._own.update(*picked)
+        self._added.append((picked, window))
+        if self._host_bound is not None:
+            self._host_bound = self._host_bound.with_lease(picked, window)
+
+    def confirm(self, connection: sa.Connection, picks: ty.Iterable[Pick],
+                ) -> None:
+        """Make sure that what was picked among these hosts keeps to the bound
+        as it is now; under the lock of the project.
+
+        A pick may exceed it as long as the project has no other hosts: those
+        that it had then have no capacity for it.
+
+        :raises Outdated: when another search may find hosts that keep to it
+        """
+        now = ProjectHosts(functools.partial(
+            self._read, connection=connection))
+        for some, window in picks:
+            picked = [[one for one in hosts if one is not None]
+                      for hosts in some]
+            bound = now.exceeded(picked, window)
+            if bound is not None and (
+                    self._host_bound is None or
+                    not bound.hosts <= self._host_bound.hosts):
+                raise api.Outdated('its project has other hosts meanwhile')
+            now.add(picked, window)
+
+
+#: The hosts of a project, as they are; None: it may be on all.
+_HostBound: ty.TypeAlias = ty.Callable[[], ProjectHosts | None]
+
+
+def _no_bound() -> None:
+    return None
+
+
+#: Seconds that the first search for capacity may lag behind the database: to
+#: ask costs half as much as to decide.
+LAG = 0.1
+#: How often an admission goes on to prefer hosts that have reservations
+#: although others are deciding about them.
+GATHER_TRIES = 4
+#: Seconds for which a host where a race was lost is taken only if need be.
+CROWDED = 1
+
+
+class Admission:
+    """Finds capacity, or says why there is none.
+
+    :ivar index: in which it looks
+    :ivar starts: when there is capacity, and how much
+    :ivar freeing: what could be moved so that there is some
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 strategy: selection.Strategy = selection.pack) -> None:
+        self.index = booking_index.Index(database, clock)
+        self._picking = selection.Selection(self.index, strategy)
+        self.starts = start_times.StartTimes(clock, self.index, self._picking)
+        self.freeing = consolidation.PlannerInputs(
+            database, clock, self.index, self._picking)
+        self._database = database
+        self._clock = clock
+        self._lost: dict[int, float] = {}
+
+    def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
+              write: ty.Callable[[sa.Connection, selection.Picked], R],
+              host_bound: _HostBound = _no_bound) -> R:
+        """Find hosts and write, again until no other process is faster.
+
+        :param demands: all of them, or nothing
+        :param write: decides in a transaction, by
+            :func:`blazar_core.capacity.ledger.decide`, about the hosts it is
+            given, one for each server of each demand
+        :param host_bound: the hosts of the project, asked before each attempt
+        :returns: what ``write`` returned, when it is committed
+        :raises Refused: when there is no capacity; says why and when
+        :raises ConcurrentUpdate: when too many others book at the same moment
+        """
+        return self.admit_all(
+            [(demands, window)],
+            lambda connection, picked: write(connection, picked[0]),
+            host_bound)
+
+    def admit_all(self, wanted: ty.Sequence[tuple[
+            ty.Sequence[model.Demand], model.Window]],
+            write: ty.Callable[[sa.Connection, list[selection.Picked]], R],
+            host_bound: _HostBound = _no_bound) -> R:
+        """As :meth:`admit`, for what does not meet: all of it, or nothing.
+
+        :param wanted: windows of which none overlaps another one, with what
+            is wanted over each
+        :param write: is given hosts for each of them
+        """
+        lags = iter([LAG])
+        losses = itertools.count()
+
+        def attempt() -> R:
+            crowded, lag = self.crowded(), next(lags, 0)
+            gather, bound = next(losses) < GATHER_TRIES, host_bound()
+            own: set[int] = set()
+            picked = []
+            for demands, window in wanted:
+                picked.append(self.pick_all(
+                    demands, window, last=crowded, lag=lag, host_bound=bound,
+                    own=own, gather=gather))
+                own.update(*picked[-1])
+                if bound is not None:
+                    bound.add(picked[-1], window)
+            with self.deciding(), self._database.begin() as connection:
+                return write(connection, picked)
+
+        return self._database.retried(attempt)
+
+    @contextlib.contextmanager
+    def deciding(self) -> ty.Iterator[None]:
+        """Somebody decides about hosts that were picked. Where another
+        process is busy there, others are looked for first.
+        """
+        try:
+            yield
+        except api.LostRace as race:
+            self._lost[race.host_id] = self._clock.elapsed()
+            raise
+
+    def crowded(self) -> set[int]:
+        """The ids of hosts about which others decided a moment ago.
+
+        Processes that decide side by side would meet again and again on the
+        host that is the best for all of them. So each goes elsewhere for a
+        while.
+        """
+        since = self._clock.elapsed() - CROWDED
+        self._lost = {host_id: when for host_id, when in self._lost.items()
+                      if when >= since}
+        return set(self._lost)
+
+    def pick(self, demand: model.Demand, window: model.Window,
+             **how: ty.Any) -> list[int]:
+        """As :meth:`pick_all`, for one demand."""
+        return self.pick_all([demand], window, **how)[0]
+
+    def pick_all(self, demands: ty.Sequence[model.Demand],
+                 window: model.Window, last: ty.Collection[int] = (),
+                 instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
+                 kept: ty.Sequence[selection.Pinned] = (),
+                 coming: ty.Sequence[ty.Any] = (),
+                 host_bound: ProjectHosts | None = None,
+                 own: ty.Collection[int] = (), gather: bool = True,
+                 ) -> selection.Picked:
+        """The id of a host for each server of demands; books nothing.
+
+        Of a demand that is content with fewer, as many as there are.
+
+        :param last: ids of hosts to be taken only when no others will do
+        :param instead_of: rows of bookings that would go in exchange
+        :param lag: seconds that what is picked from may be old; nothing is
+            refused for what is
+        :param kept: what has to fit beside them where it is; then no other
+            start is looked for
+        :param coming: bookings that are decided together with this, and not
+            in the books yet
+        :param host_bound: the hosts of the project; None: it may be on all
+        :param own: ids of hosts that count as reserved already
+        :param gather: see :meth:`.picking.Selection.together`
+        :raises Refused: when they do not all fit
+        :raises LimitExceeded: when they name hosts of which the project would
+            have too many
+        """
+        alike = _alike(demands)
+        merged: ty.Sequence[model.Demand] = [
+            dataclasses.replace(demands[numbers[0]], count=sum(
+                demands[number].count for number in numbers))
+            for numbers in alike]
+        asked = merged
+        with self._picking.asked_for(
+                merged, lag, instead_of, coming) as (timeline, merged):
+            found = self._picking.together(
+                timeline, merged, window, last, kept, own, gather)
+        # What lags may not know of the hosts that the project got last.
+        if lag and (isinstance(found, selection.NoFit) or (
+                host_bound is not None and not host_bound.has_all(found))):
+            return self.pick_all(
+                demands, window, last, instead_of, kept=kept, coming=coming,
+                host_bound=host_bound, own=own, gather=gather)
+        if not isinstance(found, selection.NoFit):
+            bound = host_bound and host_bound.exceeded(found, window)
+            if bound:
+                with self._picking.asked_for(
+                        asked, 0, instead_of, coming) as (timeline, merged):
+                    found = self._picking.gathered(
+                        timeline, asked, merged, window, kept, bound) or found
+            return _dealt(found, alike, demands)
+        refusal = self._refusal([demand.fewest() for demand in merged],
+                                window, found, instead_of, kept)
+        self._explain(refusal, window)
+        raise errors.Refused(refusal)
+
+    def candidates(self, demand: model.Demand) -> set[int]:
+        """The ids of the hosts of which a demand could have all, if nothing
+        were booked there.
+        """
+        with self._picking.asked_for([demand], 0) as (timeline, (demand,)):
+            allowed = self._picking.allowed(timeline, demand)
+            ids = timeline.ids if allowed is None else [
+                timeline.ids[place] for place in np.flatnonzero(allowed)]
+        hosts = self.index.hosts
+        return {one for one in ids if any(hosts[one].capacity.values()) and
+                not any(hosts[one].usage.values())}
+
+    def usable(self, demand: model.Demand) -> frozenset[str]:
+        """The uuids of the hosts that can take a server of a demand, if
+        nothing is booked or used there.
+        """
+        with self._picking.asked_for([demand], 0) as (timeline, (demand,)):
+            hosts = self.index.uuids()[timeline.units.limits(
+                demand, len(timeline)).able(
+                    self._picking.places(timeline, demand), 1)]
+        return frozenset(hosts.tolist())
+
+    def fits(self, demand: model.Demand, window: model.Window,
+             instead_of: ty.Sequence[ty.Any] = (),
+             coming: ty.Sequence[ty.Any] = ()) -> int:
+        """How many servers of a demand there is room for; books nothing.
+
+        :param instead_of: rows of bookings that would go in exchange
+        :param coming: as for :meth:`pick_all`
+        """
+        with self._picking.asked_for(
+                [demand], 0, instead_of, coming) as (timeline, (demand,)):
+            rooms = timeline.fits(
+                demand, window, self._picking.allowed(timeline, demand))
+        return min(selection.most_of(demand, rooms), demand.count)
+
+    def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
+              host_bound: ProjectHosts | None = None,
+              ) -> refusals.Refusal | None:
+        """What :meth:`pick_all` would say: None when there is capacity."""
+        try:
+            self.pick_all(demands, window, host_bound=host_bound)
+        except errors.Refused as exc:
+            return exc.refusal
+        return None
+
+    def _refusal(self, demands: ty.Sequence[model.Demand],
+                 window: model.Window, short: selection.NoFit,
+                 instead_of: ty.Sequence[ty.Any],
+                 kept: ty.Sequence[selection.Pinned]) -> refusals.Refusal:
+        """Why, and when, for demands that had no room.
+
+        :param kept: what cannot begin at another time
+        """
+        next_start = after = None
+        reason = refusals.Reason.NO_HOST
+        if short.anywhere:
+            reason = refusals.Reason.TOO_BIG
+            if kept:
+                if self.starts.fit_once(demands, window, instead_of, kept):
+                    reason = refusals.Reason.NO_ROOM
+            else:
+                next_start, after = self.starts.next_start(
+                    demands, window, instead_of)
+                if (next_start, after) != (None, None):
+                    reason = refusals.Reason.NO_ROOM
+        return refusals.Refusal(
+            reason, selection.count_of(kept) + sum(
+                demand.count for demand in demands),
+            short.fits, next_start, after, detail=self._too_much(demands)
+            if reason is refusals.Reason.TOO_BIG else '', whole=all(
+                model.HOST in one.resources for one in demands))
+
+    def _too_much(self, demands: ty.Iterable[model.Demand]) -> str:
+        """What no host gives one server, whatever is booked there."""
+        with self._picking.asked_for(
+                [*demands], start_times.PATIENCE) as (timeline, named):
+            found = [timeline.too_much(
+                demand, self._picking.places(timeline, demand))
+                for demand in named]
+        said = [_said(one) for some in found for one in some or ()]
+        if not said and any(some is not None for some in found):
+            said = [_TOGETHER]
+        return ' '.join(dict.fromkeys(said))
+
+    def _explain(self, refusal: refusals.Refusal, window: model.Window,
+                 ) -> None:
+        """Tell the operator which leases stand in the way."""
+        if refusal.reason is not refusals.Reason.NO_ROOM or not (
+                LOG.isEnabledFor(logging.INFO)):
+            return
+        with self._database.reader() as session:
+            leases = _in_the_way(session, window)
+        LOG.info('Refused %s servers from %s to %s: %s fit. In the way: '
+                 'leases %s', refusal.wanted, clocks.minute(window.start),
+                 clocks.minute(window.end), refusal.fits_now,
+                 ', '.join(leases) or 'none, but servers without an end')
+
+
+#: Each amount can be had, but not in one server.
+_TOGETHER = ('No host can give one server all that it needs: one resource '
+             'provider has to serve all of a class, and all of a numbered '
+             'request group, with the traits of the group.')
+
+
+def _said(one: units.ExceedsHost) -> str:
+    """What is said of an amount that no host gives one server."""
+    asked = f'One server needs {one.amount} {one.rc}, but'
+    if one.amount > one.most:
+        return f'{asked} no host gives one server more than {one.most}.'
+    if one.amount < one.least:
+        return f'{asked} no host gives one server less than {one.least}.'
+    return (f'{asked} hosts give one server only multiples of '
+            f'{" or ".join(map(str, one.steps))}.')
+
+
+def _alike(demands: ty.Sequence[model.Demand]) -> list[list[int]]:
+    """The numbers of demands that are one, each with more servers.
+
+    Where servers keep together or apart, those of others are others; so are
+    those of demands that accept fewer.
+    """
+    alike: dict[ty.Hashable, list[int]] = {}
+    for number, demand in enumerate(demands):
+        alike.setdefault(
+            demand.kind() if demand.affinity is model.Affinity.NONE and
+            demand.least is None else number, []).append(number)
+    return [*alike.values()]
+
+
+def _dealt(found: selection.Picked, alike: ty.Sequence[ty.Sequence[int]],
+           demands: ty.Sequence[model.Demand]) -> selection.Picked:
+    """What was picked for merged demands, dealt out to all of them."""
+    picked: selection.Picked = [[] for _demand in demands]
+    for hosts, numbers in zip(found, alike, strict=True):
+        rest = iter(hosts)
+        for number in numbers:
+            picked[number] = [*itertools.islice(rest, demands[number].count)]
+    return picked
+
+
+def _in_the_way(session: orm.Session, window: model.Window, most: int = 10,
+                ) -> list[str]:
+    """The leases of the bookings in a window that end first.
+
+    Goes through the bookings in the order of their ends, and looks at ten
+    times ``most`` of them at most: a lease may have many.
+    """
+    first = sa.select(models.Booking.reservation_id, models.Booking.end_date,
+                      ).where(
+        models.Booking.host_id.is_not(None),
+        models.Booking.end_date > window.start,
+        models.Booking.start_date < window.end,
+    ).order_by(models.Booking.end_date).limit(10 * most).subquery()
+    leases = session.scalars(
+        sa.select(models.Reservation.lease_id).join(
+            first, first.c.reservation_id == models.Reservation.id)
+        .order_by(first.c.end_date))
+    return list(dict.fromkeys(leases))[:most]

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Holding: which reservation has all of a host, while it can be used.
+
+From then on whatever runs there runs within that reservation: it is not
+counted beside it, and the host's capacity is taken until the host is given
+back, whatever the dates say.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import host_generations
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.common import model
+from blazar_core.db import models
+
+__all__ = ['HostInUse', 'unassign', 'assign', 'holds', 'overdue',
+           'convert_usage', 'absorb_servers']
+
+
+#: What is said of a host that a reservation leaves, and not of the next one.
+_NOT_LEFT = dict.fromkeys((
+    'vacated_at', 'cleaning_until', 'cleaned_at', 'overdue_at'))
+
+
+class HostInUse(Exception):
+    """A host is not free yet; says why."""
+
+
+def assign(session: orm.Session, now: int,
+           reservations: ty.Iterable[models.Reservation]) -> None:
+    """Give each reservation of whole hosts those that are booked for it.
+
+    Safe to repeat.
+
+    :raises HostInUse: when somebody has one of them yet; then nothing is done
+    :raises LostRace: when another process decided about one meanwhile
+    """
+    bookings = {one.host_id: one for reservation in reservations
+                if reservation.whole for one in reservation.bookings
+                if one.host_id is not None}
+    if not bookings:
+        return
+    hosts = session.scalars(sa.select(models.Host).where(
+        models.Host.id.in_(bookings)).order_by(models.Host.id)).all()
+    others = set(session.scalars(sa.select(models.Booking.host_id).where(
+        models.Booking.host_id.in_(bookings),
+        models.Booking.claimed_at.is_not(None), ledger.TAKES,
+        models.Booking.id.not_in([one.id for one in bookings.values()]))))
+    for host in hosts:
+        if host.id in others:
+            raise HostInUse(f'another lease has not left host {host.name} yet')
+        if host.assigned_to is None and any(host.usage.values()):
+            raise HostInUse(
+                f'servers that have no lease are on host {host.name}')
+        if host.assigned_to is None and (
+                host.recheck_at is not None and host.recheck_at <= now):
+            raise HostInUse(
+                f'it is being looked what runs on host {host.name}')
+    for host in hosts:
+        holder = bookings[host.id].reservation_id
+        if host.assigned_to != holder:
+            host_generations.advance(
+                session.connection(), now, [host], {}, assigned_to=holder,
+                updated_at=now, **_NOT_LEFT)
+            bookings[host.id].claimed_at = now
+            session.expire(host)
+
+
+def absorb_servers(session: orm.Session, now: int,
+                   host_ids: ty.Collection[int],
+                   server_ids: ty.Collection[str]) -> None:
+    """What runs on these hosts is within what is about to have them.
+
+    It is counted no more, which is right only if they are handed over
+    (:func:`hand_over`) in the same transaction.
+
+    :param server_ids: those that may be there
+    :raises HostInUse: when others are, or it is not known which are
+    :raises LostRace: when another process decided about one meanwhile
+    """
+    for host in _counted(session, host_ids):
+        others = sorted(
+            one for one, (amounts, _until) in (host.consumers or {}).items()
+            if one not in server_ids and any(amounts.values()))
+        if others:
+            raise HostInUse(
+                f'host {host.name} has servers that are not of this '
+                f'lease: {", ".join(others)}')
+        host_generations.advance(session.connection(), now, [host], {},
+                                 usage={}, consumers={}, recheck_at=None,
+                                 updated_at=now)
+        session.expire(host)
+
+
+def convert_usage(session: orm.Session, now: int,
+                  server_ids: ty.Mapping[int, ty.Collection[str]]) -> None:
+    """Servers on these hosts are about to have bookings there.
+
+    They are counted no more, which is right only if the bookings are made in
+    the same transaction.
+
+    :param server_ids: by the host's id
+    :raises HostInUse: when it is not known which servers are there
+    :raises LostRace: when another process decided about one meanwhile
+    """
+    for host in _counted(session, server_ids):
+        left = {one: entry for one, entry in (host.consumers or {}).items()
+                if one not in server_ids[host.id]}
+        host_generations.advance(session.connection(), now, [host], {},
+                                 usage=inventory.usage_of(left),
+                                 consumers=left, updated_at=now)
+        session.expire(host)
+
+
+def _counted(session: orm.Session, host_ids: ty.Collection[int],
+             ) -> ty.Iterator[models.Host]:
+    """Those of some hosts that nobody has, and what counts there.
+
+    :raises HostInUse: when that is not known
+    """
+    for host in session.scalars(sa.select(models.Host).options(
+            orm.undefer(models.Host.consumers)).where(
+                models.Host.id.in_(host_ids),
+                models.Host.assigned_to.is_(None)).order_by(models.Host.id)):
+        if host.consumers is None and any(host.usage.values()):
+            raise HostInUse(
+                f'it is not known yet what runs on host {host.name}')
+        yield host
+
+
+def holds(session: orm.Session,
+          reservations: ty.Iterable[models.Reservation]) -> bool:
+    """Whether any of these reservations has hosts now."""
+    whole = [one.id for one in reservations if one.whole]
+    return bool(whole) and session.scalars(sa.select(models.Host.id).where(
+        models.Host.assigned_to.in_(whole)).limit(1)).first() is not None
+
+
+def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
+    """A lease that ends has hosts for longer than it should: from now on
+    no lease can reserve them until they are given back. Safe to repeat.
+
+    :raises LostRace: when another process decided about one meanwhile
+    """
+    whole = [one.id for one in lease.reservations if one.whole]
+    if not whole or now < ledger.OVERDUE + lease.booked(model.Window(
+            lease.start_date, lease.end_date)).end:
+        return
+    for host in session.scalars(sa.select(models.Host).where(
+            models.Host.assigned_to.in_(whole),
+            models.Host.overdue_at.is_(None)).order_by(models.Host.id)):
+        host_generations.advance(session.connection(), now, [host], {},
+                                 overdue_at=now, updated_at=now)
+        session.expire(host)
+
+
+def unassign(session: orm.Session, now: int,
+             reservation_ids: ty.Collection[str]) -> None:
+    """Nothing of these reservations is on a host any more.
+
+    The cloud is asked what runs there: it was not counted.
+
+    :raises LostRace: when another process decided about one meanwhile
+    """
+    for host in session.scalars(sa.select(models.Host).where(
+            models.Host.assigned_to.in_(reservation_ids)).order_by(
+                models.Host.id)):
+        host_generations.advance(session.connection(), now, [host], {},
+                                 assigned_to=None, recheck_at=now,
+                                 updated_at=now, **_NOT_LEFT)
+        session.expire(host)

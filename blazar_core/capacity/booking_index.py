@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The books in memory: a timeline that follows the database.
+
+Each process that searches has one. It is read in full once, from one
+snapshot, and from then on follows what changed. Every decision moves the
+generation of its hosts by one and leaves its changes behind under that
+generation (:func:`ledger.amend`), each of which says how many they are. So
+for each host the changes are an unbroken row: each is applied exactly once
+and in its order, and a gap is noticed and read. A transaction whose changes
+got a lower id than those of one that committed before it is looked for as a
+missing id for some seconds; the comparison of all generations, every
+:data:`blazar_core.capacity.feed.COMPARE` seconds, finds what even that missed.
+
+Following has two halves. First everything that is new is read
+(:mod:`blazar_core.capacity.feed`), all from one state of the database, and
+nothing is touched; then it is applied, and nothing
+is read. Whatever fails on the way, the index never says that it knows a
+generation of which it does not have everything.
+
+Where the row cannot be continued, everything is read again: changes have been
+trimmed that are still needed, or the database is another one than it was (it
+was restored from a backup). The newest change that is known tells the latter:
+it has to be there, as it was, each time.
+
+What is found here is a hint: each decision is made in the database.
+"""
+
+import contextlib
+import ctypes
+import functools
+import threading
+import typing as ty
+
+import numpy as np
+import numpy.typing as npt
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.capacity import feed
+from blazar_core.capacity import ledger
+from blazar_core.capacity import snapshot
+from blazar_core.capacity import stale_index
+from blazar_core.capacity import timelines
+from blazar_core.common import clocks
+from blazar_core.common import host_properties
+from blazar_core.common import model
+from blazar_core.common import periodic
+from blazar_core.db import api
+
+__all__ = ['Alike', 'DedicatedHosts', 'Index', 'KEEP']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds for which changes are kept in the database. A process that has not
+#: looked for longer may have to read everything again.
+KEEP = 3600
+#: Seconds after which a process that nobody asks reads what has changed. Each
+#: time the generations of all hosts are compared: half a second of a processor
+#: with 100,000.
+_PAUSE = 120
+#: Of how many expressions it is remembered which hosts match, and of how many
+#: sets of hosts which these are.
+_EXPRESSIONS = 100
+
+
+class DedicatedHosts(ty.NamedTuple):
+    """The hosts that are not for everybody.
+
+    :ivar enrolled: the uuids of those that serve leases only
+    :ivar closed: those of these that may not be reserved
+    :ivar serving: whether a host is one of those, in the order of the
+        timeline
+    :ivar reservable: whether it may be reserved too
+    :ivar held: by reservation, the uuids of those of which it has all
+    """
+
+    enrolled: frozenset[str]
+    closed: frozenset[str]
+    serving: npt.NDArray[np.bool_]
+    reservable: npt.NDArray[np.bool_]
+    held: dict[str, list[str]]
+
+
+#: Which hosts, by their uuids, match an expression.
+Alike: ty.TypeAlias = ty.Callable[
+    [host_properties.Expression | None], frozenset[str]]
+
+
+class Index:
+    """What the books say, ready to be searched."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+        self._database = database
+        self.clock = clock
+        self._turn, self._lock = threading.Lock(), threading.Lock()
+        #: Held from the first :meth:`follow` on.
+        self._followed = threading.Lock()
+        self._timeline: timelines.Timeline | None = None
+        self._known = feed.FeedState({}, None, 0, snapshot.InternedRecords())
+        self.ids_by_uuid: dict[str, int] = {}
+        self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
+        self._apart: DedicatedHosts | None = None
+        #: Which hosts are of a set, and of how many that was said.
+        self._masks: ty.Callable[
+            [frozenset[str]], npt.NDArray[np.bool_]] | None = None
+        self._masked = 0
+        #: Says which hosts are alike, as they were last; None: not judged.
+        self.judged: Alike | None = None
+        self._overdue: list[tuple[int, model.Window, model.Resources]] = []
+        self._forgotten = 0
+        #: The instant since which everything is known.
+        self._since = 0
+        self._asked = 0.0
+        self.remembered = stale_index.StaleIndex(clock, self._lock, lambda: (
+            self._known, self._timeline, self._asked))
+
+    @property
+    def hosts(self) -> dict[int, model.Host]:
+        """The hosts that are known, by id. Not a copy."""
+        return self._known.hosts
+
+    def prepare(self) -> None:
+        """Read everything while nobody waits: before a process serves.
+
+        It may fork when this is done: children begin with what was read, and
+        have none of its connections. What fails now is read later.
+        """
+        try:
+            _look(self)
+        except Exception as exc:
+            LOG.warning('The books are read later: %s', exc.__cause__ or exc)
+        finally:
+            self._database.engine.dispose()
+
+    def follow(self) -> None:
+        """Go on following while nobody asks.
+
+        A thread does that, as long as the process lives. Without it a question
+        that comes when nobody has asked for so long that changes were trimmed
+        reads everything. Costs nothing when it has been said before. Not
+        before a process forks: the thread would stay behind.
+        """
+        if self._followed.acquire(blocking=False) and not _started(self):
+            self._followed.release()
+
+    @contextlib.contextmanager
+    def fresh(self, lag: float = 0, connection: sa.Connection | None = None,
+              ) -> ty.Iterator[timelines.Timeline]:
+        """The timeline as of now, for one thread at a time.
+
+        A thread that releases it and wants it again gets it after the others:
+        so a long search in steps delays no other thread by more than a step.
+        A thread that has it does not get it again.
+
+        Costs one SELECT of what changed and, if a booking did or the second
+        is another one, one of servers that overstay; it reads everything the
+        first time, and where it cannot follow any more.
+
+        :param lag: for a caller that decides in the database: the seconds ago
+            since the database was asked last that it accepts
+        :param connection: a new one of a caller that has more to read from
+            the same state
+        """
+        # Locks are not fair: the thread that releases one mostly is the next
+        # to have it. A thread that waits here has its turn first.
+        with self._turn:
+            self._lock.acquire()
+        try:
+            # The thread that had the turn before may have got no answer.
+            self._database.check_clock()
+            now = self.clock.now()
+            asked = self.clock.elapsed()
+            if self._timeline is None or now < self._since:
+                # Of before that it knows too little, for a clock that was
+                # ahead and is set right.
+                self._load(now, connection)
+                self._asked = asked
+            elif now != self._known.at or asked >= self._asked + lag:
+                self._refresh(now, connection)
+                self._asked = asked
+            assert self._timeline is not None
+            self.remembered.keep_guests()
+            yield self._timeline
+        finally:
+            self._lock.release()
+
+    def uuids(self) -> npt.NDArray[np.object_]:
+        """Within :meth:`fresh`: the uuids of all hosts, in the order of the
+        timeline.
+        """
+        assert self._timeline is not None
+        # No host ever gets another one.
+        if len(self._uuids) < len(self._timeline):
+            self._uuids = np.array([self.hosts[host_id].uuid for host_id in
+                                    self._timeline.ids], object)
+        return self._uuids
+
+    def mask(self, uuids: ty.Collection[str]) -> npt.NDArray[np.bool_]:
+        """Within :meth:`fresh`: whether a host is one of these, in the order
+        of the timeline. Not a copy: some are remembered.
+        """
+        assert self._timeline is not None
+        if self._masks is None or self._masked != len(self._timeline):
+            self._masked = len(self._timeline)
+            self._masks = functools.lru_cache(_EXPRESSIONS)(self._mask)
+        return self._masks(frozenset(uuids))
+
+    def _mask(self, uuids: frozenset[str]) -> npt.NDArray[np.bool_]:
+        assert self._timeline is not None
+        return self._timeline.mask(
+            self.ids_by_uuid[uuid] for uuid in uuids
+            if uuid in self.ids_by_uuid)
+
+    def apart(self) -> DedicatedHosts:
+        """Within :meth:`fresh`: the hosts that are not for everybody."""
+        assert self._timeline is not None
+        if self._apart is None or (
+                len(self._apart.serving) < len(self._timeline)):
+            self._apart = _apart_of(
+                [self.hosts[one] for one in self._timeline.ids])
+        return self._apart
+
+    def alike(self) -> Alike:
+        """Within :meth:`fresh`: the uuids of the hosts that are what somebody
+        asks for.
+
+        Also to be asked later; says then what was so. Judges all hosts for
+        each expression once, and remembers some, until a host changes.
+        """
+        if self.judged is None:
+            hosts = {host.uuid: host.properties
+                     for host in self.hosts.values()}
+            self.judged = functools.lru_cache(_EXPRESSIONS)(
+                lambda one: frozenset(host_properties.matching(one, hosts)))
+        return self.judged
+
+    @contextlib.contextmanager
+    def without(self, bookings: ty.Sequence[ty.Any],
+                coming: ty.Sequence[ty.Any] = ()) -> ty.Iterator[None]:
+        """Within :meth:`fresh`: as if these bookings were not there.
+
+        :param coming: others, as if they were
+        """
+        there, others = ([one for one in some if one.host_id in self.hosts]
+                         for some in (bookings, coming))
+        self._apply_all(there, -1)
+        self._apply_all(others, 1)
+        try:
+            yield
+        finally:
+            self._apply_all(others, -1)
+            self._apply_all(there, 1)
+
+    def _apply_all(self, bookings: ty.Iterable[ty.Any], sign: int) -> None:
+        assert self._timeline is not None
+        for one in bookings:
+            self._timeline.apply(
+                one.host_id, ledger.occupied(
+                    one.start_date, one.end_date, one.claimed_at,
+                    self._known.at), one.resources, sign)
+
+    # -- reading everything --------------------------------------------------
+
+    def _load(self, now: int, given: sa.Connection | None) -> None:
+        with _reader(self._database, given) as connection:
+            top = connection.execute(feed.NEWEST).one_or_none()
+            hosts, timeline, alike = snapshot.read_all(connection, now - KEEP)
+            overdue = feed.overdue(connection, now)
+        self._known, self._overdue = feed.FeedState(hosts, top, now, alike), []
+        self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
+        self._uuids, self._apart = np.empty(0, object), None
+        self.judged = self._masks = None
+        self._watch_overdue(timeline, overdue, now)
+        self._timeline = timeline
+        self._forgotten = now
+        self._since = now - KEEP
+        _give_back()
+
+    # -- following -----------------------------------------------------------
+
+    def _refresh(self, now: int, given: sa.Connection | None) -> None:
+        try:
+            with _reader(self._database, given) as connection:
+                found = self._known.read(connection, now)
+        except feed.FeedGap as exc:
+            LOG.warning('The books are read anew: %s', exc)
+            self._load(now, given)
+            return
+        timeline, self._timeline = self._timeline, None
+        assert timeline is not None
+        self._apply(timeline, found, now)
+        if now - self._forgotten >= KEEP:
+            # What is over would pile up as long as the process lives.
+            timeline.forget(now - KEEP)
+            self._forgotten, self._since = now, now - KEEP
+            _give_back()
+        # A load that does not come this far leaves none: the next reads all.
+        self._timeline = timeline
+
+    def _apply(self, timeline: timelines.Timeline, found: feed.FeedBatch,
+               now: int) -> None:
+        """Make what was read so. Reads nothing."""
+        self._known.note_ids(found.ids, now)
+        self._known.top = found.top
+        for host, changes in found.steps:
+            known = self.hosts.get(host.id)
+            if known is None or _sizes_of(known) != _sizes_of(host):
+                timeline.set_host(host.id, host.capacity, host.usage,
+                                  host.uuid, host.providers)
+            for row in changes:
+                timeline.apply(
+                    host.id, model.Window(row.start_date, row.end_date),
+                    row.resources, row.sign)
+            if known is None or _place_of(known) != _place_of(host):
+                self._apart = None
+            if known is None or known.properties != host.properties:
+                self.judged = None
+            self.hosts[host.id] = host
+            self.ids_by_uuid[host.uuid] = host.id
+        if found.overdue is not None:
+            self._watch_overdue(timeline, found.overdue, now)
+        if found.compared:
+            self._known.compared = now
+        self._known.at = now
+
+    def _watch_overdue(self, timeline: timelines.Timeline,
+                       rows: ty.Iterable[ty.Any], now: int) -> None:
+        """Servers that overstay keep their capacity."""
+        overdue = [(row.host_id, model.Window(row.end_date,
+                                              now + ledger.OVERDUE),
+                    row.resources) for row in rows
+                   if row.host_id in self.hosts]
+        if overdue != self._overdue:
+            for sign, entries in ((-1, self._overdue), (1, overdue)):
+                for host_id, window, resources in entries:
+                    timeline.apply(host_id, window, resources, sign)
+            self._overdue = overdue
+
+
+def _sizes_of(host: model.Host) -> tuple[ty.Any, ...]:
+    """What a timeline knows of a host."""
+    return host.capacity, host.usage, host.providers
+
+
+def _place_of(host: model.Host) -> tuple[bool, bool, str | None]:
+    """For whom a host is."""
+    return host.enrolled, host.reservable, host.assigned_to
+
+
+def _started(index: Index) -> bool:
+    """Whether a thread follows an index now. Nobody's request fails for it."""
+    try:
+        threading.Thread(
+            target=periodic.run_periodically, name='following', daemon=True,
+            args=(
+                index.clock, threading.Event(), _PAUSE,
+                'What has changed in the books', lambda: _look(index))).start()
+    except RuntimeError as exc:
+        LOG.warning('The books are followed when somebody asks: %s', exc)
+        return False
+    return True
+
+
+def _look(index: Index) -> None:
+    with index.fresh():
+        pass
+
+
+def _apart_of(hosts: ty.Sequence[model.Host]) -> DedicatedHosts:
+    held: dict[str, list[str]] = {}
+    for host in hosts:
+        if host.assigned_to is not None:
+            held.setdefault(host.assigned_to, []).append(host.uuid)
+    return DedicatedHosts(
+        frozenset(host.uuid for host in hosts if host.enrolled),
+        frozenset(host.uuid for host in hosts
+                  if host.enrolled and not host.reservable),
+        np.array([host.enrolled for host in hosts], bool),
+        np.array([host.reservable for host in hosts], bool), held)
+
+
+def _reader(database: api.Database, given: sa.Connection | None,
+            ) -> contextlib.AbstractContextManager[sa.Connection]:
+    return (database.connection() if given is None
+            else contextlib.nullcontext(given))
+
+
+def _give_back() -> None:
+    """Let the system have the memory that was used on the way: the C library
+    keeps it else, as much again as all hosts and bookings take.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        # Only glibc has it, and keeps so much.
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Freeing: what the books say of hosts that have to get free capacity.
+
+What is read is handed to the planner
+(:mod:`blazar_core.capacity.move_planner`). The generations of the hosts are
+handed on, so that whoever writes a plan down finds out whether it still goes
+by what is so.
+"""
+
+import collections
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import ledger
+from blazar_core.capacity import move_planner
+from blazar_core.capacity import selection
+from blazar_core.capacity import timelines
+from blazar_core.common import clocks
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['PlannerInputs', 'PlannerInput']
+
+
+#: So many parts has a whole host, of which each that is there takes one: all
+#: are free where nobody is. More than there are servers on any host.
+_PARTS = 2 ** 20
+
+
+class PlannerInput(ty.NamedTuple):
+    """The hosts that serve everybody, and what is there; where whole hosts are
+    wanted, those that serve leases only.
+
+    :ivar wishes: what is wanted; its ``hosts`` are those of the demands
+    :ivar ordinary: servers without a lease, as if all of them could move; none
+        where whole hosts are wanted
+    :ivar leased: servers with one that lasts as long as what is wanted; where
+        whole hosts are, all with one
+    :ivar generations: of the hosts, by id
+    :ivar ids: of the hosts, by uuid
+    """
+
+    places: list[move_planner.PlannedHost]
+    wishes: list[move_planner.PlannedDemand]
+    ordinary: list[move_planner.Movable]
+    leased: list[move_planner.Movable]
+    generations: dict[int, int]
+    ids: dict[str, int]
+
+
+class PlannerInputs:
+    """Reads what a plan is made of.
+
+    :param index: in which room is looked for
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 index: booking_index.Index,
+                 picking: selection.Selection) -> None:
+        self._database = database
+        self._clock = clock
+        self._index = index
+        self._picking = picking
+
+    def scene(
+            self, demands: ty.Sequence[model.Demand], window: model.Window,
+            instead_of: ty.Sequence[ty.Any], excluded: ty.Collection[str],
+            coming: ty.Iterable[tuple[int, model.Resources]]) -> PlannerInput:
+        """What a plan for some demands goes by: for servers, or for whole
+        hosts.
+
+        :param window: as long as they are to have room, from now on
+        :param instead_of: rows of bookings that would go in exchange
+        :param excluded: servers that are not to be moved
+        :param coming: what is to come to hosts, by their ids, and may not be
+            there yet
+        """
+        demands = self._picking.named(demands)
+        whole = any(one.whole for one in demands)
+        sized = _with_part if whole else dict
+        arriving: dict[int, collections.Counter[str]] = (
+            collections.defaultdict(collections.Counter))
+        for host_id, amounts in coming:
+            arriving[host_id].update(sized(amounts))
+        with self._index.fresh() as timeline:
+            apart, hosts = self._index.apart(), self._index.hosts
+            # Onto others nobody is let, whoever asks.
+            serve = apart.reservable if whole else ~apart.serving
+            ids = [host_id for host_id, may in zip(
+                timeline.ids, serve, strict=True)
+                if may and hosts[host_id].capacity]
+            with self._index.without(instead_of):
+                places = [_place(timeline, hosts[host_id], window, arriving[
+                    host_id]) for host_id in ids]
+            wishes = [_wish(timeline, one, self._picking.allowed(
+                timeline, one), ids) for one in demands]
+            generations = {one: hosts[one].generation for one in ids}
+            uuids = {hosts[one].uuid: one for one in ids}
+        wanted = {host_id for one in wishes for host_id in one.hosts}
+        now = self._clock.now()
+        with self._database.connection() as connection:
+            # On hosts for leases, nobody without one may go to another.
+            ordinary = [] if whole else _ordinary(
+                connection, wanted, generations, now, excluded)
+            leased = [move_planner.Movable(
+                row.server_id, row.host_id, sized(row.resources))
+                for row in connection.execute(_LEASED, {
+                    'hosts': [*wanted], 'end': now if whole else window.end})
+                if row.resources and row.server_id not in excluded and
+                (row.params or {}).get('affinity') is None]
+            if whole:
+                taken = _taken(connection, ids, window, now, [
+                    row.id for row in instead_of])
+                places = [one._replace(
+                    within={**one.within, model.HOST: _PARTS - taken[one.id] -
+                            arriving[one.id][model.HOST]},
+                    beyond={**one.beyond, model.HOST: _PARTS})
+                    for one in places]
+        return PlannerInput(places, wishes, ordinary, leased, generations,
+                            uuids)
+
+
+def _place(timeline: timelines.Timeline, host: model.Host,
+           window: model.Window,
+           coming: model.Resources) -> move_planner.PlannedHost:
+    def free(window: model.Window) -> dict[str, int]:
+        booked = timeline.peak(host.id, window)
+        return {rc: amount - host.usage.get(rc, 0) - booked.get(rc, 0) - (
+            coming.get(rc, 0))
+            for rc, amount in host.capacity.items()}
+
+    within = free(window)
+    return move_planner.PlannedHost(host.id, within, within if (
+        window.end >= model.FOREVER) else free(
+            model.Window(window.end, model.FOREVER)))
+
+
+def _ordinary(connection: sa.Connection, hosts: ty.Collection[int],
+              generations: ty.Mapping[int, int], now: int,
+              excluded: ty.Collection[str]) -> list[move_planner.Movable]:
+    """Servers without a lease on these hosts."""
+    return [move_planner.Movable(server_id, row.id, amounts)
+            for row in connection.execute(_CONSUMERS, {'hosts': [*hosts]})
+            # Of one that has changed since, another plan knows.
+            if row.generation == generations[row.id]
+            for server_id, (amounts, told) in sorted(
+                (row.consumers or {}).items())
+            if any(amounts.values()) and told <= now and
+            server_id not in excluded]
+
+
+def _with_part(amounts: model.Resources) -> dict[str, int]:
+    """What a server takes, and its part of a whole host."""
+    return {**amounts, model.HOST: 1}
+
+
+def _taken(connection: sa.Connection, ids: ty.Collection[int],
+           window: model.Window, now: int, instead_of: ty.Sequence[int],
+           ) -> collections.Counter[int]:
+    """How many parts of whole hosts are taken while something is wanted."""
+    taken = collections.Counter({row.host_id: row.count for row in (
+        connection.execute(_THERE, {
+            'hosts': [*ids], 'now': now, 'end': window.end,
+            'own': [*instead_of]}))})
+    for row in connection.execute(_CONSUMERS, {'hosts': [*ids]}):
+        # As long as it is not known who is there, somebody is.
+        taken[row.id] += any(row.usage.values()) if (
+            row.consumers is None) else sum(
+                any(amounts.values())
+                for amounts, _told in row.consumers.values())
+    return taken
+
+
+def _wish(timeline: timelines.Timeline, demand: model.Demand, allowed: ty.Any,
+          ids: ty.Collection[int]) -> move_planner.PlannedDemand:
+    usable = set(ids) if allowed is None else {
+        host_id for host_id, may in zip(timeline.ids, allowed, strict=True)
+        if may} & set(ids)
+    return move_planner.PlannedDemand(
+        {model.HOST: _PARTS} if demand.whole else demand.resources,
+        demand.count, demand.most_per_host(),
+        frozenset(usable), demand.affinity is model.Affinity.SAME)
+
+
+_HOSTS, _BOOKINGS = models.Host.__table__, models.Booking.__table__
+_CONSUMERS = sa.select(
+    _HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.usage, _HOSTS.c.consumers,
+).where(_HOSTS.c.id.in_(sa.bindparam('hosts', expanding=True))).order_by(
+    _HOSTS.c.id)
+_LEASED = sa.select(
+    _BOOKINGS.c.server_id, _BOOKINGS.c.host_id, _BOOKINGS.c.resources,
+    models.Reservation.__table__.c.params,
+).join(models.Reservation.__table__).join(models.Lease.__table__).where(
+    _BOOKINGS.c.host_id.in_(sa.bindparam('hosts', expanding=True)),
+    _BOOKINGS.c.server_id.is_not(None), _BOOKINGS.c.running,
+    _BOOKINGS.c.migrating_to.is_(None), ledger.TAKES,
+    _BOOKINGS.c.end_date >= sa.bindparam('end'),
+    models.Lease.status == states.Lease.ACTIVE,
+    models.Lease.deleted_at.is_(None)).order_by(_BOOKINGS.c.id)
+#: How many bookings a host has while something is wanted.
+_THERE = sa.select(
+    _BOOKINGS.c.host_id, sa.func.count().label('count'),
+).where(
+    _BOOKINGS.c.host_id.in_(sa.bindparam('hosts', expanding=True)),
+    _BOOKINGS.c.id.not_in(sa.bindparam('own', expanding=True)),
+    _BOOKINGS.c.start_date < sa.bindparam('end'),
+    sa.or_(_BOOKINGS.c.end_date > sa.bindparam('now'),
+           _BOOKINGS.c.claimed_at.is_not(None))).group_by(_BOOKINGS.c.host_id)

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What fits: on which hosts a server may be placed, and where it may move.
+
+Hosts are judged in memory (:mod:`blazar_core.capacity.booking_index`) for a
+scheduler that chooses among them; a claim decides
+(:mod:`blazar_core.capacity.scheduler_claims`).
+"""
+
+import collections
+import math
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import ledger
+from blazar_core.capacity import selection
+from blazar_core.capacity import timelines
+from blazar_core.common import clocks
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Eligibility', 'Eligible', 'bound', 'own_of']
+
+#: The bookings of the reservation of a server, and what was asked for.
+_OWN = sa.select(
+    models.Booking.__table__, models.Reservation.__table__.c.params,
+    models.Reservation.__table__.c.lease_id,
+).join(models.Reservation.__table__).where(
+    models.Booking.__table__.c.reservation_id.in_(
+        sa.select(models.Booking.__table__.c.reservation_id).where(
+            models.Booking.__table__.c.server_id == sa.bindparam('server'))))
+
+
+class Eligible(ty.NamedTuple):
+    """Where a server may be placed.
+
+    ``booked`` is the uuid of the host of its booking; ``by_host`` says how
+    many such servers may go to each host (by uuid) that is judged, and
+    ``elsewhere`` how many to each other one that was asked about.
+    """
+
+    booked: str | None
+    by_host: dict[str, int]
+    elsewhere: float
+
+
+class Eligibility:
+    """Says where a server may be placed.
+
+    :param index: in which room is looked for
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 index: booking_index.Index) -> None:
+        self._database = database
+        self._clock = clock
+        self._index = index
+
+    def fits_for(self, server_id: str, resources: model.Resources,
+                 uuids: ty.Collection[str],
+                 reservation_id: str | None = None) -> Eligible:
+        """Where a server, and those that come with it, may be placed now.
+
+        A server with a booking may go to its booked host, and to any host
+        where the rule holds until its booking ends; the others only where it
+        holds for ever. The servers of one reservation that are not placed
+        yet may change places: what is booked for them stands in the way of
+        others, not in theirs. Hosts without a booking of somebody else are
+        not judged: there is no promise that could be broken, and the cloud
+        knows better what fits.
+
+        The servers of a reservation with an affinity keep to the hosts that
+        are booked for them until they are placed; then they may move to
+        where the affinity still holds (:func:`_together`, :func:`_apart`).
+
+        Hosts that serve leases only take no servers but those that run
+        within a reservation that has all of the host, and those that have a
+        booking on one of them: on that one, and on the others that may be
+        reserved.
+
+        :param uuids: of the hosts that are asked about
+        :param reservation_id: the one that the server says it is of; it may
+            go nowhere unless it has a place in it, or that has whole hosts
+        """
+        now = self._clock.now()
+        with self._database.connection() as connection, \
+                self._index.fresh(connection=connection) as timeline:
+            mine, own = own_of(connection, server_id)
+            apart = self._index.apart()
+            if reservation_id is not None and (
+                    reservation_id in apart.held or mine is None or
+                    mine.reservation_id != reservation_id):
+                # With a whole host its holder may do what he likes.
+                return Eligible(None, dict.fromkeys(
+                    apart.held.get(reservation_id, ()), selection.MANY), 0)
+            window = model.Window(now, model.FOREVER if mine is None else max(
+                mine.end_date, now + ledger.OVERDUE))
+            affinity = mine and (mine.params or {}).get('affinity')
+            siblings = [] if affinity is None else _siblings(connection, mine)
+            with self._index.without(own):
+                # Nova asks about one server, and others may have to follow.
+                by_host = self._fits_by_host(
+                    timeline, resources, uuids, window,
+                    everywhere=bool(affinity))
+            hosts = self._index.hosts
+            booked = hosts.get(mine.host_id) if mine is not None else None
+            uuid = booked.uuid if booked else None
+            shut = _shut_to(booked, apart)
+            own_on = _own_on(own, hosts, shut, now)
+            by_host |= dict.fromkeys(shut.intersection(uuids), 0)
+            found = Eligible(uuid, _with_own(by_host, own_on, hosts), math.inf)
+        if affinity is None:
+            return found
+        if mine.claimed_at is None:
+            return _as_booked(found, siblings, own_on, hosts)
+        return (_together if affinity else _apart)(
+            found, mine, siblings, hosts)
+
+    def fits_unbooked(self, resources: model.Resources,
+                      uuids: ty.Collection[str], lag: float = 0) -> Eligible:
+        """Where a server that has no booking may be placed, for half as much.
+
+        :param uuids: of the hosts that are asked about
+        :param lag: see :meth:`blazar_core.capacity.booking_index.Index.fresh`
+        """
+        with self._index.fresh(lag) as timeline:
+            return self._fits_for_ever(
+                timeline, resources, uuids, self._clock.now())
+
+    def fits_alone(self, resources: model.Resources,
+                   uuids: ty.Collection[str]) -> Eligible:
+        """Where a server may be placed, while the database is away.
+
+        As far as this process knows the books, and as if it had no lease:
+        nobody can tell.
+
+        :param uuids: of the hosts that are asked about
+        """
+        with self._index.remembered.timeline() as timeline:
+            if timeline is None:
+                return Eligible(None, {}, math.inf)
+            return self._fits_for_ever(
+                timeline, resources, uuids, self._index.remembered.now())
+
+    def _fits_for_ever(self, timeline: timelines.Timeline,
+                       resources: model.Resources,
+                       uuids: ty.Collection[str], now: int) -> Eligible:
+        """Where there is capacity without an end."""
+        window = model.Window(now, model.FOREVER)
+        return Eligible(None, self._fits_by_host(
+            timeline, resources, uuids, window) | dict.fromkeys(
+                self._index.apart().enrolled.intersection(uuids), 0),
+            math.inf)
+
+    def _fits_by_host(self, timeline: timelines.Timeline,
+                      resources: model.Resources, uuids: ty.Collection[str],
+                      window: model.Window, everywhere: bool = False,
+                      ) -> dict[str, int]:
+        """How many such servers fit on each of the hosts that are judged: of
+        those that are asked about the ones where something is booked, or all.
+        """
+        ids = self._index.ids_by_uuid
+        asked = timeline.mask(ids[uuid] for uuid in uuids if uuid in ids)
+        peaks = timeline.peaks(window, asked)
+        judged = asked & (timeline.busy(peaks) | everywhere)
+        rooms = timeline.fits(
+            model.Demand(resources, count=selection.MANY), window, judged,
+            peaks=peaks)
+        return dict(zip(self._index.uuids()[judged].tolist(),
+                        rooms[judged].tolist(), strict=True))
+
+
+def _shut_to(booked: model.Host | None, apart: booking_index.DedicatedHosts,
+             ) -> frozenset[str]:
+    """The uuids of the hosts that serve leases only, and not this one.
+
+    :param booked: the host of the booking of a server
+    """
+    if booked is None or not booked.enrolled:
+        return apart.enrolled
+    return apart.closed - {booked.uuid}
+
+
+def _own_on(own: ty.Iterable[ty.Any], hosts: ty.Mapping[int, model.Host],
+            shut: frozenset[str], now: int) -> collections.Counter[int]:
+    """How many bookings of one's own there are on each host, by its id.
+
+    :param shut: the uuids of the hosts that do not count
+    """
+    return collections.Counter(
+        row.host_id for row in own if row.host_id in hosts and
+        hosts[row.host_id].uuid not in shut and (
+            row.claimed_at is not None or row.end_date > now))
+
+
+def _with_own(by_host: dict[str, int], own_on: ty.Mapping[int, int],
+              hosts: ty.Mapping[int, model.Host]) -> dict[str, int]:
+    """How many fit on each host that is judged, by uuid: at least as many as
+    have bookings there.
+
+    :param own_on: how many have, by the host's id
+    """
+    own = {hosts[host_id].uuid: count for host_id, count in own_on.items()}
+    return {uuid: max(room, own.get(uuid, 0))
+            for uuid, room in by_host.items()}
+
+
+def own_of(connection: sa.Connection, server_id: str,
+           ) -> tuple[ty.Any, list[ty.Any]]:
+    """The booking of a server, and those that count as its own."""
+    rows = connection.execute(_OWN, {'server': server_id}).all()
+    mine = [row for row in rows if row.server_id == server_id]
+    return (mine[0] if mine else None), [
+        row for row in rows
+        if row.server_id == server_id or row.claimed_at is None]
+
+
+# -- where the servers of a reservation stay together or apart ---------------
+
+def _siblings(connection: sa.Connection, mine: ty.Any) -> list[ty.Any]:
+    """All other bookings of a reservation."""
+    table = models.Booking.__table__
+    return [*connection.execute(sa.select(table).where(
+        table.c.reservation_id == mine.reservation_id,
+        table.c.id != mine.id))]
+
+
+def _as_booked(found: Eligible, siblings: ty.Iterable[ty.Any],
+               own_on: ty.Mapping[int, int],
+               hosts: ty.Mapping[int, model.Host]) -> Eligible:
+    """Where a server may be built: on a host that is booked for it, and to
+    which none of the others is under way.
+    """
+    awaited = {one.migrating_to for one in siblings}
+    return Eligible(found.booked, {
+        hosts[host_id].uuid: count for host_id, count in own_on.items()
+        if host_id not in awaited}, 0)
+
+
+def _apart(found: Eligible, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+           hosts: ty.Mapping[int, model.Host]) -> Eligible:
+    """Where a server with anti-affinity to its siblings may move."""
+    _only, avoid = bound(False, mine, siblings)
+    return found._replace(by_host={
+        **found.by_host, **{hosts[host_id].uuid: 0 for host_id in avoid
+                            if host_id in hosts}})
+
+
+def _together(found: Eligible, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+              hosts: ty.Mapping[int, model.Host]) -> Eligible:
+    """Where a server with affinity to its siblings may move.
+
+    The first one that leaves their host goes where there is room for all of
+    them, the next ones follow it. Whether one may leave the others at all is
+    for Nova to say.
+    """
+    siblings = [one for one in siblings if one.host_id is not None]
+    only, _avoid = bound(True, mine, siblings)
+    uuids = {hosts[host_id].uuid for host_id in only if host_id in hosts}
+    return Eligible(found.booked, {
+        uuid: room for uuid, room in found.by_host.items()
+        if uuid == found.booked or (
+            uuid in uuids if only else room > len(siblings))}, 0)
+
+
+def bound(affinity: bool | None, mine: ty.Any, siblings: ty.Iterable[ty.Any],
+          ) -> tuple[set[int], set[int]]:
+    """What a server that moves owes its siblings; the lease is locked.
+
+    A place without a server is in no server's way: they are exchanged.
+
+    :param affinity: that of the reservation
+    :param mine: the booking of the server
+    :param siblings: all others of the reservation
+    :returns: the ids of the hosts to which it has to go (none: any), and of
+        those to which it must not go, because one is there or on its way
+    """
+    only: set[int | None] = set()
+    avoid: set[int | None] = set()
+    for one in siblings:
+        if affinity is False and one.server_id is not None:
+            avoid |= {one.host_id, one.migrating_to}
+        elif affinity and one.claimed_at is not None:
+            only.add(one.migrating_to or one.host_id)
+    here = {None, mine.host_id}
+    return (ty.cast('set[int]', only - here),
+            ty.cast('set[int]', avoid - here))

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Enrolment: which hosts serve leases only, and what is said of them.
+
+A host is enrolled in steps, because the cloud has to be asked in between:
+from the first one on no server without a lease is let in (:func:`begin`), and
+when the cloud has nothing there any more it can be reserved (:func:`finish`).
+It leaves in the same way, at once or when nothing is booked there any more.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import host_generations
+from blazar_core.capacity import ledger
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.common import words
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['MAX_EXTRA', 'Enrollment', 'Property', 'cancel', 'allocations',
+           'start', 'change', 'check_unbooked', 'complete', 'get',
+           'is_replaced', 'remove', 'left', 'listed', 'properties', 'public',
+           'retire', 'set_private']
+
+#: No more may be said of a host beside what the cloud says.
+MAX_EXTRA = 100
+
+_BOOKING = models.Booking.__table__.c
+
+
+def is_replaced(session: orm.Session, host: models.Host) -> bool:
+    """Return whether another host that is enrolled, or is being enrolled, has
+    the same service: that of a host which was installed anew under its name.
+    """
+    return session.scalar(sa.select(models.Host.id).where(
+        models.Host.service_host == host.service_host,
+        models.Host.id != host.id, models.Host.enrolment.in_(
+            (states.Enrollment.ENROLLING, states.Enrollment.ENROLLED))).limit(
+                1)) is not None
+
+
+def get(session: orm.Session, host_id: int) -> models.Host:
+    """An enrolled host.
+
+    :raises NotFound: when there is none of that id
+    """
+    host = session.get(models.Host, host_id)
+    if host is None or host.enrolment is None:
+        raise errors.NotFound(f'Host {host_id} could not be found.')
+    return host
+
+
+class Property(ty.NamedTuple):
+    """What operators say of their hosts by one name.
+
+    :ivar values: each that a host has, in their order
+    """
+
+    private: bool
+    values: list[str]
+
+
+class Enrollment(ty.NamedTuple):
+    """An enrolment that goes on, for as long as it is neither done nor given
+    up: all that time nobody without a lease is let in.
+
+    :ivar begun: at which generation of the host
+    :ivar is_own: whether it was begun just now, and not by somebody before
+    """
+
+    host_id: int
+    begun: int | None
+    is_own: bool
+
+
+def listed(session: orm.Session, after: int = 0, most: int | None = None,
+           ) -> ty.Sequence[models.Host]:
+    """All enrolled hosts, the oldest first.
+
+    :param after: only those whose id is larger
+    :param most: no more than so many; None: all
+    """
+    return session.scalars(sa.select(models.Host).where(
+        models.Host.enrolment.is_not(None), models.Host.id > after,
+    ).order_by(models.Host.id).limit(most)).all()
+
+
+def start(session: orm.Session, now: int, uuid: str,
+          extra: ty.Mapping[str, str], reservable: bool = True) -> Enrollment:
+    """From now on a host takes only servers with a lease.
+
+    Safe to repeat until it is enrolled: the same attempt goes on.
+
+    :param extra: what is said of it beside what the cloud says
+    :param reservable: whether it may be reserved when it is enrolled
+    :raises InvalidLeaseParams: when that is too much
+    :raises NotFound: when the books do not know it
+    :raises Conflict: when it is enrolled, or something is booked there
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    host = session.scalars(sa.select(models.Host).where(
+        models.Host.uuid == uuid)).one_or_none()
+    if host is None:
+        raise errors.NotFound(
+            f'Host {uuid} is not in the books yet. Try again in a minute.')
+    if host.enrolment == states.Enrollment.ENROLLED:
+        raise errors.Conflict(
+            f'Host {host.name} is enrolled already: its id is {host.id}.')
+    if host.enrolment == states.Enrollment.LEAVING:
+        raise errors.Conflict(
+            f'Host {host.name} is being taken out. ' + (
+                f'Delete host {host.id} once more, and enrol it then.'
+                if host.id in left(session, now) else
+                f'To keep it, say of host {host.id} that it is reservable.'))
+    check_unbooked(session, now, host, 'enrolled')
+    is_own = host.enrolment is None
+    _write(session, now, host, enrolment=states.Enrollment.ENROLLING,
+           begun=host.generation + 1 if is_own else host.begun,
+           enrolled_at=now if is_own else host.enrolled_at,
+           reservable=reservable, extra=_said(extra))
+    return Enrollment(host.id, host.begun, is_own)
+
+
+def complete(session: orm.Session, now: int, attempt: Enrollment) -> None:
+    """The cloud keeps all others off a host: it can be reserved.
+
+    :raises Conflict: when that was given up meanwhile; others may have been
+        let in
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    host = session.get_one(models.Host, attempt.host_id)
+    if host.enrolment not in (
+            states.Enrollment.ENROLLING, states.Enrollment.ENROLLED) or (
+            host.begun != attempt.begun):
+        raise errors.Conflict(
+            f'The enrolment of host {host.name} was given up meanwhile, by '
+            f'another request. Ask again.')
+    _write(session, now, host, enrolment=states.Enrollment.ENROLLED)
+
+
+def cancel(session: orm.Session, now: int,
+           attempt: Enrollment) -> models.Host | None:
+    """Give an enrolment up.
+
+    :returns: the host, which is leaving; None: somebody has finished it, or
+        given it up before
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    host = session.get_one(models.Host, attempt.host_id)
+    if host.enrolment != states.Enrollment.ENROLLING or (
+            host.begun != attempt.begun):
+        return None
+    _write(session, now, host, enrolment=states.Enrollment.LEAVING,
+           reservable=False)
+    return host
+
+
+def remove(session: orm.Session, now: int, host_id: int,
+           booked: bool = False) -> models.Host:
+    """From now on no lease can reserve a host; safe to repeat.
+
+    :param booked: also while something is booked there: it stays what it is
+        until that is over (:func:`left`)
+    :raises Conflict: when something is booked there, and that is not wanted
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    host = get(session, host_id)
+    if not booked:
+        check_unbooked(session, now, host, 'taken out')
+    _write(session, now, host, enrolment=states.Enrollment.LEAVING,
+           reservable=False)
+    return host
+
+
+def left(session: orm.Session, now: int) -> set[int]:
+    """The ids of the hosts that are leaving, and on which nothing is booked
+    any more: they are to go.
+    """
+    return set(session.scalars(sa.select(models.Host.id).where(
+        models.Host.enrolment == states.Enrollment.LEAVING,
+        sa.not_(sa.exists().where(
+            _BOOKING.host_id == models.Host.id, *_still(now))))))
+
+
+def retire(session: orm.Session, now: int, host_id: int) -> None:
+    """A host is one like all others again.
+
+    What runs there was let in for as long as nobody else was: the cloud is
+    asked.
+
+    :raises Conflict: when it is not leaving any more
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    host = get(session, host_id)
+    if host.enrolment != states.Enrollment.LEAVING:
+        raise errors.Conflict(f'Host {host.name} is not leaving any more.')
+    _write(session, now, host, enrolment=None, enrolled_at=None,
+           reservable=None, extra=None, recheck_at=now)
+
+
+def change(session: orm.Session, now: int, host_id: int,
+           extra: ty.Mapping[str, str | None], reservable: bool | None,
+           ) -> models.Host:
+    """Say something else of a host.
+
+    What is reserved stays so, whatever was asked for.
+
+    :param extra: what is said of it; None: no more
+    :param reservable: whether more of it may be reserved; None: as it is
+    :raises InvalidLeaseParams: when too much would be said of it
+    :raises Conflict: when it may be reserved, and is being taken out
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    host = get(session, host_id)
+    values: dict[str, ty.Any] = {}
+    if reservable is not None:
+        values['reservable'] = reservable
+    if reservable and host.enrolment == states.Enrollment.LEAVING:
+        if host.id in left(session, now):
+            raise errors.Conflict(
+                f'Host {host.name} is being taken out. Enrol it again when it '
+                f'is out.')
+        # Nothing was done about it yet.
+        values['enrolment'] = states.Enrollment.ENROLLED
+    _write(session, now, host,
+           extra=_said({**(host.extra or {}), **extra}), **values)
+    return host
+
+
+def _said(extra: ty.Mapping[str, str | None]) -> dict[str, str]:
+    """What is said of a host, without what is not.
+
+    :raises InvalidLeaseParams: when it is too much
+    """
+    said = {key: value for key, value in extra.items() if value is not None}
+    if len(said) > MAX_EXTRA:
+        raise errors.InvalidLeaseParams(
+            f'The host would have {len(said)} extra capabilities. Write at '
+            f'most {MAX_EXTRA}; null takes one away.')
+    return said
+
+
+def _write(session: orm.Session, now: int, host: models.Host,
+           **values: ty.Any) -> None:
+    if any(getattr(host, name) != value for name, value in values.items()):
+        host_generations.advance(session.connection(), now, [host], {},
+                                 updated_at=now, **values)
+        session.refresh(host)
+
+
+def check_unbooked(session: orm.Session, now: int, host: models.Host,
+                   done: str) -> None:
+    """
+    :param done: what happens to it, as a word: ``enrolled``
+    :raises Conflict: when something is booked on a host
+    """
+    count, until = session.execute(sa.select(
+        sa.func.count(), sa.func.max(_BOOKING.end_date)).where(
+            _BOOKING.host_id == host.id, *_still(now))).one()
+    if count:
+        raise errors.Conflict(
+            f'Host {host.name} cannot be {done}: it has '
+            f'{words.count(count, "booking")} of leases, the last one until '
+            f'{clocks.minute(until)} UTC. Try again after that, or delete '
+            f'these leases.')
+
+
+def _still(now: int) -> list[ty.Any]:
+    """What is to come, or somebody has yet."""
+    return [ledger.TAKES, _BOOKING.outage.is_(None), sa.or_(
+        _BOOKING.end_date > now, _BOOKING.claimed_at.is_not(None))]
+
+
+def allocations(session: orm.Session, *where: ty.Any,
+                ) -> dict[int, list[ty.Any]]:
+    """What is booked on enrolled hosts, by the id of the host.
+
+    :param where: of reservations or their leases; all of them if nothing
+    :returns: rows of ``id`` (of the reservation), ``lease_id``,
+        ``start_date`` and ``end_date``, in the order of their starts
+    """
+    found: dict[int, list[ty.Any]] = {}
+    for row in session.execute(sa.select(
+            _BOOKING.host_id, models.Reservation.id,
+            models.Reservation.lease_id, models.Lease.start_date,
+            models.Lease.end_date).join_from(
+                models.Booking, models.Reservation).join(models.Lease).join(
+                    models.Host, models.Host.id == models.Booking.host_id)
+            .where(models.Host.enrolment.is_not(None), *where).distinct()
+            .order_by(models.Lease.start_date, models.Reservation.id)):
+        found.setdefault(row.host_id, []).append(row)
+    return found
+
+
+# -- properties ----------------------------------------------------------
+
+def public(database: api.Database, always: ty.Sequence[str]) -> list[str]:
+    """The properties of hosts by which every user may ask for them.
+
+    :param always: those of the cloud that are
+    """
+    with database.reader() as session:
+        known = properties(session)
+    return [*always, *(name for name, one in known.items()
+                       if not one.private and name not in always)]
+
+
+def properties(session: orm.Session) -> dict[str, Property]:
+    """What operators say of enrolled hosts, by its name, in their order."""
+    values: dict[str, set[str]] = {}
+    for extra in session.scalars(sa.select(models.Host.extra).where(
+            models.Host.enrolment.is_not(None))):
+        for name, value in (extra or {}).items():
+            values.setdefault(name, set()).add(value)
+    private = {row.name: row.private for row in session.execute(
+        sa.select(models.HostProperty.name, models.HostProperty.private))}
+    return {name: Property(private.get(name, False), sorted(values[name]))
+            for name in sorted(values)}
+
+
+def set_private(session: orm.Session, name: str, private: bool) -> None:
+    """Make a property of hosts public or private.
+
+    :raises NotFound: when no enrolled host has it
+    """
+    if name not in properties(session):
+        raise errors.NotFound(f'No host has the property {name}.')
+    row = session.get(models.HostProperty, name)
+    if row is None:
+        session.add(models.HostProperty(name=name, private=private))
+    else:
+        row.private = private

@@ -1,0 +1,538 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What hosts have, and what runs there without an end.
+
+What the cloud says of a host is written down as any other decision about it
+(:func:`guarding.advance`): guarded by the host's generation, so that nothing
+that was decided meanwhile is written over.
+
+What is booked for what has become larger or smaller since.
+"""
+
+import collections
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import host_generations
+from blazar_core.capacity import ledger
+from blazar_core.capacity import pending
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Claimed', 'HOSTS', 'Leased', 'claim', 'come_back', 'generations',
+           'grown', 'left_behind', 'of_server', 'recheck', 'record',
+           'release', 'report', 'report_usage', 'retain', 'tell', 'usage_of']
+
+_HOSTS = models.Host.__table__
+_BOOKINGS = models.Booking.__table__
+
+
+class Leased(Exception):
+    """What was to count without an end has a booking."""
+
+
+#: A host, what runs there, and whether some server is leased.
+_RUNS = sa.select(
+    *ledger.SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at,
+    _HOSTS.c.assigned_to, _BOOKINGS.c.server_id.label('leased'),
+).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server'))
+_TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
+                    _HOSTS.c.name == sa.bindparam('name'))
+_CLAIMS = _RUNS.where(_HOSTS.c.id == sa.bindparam('host'))
+#: Write what runs on a host, where all of it together takes what it took.
+_CONFIRM = sa.update(_HOSTS).where(
+    _HOSTS.c.id == sa.bindparam('host'),
+    _HOSTS.c.generation == sa.bindparam('seen'),
+).values(consumers=sa.bindparam('known'), recheck_at=sa.case(
+    (_HOSTS.c.recheck_at == sa.bindparam('was'),
+     sa.bindparam('becomes', type_=sa.BigInteger)),
+    else_=_HOSTS.c.recheck_at))
+#: What :func:`host_of` makes hosts of, the oldest first: PostgreSQL would put
+#: some into the places of rows that are gone, and equal hosts are picked in
+#: the order in which they are read.
+HOSTS = sa.select(
+    _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
+    _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
+    _HOSTS.c.properties, _HOSTS.c.enrolment, ledger.RESERVABLE,
+    _HOSTS.c.extra, _HOSTS.c.assigned_to, _HOSTS.c.units).order_by(_HOSTS.c.id)
+_ALL_GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation)
+_GENERATIONS = _ALL_GENERATIONS.where(
+    _HOSTS.c.uuid.in_(sa.bindparam('uuids', expanding=True)))
+#: With whether servers have something of it that could not be built.
+_OF_UUID = sa.select(models.Host, sa.exists().where(
+    models.Booking.host_id == models.Host.id,
+    models.Booking.failed_at.is_not(None)),
+).options(orm.undefer(models.Host.consumers)).where(
+    models.Host.uuid == sa.bindparam('uuid'))
+#: Of servers on a host, and of those that could not be built and are on none
+#: as far as the books know.
+_LEASED = sa.select(models.Booking).where(
+    models.Booking.server_id.in_(sa.bindparam('servers', expanding=True)),
+    sa.or_(models.Booking.host_id == sa.bindparam('host'),
+           sa.and_(models.Booking.host_id.is_(None),
+                   models.Booking.failed_at.is_not(None))),
+).options(orm.joinedload(models.Booking.reservation))
+#: Of servers that could not be built and have something of a host.
+_FAILED = sa.select(models.Booking).where(
+    models.Booking.host_id == sa.bindparam('host'),
+    models.Booking.failed_at.is_not(None),
+).options(orm.joinedload(models.Booking.reservation))
+
+
+def generations(connection: orm.Session | sa.Connection,
+                uuids: ty.Collection[str] | None = None) -> dict[str, int]:
+    """The generations of hosts, of those that are in the books.
+
+    :param uuids: None: of all
+    """
+    found = connection.execute(_ALL_GENERATIONS) if uuids is None else (
+        connection.execute(_GENERATIONS, {'uuids': list(uuids)}))
+    return {row.uuid: row.generation for row in found}
+
+
+def report(session: orm.Session, now: int, host: model.HostFacts,
+           allocations: ty.Mapping[str, model.Resources],
+           seen: int | None = None) -> bool:
+    """Write down what a host has and what runs there.
+
+    What runs there under a booking on this very host is no open-ended usage;
+    when it has another size than its booking (it was resized), the booking
+    follows, unless all of the host is booked, and it runs within that.
+
+    :param now: from before the cloud was asked: what it told (:func:`tell`)
+        since then is newer
+    :param allocations: resources by consumer (server), as placement has them
+    :param seen: the generation that the host had before the cloud was asked,
+        None if it was not in the books: of what somebody has written since
+        then, which may have asked later, nothing is written over
+    :returns: whether anything was new
+    :raises LostRace: when another process decided about the host meanwhile:
+        ask the cloud again
+    """
+    found = session.execute(_OF_UUID, {'uuid': host.uuid}).one_or_none()
+    if found is None:
+        _add_host(session, now, host, allocations)
+        return True
+    return _report(session, now, found[0], found[1], allocations,
+                   dataclasses.asdict(host), seen)
+
+
+def report_usage(session: orm.Session, now: int, uuid: str,
+                 allocations: ty.Mapping[str, model.Resources],
+                 seen: int | None) -> bool:
+    """The same of what runs on a host alone; nothing if it is unknown.
+
+    :raises LostRace: when another process decided about the host meanwhile:
+        ask the cloud again
+    """
+    found = session.execute(_OF_UUID, {'uuid': uuid}).one_or_none()
+    return found is not None and _report(
+        session, now, found[0], found[1], allocations, {}, seen)
+
+
+def record(connection: sa.Connection, now: int, service_host: str, name: str,
+           server_id: str, takes: model.Resources | None) -> bool:
+    """What the cloud told of its own accord of one server on a host.
+
+    It may be told twice, or in the wrong order: a server that has left does
+    not come again until the cloud has been asked.
+
+    :param takes: None: it has left
+    :returns: whether the books are right now; else ask the cloud. They
+        cannot tell of a server with a booking, of a host that they do not
+        know, and of one with classes of which nothing was told
+    :raises LostRace: when another process decided about the host meanwhile
+    """
+    rows = [row for row in connection.execute(_TOLD, {
+        'service_host': service_host, 'name': name, 'server': server_id})
+        if row.capacity]
+    if len(rows) != 1 or rows[0].leased or rows[0].consumers is None:
+        return False
+    row = rows[0]
+    if row.assigned_to is not None:
+        return True
+    known = row.consumers.get(server_id)
+    if takes is not None and known is not None:
+        if server_id in pending.awaited(row.consumers, now):
+            _confirm(connection, now, row, server_id)
+        return True
+    if takes is not None and not row.capacity.keys() <= takes.keys():
+        return False
+    amounts = {rc: amount for rc, amount in (takes or {}).items()
+               if amount and rc in row.capacity}
+    if known is None or known[0]:
+        _change_consumers(connection, now, row, {
+            **row.consumers, server_id: (amounts, now)})
+    return True
+
+
+class Claimed(ty.NamedTuple):
+    """What a claim has written.
+
+    ``before`` is what the books had of the server on this host until then.
+    """
+
+    host_id: int
+    server_id: str
+    before: models.Consumer | None
+
+
+def claim(connection: sa.Connection, now: int, host: model.Host,
+          server_id: str, takes: model.Resources, fits: bool,
+          leased: bool = False) -> Claimed | None:
+    """Let a server count on a host before the cloud tells of it.
+
+    It counts for ``pending.CLAIM_SECONDS``; the host is looked at again when
+    it has not been heard of by then. What the server has there already counts
+    on: one that is resized in its place takes both for a while.
+
+    The rule was asked in memory, and no booking is read here: the guard
+    finds the host at the generation that it had there, or nothing is done.
+
+    :param host: as it was when it was judged whether the server ``fits``
+    :param takes: of the classes that the host has
+    :param leased: that the server has a booking is known
+    :returns: None when what runs there is not known yet, so that nothing was
+        written
+    :raises Leased: when it has a booking, and that was not known
+    :raises OverCapacity: when it does not fit
+    :raises LostRace: when another process decided about the host since it was
+        judged
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': host.id, 'server': server_id}).one_or_none()
+    if row is not None and row.leased and not leased:
+        raise Leased(server_id)
+    if row is None or row.generation != host.generation:
+        raise api.LostRace(host.id)
+    if not fits:
+        raise ledger.OverCapacity(host.id)
+    if row.consumers is None:
+        return None
+    before = row.consumers.get(server_id)
+    amounts = collections.Counter(takes)
+    if before is not None and not pending.is_pending(before[1], now):
+        amounts.update(before[0])
+    elif before is not None:
+        # Let in again: what it had before the first time is still there.
+        amounts |= collections.Counter(before[0])
+    until = now + pending.CLAIM_SECONDS
+    _change_consumers(
+        connection, now, row, {**row.consumers, server_id: (
+            dict(amounts), until)},
+        recheck_at=min(until + 1, row.recheck_at or until + 1))
+    return Claimed(host.id, server_id, before)
+
+
+def come_back(connection: sa.Connection, now: int, host_id: int,
+              server_id: str, takes: model.Resources, kept_as: str) -> None:
+    """A leased server comes back to a host that has kept its capacity.
+
+    It counts there as a claim does, whether it is on another host by now or,
+    with less, on this one.
+
+    :param takes: of all classes
+    :param kept_as: the consumer that had it there until now
+    :raises LostRace: when another process decided about the host meanwhile
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': host_id, 'server': server_id}).one()
+    until = now + pending.BACK_SECONDS
+    _change_consumers(
+        connection, now, row, None if row.consumers is None else {
+            **{one: entry for one, entry in row.consumers.items()
+               if one != kept_as},
+            server_id: ({rc: amount for rc, amount in takes.items()
+                         if amount and rc in row.capacity}, until)},
+        recheck_at=min(until + 1, row.recheck_at or until + 1))
+
+
+def keep(connection: sa.Connection, now: int, host_id: int, server_id: str,
+         takes: model.Resources) -> None:
+    """A server whose booking has just gone stays on its host, and counts.
+
+    The host is looked at again: what was booked is not what the cloud counts.
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': host_id, 'server': server_id}).one()
+    _change_consumers(
+        connection, now, row, None if row.consumers is None else {
+            **row.consumers, server_id: (dict(takes), now)}, recheck_at=now)
+
+
+def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
+    """Undo a claim: the server did not get there.
+
+    :raises LostRace: when another process decided about the host meanwhile
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': claimed.host_id, 'server': claimed.server_id}).one()
+    consumers = {one: entry for one, entry in (row.consumers or {}).items()
+                 if one != claimed.server_id}
+    if claimed.before is not None:
+        consumers[claimed.server_id] = claimed.before
+    if row.consumers is not None:
+        _change_consumers(connection, now, row, consumers)
+
+
+def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
+                      consumers: dict[str, models.Consumer] | None,
+                      **values: ty.Any) -> None:
+    """Write what is on a host; None: that is not known, and stays so."""
+    if consumers is not None:
+        values |= {'consumers': consumers, 'usage': usage_of(consumers)}
+    host_generations.advance(connection, now, [ledger.HostLoad(
+        *row[:len(ledger.SEEN)])], {}, updated_at=now, **values)
+
+
+def _confirm(connection: sa.Connection, now: int, row: ty.Any,
+             server_id: str) -> None:
+    """What was claimed for a server is there.
+
+    The host is not looked at any more for its sake.
+
+    :raises LostRace: when another process decided about the host meanwhile
+    """
+    amounts, until = row.consumers[server_id]
+    known = {**row.consumers, server_id: (amounts, now)}
+    taken = connection.execute(_CONFIRM, {
+        'host': row.id, 'seen': row.generation, 'known': known,
+        'was': until + 1, 'becomes': pending.next_look(known, now)}).rowcount
+    if taken != 1:
+        raise api.LostRace(row.id)
+
+
+def recheck(connection: sa.Connection, now: int,
+            service_hosts: ty.Collection[str], at: int | None) -> None:
+    """Say when the cloud is asked next what runs on hosts that were due.
+
+    :param now: from before it was asked
+    :param at: None: not before somebody wants it
+    """
+    connection.execute(sa.update(_HOSTS).where(
+        _HOSTS.c.service_host.in_(service_hosts),
+        pending.is_due(now)).values(recheck_at=at))
+
+
+def _report(session: orm.Session, now: int, row: models.Host,
+            has_failed: bool, allocations: ty.Mapping[str, model.Resources],
+            values: dict[str, ty.Any], seen: int | None) -> bool:
+    """Write down what runs on a host, and other values of its row.
+
+    :param has_failed: whether servers have something of it that could not be
+        built
+    """
+    known = ledger.HostLoad(row.id, row.generation, row.capacity, row.usage)
+    # Servers that left were told of since then; one that came is there, or
+    # on its way.
+    consumers = _consumers(allocations) | {
+        consumer: entry for consumer, entry in (row.consumers or {}).items()
+        if pending.is_pending(entry[1], now - 1) and not (
+            entry[0] and consumer in allocations)}
+    # Only of those that are there: many more may have a booking for later.
+    leased = {booking.server_id: booking for booking in session.scalars(
+        _LEASED, {'host': row.id, 'servers': list(consumers)})
+        if booking.host_id == row.id or booking.server_id in allocations}
+    stay = [*leased.values(), *session.scalars(
+        _FAILED, {'host': row.id})] if has_failed else leased.values()
+    for consumer in (leased if row.assigned_to is None else list(consumers)):
+        consumers.pop(ty.cast(str, consumer), None)
+    consumers |= pending.coming_back(row, now, leased.values(), allocations)
+    failed = [] if row.assigned_to is not None else left_behind(
+        session, row, now, stay, allocations)
+    sized = [] if row.assigned_to is not None else [
+        ledger.Edit(booking, ledger.new_of(booking, resources=takes))
+        for server_id, booking in leased.items() if booking.running and
+        server_id in allocations and booking.resources != (
+            takes := of_server(booking, allocations[
+                ty.cast(str, server_id)]))]
+    resized = [*grown(session, row, values.get('capacity')), *sized,
+               *failed]
+    _stays_away(session, row, [
+        one for one in row.consumers or () if one not in consumers])
+    values = {**values, 'usage': usage_of(consumers)}
+    if row.recheck_at is not None and not pending.is_pending(
+            row.recheck_at, now):
+        _looked(session, row, pending.next_look(consumers, now))
+    values = {name: value for name, value in values.items()
+              if getattr(row, name) != value}
+    if row.consumers is None or _amounts(row.consumers) != _amounts(consumers):
+        values['consumers'] = consumers
+    if (resized or values) and row.generation != seen:
+        raise api.LostRace(row.id)
+    if resized:
+        ledger.amend(session, now, resized, force=True)
+        tell(sized)
+        known = known._replace(generation=known.generation + 1)
+    if values:
+        host_generations.advance(session.connection(), now, [known], {},
+                                 updated_at=now, **values)
+        session.expire(row)
+    return bool(values or resized)
+
+
+def _stays_away(session: orm.Session, row: models.Host,
+                server_ids: ty.Collection[str]) -> None:
+    """Servers that were on their way to a host are so no more."""
+    if server_ids:
+        session.execute(sa.update(models.Booking).where(
+            models.Booking.server_id.in_(server_ids),
+            models.Booking.migrating_to == row.id).values(migrating_to=None))
+
+
+def _looked(session: orm.Session, row: models.Host, again: int | None,
+            ) -> None:
+    """A host was looked at, and has to be looked at again then.
+
+    This decides nothing. A request of the same moment to look at the host
+    earlier wins.
+    """
+    session.execute(sa.update(_HOSTS).where(
+        _HOSTS.c.id == row.id, _HOSTS.c.recheck_at == row.recheck_at,
+    ).values(recheck_at=again))
+
+
+def _add_host(session: orm.Session, now: int, host: model.HostFacts,
+              allocations: ty.Mapping[str, model.Resources]) -> None:
+    consumers = _consumers(allocations)
+    row = models.Host(**dataclasses.asdict(host), generation=0,
+                      usage=usage_of(consumers), consumers=consumers,
+                      updated_at=now)
+    session.add(row)
+    session.flush()
+    host_generations.advance(session.connection(), now, [row], {})
+
+
+def _consumers(allocations: ty.Mapping[str, model.Resources],
+               ) -> dict[str, models.Consumer]:
+    """What the cloud said when it was asked, as a host's row has it."""
+    return {consumer: (dict(amounts), 0)
+            for consumer, amounts in allocations.items()}
+
+
+def _amounts(consumers: ty.Mapping[str, models.Consumer],
+             ) -> dict[str, model.Resources]:
+    return {consumer: entry[0] for consumer, entry in consumers.items()}
+
+
+def usage_of(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
+    """Open-ended usage: what all of them take."""
+    total: dict[str, int] = collections.defaultdict(int)
+    for amounts, _told in consumers.values():
+        for rc, amount in amounts.items():
+            total[rc] += amount
+    return dict(total)
+
+
+def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
+           pool: str = model.COMPUTE, asked: int | None = None) -> list[str]:
+    """Take the capacity from hosts of a pool that it does not have any more.
+
+    :param asked: when the cloud was asked which it has: what was written down
+        since then is newer; None: now
+    :returns: their names
+    :raises LostRace: when another process decided about one of them meanwhile
+    """
+    gone = [row for row in session.execute(sa.select(
+        *ledger.SEEN, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.updated_at,
+    ).where(_HOSTS.c.pool == pool).order_by(_HOSTS.c.id))
+        if row.capacity and row.uuid not in uuids and (
+            asked is None or row.updated_at < asked)]
+    host_generations.advance(session.connection(), now, [
+        ledger.HostLoad(*row[:len(ledger.SEEN)]) for row in gone], {},
+        capacity={}, updated_at=now)
+    return [row.name for row in gone]
+
+
+def grown(session: orm.Session, row: models.Host,
+          capacity: model.Resources | None) -> list[ledger.Edit]:
+    """A booking of a whole host is all of it, whatever that has become.
+
+    :param capacity: what the host is to have; None: what it has
+    """
+    if not capacity or capacity == row.capacity:
+        return []
+    return [ledger.Edit(booking, ledger.new_of(booking, resources=capacity))
+            for booking in session.scalars(sa.select(models.Booking).where(
+                models.Booking.host_id == row.id).options(
+                    orm.joinedload(models.Booking.reservation)))
+            if booking.whole]
+
+
+def of_server(booking: models.Booking, takes: model.Resources,
+              ) -> dict[str, int]:
+    """What is booked for a server that runs, and takes so much.
+
+    A place stays as large as was promised, whoever takes less of it: the
+    next one may take all.
+    """
+    if booking.reservation.booted:
+        return dict(takes)
+    return dict(collections.Counter(booking.reservation.resources) |
+                collections.Counter(takes))
+
+
+def tell(edits: ty.Iterable[ledger.Edit]) -> None:
+    """Have reservations that came with a boot say what each of their servers
+    takes from now on; where they differ, what it was at first.
+
+    :param edits: of bookings of servers, which were made
+    """
+    for reservation in {edit.row.reservation for edit in edits if edit.row}:
+        first, *others = [one.resources for one in reservation.bookings]
+        if reservation.booted and all(one == first for one in others):
+            reservation.resources = dict(first)
+
+
+def left_behind(session: orm.Session, row: models.Host, now: int,
+                bookings: ty.Iterable[models.Booking],
+                allocations: ty.Mapping[str, model.Resources],
+                ) -> list[ledger.Edit]:
+    """What servers that could not be built hold of a host all the same. It
+    goes with them at the end of their lease, and is booked until then.
+
+    :param bookings: of servers that have allocations there, and of those that
+        could not be built and are booked there
+    :returns: the edits; their leases are locked
+    :raises LostRace: when something else has become of one meanwhile
+    """
+    edits = []
+    for booking in {one.id: one for one in bookings}.values():
+        server_id = ty.cast(str, booking.server_id)
+        if booking.failed_at is None or (
+                booking.host_id is not None) == (server_id in allocations):
+            continue
+        new = ledger.new_of(booking, host_id=None, claimed_at=None) if (
+            booking.host_id is not None) else ledger.new_of(
+                booking, host_id=row.id, claimed_at=now,
+                resources=of_server(booking, allocations[server_id]))
+        edits.append(ledger.Edit(booking, new))
+    # A booking without a host is guarded by no host: whoever else changes it
+    # has its lease.
+    for lease_id in sorted({one.row.reservation.lease_id
+                            for one in edits if one.row}):
+        api.lock(session, lease_id)
+    for edit in edits:
+        _still(session, row, ty.cast(models.Booking, edit.row))
+    return edits
+
+
+def _still(session: orm.Session, row: models.Host, booking: models.Booking,
+           ) -> None:
+    """Make sure that a booking is what was read, by a statement that writes:
+    it sees what has become of it since then.
+    """
+    same = session.execute(sa.update(models.Booking).where(
+        models.Booking.id == booking.id,
+        models.Booking.failed_at == booking.failed_at,
+        models.Booking.host_id.is_not_distinct_from(booking.host_id),
+        models.Booking.start_date == booking.start_date,
+        models.Booking.end_date == booking.end_date,
+    ).values(failed_at=booking.failed_at).execution_options(
+        synchronize_session=False))
+    if ty.cast('sa.CursorResult[ty.Any]', same).rowcount != 1:
+        raise api.LostRace(row.id)

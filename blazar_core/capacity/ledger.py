@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Deciding: what is written into the books, and by which rule.
+
+The rule, for every instant t of a booking's window::
+
+    open_ended_usage(host) + booked(host, t) <= capacity(host)
+
+Every decision is a list of edits of bookings (:func:`amend`): one comes, one
+goes, or one becomes another. A lease that is made, prolonged, moved, resized
+or ended, and a server that changes its host, are all that. A decision is all
+or nothing, and it is guarded: it reads its hosts, and with them their
+generations, no later than their bookings, and then takes each host with
+``UPDATE ... WHERE generation = :seen``. Another transaction that decided about
+one of these hosts in between has moved its generation, so that the update
+finds no row, and this transaction is rolled back and run again: it is always
+the later one that loses, and nothing of it is left.
+
+Each decision leaves behind what it changed (:class:`models.LeaseChange`), for
+the processes that keep the books in memory.
+
+The functions take a session or a connection, so that a caller can decide and
+write what belongs to the decision in one transaction. A decision costs one
+SELECT, one UPDATE for each host, and one INSERT each of bookings and of
+changes; the rule is linear in the bookings that overlap it on its hosts.
+"""
+
+import collections
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import host_generations
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Edit', 'OverCapacity', 'NewBooking', 'OVERDUE', 'RESERVABLE',
+           'SEEN', 'SHARED', 'HostLoad', 'TAKES', 'add', 'amend', 'decide',
+           'fits', 'follow', 'hold', 'new_of', 'occupied']
+
+#: Seconds that a server which should be gone by now is expected to need yet.
+OVERDUE = 60
+
+#: Classes that a host may offer through a shared provider: where it reports
+#: none of its own, Nova judges alone.
+SHARED = frozenset({'DISK_GB'})
+
+
+class OverCapacity(api.LostRace):
+    """The rule does not hold for what was to come on a host.
+
+    The host was chosen in memory, and another transaction was faster.
+    """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewBooking:
+    """A booking as it is written. Without a host it takes no capacity.
+
+    :ivar resources: what it takes; :data:`model.WHOLE`: all that the host has
+        when this is decided
+    :ivar among: of which hosts its host has to be one; None: of any, as where
+        the cloud has put its server
+    :ivar claimed_at: when a scheduler let its server onto the host
+    :ivar outage: why the host is away then, of no reservation; None: it is not
+    :ivar host_failed_at: since when its host is known to have failed under it
+    """
+
+    reservation_id: str | None
+    host_id: int | None
+    server_id: str | None
+    window: model.Window
+    resources: model.Resources
+    running: bool = False
+    dispatched_at: int | None = None
+    claimed_at: int | None = None
+    among: model.HostPool | None = None
+    outage: str | None = None
+    host_failed_at: int | None = None
+    failed_at: ty.ClassVar[None] = None  # What is new has not.
+
+
+class Edit(ty.NamedTuple):
+    """A booking before (None: it is new) and after (None: it is removed)."""
+
+    row: models.Booking | None
+    new: NewBooking | None
+
+
+def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
+    """A booking as it is, but for what is named.
+
+    One of a whole host is that of whichever host it gets.
+    """
+    same = NewBooking(row.reservation_id, row.host_id, row.server_id,
+                      model.Window(row.start_date, row.end_date),
+                      model.WHOLE if row.whole else row.resources,
+                      row.running, row.dispatched_at, row.claimed_at,
+                      outage=row.outage)
+    new = dataclasses.replace(same, **changed)
+    return new if new.host_id != row.host_id else dataclasses.replace(
+        new, host_failed_at=row.host_failed_at)
+
+
+def follow(booking: models.Booking, host_id: int, swap: bool = True,
+           ) -> list[Edit]:
+    """A booking goes where its server does.
+
+    Whose place it takes there gets its own, so that both have one.
+
+    :param swap: false: nobody gets its own, as that host is away
+    """
+    edits = [Edit(booking, new_of(booking, host_id=host_id))]
+    if booking.host_id is not None and swap:
+        edits += [
+            Edit(other, new_of(other, host_id=booking.host_id))
+            for other in booking.reservation.bookings
+            if other.host_id == host_id and other.claimed_at is None and
+            other.id != booking.id][:1]
+    return edits
+
+
+def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
+          force: bool = False, seen: ty.Mapping[int, int] | None = None,
+          ) -> None:
+    """Make all of these edits, or none.
+
+    Where less is booked than before, nothing is asked; where more is, the
+    rule must hold.
+
+    :param force: for what is a fact already and no wish: the rule is not
+        asked, but the guard is still moved
+    :param seen: by id, generations of hosts that this goes by as well
+    :raises OverCapacity: when the rule does not hold on a host
+    :raises LostRace: when another process decided about a host meanwhile
+    """
+    edits = decide(session.connection(), now, edits, force, seen)
+    for row, new in edits:
+        if row is not None and new is None:
+            session.delete(row)
+        elif row is not None and new is not None:
+            for name, value in _values(new).items():
+                setattr(row, name, value)
+    add(session.connection(), edits)
+
+
+def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
+           force: bool = False, seen: ty.Mapping[int, int] | None = None,
+           ) -> ty.Sequence[Edit]:
+    """The first half of :func:`amend`: win the right to make the edits.
+
+    For a caller that has rows of its own to write before it goes on, and
+    must not have written them when it loses.
+
+    :returns: the edits, each with what it takes of its host
+    """
+    changes, seen = _changes(edits), seen or {}
+    hosts, others = _read(connection, changes, edits, now,
+                          {*changes, *seen}, with_bookings=not force)
+    found = {host.id: host.generation for host in hosts}
+    for host_id, generation in seen.items():
+        if found.get(host_id) != generation:
+            raise api.LostRace(host_id)
+    _check_enrolment(edits, hosts)
+    if any(edit.new is not None and model.HOST in edit.new.resources
+           for edit in edits):
+        edits = _spelled_out(edits, hosts)
+        changes = _changes(edits)
+    if not force:
+        for host in hosts:
+            _check(host, now, others[host.id], changes[host.id])
+    host_generations.advance(connection, now, hosts, changes)
+    return edits
+
+
+def _check_enrolment(edits: ty.Iterable[Edit], hosts: ty.Iterable['HostLoad'],
+                     ) -> None:
+    """A host may have been enrolled, or have left, since it was picked.
+
+    :raises OverCapacity: when one is not for what was to come there
+    """
+    known = {host.id: host for host in hosts}
+    for _row, new in edits:
+        if new is not None and new.host_id is not None and (
+                new.among is not None and
+                not known[new.host_id].is_among(new.among)):
+            raise OverCapacity(new.host_id)
+
+
+def _spelled_out(edits: ty.Iterable[Edit], hosts: ty.Iterable['HostLoad'],
+                 ) -> list[Edit]:
+    """Edits that say how much a whole host is.
+
+    :raises OverCapacity: when a host has nothing at all
+    """
+    capacity = {host.id: host.capacity for host in hosts}
+    spelled = []
+    for row, new in edits:
+        if new is not None and new.host_id is not None and (
+                model.HOST in new.resources):
+            if not any(capacity[new.host_id].values()):
+                raise OverCapacity(new.host_id)
+            new = dataclasses.replace(
+                new, resources=capacity[new.host_id])
+        spelled.append(Edit(row, new))
+    return spelled
+
+
+def hold(connection: sa.Connection, host_ids: ty.Collection[int],
+         many: int) -> bool:
+    """Where hosts are more than so many, nobody else decides about them from
+    now on until the transaction is over: some other would always be faster,
+    until the retries are used up.
+
+    The sooner the better: PostgreSQL refuses what has changed since the
+    transaction read something first, and locks nothing of what it reads with
+    bookings before it has read all of that.
+
+    :returns: whether they are more
+    """
+    if len(host_ids) <= many:
+        return False
+    connection.execute(_LOCK, {'hosts': sorted(host_ids)}).all()
+    return True
+
+
+class _Change(ty.NamedTuple):
+    """So much more (sign 1) or less (sign -1) on a host over a window."""
+
+    window: model.Window
+    resources: model.Resources
+    sign: int
+    claimed_at: int | None
+
+    def counts(self, now: int) -> model.Window:
+        """The window over which it counts."""
+        return occupied(
+            self.window.start, self.window.end, self.claimed_at, now)
+
+
+class HostLoad(ty.NamedTuple):
+    """What a decision has to know of a host."""
+
+    id: int
+    generation: int
+    capacity: model.Resources
+    usage: model.Resources
+    enrolment: str | None = None
+    reservable: bool | None = None
+
+    def is_among(self, among: model.HostPool) -> bool:
+        """Whether it is one of such hosts, and may be reserved if it serves
+        leases only.
+        """
+        if self.enrolment is None:
+            return among is not model.HostPool.ENROLLED
+        return among is not model.HostPool.COMMON and bool(
+            self.reservable) and (self.enrolment == states.Enrollment.ENROLLED)
+
+    def free(self) -> dict[str, int]:
+        """Capacity less open-ended usage, per resource class."""
+        return {rc: total - self.usage.get(rc, 0)
+                for rc, total in self.capacity.items()}
+
+
+def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
+    """What edits do to each host."""
+    changes: dict[int, list[_Change]] = collections.defaultdict(list)
+    for row, new in edits:
+        if row is not None and row.host_id is not None:
+            # What overstays has had no promise for that: none to prolong.
+            longer = new is not None and new.window.end > row.end_date
+            changes[row.host_id].append(_Change(
+                model.Window(row.start_date, row.end_date), row.resources,
+                -1, None if longer else row.claimed_at))
+        if new is not None and new.host_id is not None:
+            changes[new.host_id].append(
+                _Change(new.window, new.resources, 1, new.claimed_at))
+    return changes
+
+
+def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
+          edits: ty.Iterable[Edit], now: int, ids: ty.Collection[int],
+          with_bookings: bool,
+          ) -> tuple[list['HostLoad'], dict[int, list[_Change]]]:
+    """The hosts of a decision, in the order of their ids, and what others
+    have booked there. One statement: no generation is read after a booking.
+    """
+    wanted = [change.window for of_host in changes.values()
+              for change in of_host if change.sign > 0]
+    if wanted and with_bookings:
+        query, times = _WITH_BOOKINGS, {
+            'since': min(one.start for one in wanted),
+            'until': max(one.end for one in wanted)}
+    else:
+        query, times = _ALONE, {}
+    if hold(connection, ids, host_generations.MANY):
+        query = query.with_for_update(of=_HOSTS)
+    own = {row.id for row, _new in edits if row is not None}
+    hosts: dict[int, HostLoad] = {}
+    others: dict[int, list[_Change]] = collections.defaultdict(list)
+    for row in connection.execute(
+            query, {'hosts': sorted(ids), **times}):
+        if row.id not in hosts:
+            hosts[row.id] = HostLoad(*row[:len(SEEN)])
+        if len(row) > len(SEEN) and row.booking_id not in (None, *own):
+            others[row.id].append(_Change(
+                model.Window(row.start_date, row.end_date), row.resources, 1,
+                row.claimed_at))
+    return list(hosts.values()), others
+
+
+_HOSTS = models.Host.__table__
+_BOOKINGS = models.Booking.__table__
+
+#: Whether whole hosts may be reserved of it, as far as its row says: not
+#: while it is unknown when its present holder will be gone.
+RESERVABLE = sa.case((_HOSTS.c.overdue_at.is_not(None), sa.false()),
+                     else_=_HOSTS.c.reservable).label('reservable')
+SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
+        _HOSTS.c.enrolment, RESERVABLE)
+#: Whether a booking is in anybody's way: one within a reservation that has all
+#: of the host is not.
+TAKES = sa.cast(_BOOKINGS.c.resources, sa.Text) != '{}'
+_LOCK = sa.select(_HOSTS.c.id).where(_HOSTS.c.id.in_(
+    sa.bindparam('hosts', expanding=True))).order_by(
+        _HOSTS.c.id).with_for_update()
+_ALONE = sa.select(*SEEN).where(_HOSTS.c.id.in_(
+    sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
+_WITH_BOOKINGS = _ALONE.add_columns(
+    _BOOKINGS.c.id.label('booking_id'), _BOOKINGS.c.start_date,
+    _BOOKINGS.c.end_date, _BOOKINGS.c.resources, _BOOKINGS.c.claimed_at,
+).outerjoin(_BOOKINGS, sa.and_(
+    _BOOKINGS.c.host_id == _HOSTS.c.id,
+    _BOOKINGS.c.start_date < sa.bindparam('until'),
+    sa.or_(_BOOKINGS.c.end_date > sa.bindparam('since'),
+           _BOOKINGS.c.claimed_at.is_not(None))))
+
+
+def occupied(start: int, end: int, claimed_at: int | None, now: int,
+             ) -> model.Window:
+    """The window of a booking as it counts.
+
+    A server that overstays keeps its capacity until it is really gone, whether
+    it runs or is being built.
+    """
+    return model.Window(start, end if claimed_at is None or end > now
+                        else now + OVERDUE)
+
+
+def fits(host: HostLoad, now: int, there: ty.Iterable[NewBooking],
+         coming: ty.Iterable[NewBooking]) -> bool:
+    """Whether the rule would hold on a host with what comes there, if no more
+    is there than this. No whole hosts: they say what they are.
+    """
+    others, changes = ([
+        _Change(one.window, one.resources, 1, one.claimed_at)
+        for one in some] for some in (there, coming))
+    try:
+        _check(host, now, others, changes)
+    except OverCapacity:
+        return False
+    return True
+
+
+def _check(host: HostLoad, now: int, others: ty.Iterable[_Change],
+           changes: ty.Sequence[_Change]) -> None:
+    """The rule, at every instant at which a host gets more than before.
+
+    :raises OverCapacity: when it does not hold
+    """
+    steps = collections.defaultdict[int, list[tuple[str, int, int]]](list)
+    for change in others:
+        window = change.counts(now)
+        for rc, amount in change.resources.items():
+            steps[window.start].append((rc, amount, 0))
+            steps[window.end].append((rc, -amount, 0))
+    for change in changes:
+        window = change.counts(now)
+        for rc, amount in change.resources.items():
+            more = change.sign * amount
+            steps[window.start].append((rc, max(more, 0), more))
+            steps[window.end].append((rc, -max(more, 0), -more))
+    free = host.free()
+    after: dict[str, int] = collections.defaultdict(int)
+    gain: dict[str, int] = collections.defaultdict(int)
+    for when in sorted(steps):
+        for rc, booked, more in steps[when]:
+            after[rc] += booked
+            gain[rc] += more
+        for rc, more in gain.items():
+            if more > 0 and after[rc] > free.get(rc, 0) and (
+                    rc in free or rc not in SHARED):
+                raise OverCapacity(host.id)
+
+
+def add(connection: sa.Connection, edits: ty.Iterable[Edit]) -> None:
+    """Write the bookings that come, when that has been decided."""
+    coming = [_values(new) for row, new in edits
+              if row is None and new is not None]
+    if coming:
+        connection.execute(_BOOKINGS.insert(), coming)
+
+
+def _values(booking: NewBooking) -> dict[str, ty.Any]:
+    """By column."""
+    return {'reservation_id': booking.reservation_id,
+            'host_id': booking.host_id, 'server_id': booking.server_id,
+            'start_date': booking.window.start, 'end_date': booking.window.end,
+            'resources': dict(booking.resources), 'running': booking.running,
+            'dispatched_at': booking.dispatched_at,
+            'claimed_at': booking.claimed_at, 'outage': booking.outage,
+            'host_failed_at': booking.host_failed_at}

@@ -1,0 +1,571 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Plans: which servers move where, so that there is room for what is wanted.
+
+Pure reckoning on what it is given; nothing is read, and nothing is written.
+
+A plan says on which hosts what is wanted is going to be, and of each server
+that is in the way there to which other host it moves. Every server moves once
+at most, and every target has its room from the beginning: no move waits for
+another one, so that they may be made in any order, and one that fails spoils
+none of the others.
+
+The plan with the fewest moves is looked for, and of these the one by which the
+least memory is moved. What that costs on each host is known first; which hosts
+are taken is then found from the best choice on (``choices``), until the
+servers of one find targets. Where there is little to choose from many choices
+are tried; else servers that find no target are left where they are, and the
+rest is looked for anew.
+
+What a plan is made of, and whether one can be carried out.
+
+What is free where while a plan grows, and where servers find room.
+
+Which servers have to leave, and which hosts are taken: cheapest first.
+
+The search for the plan with the smallest disturbance.
+"""
+
+import collections
+import heapq
+import itertools
+import typing as ty
+
+import numpy as np
+import numpy.typing as npt
+
+from blazar_core.capacity import ledger
+from blazar_core.common import model
+
+__all__ = ['Amounts', 'FEW', 'HUGE', 'MOVE', 'Movable', 'Option', 'Placing',
+           'Plan', 'PlannedDemand', 'PlannedHost', 'PlannedMove', 'Sized',
+           'State', 'choices', 'covers', 'every_way', 'greedy_way',
+           'is_complete', 'plan']
+
+#: More than any amount, and yet far from an overflow.
+HUGE = 2 ** 60
+
+
+class PlannedHost(ty.NamedTuple):
+    """A host, and what is free there, by class, of which something is promised
+    to nobody else.
+
+    :ivar within: as long as what is wanted lasts
+    :ivar beyond: from then on, for ever
+    """
+
+    id: int
+    within: model.Resources
+    beyond: model.Resources
+
+
+class Movable(ty.NamedTuple):
+    """A server that may be moved.
+
+    :ivar source: the id of the host on which it is
+    :ivar takes: what it takes there, and takes for ever where it goes
+    :ivar targets: the ids of the hosts that it may move to; None: any
+    """
+
+    server_id: str
+    source: int
+    takes: model.Resources
+    targets: frozenset[int] | None = None
+
+    @property
+    def memory(self) -> int:
+        """MiB"""
+        return self.takes.get('MEMORY_MB', 0)
+
+
+class PlannedDemand(ty.NamedTuple):
+    """So many servers, each of which takes so much.
+
+    :ivar most: how many of them may stand on one host
+    :ivar together: whether all of them have to
+    :ivar hosts: the ids of the hosts on which they may stand
+    """
+
+    takes: model.Resources
+    amount: int
+    most: int
+    hosts: frozenset[int]
+    together: bool = False
+
+
+class PlannedMove(ty.NamedTuple):
+    """A server is to move from one host to another one, by their ids."""
+
+    server_id: str
+    source: int
+    target: int
+    takes: model.Resources
+
+
+class Plan(ty.NamedTuple):
+    """The moves to make.
+
+    :ivar picked: for each wish the id of a host for each of its servers
+    """
+
+    picked: list[list[int]]
+    moves: list[PlannedMove]
+
+
+def is_complete(places: ty.Iterable[PlannedHost],
+                movable: ty.Iterable[Movable],
+                wishes: ty.Sequence[PlannedDemand], made: Plan) -> bool:
+    """Whether a plan can be carried out in any order, and what is wanted fits
+    when that is done. Asked of every plan before the first server moves.
+    """
+    sources = {one.server_id: one for one in movable}
+    within = {place.id: collections.Counter(place.within) for place in places}
+    beyond = {place.id: collections.Counter(place.beyond) for place in places}
+    for wish, hosts in zip(wishes, made.picked, strict=True):
+        per_host = collections.Counter(hosts)
+        if len(hosts) != wish.amount or not wish.hosts >= set(hosts) or (
+                max(per_host.values(), default=0) > wish.most) or (
+                wish.together and len(per_host) > 1):
+            return False
+        for host_id in hosts:
+            _take(within[host_id], wish.takes)
+    for move in made.moves:
+        one = sources.pop(move.server_id, None)
+        if one is None or one.source != move.source or (
+                move.target == move.source) or (
+                one.targets is not None and move.target not in one.targets):
+            return False
+        for room in (within, beyond):
+            _take(room[move.target], move.takes)
+            if any(_left(room[move.target], rc) < 0
+                   for rc, amount in move.takes.items() if amount):
+                return False
+    for move in made.moves:
+        for rc, amount in move.takes.items():
+            if rc in within[move.source]:
+                within[move.source][rc] += amount
+    return all(_left(within[host_id], rc) >= 0
+               for wish, hosts in zip(wishes, made.picked, strict=True)
+               for host_id in hosts for rc, amount in wish.takes.items()
+               if amount)
+
+
+def _take(room: collections.Counter[str], takes: model.Resources) -> None:
+    for rc, amount in takes.items():
+        if rc in room or rc not in ledger.SHARED:
+            room[rc] -= amount
+
+
+def _left(room: ty.Mapping[str, int], rc: str) -> int:
+    """What is left of a class; a shared one that a host does not have is no
+    concern of the books.
+    """
+    return room.get(rc, 0)
+
+
+#: Up to so many servers all ways are looked at.
+FEW = 14
+#: How many ways to place servers are looked at beyond the first one.
+_WAYS = 3000
+
+#: By class; or by position of host and class.
+Amounts: ty.TypeAlias = npt.NDArray[np.int64]
+
+
+class State:
+    """What is free where, as the plan grows; by position of host and class.
+
+    :ivar within: for what is wanted, when the servers of the plan have moved
+    :ivar door: for ever, before any of them has
+    :ivar staying: by position of host, the servers that may still be moved
+    """
+
+    def __init__(self, places: ty.Sequence[PlannedHost],
+                 movable: ty.Sequence[Movable],
+                 wishes: ty.Sequence[PlannedDemand]) -> None:
+        takes = [*(one.takes for one in movable),
+                 *(one.takes for one in wishes)]
+        self.classes = sorted({
+            rc for one in takes for rc, amount in one.items() if amount})
+        self.ids = [place.id for place in places]
+        self.positions = {host_id: n for n, host_id in enumerate(self.ids)}
+        self.within = self._table(place.within for place in places)
+        self.beyond = self._table(place.beyond for place in places)
+        self.before = self.within.copy()
+        self.staying: list[list[Movable]] = [[] for _place in places]
+        for one in movable:
+            self.staying[self.positions[one.source]].append(one)
+        self.sizes = {one.server_id: self.amounts(one.takes)
+                      for one in movable}
+
+    def amounts(self, takes: model.Resources) -> Amounts:
+        return np.array([takes.get(rc, 0) for rc in self.classes], np.int64)
+
+    def _table(self, rooms: ty.Iterable[model.Resources]) -> Amounts:
+        return np.array([[
+            room.get(rc, HUGE if rc in ledger.SHARED else 0)
+            for rc in self.classes] for room in rooms], np.int64).reshape(
+                -1, len(self.classes))
+
+    def apply(self, found: Plan, wish: PlannedDemand) -> None:
+        """A wish has got its place: what others want is beside it."""
+        takes = self.amounts(wish.takes)
+        for host_id in found.picked[0]:
+            self.within[self.positions[host_id]] -= takes
+            self.before[self.positions[host_id]] -= takes
+        moved = set()
+        for move in found.moves:
+            size = self.sizes[move.server_id]
+            source, target = (self.positions[one] for one in (
+                move.source, move.target))
+            self.within[source] += size
+            for table in (self.within, self.before, self.beyond):
+                table[target] -= size
+            moved.add(move.server_id)
+        self.staying = [[one for one in some if one.server_id not in moved]
+                        for some in self.staying]
+        for target in {self.positions[move.target] for move in found.moves}:
+            # A server that comes there waits for none that leaves.
+            np.minimum(self.within[target], self.before[target],
+                       out=self.within[target])
+            self.staying[target] = []
+
+
+class Placing:
+    """Finds targets for servers that leave."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        #: What is asked for of each class, all hosts together.
+        self._scale = np.maximum(np.where(
+            state.beyond < HUGE // 2, np.maximum(state.beyond, 0), 0,
+        ).sum(axis=0), 1).astype(float)
+        self._allowed = {
+            one.server_id: self._mask(one)
+            for some in state.staying for one in some}
+
+    def _mask(self, one: Movable) -> npt.NDArray[np.bool_]:
+        ids = self._state.ids
+        mask = np.ones(len(ids), bool) if one.targets is None else np.array(
+            [host_id in one.targets for host_id in ids], bool)
+        mask[self._state.positions[one.source]] = False
+        return mask
+
+    def has_target(self, one: Movable) -> bool:
+        """Whether there is any host to which a server could go."""
+        door = np.minimum(self._state.before, self._state.beyond)
+        size = self._state.sizes[one.server_id]
+        return bool((self._allowed[one.server_id] & (
+            (door >= size) | (size == 0)).all(axis=1)).any())
+
+    def place(self, door: Amounts, leaving: list[Movable],
+              ) -> tuple[dict[str, int], list[str]]:
+        """The position of a host for each of them.
+
+        The largest ones first, each where it leaves least.
+
+        :param door: what is free, by position of host; changed
+        :returns: and those for which there was none
+        """
+        sizes = self._state.sizes
+        order = sorted(leaving, key=lambda one: (
+            -float((sizes[one.server_id] / self._scale).max(initial=0)),
+            one.server_id))
+        targets: dict[str, int] = {}
+        before, lost = door.copy(), list[str]()
+        for one in order:
+            able = self._able(door, one)
+            if not able:
+                lost.append(one.server_id)
+                continue
+            targets[one.server_id] = able[0]
+            door[able[0]] -= sizes[one.server_id]
+        if lost and len(order) <= FEW:
+            ways = [_WAYS]
+            found = self._try(before, order, ways)
+            if found is not None:
+                return found, []
+        return targets, lost
+
+    def _able(self, door: Amounts, one: Movable) -> list[int]:
+        """Where it could go; first where least is left then."""
+        size = self._state.sizes[one.server_id]
+        able = np.flatnonzero(self._allowed[one.server_id] & (
+            (door >= size) | (size == 0)).all(axis=1))
+        left = ((door[able] - size) / self._scale).sum(axis=1)
+        return [int(place) for place in able[np.argsort(left, kind='stable')]]
+
+    def _try(self, door: Amounts, order: list[Movable], ways: list[int],
+             ) -> dict[str, int] | None:
+        """Every way to place servers, until one does or there were too many.
+        """
+        if not order:
+            return {}
+        ways[0] -= 1
+        first, *rest = order
+        size = self._state.sizes[first.server_id]
+        for place in self._able(door, first):
+            if ways[0] <= 0:
+                break
+            door[place] -= size
+            found = self._try(door, rest, ways)
+            door[place] += size
+            if found is not None:
+                return {first.server_id: place, **found}
+        return None
+
+
+#: One move counts as much as so many MiB of memory, which is more than all.
+MOVE = 2 ** 36
+
+
+class Option(ty.NamedTuple):
+    """So many servers of a wish can be on a host, when these have left."""
+
+    amount: int
+    cost: int
+    leaving: tuple[Movable, ...]
+
+
+#: A server, and what it takes of each class that is short.
+Sized: ty.TypeAlias = tuple[Movable, list[int]]
+
+
+def covers(needs: list[int], some: ty.Iterable[Sized]) -> bool:
+    some = list(some)
+    return all(sum(size[n] for _one, size in some) >= amount
+               for n, amount in enumerate(needs))
+
+
+def every_way(needs: list[int], sized: list[Sized],
+              ) -> list[tuple[Movable, ...]]:
+    """All sets of which nobody could stay."""
+    found: list[set[str]] = []
+    ways = []
+    for count in range(1, len(sized) + 1):
+        for some in itertools.combinations(sized, count):
+            ids = {one.server_id for one, _size in some}
+            if any(way <= ids for way in found) or not covers(needs, some):
+                continue
+            found.append(ids)
+            ways.append(tuple(one for one, _size in some))
+    return ways
+
+
+def greedy_way(needs: list[int], sized: list[Sized],
+               ) -> tuple[Movable, ...]:
+    """Servers that free the largest part of what is still missing leave first;
+    those that need not have left stay after all.
+    """
+    left, rest, way = list(needs), list(sized), list[Sized]()
+    while any(amount > 0 for amount in left):
+        best = max(rest, key=lambda pair: (sum(
+            min(size, amount) / total for size, amount, total in zip(
+                pair[1], left, needs, strict=True) if amount > 0),
+            -pair[0].memory))
+        rest.remove(best)
+        way.append(best)
+        left = [amount - size for amount, size in zip(
+            left, best[1], strict=True)]
+    for one in sorted(way, key=lambda pair: -pair[0].memory):
+        if all(amount + size <= 0 for amount, size in zip(
+                left, one[1], strict=True)):
+            way.remove(one)
+            left = [amount + size for amount, size in zip(
+                left, one[1], strict=True)]
+    return tuple(one for one, _size in way)
+
+
+def choices(options: ty.Mapping[int, list[Option]], count: int,
+            ) -> ty.Iterator[dict[int, Option]]:
+    """What every host gets of so many servers, the cheapest choice first.
+
+    :param options: by position of host
+    """
+    hosts = [*options]
+    ahead = _ahead([options[host] for host in hosts], count)
+    if ahead[0][count] >= HUGE:
+        return
+    number = itertools.count()
+    # By what it costs at least; who is nearer to the end is seen first.
+    heap: list[tuple[int, int, int, int, int, ty.Any]] = [
+        (ahead[0][count], 0, next(number), count, 0, None)]
+    while heap:
+        _least, reached, _number, left, cost, way = heapq.heappop(heap)
+        reached = -reached
+        if not left:
+            chosen = {}
+            while way is not None:
+                (position, option), way = way
+                chosen[position] = option
+            yield chosen
+            continue
+        if reached == len(hosts):
+            continue
+        after = ahead[reached + 1]
+        for option in (Option(0, 0, ()), *options[hosts[reached]]):
+            rest = left - option.amount
+            if rest < 0 or after[rest] >= HUGE:
+                continue
+            heapq.heappush(heap, (
+                cost + option.cost + after[rest], -reached - 1, next(number),
+                rest, cost + option.cost, ((hosts[reached], option), way)
+                if option.amount else way))
+
+
+def _ahead(options: ty.Sequence[list[Option]], count: int,
+           ) -> list[list[int]]:
+    """What it costs at least to have so many servers on the hosts from each
+    one on.
+    """
+    least = np.full(count + 1, HUGE, np.int64)
+    least[0] = 0
+    ahead = [least]
+    for some in reversed(options):
+        cheapest: dict[int, int] = {}
+        for option in some:
+            cheapest[option.amount] = min(
+                option.cost, cheapest.get(option.amount, HUGE))
+        better = least.copy()
+        for size, cost in cheapest.items():
+            if size <= count:
+                np.minimum(better[size:], least[:count + 1 - size] + cost,
+                           out=better[size:])
+        least = np.minimum(better, HUGE)
+        ahead.append(least)
+    return [one.tolist() for one in reversed(ahead)]
+
+
+#: Where there are few servers so many choices of hosts are tried.
+_TRIES_OF_FEW = 500
+#: How often what could not be moved is left out before it is given up.
+_ROUNDS = 16
+
+
+def plan(places: ty.Sequence[PlannedHost], movable: ty.Sequence[Movable],
+         wishes: ty.Sequence[PlannedDemand], most: int) -> Plan | None:
+    """The plan with the smallest disturbance that could be found.
+
+    :param most: more moves are not made
+    :returns: None when none was found
+    """
+    state = State(places, movable, wishes)
+    order = sorted(range(len(wishes)), key=lambda number: (
+        -sum(wishes[number].takes.values()), number))
+    picked: dict[int, list[int]] = {}
+    moves: list[PlannedMove] = []
+    for number in order:
+        found = _Search(state, wishes[number], most - len(moves)).best()
+        if found is None:
+            return None
+        picked[number] = found.picked[0]
+        moves += found.moves
+        state.apply(found, wishes[number])
+    return Plan([picked[number] for number in range(len(wishes))], moves)
+
+
+class _Search:
+    """Looks for the best plan for one wish."""
+
+    def __init__(self, state: State, wish: PlannedDemand, most: int) -> None:
+        self._state = state
+        self._wish = wish
+        self._most = most
+        self._takes = state.amounts(wish.takes)
+        self._few = sum(map(len, state.staying)) <= FEW
+        self._tries = _TRIES_OF_FEW if self._few else 1
+        self._placing = Placing(state)
+
+    def best(self) -> Plan | None:
+        usable = {position: [one for one in some
+                             if self._placing.has_target(one)]
+                  for position, some in enumerate(self._state.staying)
+                  if self._state.ids[position] in self._wish.hosts}
+        known = {position: self._options(position, some)
+                 for position, some in usable.items()}
+        for _round in range(_ROUNDS):
+            options = {position: some for position, some in known.items()
+                       if some}
+            homeless: collections.Counter[str] = collections.Counter()
+            for chosen in itertools.islice(
+                    choices(options, self._wish.amount), self._tries):
+                if sum(len(one.leaving) for one in chosen.values()) > (
+                        self._most):
+                    break
+                made, lost = self._place(chosen)
+                if made is not None:
+                    return made
+                homeless.update(lost)
+            if not homeless:
+                return None
+            stay = {min(homeless, key=lambda one: (-homeless[one], one))} if (
+                self._few) else set(homeless)
+            for position, some in usable.items():
+                rest = [one for one in some if one.server_id not in stay]
+                if len(rest) < len(some):
+                    usable[position] = rest
+                    known[position] = self._options(position, rest)
+        return None
+
+    def _place(self, chosen: ty.Mapping[int, Option],
+               ) -> tuple[Plan | None, list[str]]:
+        """A plan that makes a choice so, or the servers without a target.
+        """
+        door = self._state.before.copy()
+        for position, option in chosen.items():
+            door[position] -= self._takes * option.amount
+        np.minimum(door, self._state.beyond, out=door)
+        targets, lost = self._placing.place(door, [
+            one for option in chosen.values() for one in option.leaving])
+        if lost:
+            return None, lost
+        ids = self._state.ids
+        return Plan([[ids[position] for position, option in sorted(
+            chosen.items()) for _one in range(option.amount)]], [PlannedMove(
+                one.server_id, one.source, ids[targets[one.server_id]],
+                one.takes) for _position, option in sorted(
+                    chosen.items()) for one in option.leaving]), []
+
+    def _options(self, position: int, some: list[Movable]) -> list[Option]:
+        """What the host could take, and who has to leave for that."""
+        wish, options = self._wish, []
+        counts = range(1, min(wish.most, wish.amount) + 1)
+        for count in (counts if not wish.together else [wish.amount]):
+            need = self._takes * count - self._state.within[position]
+            if not (need > 0).any():
+                options.append(Option(count, 0, ()))
+                continue
+            ways = self._ways(need, some)
+            if not ways:
+                break
+            options += [Option(
+                count, sum(MOVE + one.memory for one in way), way)
+                for way in ways]
+        return options
+
+    def _ways(self, need: Amounts, some: list[Movable],
+              ) -> list[tuple[Movable, ...]]:
+        """Sets of servers that free so much when they leave, none of which
+        could stay.
+        """
+        wanted = np.flatnonzero(need > 0)
+        needs = [int(need[n]) for n in wanted]
+        sized = sorted(((one, [int(self._state.sizes[one.server_id][n])
+                               for n in wanted]) for one in some),
+                       key=lambda pair: (pair[0].memory, pair[0].server_id))
+        if any(sum(size[n] for _one, size in sized) < amount
+               for n, amount in enumerate(needs)):
+            return []
+        if self._few:
+            return every_way(needs, sized)
+        for count in (1, 2):
+            if any(sum(sorted(size[n] for _one, size in sized)[-count:]) <
+                   amount for n, amount in enumerate(needs)):
+                continue
+            pairs = min(
+                (some for some in itertools.combinations(sized, count)
+                 if covers(needs, some)), default=None,
+                key=lambda some: sum(one.memory for one, _size in some))
+            if pairs is not None:
+                return [tuple(one for one, _size in pairs)]
+        return [greedy_way(needs, sized)]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Times in which a host is away, in the books.
+
+Such a time is a booking of all of the host, of no reservation: so every
+search, every quote and every decision goes by it as by what is promised. It
+comes although others are booked there; these do not fit any more then, and
+what has not begun is bound to other hosts
+(:mod:`blazar_core.healing.overbooking`).
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import ledger
+from blazar_core.common import model
+from blazar_core.db import models
+
+__all__ = ['FAILURE', 'MAINTENANCE', 'are_away', 'begin', 'end', 'failures',
+           'has_failed', 'last', 'locked', 'note_fenced', 'on_host', 'plan',
+           'stranded', 'until']
+
+#: The kind of an outage that nobody planned, and of one that was.
+FAILURE, MAINTENANCE = 'failure', 'maintenance'
+
+
+def locked(session: orm.Session, uuid: str) -> models.Host | None:
+    """A host of which nobody else decides whether it is away, until this
+    transaction ends; None: there is none of that uuid.
+
+    It is the first of its statements, and writes: see :func:`api.locked`.
+    """
+    session.connection().execute(_LOCK, {'host': uuid})
+    return session.scalars(sa.select(models.Host).where(
+        models.Host.uuid == uuid)).one_or_none()
+
+
+def failures(session: orm.Session) -> dict[str, models.Outage]:
+    """The hosts that have failed, or seem to have, by their uuid."""
+    return {uuid: row for row, uuid in session.execute(
+        sa.select(models.Outage, models.Host.uuid)
+        .join(models.Host, models.Host.id == models.Outage.host_id)
+        .where(models.Outage.kind == FAILURE)).tuples()}
+
+
+def has_failed(host_id: ty.Any) -> sa.ColumnElement[bool]:
+    """Whether a host has failed, in a statement."""
+    return sa.exists().where(
+        models.Outage.host_id == host_id, models.Outage.kind == FAILURE,
+        models.Outage.began_at.is_not(None))
+
+
+def note_fenced(connection: sa.Connection, uuid: str, now: int) -> None:
+    """A host that has failed was fenced: that is done once in a failure."""
+    connection.execute(sa.update(models.Outage).where(
+        models.Outage.kind == FAILURE, models.Outage.host_id.in_(
+            sa.select(models.Host.id).where(models.Host.uuid == uuid))).values(
+                fenced_at=now))
+
+
+def begin(session: orm.Session, now: int, outage: models.Outage, until: int,
+          ) -> None:
+    """A host is away from now on; what is there is stranded: servers, and
+    leases that have all of it.
+
+    :param until: when it is expected to be there again
+    :raises OverCapacity: when it has nothing that could be away
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    plan(session, now, outage, model.Window(now, until))
+    session.execute(sa.update(models.Booking).where(
+        models.Booking.host_id == outage.host_id,
+        models.Booking.claimed_at.is_not(None),
+        models.Booking.host_failed_at.is_(None)).values(host_failed_at=now))
+
+
+def plan(session: orm.Session, now: int, outage: models.Outage,
+         window: model.Window) -> None:
+    """A host will be away; what runs there is not stranded.
+
+    :raises OverCapacity: when it has nothing that could be away
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
+        None, outage.host_id, None, window, model.WHOLE,
+        outage=outage.kind))], force=True)
+    outage.began_at = window.start
+
+
+def stranded(session: orm.Session, outage: models.Outage) -> list[str]:
+    """The ids of the leases that have something on a host that is away."""
+    return [*session.scalars(
+        sa.select(models.Reservation.lease_id).distinct()
+        .join(models.Booking,
+              models.Booking.reservation_id == models.Reservation.id)
+        .where(models.Booking.host_id == outage.host_id,
+               models.Booking.host_failed_at.is_not(None))
+        .order_by(models.Reservation.lease_id))]
+
+
+def last(session: orm.Session, now: int, outage: models.Outage,
+         window: model.Window) -> None:
+    """A host is away at another time than was expected.
+
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    ledger.amend(session, now, [
+        ledger.Edit(row, ledger.new_of(row, window=window))
+        for row in _bookings(session, outage)], force=True)
+    outage.began_at = window.start
+
+
+def end(session: orm.Session, now: int, outage: models.Outage) -> None:
+    """A host is there again.
+
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    ledger.amend(session, now, [ledger.Edit(row, None) for row in _bookings(
+        session, outage)], force=True)
+    if outage.kind == FAILURE:
+        session.execute(sa.update(models.Booking).where(
+            models.Booking.host_id == outage.host_id,
+            models.Booking.host_failed_at.is_not(None),
+        ).values(host_failed_at=None))
+    session.delete(outage)
+
+
+def until(session: orm.Session, outage: models.Outage) -> int:
+    """When a host is expected to be there again; 0: it is there."""
+    return max((row.end_date for row in _bookings(session, outage)),
+               default=0)
+
+
+def on_host(connection: sa.Connection, host_id: int, now: int,
+            ) -> list[ledger.NewBooking]:
+    """The times in which a host is away that are not over."""
+    return [ledger.NewBooking(
+        None, host_id, None, model.Window(row.start_date, row.end_date),
+        row.resources, outage=row.outage) for row in connection.execute(
+            _ON_HOST, {'host': host_id, 'now': now})]
+
+
+def are_away(connection: sa.Connection, host_ids: ty.Collection[int | None],
+             when: int) -> bool:
+    """Whether any of these hosts is away at an instant."""
+    return connection.execute(sa.select(_ROWS.id).where(
+        _ROWS.host_id.in_(host_ids), _ROWS.outage.is_not(None),
+        _ROWS.start_date <= when, _ROWS.end_date > when)).first() is not None
+
+
+_HOSTS = models.Host.__table__
+_LOCK = sa.update(_HOSTS).where(
+    _HOSTS.c.uuid == sa.bindparam('host')).values(
+        updated_at=_HOSTS.c.updated_at)
+_ROWS = models.Booking.__table__.c
+_ON_HOST = sa.select(
+    _ROWS.start_date, _ROWS.end_date, _ROWS.resources, _ROWS.outage).where(
+        _ROWS.host_id == sa.bindparam('host'), _ROWS.outage.is_not(None),
+        _ROWS.end_date > sa.bindparam('now'))
+
+
+def _bookings(session: orm.Session, outage: models.Outage,
+              ) -> ty.Sequence[models.Booking]:
+    return session.scalars(sa.select(models.Booking).where(
+        models.Booking.host_id == outage.host_id,
+        models.Booking.outage == outage.kind)).all()

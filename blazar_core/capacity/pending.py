@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is claimed on hosts, and the cloud need not have yet."""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import clocks
+from blazar_core.common import model
+from blazar_core.db import clock_skew
+from blazar_core.db import models
+
+__all__ = ['BACK_SECONDS', 'CLAIM_SECONDS', 'awaited', 'coming_back', 'is_due',
+           'is_pending', 'next_look']
+
+_HOSTS = models.Host.__table__
+
+#: Seconds for which what a scheduler has let in counts although the cloud does
+#: not have it.
+CLAIM_SECONDS = 30
+#: The same where a resize is reverted: first the server leaves the host on
+#: which it is, and then the cloud counts it on the other one.
+BACK_SECONDS = 3 * CLAIM_SECONDS
+#: Seconds from now on in which a claim ends that is any, and a host is looked
+#: at again: a clock that was ahead has said what is later.
+_FURTHEST = 4 * CLAIM_SECONDS
+
+
+def awaited(consumers: ty.Mapping[str, models.Consumer] | None, now: int,
+            ) -> dict[str, model.Resources]:
+    """What is claimed on a host, and the cloud need not have yet."""
+    return {one: amounts for one, (amounts, until) in (
+        consumers or {}).items() if amounts and is_pending(until, now)}
+
+
+def coming_back(row: models.Host, now: int,
+                leased: ty.Iterable[models.Booking],
+                allocations: ty.Mapping[str, model.Resources],
+                ) -> dict[str, models.Consumer]:
+    """Return the claims of leased servers that are on a host already, and are
+    to have more of it than the cloud gives them yet.
+    """
+    found = {}
+    for booking in leased:
+        server_id = ty.cast(str, booking.server_id)
+        amounts, until = (row.consumers or {}).get(server_id, ({}, 0))
+        has = allocations.get(server_id, {})
+        if booking.migrating_to == row.id and is_pending(until, now) and (
+                any(amount > has.get(rc, 0)
+                    for rc, amount in amounts.items())):
+            found[server_id] = (amounts, until)
+    return found
+
+
+def is_pending(instant: int, now: int) -> bool:
+    """Return whether an instant is still to come.
+
+    One that is too far in the future was written by a clock that was ahead.
+    """
+    return clocks.is_within(instant, now, _FURTHEST)
+
+
+def is_due(now: int) -> sa.ColumnElement[bool]:
+    """SQL: whether it is time to ask the cloud again what runs on a host."""
+    return clock_skew.is_over(_HOSTS.c.recheck_at, now, _FURTHEST)
+
+
+def next_look(consumers: ty.Mapping[str, models.Consumer], now: int,
+              ) -> int | None:
+    """When the cloud must have what is claimed on a host."""
+    return min((consumers[one][1] + 1 for one in awaited(consumers, now)),
+               default=None)

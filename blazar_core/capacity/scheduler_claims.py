@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Claims: what a scheduler lets in counts at once.
+
+Between the moment at which a scheduler has chosen a host and the moment at
+which the cloud reports the server there are seconds, in which every other
+scheduler would see the same capacity. So a scheduler that lets a server in
+writes it into the books first: of two that decide in one instant, one has to
+look again.
+"""
+
+import contextlib
+import functools
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import host_generations
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.capacity import timelines
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+
+__all__ = ['Claims', 'Denied', 'Undo']
+
+LOG = logging.getLogger(__name__)
+
+#: Takes a claim back: the server did not get there after all.
+Undo: ty.TypeAlias = ty.Callable[[], None]
+
+
+class GrowthCheck(ty.Protocol):
+    """Judges leased servers that are to take more than is booked for them."""
+
+    def lock(self, connection: sa.Connection, project_id: str) -> None:
+        """Lock a project."""
+
+    def check(self, connection: sa.Connection, lease_id: str,
+              server_id: str, booked: model.Resources,
+              takes: model.Resources) -> None:
+        """Make sure that one may grow; raises LimitExceeded."""
+
+
+class Denied(Exception):
+    """A server may not go to a host; says why."""
+
+
+class Claims:
+    """Lets servers onto hosts.
+
+    :param index: in which room is looked for
+    :param alone: whether to go on without the database while it is away
+    :param growth: judges servers that grow; None: they may
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 index: booking_index.Index, alone: bool = True,
+                 growth: GrowthCheck | None = None) -> None:
+        self._growth = growth
+        self._database = database
+        self._clock = clock
+        self._index = index
+        self._alone = alone
+
+    def claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
+              forced: bool = False, reservation_id: str | None = None,
+              ) -> Undo:
+        """Let a server onto a host if that breaks no promise.
+
+        A leased server that is being built takes its booking with it; any
+        other one counts on the host until the cloud says that it is there.
+        While the database is away no process can tell them apart: all are
+        judged as those without a lease, by what is in memory.
+
+        :param takes: what it takes of each provider of the host, by uuid
+        :param forced: it goes there whatever is promised, unless the host
+            serves leases only
+        :param reservation_id: the reservation that has all of the hosts to
+            which it may go; None: it is in none
+        :returns: what takes the claim back
+        :raises Denied: when it may not
+        """
+        # What was found a moment ago to have room is not read again.
+        lags = itertools.chain([admissions.LAG], itertools.repeat(0))
+        try:
+            return self._database.retried(
+                self._claim, server_id, takes, forced, reservation_id, lags)
+        except errors.ConcurrentUpdate as exc:
+            raise Denied('too many others decide about it just now') from exc
+        except errors.DatabaseUnavailable as exc:
+            if not self._alone:
+                raise Denied('the database of the leases does not answer'
+                             ) from exc
+            return self._claim_alone(takes, forced, reservation_id)
+
+    def is_within(self, reservation_id: str) -> bool:
+        """Whether servers may still come to the hosts of a reservation.
+
+        For a scheduler that has just let one in: the end of its lease is
+        written before the end looks which servers are there, and so one of
+        both sees the other.
+        """
+        try:
+            with self._database.reader() as session:
+                status = session.scalar(
+                    sa.select(models.Lease.status).join(models.Reservation)
+                    .where(models.Reservation.id == reservation_id))
+        except errors.DatabaseUnavailable:
+            return self._alone
+        return status in states.BEGUN
+
+    def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
+                     forced: bool, reservation_id: str | None) -> Undo:
+        """The same as far as this process knows the books."""
+        with self._index.remembered.timeline() as timeline:
+            host, amounts = _known(self._index, takes)
+            if timeline is None or host is None:
+                return _nothing
+            if _is_within(host, reservation_id):
+                return _nothing
+            _keep_out(host)
+            if not forced and not self._fits(
+                    timeline, host, amounts, model.Window(
+                        self._index.remembered.now(), model.FOREVER)):
+                raise Denied('it is promised to leases, as far as is known '
+                             'without their database')
+            return self._index.remembered.let_in(host.id, amounts)
+
+    def _claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
+               forced: bool, reservation_id: str | None,
+               lags: ty.Iterator[float]) -> Undo:
+        # A reservation of the whole host may have ended this moment.
+        lag = next(lags) if reservation_id is None else 0
+        with self._index.fresh(lag) as timeline:
+            host, amounts = _known(self._index, takes)
+            if host is None:
+                return _nothing
+            if _is_within(host, reservation_id):
+                return _nothing
+            fits = not host.enrolled and (forced or self._fits(
+                timeline, host, amounts, model.Window(
+                    self._clock.now(), model.FOREVER)))
+        try:
+            with self._database.begin() as connection:
+                claimed = inventory.claim(connection, self._clock.now(), host,
+                                          server_id, amounts, fits)
+            self._index.remembered.written()
+        except ledger.OverCapacity as exc:
+            _keep_out(host)
+            raise Denied('it is promised to leases') from exc
+        except inventory.Leased:
+            return self._claim_leased(server_id, host.id, amounts, forced)
+        return self._undo(self._release, claimed)
+
+    def _claim_leased(self, server_id: str, host_id: int,
+                      takes: model.Resources, forced: bool) -> Undo:
+        """The same of a server with a booking: that says for how long."""
+        now = self._clock.now()
+        with self._database.connection() as connection, \
+                self._index.fresh(connection=connection) as timeline:
+            host = self._index.hosts[host_id]
+            mine, own = eligibility.own_of(connection, server_id)
+            if mine is None:
+                # Its lease has just ended.
+                raise api.LostRace(host_id)
+            project_id = _owner(connection, mine) if (
+                self._growth is not None and _grows(mine, takes)) else None
+            booked = self._index.hosts.get(mine.host_id)
+            if booked != host and (
+                    booked is None or not booked.enrolled or
+                    not host.reservable):
+                _keep_out(host)
+            _keep_from(host)
+            # An operator's word counts among those that serve everybody.
+            forced = forced and not host.enrolled
+            fits = forced or self._fits(
+                timeline, host, takes, model.Window(
+                    now, max(mine.end_date, now + ledger.OVERDUE)),
+                [one for one in own if one.id != mine.id])
+        try:
+            with self._locked(
+                    mine.lease_id, host_id, project_id) as session:
+                booking = session.get(models.Booking, mine.id)
+                if booking is None or booking.server_id != server_id or (
+                        booking.running != mine.running):
+                    raise api.LostRace(host_id)
+                if project_id is not None and self._growth is not None:
+                    self._growth.check(
+                        session.connection(), mine.lease_id, server_id,
+                        booking.resources, takes)
+                if not booking.running:
+                    return self._place(session, now, booking, host, {
+                        rc: max(amount, takes.get(rc, 0))
+                        for rc, amount in booking.resources.items()}, forced)
+                if booking.reservation.lease.status in states.ENDING:
+                    # What becomes of it is judged by where it is.
+                    raise Denied('its lease is over')
+                if _is_back(booking, host_id, takes):
+                    return _nothing
+                if not forced:
+                    _mind_siblings(booking, host_id)
+                booking.migrating_to = host_id
+                claimed = inventory.claim(session.connection(), now, host,
+                                          server_id, takes, fits, leased=True)
+        except ledger.OverCapacity as exc:
+            raise Denied('it is promised to other leases') from exc
+        except errors.LimitExceeded as exc:
+            raise Denied(str(exc)) from exc
+        return self._undo(self._stay, mine.lease_id, mine.id, claimed)
+
+    @contextlib.contextmanager
+    def _locked(self, lease_id: str, host_id: int,
+                project_id: str | None = None) -> ty.Iterator[orm.Session]:
+        with self._database.writer() as session:
+            if project_id is not None and self._growth is not None:
+                # Before the lease, as wherever both are locked.
+                self._growth.lock(session.connection(), project_id)
+            try:
+                api.locked(session, lease_id)
+            except errors.NotFound:
+                raise api.LostRace(host_id) from None
+            yield session
+
+    def _place(self, session: orm.Session, now: int, booking: models.Booking,
+               host: model.Host, resources: model.Resources, forced: bool,
+               ) -> Undo:
+        """A server is about to be built on a host: its booking moves there.
+
+        :param resources: its size, which may have grown in an occurrence
+        :raises Denied: when a reservation has all of it meanwhile
+        :raises LostRace: when another process decided about the host meanwhile
+        """
+        if booking.host_id != host.id or dict(booking.resources) != resources:
+            ledger.amend(session, now, _followed(
+                booking, host.id, resources), forced)
+        elif host.enrolled:
+            # A transaction that hands it over to a reservation just now has
+            # looked for servers placed there: one of both has to look again.
+            row = session.get_one(models.Host, host.id)
+            _keep_from(row)
+            host_generations.advance(session.connection(), now, [row], {})
+            session.expire(row)
+        booking.claimed_at = now
+        return self._undo(self._unplace, booking.reservation.lease_id,
+                          booking.id, host.id)
+
+    # -- taking it back ------------------------------------------------------
+
+    def _undo(self, work: ty.Callable[..., None], *args: ty.Any) -> Undo:
+        return functools.partial(self._database.retried, work, *args)
+
+    def _release(self, claimed: inventory.Claimed | None) -> None:
+        if claimed is not None:
+            with self._database.begin() as connection:
+                inventory.release(connection, self._clock.now(), claimed)
+
+    def _stay(self, lease_id: str, booking_id: int,
+              claimed: inventory.Claimed | None) -> None:
+        """A server does not move there."""
+        with contextlib.suppress(errors.NotFound), \
+                self._database.writer() as session:
+            api.locked(session, lease_id)
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.id == booking_id).values(migrating_to=None))
+        self._release(claimed)
+
+    def _unplace(self, lease_id: str, booking_id: int, host_id: int) -> None:
+        """A server is not built there."""
+        with contextlib.suppress(errors.NotFound), \
+                self._database.writer() as session:
+            api.locked(session, lease_id)
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.id == booking_id,
+                models.Booking.host_id == host_id,
+                sa.not_(models.Booking.running)).values(claimed_at=None))
+
+    # -- judging -----------------------------------------------------------
+
+    def _fits(self, timeline: timelines.Timeline, host: model.Host,
+              amounts: model.Resources, window: model.Window,
+              own: ty.Sequence[ty.Any] = ()) -> bool:
+        """Whether there is no promise to others, or capacity beside it."""
+        with self._index.without(own):
+            if not any(timeline.peak(host.id, window).values()):
+                return True
+            rooms = timeline.fits(model.Demand(amounts), window, [host.id])
+            return bool(rooms[timeline.index(host.id)])
+
+
+def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],
+           ) -> tuple[model.Host | None, dict[str, int]]:
+    """The host, and what is taken of it in all of its providers.
+
+    Of classes that it does not offer itself, shared storage perhaps, the
+    books know nothing.
+    """
+    ids = index.ids_by_uuid
+    host = next((index.hosts[ids[uuid]] for uuid in takes if uuid in ids),
+                None)
+    amounts: dict[str, int] = {}
+    if host is None:
+        return None, amounts
+    for resources in takes.values():
+        for rc, amount in resources.items():
+            if amount and rc in host.capacity:
+                amounts[rc] = amounts.get(rc, 0) + amount
+    return (host if amounts else None), amounts
+
+
+def _grows(booking: ty.Any, takes: model.Resources) -> bool:
+    """Whether a server takes more than is booked for it."""
+    return any(takes.get(rc, 0) > amount
+               for rc, amount in booking.resources.items())
+
+
+def _owner(connection: sa.Connection, booking: ty.Any) -> str | None:
+    """Return the project that owns the lease of a booking."""
+    return connection.scalar(sa.select(models.Lease.project_id).where(
+        models.Lease.id == booking.lease_id))
+
+
+def _followed(booking: models.Booking, host_id: int,
+              resources: model.Resources) -> list[ledger.Edit]:
+    """Return the edits by which a booking goes where its server does, and is
+    of its size.
+    """
+    if booking.host_id == host_id:
+        return [ledger.Edit(booking, ledger.new_of(
+            booking, resources=resources))]
+    edits = ledger.follow(booking, host_id)
+    if dict(booking.resources) != resources:
+        edits[0] = ledger.Edit(booking, ledger.new_of(
+            booking, host_id=host_id, resources=resources))
+    return edits
+
+
+def _nothing() -> None:
+    """Nothing was claimed."""
+
+
+def _is_within(host: model.Host, reservation_id: str | None) -> bool:
+    """Whether a server comes to where its reservation has all of the host.
+
+    :raises Denied: when it is of a reservation that has not
+    """
+    if reservation_id is None:
+        return False
+    if host.assigned_to != reservation_id:
+        raise Denied(f'reservation {reservation_id} has not all of it')
+    return True
+
+
+def _keep_out(host: model.Host) -> None:
+    """
+    :raises Denied: when a host serves leases only
+    """
+    if host.enrolled:
+        raise Denied('it serves leases only')
+
+
+def _keep_from(host: model.Host | models.Host) -> None:
+    """
+    :raises Denied: when a reservation has all of a host, to which a server
+        comes that is not in it: by a booking that ended when that began, or
+        because somebody forces it
+    """
+    if host.assigned_to is not None:
+        raise Denied('a reservation has all of it')
+
+
+def _is_back(booking: models.Booking, host_id: int, takes: model.Resources,
+             ) -> bool:
+    """Whether a server comes back to the room that is booked for it.
+
+    It was shelved meanwhile. One that is resized in its place takes another
+    amount, and both for a while.
+    """
+    return booking.host_id == host_id and all(
+        booking.resources.get(rc, 0) == amount
+        for rc, amount in takes.items())
+
+
+def _mind_siblings(booking: models.Booking, host_id: int) -> None:
+    """A server that moves stays with, or apart from, those of its
+    reservation.
+
+    The filter has asked the same, but two may have been asked at once.
+
+    :raises Denied: when that is not so on this host
+    """
+    reservation = booking.reservation
+    only, avoid = eligibility.bound(
+        (reservation.params or {}).get('affinity'), booking,
+        [one for one in reservation.bookings if one.id != booking.id])
+    if host_id in avoid or only and host_id not in only:
+        raise Denied('the other servers of its reservation, from which it is '
+                     'to be apart or with which together, are elsewhere')

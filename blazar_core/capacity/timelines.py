@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is booked on every host at every instant, kept in memory.
+
+Think of a wall calendar with one line for each host. A line does not show
+the bookings but how full the host is: a level that goes up where a booking
+begins and down where it ends. A search for free capacity reads levels; a
+booking raises the level over a stretch of a line, and its removal lowers it
+again. So a booking leaves no object behind, and bookings may be
+added and taken away in any order.
+
+* :mod:`~blazar_core.capacity.timelines` has the hosts, the resource
+  classes by their names, and what is booked of them;
+* :mod:`~blazar_core.capacity.timelines` answers what is asked of that;
+* :mod:`~blazar_core.capacity.step_functions` changes the levels, which stand
+  in the arrays of :mod:`~blazar_core.capacity.step_functions`;
+  :mod:`~blazar_core.capacity.step_functions` finds an instant in them;
+* :mod:`~blazar_core.capacity.search` finds room and the earliest start,
+  by :mod:`~blazar_core.capacity.search`;
+  :mod:`~blazar_core.capacity.units` says how much of a host one server
+  can get at all.
+
+The calendar: hosts and classes by their names, and what is booked of them.
+
+H is the number of hosts, S that of steps (at most two for each booking).
+
+What is asked of the calendar of all hosts.
+
+H is the number of hosts, S that of steps (at most two for each booking).
+"""
+
+import dataclasses
+import typing as ty
+
+import numpy as np
+import numpy.typing as npt
+
+from blazar_core.capacity import search
+from blazar_core.capacity import step_functions
+from blazar_core.capacity.step_functions import Ints
+from blazar_core.capacity.step_functions import NEVER
+from blazar_core.capacity import units
+from blazar_core.common import model
+
+__all__ = ['Block', 'Calendar', 'Hosts', 'Tentative', 'Timeline', 'end_of']
+
+
+@dataclasses.dataclass
+class _Class:
+    """A resource class: what each host has of it, by number of the host."""
+
+    capacity: Ints
+    usage: Ints
+    free: Ints
+
+
+class Block(ty.NamedTuple):
+    """Many bookings: one value of each array for each.
+
+    :ivar amounts: by resource class
+    """
+
+    host_ids: npt.ArrayLike
+    starts: npt.ArrayLike
+    ends: npt.ArrayLike
+    amounts: ty.Mapping[str, npt.ArrayLike]
+
+
+class Calendar:
+    """What is booked on every host, at every instant.
+
+    Bookings are not remembered one by one: the caller that takes one away
+    says again what it was. Times from :data:`model.FOREVER` on are all the
+    same: what is booked until then is booked for ever. Not safe against
+    threads that change it meanwhile: the caller holds a lock, or a copy.
+
+    :param shared: classes that a host may offer through a shared provider: a
+        host that reports none of its own is not judged by them
+    :ivar units: how much one server can get of each host
+    """
+
+    def __init__(self, shared: ty.Collection[str] = ('DISK_GB',), *,
+                 slack: int = 8, spare: int = 1024,
+                 piece: int = search.PIECE) -> None:
+        self._shared = frozenset(shared)
+        self._rows = step_functions.Rows(slack, spare)
+        self._piece = piece
+        self._index: dict[int, int] = {}
+        self._ids: list[int] = []
+        self._classes: dict[str, _Class] = {}
+        self._columns: dict[str, int] = {}
+        self.units = units.UnitsOfHosts()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the hosts, in the order of the answers. Not a copy."""
+        return self._ids
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The resource classes that a host has reported or had booked."""
+        return tuple(self._classes)
+
+    @property
+    def steps(self) -> int:
+        """S, how often the levels of all hosts change. Costs O(H)."""
+        return self._rows.total
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of its arrays, in bytes."""
+        return self._rows.nbytes + sum(
+            one.capacity.nbytes + one.usage.nbytes + one.free.nbytes
+            for one in self._classes.values())
+
+    def index(self, host_id: int) -> int:
+        """The place of a host in the answers.
+
+        :raises KeyError: when it is not known
+        """
+        return self._index[host_id]
+
+    def mask(self, host_ids: ty.Iterable[int]) -> npt.NDArray[np.bool_]:
+        """A truth value for each host; those that are not known are left out.
+
+        Worth keeping where the same hosts are asked about again.
+        """
+        mask = np.zeros(len(self), bool)
+        mask[[self._index[one] for one in host_ids if one in self._index]] = (
+            True)
+        return mask
+
+    @property
+    def capacity(self) -> dict[str, Ints]:
+        """What each host has, by class; in the order of :attr:`ids`."""
+        return {rc: one.capacity[:len(self)]
+                for rc, one in self._classes.items()}
+
+    def reserved(self) -> npt.NDArray[np.bool_]:
+        """Which hosts have bookings, at any time that is not forgotten; in the
+        order of :attr:`ids`. Costs O(H).
+        """
+        return np.asarray(self._rows.length > 1)
+
+    def too_much(self, demand: model.Demand, hosts: Ints,
+                 ) -> list[units.ExceedsHost] | None:
+        """Why none of some hosts can ever take a server of a demand.
+
+        :param hosts: their places
+        :returns: as :meth:`units.UnitsOfHosts.too_much`
+        """
+        return self.units.too_much(demand, hosts, {
+            rc: np.where(capacity > 0, capacity, self._missing(rc))
+            for rc, capacity in self.capacity.items()})
+
+    def set_host(self, host_id: int, capacity: model.Resources,
+                 usage: model.Resources, uuid: str = '',
+                 providers: model.Providers | None = None) -> None:
+        """Say what a host has, and what of it is used without an end.
+
+        A host that is not known yet is added (with nothing booked); one that
+        is gone is given no capacity. Costs O(classes).
+
+        :param uuid: needed where demands name providers
+        :param providers: None: its capacity says what a server can get
+        """
+        place = self._place(host_id)
+        self.units.set(place, uuid, providers)
+        for rc in (*capacity, *usage):
+            self._class(rc)
+        for rc, one in self._classes.items():
+            total, used = capacity.get(rc, 0), usage.get(rc, 0)
+            one.capacity[place], one.usage[place] = total, used
+            one.free[place] = (
+                total - used if rc in capacity else self._missing(rc))
+
+    def _missing(self, rc: str) -> int:
+        """What is free of a class that a host does not report."""
+        return search.HUGE if rc in self._shared else -search.HUGE
+
+    def _place(self, host_id: int) -> int:
+        if host_id in self._index:
+            return self._index[host_id]
+        place = self._rows.add_row()
+        self._index[host_id] = place
+        self._ids.append(host_id)
+        for rc, one in self._classes.items():
+            if place == len(one.free):
+                more = max(16, place // 2)
+                for name in ('capacity', 'usage', 'free'):
+                    array = getattr(one, name)
+                    setattr(one, name, np.concatenate([
+                        array, np.zeros(more, np.int64)]))
+            one.free[place] = self._missing(rc)
+        return place
+
+    def _class(self, rc: str) -> int:
+        """The column of a class."""
+        if rc not in self._columns:
+            size = max(16, len(self))
+            self._classes[rc] = _Class(
+                np.zeros(size, np.int64), np.zeros(size, np.int64),
+                np.full(size, self._missing(rc)))
+            self._columns[rc] = self._rows.add_column()
+        return self._columns[rc]
+
+    def apply(self, host_id: int, window: model.Window,
+              resources: model.Resources, sign: int) -> None:
+        """Add a booking (``sign`` 1) or take one away (-1).
+
+        Changes may be applied in any order, a removal even before what it
+        removes. Costs some 20 us, and now and then (about once in 10,000
+        times) a new layout of everything. A host that is not known yet is
+        added, without capacity.
+
+        :raises ValueError: when ``sign`` is neither
+        """
+        if sign not in (1, -1):
+            raise ValueError(f'The sign must be 1 or -1: {sign}')
+        place = self._place(host_id)
+        amounts = [(self._class(rc), sign * amount)
+                   for rc, amount in resources.items() if amount]
+        if amounts:
+            self._rows.add(place, window.start, end_of(window), amounts)
+
+    def load(self, blocks: ty.Iterable[Block]) -> None:
+        """Add many bookings at once, all of a host in one block.
+
+        Costs a sort of each block, some 200 bytes for each booking of the
+        largest one, and a new layout of everything: better once with many.
+
+        :raises ValueError: when the arrays of a block differ in length, a
+            booking does not end after it starts, or a host is in two blocks;
+            no booking was added then
+        """
+        self._rows.load(map(self._placed, blocks))
+
+    def _placed(self, block: Block) -> step_functions.Block:
+        """The bookings of a block, by the places of their hosts."""
+        hosts, begin, end = (np.asarray(one, np.int64) for one in (
+            block.host_ids, block.starts, block.ends))
+        columns = {rc: np.asarray(one, np.int64)
+                   for rc, one in block.amounts.items()}
+        if len({len(one) for one in (hosts, begin, end, *columns.values())}
+               ) != 1:
+            raise ValueError('The arrays must have the same length')
+        if (end <= begin).any():
+            raise ValueError('A booking must end after it starts')
+        known, number = np.unique(hosts, return_inverse=True)
+        places = np.array([self._place(int(one)) for one in known], np.int64)
+        for rc in columns:
+            self._class(rc)
+        none = np.zeros(len(hosts), np.int64)
+        return step_functions.Block(
+            places[number], begin,
+            np.where(end >= model.FOREVER, NEVER, end),
+            [columns.get(rc, none) for rc in self._columns])
+
+    def forget(self, before: int) -> None:
+        """Drop what is over by an instant; that makes room in memory.
+
+        From then on, what was before it is answered as if it had been like
+        it was at that instant. Costs O(S), about 100 ms with 2,000,000.
+        """
+        self._rows.forget(before)
+
+
+def end_of(window: model.Window) -> int:
+    return NEVER if window.end >= model.FOREVER else window.end
+
+
+#: Ids of hosts, or a truth value for each host in the order of
+#: :attr:`Timeline.ids`; None for all of them.
+Hosts: ty.TypeAlias = npt.NDArray[np.bool_] | ty.Collection[int] | None
+
+
+class Tentative:
+    """What is about to be booked over all of one window.
+
+    For a search for hosts for several demands that come together: the levels
+    of the calendar stay as they are.
+
+    :ivar servers: how many there are on each host, in the order of
+        :attr:`Timeline.ids`
+    :ivar amounts: by class, what they take of each
+    """
+
+    def __init__(self, hosts: int) -> None:
+        self.servers: Ints = np.zeros(hosts, np.int64)
+        self.amounts: dict[str, Ints] = {}
+
+    def add(self, servers: Ints,
+            amounts: ty.Mapping[str, int | Ints]) -> None:
+        """Add so many servers on each host, of so much each.
+
+        :param amounts: by class, the same on all hosts, or that of each
+        """
+        self.servers = self.servers + servers
+        for rc, amount in amounts.items():
+            self.amounts[rc] = self.amounts.get(rc, 0) + amount * servers
+
+
+class Timeline(Calendar):
+    """A calendar that answers when there is room, and how much."""
+
+    def peaks(self, window: model.Window, hosts: Hosts = None) -> list[Ints]:
+        """The most that is booked on each host at any instant of a window.
+
+        For several questions about one window: the levels are looked
+        at only once. Costs O(H + steps in the window).
+
+        :param hosts: nothing is said of others
+        :returns: for each class in their order, by host in that of :attr:`ids`
+        """
+        if end_of(window) == NEVER:
+            return self._rows.rest(window.start)
+        which = self._which(hosts)
+        if not len(which):
+            return [np.zeros(len(self), np.int64) for _one in self._columns]
+        first = self._rows.at(which, window.start)
+        last = self._rows.at(which, end_of(window) - 1)
+        found = self._rows.peaks(first, last, self._columns.values())
+        if hosts is None:
+            return [*found]
+        peaks = []
+        for some in found:
+            peak = np.zeros(len(self), some.dtype)
+            peak[which] = some
+            peaks.append(peak)
+        return peaks
+
+    def fits(self, demand: model.Demand, window: model.Window,
+             hosts: Hosts = None, beside: Tentative | None = None,
+             peaks: ty.Sequence[Ints] | None = None) -> Ints:
+        """How many servers of a demand fit on each host over all of a window.
+
+        For every host in the order of :attr:`ids`; never more than
+        :meth:`model.Demand.most_per_host`, and 0 for those not asked about.
+        The demand's own choice of hosts is not looked at. A host that does
+        not report a class that is needed has no room, except of the shared
+        classes, by which it is not judged then. A whole host is one of which
+        nothing is booked at any instant, nor used.
+
+        Costs O(H + steps in the window); O(H) with ``peaks``.
+
+        :param beside: what is there too, over all of the window
+        :param peaks: what :meth:`peaks` says of the window, if that is known
+        """
+        rooms = np.zeros(len(self), np.int64)
+        scan = self._scan(demand, demand.resources, demand.most_per_host(),
+                          self._which(hosts), beside)
+        if scan is None:
+            return rooms
+        if peaks is None and end_of(window) == NEVER:
+            peaks = self.peaks(window)
+        rooms[scan.which] = scan.room(
+            window.start, end_of(window)) if (
+            peaks is None) else scan.room_over(peaks)
+        return rooms
+
+    def earliest(self, demand: model.Demand, duration: int, not_before: int,
+                 hosts: Hosts = None) -> int | None:
+        """The first start at which all of a demand fits for so many seconds.
+
+        For a demand without an end, the duration is :data:`model.FOREVER`.
+        The demand's own choice of hosts is not looked at. None when it never
+        fits.
+
+        Costs as much as :meth:`rooms` of some hosts where it fits at once;
+        otherwise O(S).
+
+        :raises ValueError: when the duration is not positive
+        """
+        if duration <= 0:
+            raise ValueError(f'The duration must be positive: {duration}')
+        if not_before + duration >= model.FOREVER:
+            duration = search.HUGE
+        resources, most, wanted = (
+            demand.resources, demand.most_per_host(), demand.count)
+        if demand.affinity is model.Affinity.SAME:
+            # All of them on one host are one server of their size.
+            resources = {rc: amount * wanted
+                         for rc, amount in resources.items()}
+            most = wanted = 1
+        scan = self._scan(demand, resources, most, self._which(hosts),
+                          least=demand.count if (
+                              demand.affinity is model.Affinity.SAME) else 1)
+        if scan is None:
+            return None
+        return scan.earliest(duration, not_before, wanted)
+
+    def peak(self, host_id: int, window: model.Window) -> dict[str, int]:
+        """The most that is booked on a host at any instant, by class.
+
+        :raises KeyError: when the host is not known
+        """
+        place = np.array([self._index[host_id]])
+        first = int(self._rows.at(place, window.start)[0])
+        last = int(self._rows.at(place, end_of(window) - 1)[0])
+        return {rc: int(self._rows.levels[column][first:last + 1].max())
+                for rc, column in self._columns.items()}
+
+    def overfull(self, since: int) -> list[int]:
+        """The ids of hosts on which more is booked than is free.
+
+        At any instant from ``since`` on, of any class. A host on which
+        nothing is booked is none of them, whatever is used of it.
+
+        Costs O(S).
+        """
+        if not len(self):
+            return []
+        over = np.zeros(len(self), bool)
+        first = self._rows.at(self._which(None), since)
+        last = self._rows.start + self._rows.length - 1
+        for one, peak in zip(self._classes.values(), self._rows.peaks(
+                first, last, self._columns.values()), strict=True):
+            over |= peak > np.maximum(one.free[:len(self)], 0)
+        return [self._ids[place] for place in np.flatnonzero(over)]
+
+    def instants(self, window: model.Window, duration: int) -> Ints:
+        """The starts in a window at which the room for so long may change.
+
+        It grows where a step leads down, and shrinks where one that leads up
+        would come in the way; not always as much as to be seen. In no order,
+        and some more than once: to sort them takes most of the time, and
+        nobody has to wait for that. Costs O(steps), some ten ms for a
+        million.
+
+        :param duration: seconds
+        """
+        rows, late = self._rows, duration - 1
+        times = rows.time[1:]
+        # Between two rows there is no step, and one too many does no harm.
+        near = np.flatnonzero(
+            (times > window.start) & (times < window.end + late))
+        times = times[near]
+        ups, downs = np.zeros(len(near), bool), np.zeros(len(near), bool)
+        for level in rows.levels:
+            before, after = level[near], level[near + 1]
+            ups |= after > before
+            downs |= after < before
+        grows = times[downs & (times < window.end)]
+        shrinks = times[ups & (times > window.start + late)] - late
+        return np.concatenate((grows, shrinks))
+
+    def settled(self) -> int:
+        """The instant from which on nothing changes any more: what is booked
+        then is booked for ever. 0 when nothing ever changes. Costs O(H).
+        """
+        last = self._rows.start + self._rows.length - 1
+        return max(0, int(self._rows.time[last].max(initial=0)))
+
+    def busy(self, peaks: ty.Iterable[Ints]) -> npt.NDArray[np.bool_]:
+        """Whether anything is booked on a host at any instant of a window.
+
+        :param peaks: what :meth:`peaks` says of it
+        """
+        busy = np.zeros(len(self), bool)
+        for peak in peaks:
+            busy |= peak > 0
+        return busy
+
+    def busy_until(self, which: npt.NDArray[np.intp]) -> Ints:
+        """When the last booking on some hosts ends, by their positions.
+
+        0 where none is, :data:`model.FOREVER` where something is used or
+        booked without an end. Costs O(hosts asked about).
+        """
+        last = self._rows.start[which] + self._rows.length[which] - 1
+        until = self._rows.time[last]
+        for level in self._rows.levels:
+            until[level[last] > 0] = model.FOREVER
+        for one in self._classes.values():
+            until[one.usage[which] > 0] = model.FOREVER
+        return np.asarray(np.clip(until, 0, model.FOREVER), np.int64)
+
+    def _which(self, hosts: Hosts) -> Ints:
+        """The numbers of the hosts asked about."""
+        if hosts is None:
+            return np.arange(len(self))
+        if not isinstance(hosts, np.ndarray):
+            hosts = self.mask(hosts)
+        return np.flatnonzero(hosts)
+
+    def _scan(self, demand: model.Demand, resources: model.Resources,
+              most: int, which: Ints, beside: Tentative | None = None,
+              least: int = 1) -> search.Scan | None:
+        """A question about hosts; None when some class is nowhere.
+
+        :param least: so many servers of the demand a host has to take
+        """
+        if model.HOST in resources:
+            return self._scan_whole(which, beside)
+        limits = self.units.limits(demand, len(self))
+        needs = []
+        for rc, amount in resources.items():
+            if amount and rc in self._classes:
+                free = limits.less(self._free(rc, beside), rc)
+                needs.append(search.Need(self._columns[rc], amount, free))
+            elif amount and rc not in self._shared:
+                return None
+        return search.Scan(self._rows, needs, most, limits.able(which, least),
+                           self._piece, limits.most)
+
+    def _free(self, rc: str, beside: Tentative | None) -> Ints:
+        """What is free of a class on each host, if nothing is booked."""
+        free = self._classes[rc].free[:len(self)]
+        return free if beside is None or rc not in beside.amounts else (
+            free - beside.amounts[rc])
+
+    def _scan_whole(self, which: Ints, beside: Tentative | None,
+                    ) -> search.Scan | None:
+        """A question about whole hosts: for the last bit of each class that
+        they have. Where one is taken, another bit is not free.
+        """
+        some = np.zeros(len(self), bool)
+        needs = []
+        for rc, capacity in self.capacity.items():
+            some |= capacity > 0
+            needs.append(search.Need(self._columns[rc], 1, np.where(
+                capacity > 0, self._free(rc, beside) - capacity + 1,
+                search.HUGE)))
+        return search.Scan(self._rows, needs, 1, which[some[which]],
+                           self._piece) if needs else None

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""When something recurs: an iCalendar RRULE (RFC 5545), in a time zone.
+
+What was decided:
+
+* Only rules that cannot run on without a result are understood, so that what
+  a user writes costs next to nothing: each FREQ has the few parts that go
+  with it (:data:`_PARTS`). COUNT or UNTIL has to be there.
+* Dates are those of the wall in the time zone, but of HOURLY, which counts
+  hours as they pass.
+* A date that the wall does not show, because the clocks go forward, is the
+  first instant that it shows after that: 02:30 is 03:00. A window that begins
+  or ends with one keeps its length: 02:30 to 03:10 is 03:00 to 03:40.
+* A date that the wall shows twice is the first of both, unless the first
+  window says that the second is meant.
+"""
+
+import collections.abc
+import datetime
+import itertools
+import re
+import typing as ty
+import zoneinfo
+
+from dateutil import rrule
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+
+__all__ = ['Dates', 'Occurrence', 'clock_of', 'expand', 'instant', 'moved',
+           'offset', 'seconds', 'wall', 'window', 'zone_of']
+
+_EXAMPLE = '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"'
+_LONGEST = 300
+
+_UTC = datetime.timezone.utc
+#: Files beside the time zones that are none: they count leap seconds, or say
+#: what the machine is set to.
+_NO_ZONES = re.compile('localtime|Factory|posixrules|(?:right|posix)/.*')
+_DAY = '(?:MO|TU|WE|TH|FR|SA|SU)'
+_DAYS = f'{_DAY}(?:,{_DAY})*'
+_NUMBERED = f'(?:-?[1-5])?{_DAY}'
+_NUMBER = r'-?(?:[1-9]|[12][0-9]|3[01])'
+_ALWAYS = {'INTERVAL': '[1-9][0-9]{0,2}', 'COUNT': '[1-9][0-9]{0,3}',
+           'UNTIL': '[0-9]{8}(?:T[0-9]{6}Z?)?', 'WKST': _DAY}
+#: By FREQ, the other parts of a rule, each with what it may be.
+_PARTS: dict[str, dict[str, str]] = {
+    'HOURLY': {}, 'DAILY': {'BYDAY': _DAYS}, 'WEEKLY': {'BYDAY': _DAYS},
+    'MONTHLY': {'BYDAY': f'{_NUMBERED}(?:,{_NUMBERED})*',
+                'BYMONTHDAY': f'{_NUMBER}(?:,{_NUMBER})*',
+                'BYSETPOS': '-?[1-4]'},
+    'YEARLY': {}}
+
+
+class Dates(ty.NamedTuple):
+    """Dates of the wall, without an offset; ``fold`` tells which of two."""
+
+    start: datetime.datetime
+    end: datetime.datetime
+
+
+class Occurrence(ty.NamedTuple):
+    """One window of what recurs.
+
+    :ivar absent: the dates that it would have, where the wall does not show
+        both; None: it does
+    """
+
+    window: model.Window
+    absent: Dates | None = None
+
+
+def zone_of(name: str) -> zoneinfo.ZoneInfo:
+    """A time zone by its name in the IANA's database.
+
+    :raises InvalidLeaseParams: when there is none
+    """
+    if re.fullmatch(r'[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}',
+                    name) and not _NO_ZONES.fullmatch(name):
+        try:
+            return zoneinfo.ZoneInfo(name)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            pass
+    raise errors.InvalidLeaseParams(
+        f'There is no time zone "{inputs.shown(name)}". Write one of the '
+        f'IANA\'s, such as "Europe/Berlin", or "UTC".')
+
+
+def clock_of(rule: str, zone: zoneinfo.ZoneInfo) -> datetime.tzinfo:
+    """The zone in whose dates a rule counts.
+
+    :raises InvalidLeaseParams: when the rule is none
+    """
+    return _UTC if _parse(rule)['FREQ'] == 'HOURLY' else zone
+
+
+def offset(date: datetime.datetime, zone: datetime.tzinfo) -> str:
+    """How far a date of the wall is from UTC, as ISO 8601 has it: "+01:00".
+    """
+    behind = date.replace(tzinfo=zone).utcoffset() or datetime.timedelta()
+    minutes = int(behind.total_seconds()) // 60
+    return f'{"-" if minutes < 0 else "+"}{abs(minutes) // 60:02}:' + (
+        f'{abs(minutes) % 60:02}')
+
+
+def wall(time: int, zone: datetime.tzinfo) -> datetime.datetime:
+    """The date that the wall shows."""
+    return datetime.datetime.fromtimestamp(time, zone).replace(tzinfo=None)
+
+
+def instant(date: datetime.datetime, zone: datetime.tzinfo) -> int:
+    """When the wall shows a date, or the first one after it that it shows.
+    """
+    late = _timestamp(date, zone)
+    if _exists(date, zone):
+        return late
+    # With the offset after the clocks have gone forward it is before that.
+    early = _timestamp(date.replace(fold=1), zone)
+    before = wall(early, zone).replace(fold=0) - datetime.timedelta(
+        seconds=early)
+    while late - early > 1:
+        middle = (early + late) // 2
+        if wall(middle, zone).replace(fold=0) - datetime.timedelta(
+                seconds=middle) == before:
+            early = middle
+        else:
+            late = middle
+    return late
+
+
+def window(dates: Dates, zone: datetime.tzinfo) -> model.Window:
+    """The time between two dates of the wall, the end later than the start.
+
+    With one that the wall does not show, it is as long as they say.
+    """
+    begin = instant(dates.start, zone)
+    if all(_exists(one, zone) for one in dates):
+        for fold in (dates.end.fold, 1):
+            end = _timestamp(dates.end.replace(fold=fold), zone)
+            if end > begin:
+                return model.Window(begin, end)
+    return model.Window(begin, begin + seconds(dates))
+
+
+def expand(rule: str, zone: zoneinfo.ZoneInfo, first: model.Window,
+           by_wall: bool, most: int, dates: Dates | None = None,
+           ) -> list[Occurrence]:
+    """The occurrences of what recurs.
+
+    :param first: the window of the first of them
+    :param by_wall: whether each ends at the same time of the day; else each
+        is as long as the first
+    :param most: how many there may be
+    :param dates: of the first, as they were written; None: as its window says
+    :raises InvalidLeaseParams: when the rule is none; says what to write
+    """
+    parts = _parse(rule)
+    clock = clock_of(rule, zone)
+    if dates is None or clock is _UTC:
+        dates = Dates(wall(first.start, clock), wall(first.end, clock))
+    # From the first 02:30 of a night to the second is no time on the wall.
+    if not (by_wall and clock is not _UTC and seconds(dates) > 0):
+        by_wall = False
+        dates = Dates(dates.start, dates.start + datetime.timedelta(
+            seconds=first.end - first.start))
+    until = _until(parts.pop('UNTIL', None), zone)
+    count = int(parts.pop('COUNT', 0))
+    if count > most:
+        raise _too_many(most)
+    found: list[Occurrence] = []
+    for start in itertools.islice(
+            _dates(parts, dates.start.replace(fold=0)),
+            min(count or most + 1, most + 1)):
+        one = _occurrence(start, dates, clock, first if not by_wall else None)
+        if until is not None and one.window.start > until:
+            break
+        if not found and start != dates.start.replace(fold=0):
+            raise errors.InvalidLeaseParams(
+                f'The start is not one of the dates of the rule '
+                f'"{inputs.shown(rule)}". The first of them from then on is '
+                f'{start:%Y-%m-%d %H:%M} ({zone.key}): write that as the '
+                f'start.')
+        # What was to start a moment ago starts now.
+        found.append(one if found else one._replace(window=first))
+    if len(found) > most:
+        raise _too_many(most)
+    if not found:
+        raise errors.InvalidLeaseParams(
+            f'The rule "{inputs.shown(rule)}" has no date from the start on. '
+            f'Write a later UNTIL, or another start.')
+    return found
+
+
+def _occurrence(start: datetime.datetime, first: Dates,
+                clock: datetime.tzinfo, lasts: model.Window | None,
+                ) -> Occurrence:
+    """
+    :param start: its date
+    :param lasts: as long as this; None: until the wall says so
+    :raises InvalidLeaseParams: when it leads beyond the calendar
+    """
+    try:
+        dates = Dates(start.replace(fold=first.start.fold), (
+            start + (first.end.replace(fold=0) - first.start.replace(fold=0))
+        ).replace(fold=first.end.fold))
+        return _at(dates, clock, lasts)
+    except (ValueError, OverflowError) as exc:
+        raise errors.InvalidLeaseParams(
+            f'The occurrence of {start:%Y-%m-%d %H:%M} would not end before '
+            f'{clocks.minute(model.LATEST)} UTC. Write an earlier UNTIL, or a '
+            f'smaller COUNT.') from exc
+
+
+def moved(dates: Dates, by: ty.Sequence[datetime.timedelta],
+          clock: datetime.tzinfo, before: model.Window) -> Occurrence:
+    """An occurrence as much later as the wall says.
+
+    :param by: of its start, and of its end
+    :param before: its window until then
+    :raises InvalidLeaseParams: when it would end before it starts, or leads
+        beyond the calendar
+    """
+    try:
+        to = Dates(*((one + much).replace(fold=one.fold)
+                     for one, much in zip(dates, by, strict=True)))
+        lasts = None if seconds(to) > 0 else before
+        if lasts and by[0] != by[1]:
+            raise errors.InvalidLeaseParams(
+                f'End date must be later than start date: the occurrence of '
+                f'{dates.start:%Y-%m-%d %H:%M} would end before it starts. '
+                f'Write a later end.')
+        return _at(to, clock, lasts)
+    except (ValueError, OverflowError) as exc:
+        raise errors.InvalidLeaseParams(
+            f'The occurrence of {dates.start:%Y-%m-%d %H:%M} would not end '
+            f'before {clocks.minute(model.LATEST)} UTC. Write an earlier '
+            f'date.') from exc
+
+
+def _at(dates: Dates, clock: datetime.tzinfo, lasts: model.Window | None,
+        ) -> Occurrence:
+    """
+    :raises ValueError: when it leads beyond the calendar
+    """
+    begin = instant(dates.start, clock)
+    found = window(dates, clock) if lasts is None else model.Window(
+        begin, begin + lasts.end - lasts.start)
+    if found.end >= model.LATEST:
+        raise ValueError('It ends too late.')
+    absent = not all(_exists(one, clock) for one in (
+        dates if lasts is None else dates[:1]))
+    return Occurrence(found, dates if absent else None)
+
+
+def _exists(date: datetime.datetime, zone: datetime.tzinfo) -> bool:
+    """Whether the wall shows a date, once or twice."""
+    before, after = (date.replace(tzinfo=zone, fold=fold).utcoffset()
+                     for fold in (0, 1))
+    return before is None or after is None or before >= after
+
+
+def seconds(dates: Dates) -> int:
+    """How long it is from one date to the other on the wall."""
+    start, end = (one.replace(fold=0) for one in dates)
+    return int((end - start).total_seconds())
+
+
+def _too_many(most: int) -> errors.InvalidLeaseParams:
+    return errors.InvalidLeaseParams(
+        f'A lease recurs {most} times at most. Write a smaller COUNT or an '
+        f'earlier UNTIL.')
+
+
+def _parse(rule: str) -> dict[str, str]:
+    """The parts of a rule, all of which are understood."""
+    text = rule.strip().upper().removeprefix('RRULE:')
+    if len(text) > _LONGEST:
+        raise errors.InvalidLeaseParams(
+            f'The rule has {len(text)} characters. Write at most {_LONGEST}, '
+            f'such as {_EXAMPLE}.')
+    parts: dict[str, str] = {}
+    for part in text.split(';'):
+        name, equals, value = part.partition('=')
+        if not equals or name in parts:
+            raise errors.InvalidLeaseParams(
+                f'"{inputs.shown(part)}" cannot be read in the rule. Write '
+                f'NAME=VALUE, each name once, such as {_EXAMPLE}.')
+        parts[name] = value
+    known = _PARTS.get(parts.get('FREQ', ''))
+    if known is None:
+        raise errors.InvalidLeaseParams(
+            f'The rule has no FREQ that is known here. Write one of '
+            f'{", ".join(_PARTS)}, such as {_EXAMPLE}.')
+    known = {**_ALWAYS, **known}
+    for name, value in parts.items():
+        if name == 'FREQ':
+            continue
+        if name not in known:
+            raise errors.InvalidLeaseParams(
+                f'"{inputs.shown(name)}" is not for a rule with FREQ='
+                f'{parts["FREQ"]} here. Write no others than '
+                f'{", ".join(known)}.')
+        if not re.fullmatch(known[name], value):
+            raise errors.InvalidLeaseParams(
+                f'"{inputs.shown(f"{name}={value}")}" cannot be read in a '
+                f'rule with FREQ={parts["FREQ"]}. Write for example '
+                f'{_EXAMPLE}, with an UNTIL such as 20261231 or '
+                f'20261231T170000Z.')
+    _check(parts)
+    return parts
+
+
+def _check(parts: collections.abc.Mapping[str, str]) -> None:
+    """Make sure that parts of a rule go together."""
+    if ('COUNT' in parts) == ('UNTIL' in parts):
+        raise errors.InvalidLeaseParams(
+            f'A rule needs COUNT or UNTIL, and not both. Write for example '
+            f'{_EXAMPLE}.')
+    if parts['FREQ'] == 'DAILY' and 'BYDAY' in parts and (
+            parts.get('INTERVAL', '1') != '1'):
+        raise errors.InvalidLeaseParams(
+            'BYDAY is for a rule with FREQ=DAILY and no INTERVAL. Write '
+            'FREQ=WEEKLY with it.')
+    if 'BYMONTHDAY' in parts and parts.keys() & {'BYDAY', 'BYSETPOS'}:
+        raise errors.InvalidLeaseParams(
+            'A rule has BYMONTHDAY, or BYDAY and BYSETPOS. Write one of '
+            'them.')
+    if 'BYSETPOS' in parts and not re.fullmatch(
+            _DAYS, parts.get('BYDAY', '')):
+        raise errors.InvalidLeaseParams(
+            'BYSETPOS is for days without a number. Write for example '
+            '"FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1;COUNT=10", or '
+            'BYDAY=1MO alone.')
+
+
+def _dates(parts: ty.Mapping[str, str], start: datetime.datetime,
+           ) -> ty.Iterator[datetime.datetime]:
+    try:
+        found = rrule.rrulestr(';'.join(
+            f'{name}={value}' for name, value in parts.items()),
+            dtstart=start)
+    except ValueError as exc:
+        raise errors.InvalidLeaseParams(
+            f'The rule cannot be read: {exc}. Write for example '
+            f'{_EXAMPLE}.') from exc
+    return iter(ty.cast('ty.Iterable[datetime.datetime]', found))
+
+
+def _until(text: str | None, zone: zoneinfo.ZoneInfo) -> int | None:
+    """The last instant at which something may begin."""
+    if text is None:
+        return None
+    try:
+        if text.endswith('Z'):
+            return instant(datetime.datetime.strptime(
+                text, '%Y%m%dT%H%M%SZ'), _UTC)
+        return instant(datetime.datetime.strptime(
+            text if 'T' in text else f'{text}T235959', '%Y%m%dT%H%M%S'), zone)
+    except (ValueError, OverflowError) as exc:
+        raise errors.InvalidLeaseParams(
+            f'"UNTIL={text}" is no date. Write one such as 20261231 or '
+            f'20261231T170000Z.') from exc
+
+
+def _timestamp(date: datetime.datetime, zone: datetime.tzinfo) -> int:
+    return int(date.replace(tzinfo=zone).timestamp())

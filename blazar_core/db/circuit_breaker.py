@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Whether the database of the books is there.
+
+A thread that uses a database that is away waits, and waits again with every
+request. So the first thread without an answer marks the database as doubtful;
+the next one probes it with a short timeout, and if the probe fails, no thread
+uses the database for a while.
+"""
+
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+
+__all__ = ['PAUSE', 'PROBE_SECONDS', 'DatabaseStatus']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds for which a database that did not answer is not asked again.
+PAUSE = 10
+#: Seconds that the database has to answer a probe.
+PROBE_SECONDS = 2
+
+
+class DatabaseStatus:
+    """What is known of it in this process.
+
+    :param probe: asks it for an answer, and raises what comes instead
+    """
+
+    def __init__(self, clock: clocks.Clock,
+                 probe: ty.Callable[[], None]) -> None:
+        self._clock = clock
+        self._probe = probe
+        self._asking = threading.Lock()
+        #: The thread that finds out, which is not kept from it.
+        self._asks: int | None = None
+        self._doubtful = False
+        #: Since when it is known to be away, and why.
+        self._since: float | None = None
+        self._why: Exception | None = None
+        self._again = 0.0
+        self._before: list[ty.Callable[[], None]] = []
+
+    def before(self, work: ty.Callable[[], None]) -> None:
+        """Do something before the database is used for anything else: now,
+        or as soon as it is there. Raises what goes wrong now.
+        """
+        self._before.append(work)
+        try:
+            self.check()
+        except errors.DatabaseUnavailable as exc:
+            if isinstance(exc.__cause__, errors.ConfigurationError):
+                raise exc.__cause__ from None
+
+    def check(self) -> None:
+        """Make sure that it is worth asking the database. Costs nothing as
+        long as nobody doubts it.
+
+        :raises DatabaseUnavailable: when it is not
+        """
+        if not self._is_open() or self._asks == threading.get_ident():
+            return
+        # Another thread is probing: wait no longer than its probe may take.
+        if self._is_early() or not self._asking.acquire(
+                timeout=0 if self._since is not None else 2 * PROBE_SECONDS):
+            raise errors.DatabaseUnavailable from self._why
+        try:
+            if self._is_early():
+                raise errors.DatabaseUnavailable from self._why
+            if self._is_open():
+                self._find_out()
+        finally:
+            self._asking.release()
+
+    def doubt(self, why: object) -> None:
+        """Somebody had no answer."""
+        if self._since is None:
+            LOG.warning('The database of the leases gave no answer: %s', why)
+        self._doubtful = True
+
+    def _is_open(self) -> bool:
+        return self._doubtful or bool(self._before)
+
+    def _is_early(self) -> bool:
+        return self._clock.elapsed() < self._again
+
+    def _find_out(self) -> None:
+        self._asks = threading.get_ident()
+        try:
+            self._probe()
+            while self._before:
+                self._before[0]()
+                del self._before[0]
+        except Exception as exc:
+            self._note_away(exc)
+            raise errors.DatabaseUnavailable from exc
+        finally:
+            self._asks = None
+        self._note_there()
+
+    def _note_away(self, exc: Exception) -> None:
+        now = self._clock.elapsed()
+        self._doubtful, self._again, self._why = True, now + PAUSE, exc
+        if self._since is None:
+            self._since = now
+            LOG.error('The database of the leases cannot be used: %s. It is '
+                      'not asked for %s s each time that this is so.', exc,
+                      PAUSE)
+
+    def _note_there(self) -> None:
+        self._doubtful, self._why = False, None
+        if self._since is not None:
+            LOG.warning('The database of the leases can be used again, after '
+                        '%d s', self._clock.elapsed() - self._since)
+            self._since = None

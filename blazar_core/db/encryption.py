@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Secrets at rest.
+
+What is kept of a boot until its lease starts contains the admin password,
+injected files, so the database only ever sees it sealed (Fernet: AES-128-CBC
+with an HMAC-SHA256 and a time stamp). So is what lets us act for the user.
+"""
+
+import typing as ty
+
+from cryptography import fernet
+
+from blazar_core.common import errors
+
+__all__ = ['Encryption', 'new_key']
+
+
+def new_key() -> str:
+    """A fresh key, as ``[blazar] encryption_keys`` takes it."""
+    return fernet.Fernet.generate_key().decode()
+
+
+class Encryption:
+    """Seals with the first key, opens with any.
+
+    :raises ConfigurationError: when there is no key or one is malformed
+    """
+
+    def __init__(self, keys: ty.Sequence[str]) -> None:
+        if not keys:
+            raise errors.ConfigurationError(
+                '[blazar] encryption_keys is not set. Write a key that '
+                '"blazar-nova-manage key create" prints, the same one in '
+                'every nova.conf: encryption_keys = KEY')
+        try:
+            self._fernet = fernet.MultiFernet(
+                [fernet.Fernet(key.strip()) for key in keys])
+        except ValueError as exc:
+            raise errors.ConfigurationError(
+                '[blazar] encryption_keys holds something that is no Fernet '
+                'key. "blazar-nova-manage key create" prints one.') from exc
+
+    def seal(self, text: str) -> str:
+        """Encrypt and sign."""
+        return self._fernet.encrypt(text.encode()).decode()
+
+    def open(self, sealed: str) -> str:
+        """Check and decrypt.
+
+        :raises DecryptionError: when none of the keys fits
+        """
+        try:
+            return self._fernet.decrypt(sealed.encode()).decode()
+        except fernet.InvalidToken as exc:
+            raise errors.DecryptionError(_NO_KEY_FITS) from exc
+
+    def reseal(self, sealed: str) -> str:
+        """Seal again with the first key.
+
+        :raises DecryptionError: when none of the keys fits
+        """
+        try:
+            return self._fernet.rotate(sealed.encode()).decode()
+        except fernet.InvalidToken as exc:
+            raise errors.DecryptionError(_NO_KEY_FITS) from exc
+
+
+_NO_KEY_FITS = (
+    'None of the keys in [blazar] encryption_keys of this process decrypts '
+    'what is kept of the lease. The operator adds the key with which it was '
+    'encrypted, in every nova.conf, and restarts the process.')

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What one process at a time does for all of them, again and again.
+
+Whose turn it is stands in a row. A process takes it by compare and swap, and
+extends it while it is at work; when it is done it keeps the right to the next
+time, as it knows already what it saw. Of one that has died the turn runs out,
+and another one takes it. One that stood still meanwhile finds that out when it
+extends its turn; what it writes before that has to be guarded by itself.
+"""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import clocks
+from blazar_core.db import api
+from blazar_core.db import clock_skew
+from blazar_core.db import models
+
+__all__ = ['LastLeader', 'Leader', 'last']
+
+_TURNS = models.Turn.__table__
+_NAME = _TURNS.c.name == sa.bindparam('of')
+_NOW = sa.bindparam('now', type_=sa.BigInteger)
+_UNTIL = sa.bindparam('until', type_=sa.BigInteger)
+_MINE = sa.and_(_NAME, _TURNS.c.worker == sa.bindparam('me'))
+_READ = sa.select(_TURNS.c.worker, _TURNS.c.claimed_until,
+                  _TURNS.c.due_at).where(_NAME)
+_TAKE = sa.update(_TURNS).where(_NAME, sa.or_(
+    clock_skew.is_over(_TURNS.c.claimed_until, _NOW, sa.bindparam(
+        'longest', type_=sa.BigInteger)),
+    sa.and_(_MINE, _TURNS.c.due_at <= _NOW),
+)).values(worker=sa.bindparam('me'), claimed_until=_UNTIL,
+          due_at=sa.bindparam('next', type_=sa.BigInteger))
+_EXTEND = sa.update(_TURNS).where(_MINE).values(claimed_until=_UNTIL)
+#: It was asked for meanwhile, or is due later.
+_NEXT = sa.case((_TURNS.c.due_at > _NOW, _TURNS.c.due_at), else_=_NOW)
+_DONE = sa.update(_TURNS).where(_MINE).values(
+    claimed_until=_NEXT + sa.bindparam('patience', type_=sa.BigInteger))
+_LEAVE = sa.update(_TURNS).where(_MINE).values(
+    worker=None, claimed_until=_TURNS.c.due_at)
+_LEAVE_UNDONE = sa.update(_TURNS).where(_MINE).values(
+    worker=None, claimed_until=_NOW, due_at=_NOW)
+_HURRY = sa.update(_TURNS).where(_NAME).values(
+    due_at=sa.case((_TURNS.c.due_at > _NOW, _NOW), else_=_TURNS.c.due_at),
+    claimed_until=sa.case((_TURNS.c.claimed_until > _UNTIL, _UNTIL),
+                          else_=_TURNS.c.claimed_until))
+
+
+class LastLeader(ty.NamedTuple):
+    """The process that has had the turn last.
+
+    :ivar worker: None: it has left, as it was stopped
+    :ivar until: when another process may take the turn
+    """
+
+    worker: str | None
+    until: int
+
+
+def last(database: api.Database, name: str) -> LastLeader | None:
+    """Return what is recorded of the last turn; None: none was taken yet."""
+    with database.connection() as connection:
+        row = connection.execute(_READ, {'of': name}).one_or_none()
+    return None if row is None else LastLeader(row.worker, row.claimed_until)
+
+
+class Leader:
+    """The turns of one process at something.
+
+    :param name: what is done
+    :param worker: who does it, unique among all processes
+    :param interval: seconds from one beginning to the next one
+    :param patience: seconds without a sign of life after which a process
+        counts as dead
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 name: str, worker: str, interval: int, patience: int,
+                 ) -> None:
+        self._database = database
+        self._clock = clock
+        self._mine = {'of': name, 'me': worker}
+        self._interval = interval
+        self._patience = patience
+
+    def take(self) -> int | None:
+        """Take the turn, if it is due and nobody else has it.
+
+        :returns: None: it is taken; else when it may be, if nothing happens
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        return self._database.retried(self._take)
+
+    def _take(self) -> int | None:
+        now = self._clock.now()
+        longest = 2 * (self._interval + self._patience)
+        # Mostly it is not, and a statement that writes would cost more.
+        with self._database.connection() as connection:
+            row = connection.execute(
+                _READ, {'of': self._mine['of']}).one_or_none()
+        if row is not None:
+            is_mine = row.worker == self._mine['me']
+            again = ty.cast(int, min(row.claimed_until, row.due_at) if is_mine
+                            else row.claimed_until)
+            if now < again and row.claimed_until <= now + longest:
+                return again
+        values = {'next': now + self._interval, 'until': now + self._patience,
+                  'longest': longest}
+        with self._database.begin() as connection:
+            if row is None:
+                connection.execute(_TURNS.insert().values(
+                    name=self._mine['of'], worker=self._mine['me'],
+                    claimed_until=values['until'], due_at=values['next']))
+                return None
+            taken = connection.execute(
+                _TAKE, {**self._mine, **values, 'now': now}).rowcount
+        return None if taken == 1 else now + self._patience
+
+    def extend(self) -> bool:
+        """Tell the others that this process has not died.
+
+        :returns: whether it is still its turn
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        return self._write(
+            _EXTEND, until=self._clock.now() + self._patience)
+
+    def done(self) -> None:
+        """It was done, and is this process's again the next time, unless
+        that stays away then.
+        """
+        self._write(_DONE, now=self._clock.now(), patience=self._patience)
+
+    def leave(self, done: bool) -> None:
+        """Let others have it: when it is due, or now if it was not done."""
+        if done:
+            self._write(_LEAVE)
+        else:
+            self._write(_LEAVE_UNDONE, now=self._clock.now())
+
+    def hurry(self) -> None:
+        """Have it done from the beginning, now or after the time at which
+        somebody is.
+        """
+        now = self._clock.now()
+        self._write(_HURRY, now=now, until=now + self._patience)
+
+    def _write(self, statement: sa.Update, **values: int) -> bool:
+        return self._database.retried(self._written, statement, values)
+
+    def _written(self, statement: sa.Update, values: dict[str, int]) -> bool:
+        with self._database.begin() as connection:
+            return connection.execute(
+                statement, {**self._mine, **values}).rowcount == 1

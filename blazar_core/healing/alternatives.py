@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Where bookings could be that have no capacity where they are."""
+
+import collections
+import dataclasses
+import itertools
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import admissions
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import hosted_servers
+from blazar_core.leases import reassignment
+from blazar_core.lifecycle import demands
+from blazar_core.plugins import resource_types
+
+__all__ = ['Case', 'Coming', 'IN_USE', 'Lost', 'NO_ROOM',
+           'Alternatives', 'Together']
+
+#: Why something stays where it is.
+IN_USE = 'It is in use.'
+NO_ROOM = 'No other host has capacity for it.'
+
+
+class Case(ty.NamedTuple):
+    """A reservation with bookings that need another host.
+
+    :ivar rows: the bookings that may be bound elsewhere
+    :ivar staying: those that stay where they are
+    """
+
+    reservation: models.Reservation
+    reserved: resource_types.ReservationContext
+    lease: models.Lease
+    sealed: str | None
+    rows: list[models.Booking]
+    staying: list[models.Booking]
+
+
+class Coming(ty.NamedTuple):
+    """A booking that gets another host, as it will be."""
+
+    host_id: int
+    start_date: int
+    end_date: int
+    resources: model.Resources
+    claimed_at: None = None
+
+
+class Together(ty.NamedTuple):
+    """What is decided together, and not in the books yet.
+
+    :ivar coming: bookings that get other hosts, as they will be
+    :ivar leaving: the rows of these, as they are
+    """
+
+    coming: list[Coming]
+    leaving: list[models.Booking]
+
+
+#: By the ids of bookings of a reservation, the hosts on which they have no
+#: room (None: they have none).
+Lost: ty.TypeAlias = dict[int, int | None]
+
+
+class Alternatives:
+    """Finds other hosts for bookings; binds nothing.
+
+    :param wanted: says what reservations need
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission, wanted: demands.Demands,
+                 ) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._demands = wanted
+
+    def forget(self) -> None:
+        """What the cloud said too long ago does not stay in memory."""
+        self._demands.forget()
+
+    def plan(self, case: Case, lost: Lost,
+             together: Together | None = None, lag: float = 0,
+             ) -> reassignment.Reassigned | None:
+        """Where bookings of a reservation go; None: all of them stay.
+
+        :param together: what is decided with it
+        :param lag: seconds that what is looked at first may be old
+        """
+        # Another process may have bound some elsewhere, or sent them.
+        ids = {row.id for row in case.rows
+               if row.id in lost and row.host_id == lost[row.id]}
+        if not ids:
+            return None
+        demand = self._demands.of(
+            case.reservation, case.reserved, case.sealed)
+        rows, staying = case.rows, case.staying
+        if isinstance(demand, refusals.Refusal) or (
+                demand.affinity is not model.Affinity.SAME):
+            staying = [*staying, *(row for row in rows if row.id not in ids)]
+            rows = [row for row in rows if row.id in ids]
+        hosts: list[int] = []
+        if isinstance(demand, refusals.Refusal):
+            refusal: refusals.Refusal | None = dataclasses.replace(
+                demand, wanted=len(rows))
+        else:
+            hosts, refusal = self._search(
+                self._beside(demand, rows, staying), rows, case.lease,
+                together or Together([], []), lag)
+        bound = dict(itertools.zip_longest((row.id for row in rows), hosts))
+        if bound == {row.id: row.host_id for row in rows}:
+            return None
+        return reassignment.Reassigned(
+            case.lease.id, case.lease.generation, bound,
+            '' if refusal is None else refusal.sentence(),
+            None if isinstance(demand, refusals.Refusal) else demand.among,
+            {row.host_id for row in rows})
+
+    def whole(self, case: Case) -> tuple[
+            model.Demand, model.Window] | None:
+        """Which whole hosts a reservation needs, and when; None: it needs
+        none, or there are no such hosts at all.
+        """
+        demand = self._demands.of(
+            case.reservation, case.reserved, case.sealed)
+        if isinstance(demand, refusals.Refusal) or not demand.whole:
+            return None
+        return demand, self._window(case.lease)
+
+    def add(self, together: Together, case: Case,
+            move: reassignment.Reassigned) -> None:
+        """Something more is decided with others."""
+        for row in case.rows:
+            if row.id not in move.hosts or (
+                    row.host_id == move.hosts[row.id]):
+                continue
+            together.leaving.append(row)
+            host = self._admission.index.hosts.get(move.hosts[row.id] or 0)
+            if host is not None:
+                together.coming.append(Coming(
+                    host.id, row.start_date, row.end_date,
+                    host.capacity if case.reservation.whole
+                    else row.resources))
+
+    def obstacles(self, reservation_id: str, ids: ty.Collection[int],
+                  uuid: str) -> dict[int, str]:
+        """Why bookings of a reservation are not bound to other hosts, if
+        theirs goes away.
+
+        :param ids: those that it has on the host of this uuid
+        :returns: sentences, by the ids of those that are not
+        :raises CloudUnavailable: when what it needs cannot be said now
+        """
+        case = self.case(reservation_id)
+        rows = [] if case is None else [
+            row for row in case.rows if row.id in ids]
+        found = dict.fromkeys(
+            set(ids) - {row.id for row in rows}, IN_USE)
+        if case is None or not rows:
+            return found
+        outer = hosted_servers.of(case.reservation)
+        if outer is not None:
+            return found | (dict.fromkeys(
+                (row.id for row in rows),
+                'It is within a lease that has all of the host.',
+            ) if self._stays(outer, uuid) else {})
+        demand = self._demands.of(
+            case.reservation, case.reserved, case.sealed)
+        if isinstance(demand, refusals.Refusal):
+            return found | {row.id: demand.sentence() for row in rows}
+        staying = case.staying
+        if demand.affinity is model.Affinity.SAME:
+            # They go all or none.
+            rows = case.rows
+        else:
+            staying = [*staying, *(
+                row for row in case.rows if row.id not in ids)]
+        demand = self._beside(demand, rows, staying)
+        fits = self._admission.fits(
+            dataclasses.replace(demand, avoid=demand.avoid | {uuid}),
+            self._window(case.lease), rows)
+        if demand.affinity is model.Affinity.SAME and fits < len(rows):
+            fits = 0
+        return found | {row.id: NO_ROOM
+                        for row in rows[fits:] if row.id in ids}
+
+    def _stays(self, reservation_id: str, uuid: str) -> bool:
+        """Whether a reservation of hosts keeps the one of this uuid, if that
+        goes away.
+        """
+        with self._database.reader() as session:
+            ids = session.scalars(
+                sa.select(models.Booking.id).join(models.Host).where(
+                    models.Booking.reservation_id == reservation_id,
+                    models.Host.uuid == uuid)).all()
+        return bool(self.obstacles(reservation_id, ids, uuid))
+
+    def case(self, reservation_id: str) -> Case | None:
+        return self.cases([reservation_id]).get(reservation_id)
+
+    def cases(self, reservation_ids: ty.Collection[str]) -> dict[str, Case]:
+        """Reservations, those that there are, by their ids."""
+        cases = {}
+        with self._database.reader() as session:
+            found = session.scalars(_RESERVATIONS, {
+                'reservations': reservation_ids}).unique().all()
+            held = {lease_id: sealed for lease_id, sealed in session.execute(
+                _HELD, {'leases': {one.lease_id for one in found}}).tuples()}
+            for one in found:
+                reserved = resource_types.context_of(session, one)
+                rows = [row for row in one.bookings if reassignment.may_move(
+                    row, not one.booted,
+                    one.lease_id in held or bool(reserved.kept), one.lease)]
+                cases[one.id] = Case(
+                    one, reserved, one.lease, held.get(one.lease_id), rows,
+                    [row for row in one.bookings if row not in rows])
+        return cases
+
+    def _beside(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
+                staying: ty.Iterable[models.Booking]) -> model.Demand:
+        """The demand of some bookings of a reservation, beside its others.
+
+        They get what was promised, whatever would be asked for by now.
+        """
+        known = self._admission.index.hosts
+        here = collections.Counter(known[row.host_id].uuid for row in staying
+                                   if row.host_id in known)
+        demand = dataclasses.replace(
+            demand, resources=model.WHOLE if demand.whole
+            else rows[0].resources, count=len(rows), least=None)
+        if demand.affinity is model.Affinity.SAME and here:
+            return dataclasses.replace(
+                demand, hosts=frozenset(here) if demand.hosts is None
+                else demand.hosts & here.keys())
+        if demand.affinity is model.Affinity.DIFFERENT:
+            return dataclasses.replace(
+                demand, avoid=demand.avoid | here.keys())
+        return dataclasses.replace(demand, members=here + collections.Counter(
+            demand.members))
+
+    def _search(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
+                lease: models.Lease, together: Together,
+                lag: float) -> tuple[list[int], refusals.Refusal | None]:
+        """Hosts for as many as possible, and why not for the others."""
+        window, refusal = self._window(lease), None
+        last = self._admission.crowded()
+        gone = [*rows, *together.leaving]
+        if any(row.host_id is not None for row in rows):
+            # What has just lost its host mostly has capacity elsewhere.
+            try:
+                return self._admission.pick(
+                    demand, window, last=last, instead_of=gone, lag=lag,
+                    coming=together.coming), None
+            except errors.Refused as exc:
+                refusal = exc.refusal
+        hosts: list[int] = []
+        fits = self._admission.fits(
+            demand, window, gone, together.coming)
+        if fits == demand.count or fits and (
+                demand.affinity is not model.Affinity.SAME):
+            hosts = self._admission.pick(dataclasses.replace(
+                demand, count=fits), window, last=last, instead_of=gone,
+                coming=together.coming)
+        if all(row.host_id is None for row in rows[len(hosts):]):
+            # There are none, or it has been said before.
+            return hosts, None
+        return hosts, refusal
+
+    def _window(self, lease: models.Lease) -> model.Window:
+        """For what time a lease needs another host."""
+        return lease.booked(model.Window(
+            max(lease.start_date, self._clock.now()), lease.end_date))
+
+
+_RESERVATIONS = sa.select(models.Reservation).where(
+    models.Reservation.id.in_(sa.bindparam('reservations', expanding=True)),
+).options(orm.joinedload(models.Reservation.lease),
+          orm.joinedload(models.Reservation.bookings))
+_HELD = sa.select(models.HeldBuild.lease_id, models.HeldBuild.sealed).where(
+    models.HeldBuild.lease_id.in_(sa.bindparam('leases', expanding=True)))

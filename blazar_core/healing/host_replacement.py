@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Other hosts for what has no capacity where it is booked.
+
+Any number of processes may look for them at the same time.
+
+One more host for a lease that has all of one that has failed.
+
+What such a host held before is not known while it is away: servers of the
+lease may still be there. So the lease keeps it to its end, and gets another
+one beside it; when the failed one is back, it has both.
+
+Any number of processes may do this at the same time.
+"""
+
+import collections
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import admissions
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import logs
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.healing import alternatives
+from blazar_core.healing import reshuffle
+from blazar_core.leases import reassignment
+from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import resource_types
+
+__all__ = ['BookingReassignment', 'HostReplacement', 'age']
+
+LOG = logging.getLogger(__name__)
+
+#: How many reservations are bound together.
+_TOGETHER = 16
+
+
+class BookingReassignment:
+    """Binds bookings to other hosts.
+
+    :param others: finds these hosts
+    :param rearranges: has some fall free
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(
+            self, database: api.Database, admission: admissions.Admission,
+            binding: reassignment.Reassignment,
+            others: alternatives.Alternatives, rearranges: reshuffle.Reshuffle,
+            notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+        self._database = database
+        self._admission = admission
+        self._binding = binding
+        self._others = others
+        self._rearranging = rearranges
+        self._notify = notify
+
+    def bind_all(self, found: ty.Iterable[ty.Any]) -> bool:
+        """Oldest lease first; none keeps another one from its room.
+
+        :param found: bookings that have no room where they are
+        :returns: whether all that could be done is done
+        """
+        ids: dict[str, alternatives.Lost] = collections.defaultdict(dict)
+        of: dict[str, tuple[str, str]] = {}
+        for row in sorted(found, key=age):
+            ids[row.reservation_id][row.id] = row.host_id
+            of[row.reservation_id] = row.lease_id, row.project_id
+        done, left = True, [*ids.items()]
+        while left:
+            some = left[:_TOGETHER]
+            bound, helpless = self._find_together(dict(some))
+            if not bound:
+                # The first is by itself, or all of them are.
+                bound = 1 if bound == 0 else len(some)
+                helpless = [one for one, _lost in some[:bound]]
+            else:
+                helpless = [one for one in helpless
+                            if self._rearranging.is_next(one)]
+            for one in helpless:
+                with logs.about(*of[one]):
+                    done &= self._find(one, ids[one])
+            left = left[bound:]
+        return done
+
+    def _find_together(self, some: ty.Mapping[str, alternatives.Lost],
+                       ) -> tuple[int | None, list[str]]:
+        """As :meth:`_find`, several of them in one transaction.
+
+        :returns: of how many, from the first on, nothing is left to be done
+            (None: not in one transaction: none is in the way of another one),
+            but for those, of which the ids follow, that have lacked hosts
+            before, and for which there are none unless some fall free
+        """
+        if len(some) == 1:
+            return 0, []
+        try:
+            return self._database.retried(self._bind_together, some)
+        except Exception as exc:
+            expected = isinstance(exc, errors.DatabaseUnavailable |
+                                  errors.ConcurrentUpdate)
+            LOG.warning('Reservations without capacity where they are booked '
+                        'are bound one by one: %s', exc, exc_info=not expected)
+            return None, []
+
+    def _bind_together(self, some: ty.Mapping[str, alternatives.Lost],
+                       ) -> tuple[int, list[str]]:
+        """
+        :raises Outdated: when another process was faster: look again
+        """
+        cases = self._others.cases(some)
+        moves: dict[str, reassignment.Reassigned] = {}
+        together = alternatives.Together([], [])
+        done, helpless = 0, []
+        for reservation_id, lost in some.items():
+            case = cases.get(reservation_id)
+            if case and case.lease.id in moves:
+                # Its lease is another one when the first is bound.
+                break
+            try:
+                move = case and self._others.plan(
+                    case, lost, together, admissions.LAG if moves else 0)
+            except Exception as exc:
+                LOG.debug('Reservation %s is bound by itself: %s',
+                          reservation_id, exc)
+                break
+            if case and move:
+                moves[case.lease.id] = move
+                self._others.add(together, case, move)
+            elif case and None in lost.values() and self._others.whole(case):
+                helpless.append(reservation_id)
+            done += 1
+        try:
+            self._carry_out([*moves.values()])
+        except errors.NotFound as exc:
+            raise api.Outdated('leases of which one is gone') from exc
+        return done, helpless
+
+    def _find(self, reservation_id: str, lost: alternatives.Lost) -> bool:
+        """As :meth:`_bind`; false when nothing is known of it."""
+        try:
+            self._database.retried(self._bind, reservation_id, lost)
+            return True
+        except errors.NotFound:
+            LOG.debug('Reservation %s has gone meanwhile', reservation_id)
+            return True
+        except Exception as exc:
+            # Nothing is said of a lease for what is not known.
+            expected = isinstance(exc, errors.CloudUnavailable |
+                                  errors.ConcurrentUpdate | errors.Refused)
+            LOG.warning(
+                'Reservation %s has no capacity where it is booked, and '
+                'none could be found elsewhere yet: %s',
+                reservation_id, exc, exc_info=not expected)
+            return False
+
+    def _bind(self, reservation_id: str, lost: alternatives.Lost) -> None:
+        """Give bookings of a reservation other hosts, as many as there are.
+
+        :raises Outdated: when another process was faster: look again
+        """
+        case = self._others.case(reservation_id)
+        move = case and self._others.plan(case, lost)
+        if case and case.rows and not move and None in lost.values():
+            # It has lacked hosts before.
+            whole = self._others.whole(case)
+            if whole and self._rearranging.free(
+                    reservation_id, *whole, case.reserved.hosts):
+                move = self._others.plan(case, lost)
+        if not move:
+            return
+        self._carry_out([move])
+        left: alternatives.Lost = {
+            one: None for one, host_id in move.hosts.items()
+            if host_id is None}
+        if left and None in lost.values():
+            # One more may fall free for it.
+            self._bind(reservation_id, left)
+
+    def _carry_out(self, moves: ty.Sequence[reassignment.Reassigned]) -> None:
+        """
+        :raises Outdated: when one of their leases has changed meanwhile
+        """
+        if not moves:
+            return
+        fault_points.fault_point(fault_points.FaultPoint.HEAL_PLANNED,
+                                 moves[0].lease_id)
+        with self._admission.deciding():
+            leases = self._binding.rebind(*moves)
+        if leases is None:
+            raise api.Outdated('leases of which bookings have no capacity')
+        fault_points.fault_point(fault_points.FaultPoint.HEAL_BOUND,
+                                 moves[0].lease_id)
+        for lease in leases:
+            self._notify('lease.update', lease)
+            self._notify('lease.degraded' if any(
+                one['missing_resources'] for one in lease['reservations'])
+                else 'lease.healed', lease)
+
+
+def age(row: ty.Any) -> tuple[int, str]:
+    """The sort key of leases: the oldest one comes first."""
+    return row.created_at, row.lease_id
+
+
+class _Case(ty.NamedTuple):
+    """A reservation of whole hosts that has fewer of them than it should.
+
+    :ivar missing: how many
+    :ivar own: the uuids of all that it has
+    """
+
+    reservation: models.Reservation
+    reserved: resource_types.ReservationContext
+    lease: models.Lease
+    missing: int
+    own: frozenset[str]
+
+
+class HostReplacement:
+    """Gives leases of whole hosts others beside those that have failed.
+
+    :param wanted: says what reservations need
+    :param rearranges: has hosts fall free
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 binding: reassignment.Reassignment, wanted: demands.Demands,
+                 rearranges: reshuffle.Reshuffle, notify: ty.Callable[[
+                     str, lease_status.Lease], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._binding = binding
+        self._wanted = wanted
+        self._rearranging = rearranges
+        self._notify = notify
+
+    def look(self) -> None:
+        """Look for one for each that has failed, for the oldest lease first.
+
+        Where no host has failed, that is one SELECT of a table without rows.
+        """
+        with self._database.connection() as connection:
+            found = connection.execute(_FAILED).all()
+        for row in sorted(found, key=age):
+            with logs.about(row.lease_id, row.project_id):
+                self._look_for(row.reservation_id)
+
+    def _look_for(self, reservation_id: str) -> None:
+        """Look for one; what fails keeps no other lease from its host."""
+        try:
+            self._database.retried(self._replace, reservation_id)
+        except errors.Refused:
+            # There is none yet.
+            pass
+        except Exception as exc:
+            LOG.warning('Reservation %s has lost hosts, and whether there '
+                        'are others is not known yet: %s', reservation_id,
+                        exc, exc_info=not isinstance(exc, errors.BlazarError))
+
+    def _replace(self, reservation_id: str) -> None:
+        with self._database.reader() as session:
+            case = _case(session, reservation_id)
+        if case is None:
+            return
+        demand = self._wanted.of(case.reservation, case.reserved, None)
+        if isinstance(demand, refusals.Refusal):
+            return
+        window = case.lease.booked(model.Window(
+            self._clock.now(), case.lease.end_date))
+        if window.end <= window.start:
+            return
+        more = dataclasses.replace(
+            demand, count=case.missing, least=1,
+            avoid=demand.avoid | case.own)
+        try:
+            hosts = self._admission.pick(more, window)
+        except errors.Refused:
+            anywhere = self._wanted.of(
+                case.reservation, case.reserved, None, begun=False)
+            if isinstance(anywhere, refusals.Refusal) or (
+                    not self._rearranging.free(
+                        reservation_id, demand, window, case.own, anywhere)):
+                raise
+            hosts = self._admission.pick(more, window)
+        lease = self._binding.add(
+            case.lease.id, case.lease.generation, reservation_id, hosts,
+            window, demand.among)
+        if lease is not None:
+            self._notify('lease.update', lease)
+            self._notify('lease.degraded' if any(
+                one['missing_resources'] for one in lease['reservations'])
+                else 'lease.healed', lease)
+            if len(hosts) < case.missing:
+                # One more may fall free for it.
+                self._replace(reservation_id)
+
+
+def _case(session: orm.Session, reservation_id: str) -> _Case | None:
+    reservation = session.get(models.Reservation, reservation_id)
+    if reservation is None or (
+            reservation.lease.status != states.Lease.ACTIVE or
+            reservation.lease.deleted_at is not None):
+        return None
+    missing = sum(row.host_failed_at is not None
+                  for row in reservation.bookings)
+    if not missing:
+        return None
+    reserved = resource_types.context_of(session, reservation)
+    return _Case(reservation, reserved, reservation.lease, missing,
+                 frozenset(reserved.hosts))
+
+
+#: The reservations of which a host has failed that they had all of.
+_FAILED = sa.select(
+    models.Reservation.id.label('reservation_id'),
+    models.Reservation.lease_id, models.Lease.project_id,
+    models.Lease.created_at).distinct(
+).select_from(models.Outage).join(
+    models.Booking, models.Booking.host_id == models.Outage.host_id).join(
+    models.Reservation,
+    models.Reservation.id == models.Booking.reservation_id).join(
+    models.Lease, models.Lease.id == models.Reservation.lease_id).where(
+        models.Outage.began_at.is_not(None),
+        models.Booking.host_failed_at.is_not(None),
+        models.Booking.server_id.is_(None),
+        models.Lease.status == states.Lease.ACTIVE,
+        models.Lease.deleted_at.is_(None))

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Which hosts have failed, and since when.
+
+Monitors say what they see; here it is decided what is believed. A host is
+believed to have failed when it has been seen so for a while, or when somebody
+is certain of it, and to be there again when it has been seen so for a while.
+As long as it is away, it is booked away from the moment at which that was
+believed until ``interval`` seconds from now. So what is there or begins until
+then is healed at once, by the :mod:`watch <blazar_core.healing.overbooking>`,
+and what begins later as it comes near: by then the host may be back.
+
+Any number of processes may do this at the same time.
+"""
+
+import dataclasses
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import outages
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_status
+
+__all__ = ['HostOutage', 'Down', 'HostStatus', 'LATE', 'Thresholds', 'Sight',
+           'away', 'counts']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds after which an event that waits yet is late.
+LATE = 60
+
+
+class Down(ty.NamedTuple):
+    """A host is down.
+
+    :ivar reason: a sentence for operators
+    :ivar certain: whether it needs no second look, as an operator or a fence
+        has said it
+    """
+
+    reason: str
+    certain: bool = False
+
+
+#: By the uuid of a host, what is seen of it; None: it is up. Nothing is said
+#: of hosts that are not in it.
+Sight: ty.TypeAlias = ty.Mapping[str, Down | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Thresholds:
+    """How long something has to be seen until it is believed, in seconds.
+
+    :ivar failed: that a host is down
+    :ivar back: that it is up again
+    :ivar interval: for how long, from now on, a host that is down is not
+        expected to be there
+    """
+
+    failed: int
+    back: int
+    interval: int
+
+
+class _Noted(ty.NamedTuple):
+    """What has become of a host, and the leases to tell of."""
+
+    event_type: str
+    leases: list[dict[str, ty.Any]]
+
+
+class HostStatus:
+    """Knows which hosts have failed.
+
+    :ivar news: set when something has become of a host
+    :param notify: told of an event type and a lease: that it is degraded, as
+        what it has is on a host that has failed, or healed
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 patience: Thresholds,
+                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+        self.news = threading.Event()
+        self._notify = notify
+        self._database = database
+        self._clock = clock
+        self._patience = patience
+
+    def see(self, sight: Sight) -> None:
+        """Write down what is seen of hosts.
+
+        Where all hosts are up and were so, that is one SELECT. What is
+        believed of a host that nobody sees any more stays believed.
+        """
+        with self._database.reader() as session:
+            known = outages.failures(session)
+        doubtful = self._doubtful(sight, known)
+        unseen = {uuid: Down(row.reason) for uuid, row in known.items()
+                  if row.began_at is not None}
+        for uuid, down in sorted({**unseen, **sight}.items()):
+            if uuid not in doubtful and (down is not None or uuid in known):
+                self._tell(uuid, down)
+
+    def _tell(self, uuid: str, down: Down | None) -> None:
+        """What has become of a host, to the owners of leases."""
+        try:
+            noted = self._database.retried(self._note, uuid, down)
+        except errors.ConcurrentUpdate as exc:
+            # It keeps no other host from being noted.
+            LOG.warning('Whether host %s has failed is decided with the next '
+                        'look: %s', uuid, exc)
+            return
+        if noted is not None:
+            fault_points.fault_point(fault_points.FaultPoint.HEAL_NOTED, uuid)
+            self.news.set()
+            for lease in noted.leases:
+                self._notify(noted.event_type, lease)
+
+    def _doubtful(self, sight: Sight, known: ty.Mapping[str, models.Outage],
+                  ) -> set[str]:
+        """The hosts that seem to be down where most of them do: then it is
+        what reports of them that has failed.
+        """
+        seeming = {uuid for uuid, down in sight.items()
+                   if down is not None and not down.certain}
+        if 2 * len(seeming) <= len(sight):
+            return set()
+        doubtful = {uuid for uuid in seeming if uuid not in known or
+                    known[uuid].began_at is None}
+        if doubtful:
+            LOG.error('%s of %s hosts seem to be down: none of them is '
+                      'believed to have failed. Look after the message bus '
+                      'and nova-conductor. If they have failed, force their '
+                      'nova-compute down.', len(seeming), len(sight))
+        return doubtful
+
+    def _note(self, uuid: str, down: Down | None) -> _Noted | None:
+        """
+        :returns: None when nothing has become of it
+        """
+        with self._database.writer() as session:
+            host = outages.locked(session, uuid)
+            now = self._clock.now()
+            if host is None:
+                return None
+            outage = session.get(models.Outage, (host.id, outages.FAILURE))
+            if outage is not None:
+                # A clock that was ahead has said what is later.
+                for name in ('seen_at', 'began_at', 'back_at'):
+                    if (getattr(outage, name) or 0) > now:
+                        setattr(outage, name, now)
+            if down is None:
+                if outage is None or not self._is_back(outage, now):
+                    return None
+                began, stranded = outage.began_at, outages.stranded(
+                    session, outage)
+                outages.end(session, now, outage)
+                if began is None:
+                    return None
+                LOG.info('Host %s is there again, after %s s', host.name,
+                         now - began)
+                # Of some more may be on other hosts that have failed.
+                return _Noted('lease.healed', [
+                    lease for lease in _described(session, stranded)
+                    if not any(one['missing_resources']
+                               for one in lease['reservations'])])
+            if not any(host.capacity.values()) and (
+                    outage is None or not outages.stranded(session, outage)):
+                # It is none of Nova's any more.
+                if outage is not None:
+                    outages.end(session, now, outage)
+                return None
+            if outage is None:
+                outage = models.Outage(
+                    host_id=host.id, kind=outages.FAILURE, seen_at=now,
+                    reason=down.reason)
+                session.add(outage)
+                session.flush()
+            outage.reason, outage.back_at = down.reason, None
+            if outage.began_at is not None:
+                self._go_on(session, now, outage)
+                return None
+            if not down.certain and (
+                    now - outage.seen_at < self._patience.failed):
+                return None
+            outages.begin(session, now, outage, now + self._patience.interval)
+            LOG.warning('Host %s has failed: %s What is promised there for '
+                        'the next %s s is bound to other hosts', host.name,
+                        down.reason, self._patience.interval)
+            return _Noted('lease.degraded', _described(
+                session, outages.stranded(session, outage)))
+
+    def _is_back(self, outage: models.Outage, now: int) -> bool:
+        """Whether a host that is seen up is believed to be."""
+        if outage.began_at is None:
+            return True
+        if outage.back_at is None:
+            outage.back_at = now
+        return now - outage.back_at >= self._patience.back
+
+    def _go_on(self, session: orm.Session, now: int, outage: models.Outage,
+               ) -> None:
+        """A host is away still: what comes near has to be healed, too.
+
+        In steps of a tenth, as each is a decision about the host.
+        """
+        until = now + self._patience.interval
+        # It ends later than that where a clock was ahead.
+        if abs(until - outages.until(session, outage)) >= (
+                self._patience.interval // 10):
+            assert outage.began_at is not None
+            outages.last(session, now, outage,
+                         model.Window(outage.began_at, until))
+
+
+class HostOutage(ty.NamedTuple):
+    """A host that is away, will be, or seems to be; see
+    :class:`notes.Outage`.
+
+    :ivar until: when it is expected to be there again; 0: it is there
+    """
+
+    name: str
+    kind: str
+    reason: str
+    seen_at: int
+    began_at: int | None
+    back_at: int | None
+    until: int
+
+
+def away(database: api.Database) -> list[HostOutage]:
+    """The hosts that have failed, or seem to have, and those that are in
+    maintenance or will be, by their names.
+    """
+    with database.reader() as session:
+        return sorted(HostOutage(
+            name, row.kind, row.reason, row.seen_at, row.began_at, row.back_at,
+            outages.until(session, row)) for row, name in session.execute(
+                sa.select(models.Outage, models.Host.name).join(
+                    models.Host, models.Host.id == models.Outage.host_id)
+        ).tuples())
+
+
+def counts(database: api.Database, now: int) -> dict[str, int]:
+    """How many leases there are in each state but the last one, and how many
+    events wait that were due more than :data:`LATE` seconds ago.
+    """
+    lease, event = models.Lease.__table__.c, models.Event.__table__.c
+    going_on = [one for one in states.Lease if one != states.Lease.TERMINATED]
+    with database.connection() as connection:
+        found = {row.status: row.number for row in connection.execute(
+            sa.select(lease.status, sa.func.count().label('number')).where(
+                lease.status.in_(going_on)).group_by(lease.status))}
+        late = connection.scalar(sa.select(sa.func.count()).where(
+            event.status == states.Event.UNDONE, event.due < now - LATE))
+    return {f'leases_{one.lower()}': found.get(one, 0) for one in going_on} | {
+        'events_late': late or 0}
+
+
+def _described(session: orm.Session, lease_ids: ty.Iterable[str],
+               ) -> list[dict[str, ty.Any]]:
+    session.flush()
+    session.expire_all()
+    return [views.describe(api.found(session, one)) for one in lease_ids]

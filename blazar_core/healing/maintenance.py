@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hosts that their operator takes for a time.
+
+From the moment on at which that is announced nothing else is booked there for
+that time, and what is promised there is bound to other hosts by the
+:mod:`watch <blazar_core.healing.overbooking>`, before anything happens. What
+runs there is moved when the time comes near
+(:mod:`~blazar_core.healing.evacuation`), and what cannot be is named
+beforehand, with its owners. When the time is over the host is there again by
+itself.
+"""
+
+import collections
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import ledger
+from blazar_core.capacity import outages
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.healing import alternatives
+from blazar_core.healing import evacuation
+
+__all__ = ['Maintenance', 'Planned', 'Promised', 'forget']
+
+LOG = logging.getLogger(__name__)
+
+_UNKNOWN = 'Whether it can is not known now: %s'
+
+
+class Planned(ty.NamedTuple):
+    """For what time a host is taken, and why."""
+
+    window: model.Window
+    reason: str
+
+
+class Promised(ty.NamedTuple):
+    """What a lease has on a host.
+
+    :ivar server_id: None: no server has come yet
+    :ivar obstacle: why it does not go to another host, a sentence; empty: it
+        does; None: nobody has looked
+    """
+
+    lease_id: str
+    name: str
+    project_id: str
+    user_id: str
+    start_date: int
+    end_date: int
+    server_id: str | None
+    obstacle: str | None
+
+
+class Maintenance:
+    """Takes hosts for a time.
+
+    :param others: knows what would be bound to other hosts
+    :param relocating: knows which servers would be moved to others
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 others: alternatives.Alternatives,
+                 relocating: evacuation.Evacuation) -> None:
+        self._database = database
+        self._clock = clock
+        self._others = others
+        self._relocating = relocating
+
+    def planned(self, name: str) -> Planned | None:
+        """For what time a host is taken; None: it is not.
+
+        :param name: of the host, or of its nova-compute
+        :raises NotFound: when there is none
+        """
+        with self._database.reader() as session:
+            outage = session.get(models.Outage, (
+                _named(session, name).id, outages.MAINTENANCE))
+            if outage is None or outage.began_at is None:
+                return None
+            until = outages.until(session, outage)
+            # One that is over somebody has to clear away yet.
+            return None if until <= max(
+                outage.began_at, self._clock.now()) else Planned(
+                    model.Window(outage.began_at, until), outage.reason)
+
+    def left(self, name: str, window: model.Window) -> list[str]:
+        """The ids of the leases that have something on a host in a window.
+
+        :raises NotFound: when there is no such host
+        """
+        with self._database.reader() as session:
+            return sorted({row.reservation.lease_id for row in self._rows(
+                session, _named(session, name), window)})
+
+    def name_of(self, name: str) -> str:
+        """The name of a host, by that or by the one of its nova-compute.
+
+        :raises NotFound: when there is none
+        """
+        with self._database.reader() as session:
+            return _named(session, name).name
+
+    def promised(self, name: str, window: model.Window, judged: bool = True,
+                 ) -> list[Promised]:
+        """What leases have on a host in a window, the first start first.
+
+        Each reservation is judged as if nothing else had to go elsewhere: so
+        of several that need the same capacity some may be left without a
+        host, and say so. Costs a search for each reservation.
+
+        :param name: of the host, or of its nova-compute
+        :param judged: whether that is done at all
+        :raises NotFound: when there is none
+        """
+        with self._database.reader() as session:
+            host = _named(session, name)
+            rows = self._rows(session, host, window)
+        of_reservation: dict[str, set[int]] = collections.defaultdict(set)
+        for row in rows:
+            of_reservation[row.reservation.id].add(row.id)
+        obstacles: dict[int, str] = {}
+        for one, ids in of_reservation.items() if judged else ():
+            obstacles |= self._obstacles(one, ids, host.uuid)
+            obstacles |= self._running(
+                [row for row in rows if row.reservation_id == one and
+                 obstacles.get(row.id) == alternatives.IN_USE and
+                 row.running and row.end_date > window.start], host.uuid)
+        return [Promised(
+            lease.id, lease.name, lease.project_id, lease.user_id,
+            row.start_date, row.end_date, row.server_id,
+            obstacles.get(row.id, '') if judged else None,
+        ) for row in rows for lease in [row.reservation.lease]]
+
+    def _running(self, rows: ty.Sequence[models.Booking], uuid: str,
+                 ) -> dict[int, str]:
+        """Why servers of a reservation that run on a host would not leave it;
+        empty for those that would.
+        """
+        try:
+            found = self._relocating.obstacles(rows, uuid)
+        except errors.CloudUnavailable as exc:
+            return dict.fromkeys((row.id for row in rows), _UNKNOWN % exc)
+        return {row.id: found.get(row.id, '') for row in rows}
+
+    def _rows(self, session: orm.Session, host: models.Host,
+              window: model.Window) -> list[models.Booking]:
+        now = self._clock.now()
+        return [row for row in session.scalars(_BOOKED, {
+            'host': host.id, 'now': now, 'end': window.end,
+        }) if ledger.occupied(
+            row.start_date, row.end_date, row.claimed_at, now,
+        ).end > window.start]
+
+    def _obstacles(self, reservation_id: str, ids: ty.Collection[int],
+                   uuid: str) -> dict[int, str]:
+        try:
+            return self._others.obstacles(reservation_id, ids, uuid)
+        except errors.CloudUnavailable as exc:
+            return dict.fromkeys(ids, _UNKNOWN % exc)
+
+    def announce(self, name: str, window: model.Window, reason: str) -> None:
+        """Take a host for a time; of one that is taken, say another time.
+
+        Safe to repeat.
+
+        :param name: of the host, or of its nova-compute
+        :param reason: for operators
+        :raises NotFound: when there is none
+        :raises Conflict: when nothing is known of what it has
+        """
+        self._database.retried(
+            self._announce, self._uuid(name), window, reason)
+
+    def _announce(self, uuid: str, window: model.Window, reason: str) -> None:
+        with self._database.writer() as session:
+            host = outages.locked(session, uuid)
+            now = self._clock.now()
+            if host is None:
+                raise errors.NotFound(f'Host {uuid} is gone.')
+            outage = session.get(models.Outage, (host.id, outages.MAINTENANCE))
+            if not any(host.capacity.values()):
+                raise errors.Conflict(
+                    f'Host {host.name} has nothing that leases could have: '
+                    f'there is nothing to take.')
+            if outage is None:
+                outage = models.Outage(
+                    host_id=host.id, kind=outages.MAINTENANCE, seen_at=now,
+                    reason=reason)
+                session.add(outage)
+                session.flush()
+            outage.reason = reason
+            (outages.last if outages.until(session, outage)
+             else outages.plan)(session, now, outage, window)
+            LOG.info('Host %s is in maintenance from %s to %s UTC: %s',
+                     host.name, clocks.iso(window.start),
+                     clocks.iso(window.end), reason)
+
+    def give_back(self, name: str) -> None:
+        """Have a host again before its time is over; safe to repeat.
+
+        :param name: of the host, or of its nova-compute
+        :raises NotFound: when there is none
+        """
+        self._database.retried(
+            _end, self._database, self._clock, self._uuid(name), True)
+
+    def _uuid(self, name: str) -> str:
+        with self._database.reader() as session:
+            return _named(session, name).uuid
+
+
+def forget(database: api.Database, clock: clocks.Clock) -> None:
+    """Have nothing in the books of maintenance that is over.
+
+    Any number of processes may do it; where there is none that is one SELECT.
+    """
+    with database.reader() as session:
+        over = session.scalars(_OVER, {'now': clock.now()}).all()
+    for uuid in over:
+        try:
+            database.retried(_end, database, clock, uuid, False)
+        except errors.ConcurrentUpdate as exc:
+            # It keeps no other host from being there again.
+            LOG.info('The maintenance of host %s is ended with the next '
+                     'look: %s', uuid, exc)
+
+
+def _end(database: api.Database, clock: clocks.Clock, uuid: str,
+         early: bool) -> None:
+    with database.writer() as session:
+        host = outages.locked(session, uuid)
+        now = clock.now()
+        outage = host and session.get(
+            models.Outage, (host.id, outages.MAINTENANCE))
+        if host and outage and (
+                early or outages.until(session, outage) <= now):
+            outages.end(session, now, outage)
+            LOG.info('The maintenance of host %s is over', host.name)
+
+
+def _named(session: orm.Session, name: str) -> models.Host:
+    """
+    :raises NotFound: when there is no such host
+    :raises Conflict: when there are several
+    """
+    found = session.scalars(sa.select(models.Host).where(sa.or_(
+        models.Host.name == name, models.Host.service_host == name))).all()
+    if not found:
+        raise errors.NotFound(
+            f'There is no host {name} in the books. Write the name of a '
+            f'hypervisor, or of its nova-compute.')
+    # One that was made anew has left a row of what it was.
+    found = [one for one in found if any(one.capacity.values())] or found
+    if len(found) > 1:
+        raise errors.Conflict(
+            f'{name} is a nova-compute with several hypervisors. Write the '
+            f'name of one: {", ".join(sorted(one.name for one in found))}.')
+    return found[0]
+
+
+_BOOKED = sa.select(models.Booking).options(
+    orm.joinedload(models.Booking.reservation).joinedload(
+        models.Reservation.lease)).where(
+    models.Booking.host_id == sa.bindparam('host'),
+    models.Booking.outage.is_(None),
+    models.Booking.start_date < sa.bindparam('end'),
+    sa.or_(models.Booking.end_date > sa.bindparam('now'),
+           models.Booking.claimed_at.is_not(None))).order_by(
+    models.Booking.start_date, models.Booking.id)
+_OVER = sa.select(models.Host.uuid).join(
+    models.Outage, models.Outage.host_id == models.Host.id).where(
+    models.Outage.kind == outages.MAINTENANCE,
+    ~sa.exists().where(
+        models.Booking.host_id == models.Host.id,
+        models.Booking.outage == outages.MAINTENANCE,
+        models.Booking.end_date > sa.bindparam('now')))

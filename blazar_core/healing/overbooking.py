@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What was promised and does not fit any more, and what becomes of it.
+
+Nothing that is decided here breaks a promise. But a server may be forced onto
+a host or resized there, capacity shrinks, and hosts go. So the books are
+looked through every few seconds, and what has no room where it is booked is
+bound to another host, before it starts. Where none has room, the lease says
+so from that moment on, and gets its room as soon as there is some again.
+
+Any number of processes may do this at the same time.
+"""
+
+import collections
+import contextlib
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import ledger
+from blazar_core.capacity import outages
+from blazar_core.capacity import timelines
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.healing import alternatives
+from blazar_core.healing import host_replacement
+from blazar_core.healing import maintenance
+from blazar_core.healing import reshuffle
+from blazar_core.leases import hosted_servers
+from blazar_core.leases import reassignment
+from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import resource_types
+
+__all__ = ['PAUSE', 'OverbookingCheck']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between two looks, where nothing is heard of a host.
+PAUSE = 3
+#: Seconds after which all is tried again though nothing has changed in the
+#: books: the cloud is asked again about hosts by then.
+AGAIN = demands.AGAIN
+
+
+class OverbookingCheck:
+    """Looks after what is promised.
+
+    :param opens: opens a sealed call
+    :param notify: told of an event type and a lease
+    :param patience: seconds for which a server that overstays is no reason
+        to bind others elsewhere: their start waits for it
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 binding: reassignment.Reassignment, opens: ty.Callable[[
+                     str], str], types: resource_types.ResourceTypes,
+                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 patience: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._binding = binding
+        wanted = demands.Demands(clock, opens, types)
+        self._others = alternatives.Alternatives(
+            database, clock, admission, wanted)
+        rearranges = reshuffle.Reshuffle(
+            database, clock, admission, binding, wanted, notify)
+        self._rebinding = host_replacement.BookingReassignment(
+            database, admission, binding, self._others, rearranges, notify)
+        self._replacing = host_replacement.HostReplacement(
+            database, clock, admission, binding, wanted, rearranges, notify)
+        self._notify = notify
+        self._patience = patience
+        #: By host, the generation at which nothing could be done for it, and
+        #: that at which this was told.
+        self._left: dict[int, int] = {}
+        self._told: dict[int, int] = {}
+        #: What is known of the providers of hosts, and the hosts that have
+        #: others since, and bookings that these may not serve.
+        self._providers: dict[int, model.Providers | None] = {}
+        self._regrouped: set[int] = set()
+        self._news = -1
+        self._since = 0
+        #: The last lease for which hosts were looked for, if not for all.
+        self._tried: tuple[int, str] | None = None
+
+    def look(self) -> None:
+        """Find what does not fit, and bind it elsewhere or say so.
+
+        Costs some ten ms with a million bookings where all of them fit, and
+        a search for each lease that has no host: for :data:`PAUSE` seconds
+        at most, then the next look goes on with the next one.
+        """
+        now = self._clock.now()
+        with self._admission.index.fresh() as timeline:
+            known = self._admission.index.hosts
+            # Room comes only by a decision about a host.
+            news = sum(host.generation for host in known.values())
+            if news != self._news:
+                self._note_providers(known)
+            short = [known[host_id] for host_id in sorted(
+                self._regrouped.union(timeline.overfull(now)))
+                if host_id in known]
+        again = now - self._since >= AGAIN
+        tried_all = self._news == news and not again
+        self._news = news
+        if again:
+            self._since = now
+            self._forget(short)
+        self._bind_all([
+            row for host in short
+            if again or self._left.get(host.id) != host.generation
+            for row in self._too_many(host, now)])
+        if not tried_all:
+            self._replacing.look()
+        if not tried_all or self._tried is not None:
+            # A server within a lease of hosts goes where that has gone.
+            self._try_again(self._homeless(now))
+        if again:
+            self._relieve()
+            maintenance.forget(self._database, self._clock)
+
+    def _note_providers(self, known: ty.Mapping[int, model.Host]) -> None:
+        """Find the hosts whose providers may give one server less."""
+        if self._providers:
+            self._regrouped.update(
+                host.id for host in known.values()
+                if self._providers.get(host.id, host.providers) !=
+                host.providers)
+        self._providers = {
+            host.id: host.providers for host in known.values()}
+
+    def _try_again(self, rows: ty.Iterable[ty.Any]) -> None:
+        """Look for hosts of bookings that have none, as long as that may
+        last; the next look goes on from there.
+        """
+        late = self._clock.elapsed() + PAUSE
+        of_leases = itertools.groupby(
+            sorted(rows, key=host_replacement.age), key=host_replacement.age)
+        for age, of_lease in of_leases:
+            if self._tried is not None and age <= self._tried:
+                continue
+            if self._clock.elapsed() > late:
+                return
+            self._bind_all(of_lease)
+            self._tried = age
+        self._tried = None
+
+    def _bind_all(self, found: ty.Iterable[ty.Any]) -> None:
+        if not self._rebinding.bind_all(found):
+            # The next look does not go by what this one has seen.
+            self._news = -1
+
+    def _relieve(self) -> None:
+        """Say nothing more of leases of which nothing is missing any more.
+
+        What had no host may have gone, or a scheduler has found one for it.
+        """
+        with self._database.connection() as connection:
+            rows = connection.execute(_RELIEVED).all()
+        for row in rows:
+            if conditions.find(row.conditions,
+                               conditions.Type.CAPACITY_MISSING) is None:
+                continue
+            with contextlib.suppress(errors.NotFound):
+                leases = self._database.retried(
+                    self._binding.rebind, reassignment.Reassigned(
+                        row.id, row.generation, {}))
+                if leases is not None:
+                    self._notify('lease.update', *leases)
+
+    def _forget(self, short: ty.Iterable[model.Host]) -> None:
+        """What is over does not stay in memory."""
+        ids = {host.id for host in short}
+        self._told = {one: generation for one, generation
+                      in self._told.items() if one in ids}
+        self._others.forget()
+
+    # -- what does not fit ---------------------------------------------------
+
+    def _too_many(self, host: model.Host, now: int) -> list[ty.Any]:
+        """The bookings for which a host has no room any more.
+
+        The lease that booked first stays. What runs there stays in any case,
+        and so does what is on its way there.
+        """
+        with self._database.reader() as session:
+            rows = session.execute(_ON_HOST, {
+                'host': host.id, 'now': now}).all()
+            away = outages.on_host(session.connection(), host.id, now)
+            # A server that comes exchanges its place with one that is here.
+            coming = collections.Counter(session.scalars(_COMING, {
+                'host': host.id,
+                'reservations': [*{row.reservation_id for row in rows}]}))
+        line = timelines.Timeline(shared=ledger.SHARED)
+        line.set_host(host.id, host.capacity, host.usage, host.uuid,
+                      host.providers)
+        loose = []
+        for row in rows:
+            if row.status == states.Lease.IN_PROGRESS:
+                # It has none of it yet, and keeps others off.
+                continue
+            if _may_move(row):
+                loose.append(row)
+            elif row.end_date > now or row.end_date + self._patience <= now:
+                line.apply(host.id, ledger.occupied(
+                    row.start_date, row.end_date, row.claimed_at, now),
+                    row.resources, 1)
+        over = bool(line.overfull(now))
+        # What runs on a host that is away is in nobody's way there.
+        for one in away:
+            over = over and one.window.start > now
+            line.apply(host.id, one.window, one.resources, 1)
+        going = []
+        for row in loose:
+            window = model.Window(max(row.start_date, now), row.end_date)
+            # Bookings have no groups, and those of whole hosts need none.
+            # What is looked for elsewhere has, and stays if it can.
+            demand = model.Demand(row.resources, groups=(
+                model.Group(tuple(sorted(row.resources.items()))),
+            ) if host.id in self._regrouped and (
+                dict(row.resources) != dict(host.capacity)) else ())
+            if line.fits(demand, window)[0]:
+                line.apply(host.id, window, row.resources, 1)
+            elif coming[row.reservation_id]:
+                coming[row.reservation_id] -= 1
+            else:
+                going.append(row)
+        if not going:
+            self._left[host.id] = host.generation
+            self._regrouped.discard(host.id)
+        if over and self._told.get(host.id) != host.generation:
+            self._told[host.id] = host.generation
+            LOG.warning(
+                'Host %s is overbooked by servers that are there already, '
+                'which nothing moves: it has %s, of which %s is used without '
+                'an end', host.name, dict(host.capacity), dict(host.usage))
+        return going
+
+    def _homeless(self, now: int) -> list[ty.Any]:
+        """The bookings whose hosts their reservation of hosts has not, and
+        those that have no host, and could have one.
+        """
+        with self._database.connection() as connection:
+            ids = hosted_servers.astray(connection)
+            astray = connection.execute(_ROWS.where(
+                _BOOKING.id.in_(ids))).all() if ids else []
+            unbound = connection.execute(_UNBOUND, {'now': now}).all()
+        return [*astray, *(
+            row for row in unbound if _may_move(row))]
+
+
+def _may_move(row: ty.Any) -> bool:
+    return reassignment.may_move(
+        row, row.later, row.held or bool(row.kept), row)
+
+
+_RESERVATIONS, _LEASES, _HELD_BUILDS = (
+    models.Reservation.__table__, models.Lease.__table__,
+    models.HeldBuild.__table__)
+_BOOKING, _RESERVATION, _LEASE, _HELD = (
+    models.Booking.__table__.c, _RESERVATIONS.c, _LEASES.c, _HELD_BUILDS.c)
+#: Bookings, with what :func:`blazar_core.leases.reassignment.may_move` asks
+#: for.
+_ROWS = sa.select(
+    _BOOKING.id, _BOOKING.reservation_id, _BOOKING.host_id,
+    _BOOKING.server_id,
+    _BOOKING.start_date, _BOOKING.end_date, _BOOKING.resources,
+    _BOOKING.dispatched_at, _BOOKING.claimed_at,
+    _LEASE.id.label('lease_id'), _LEASE.project_id, _LEASE.status,
+    _LEASE.deleted_at,
+    _LEASE.created_at, _RESERVATION.params.is_not(None).label('later'),
+    _HELD.lease_id.is_not(None).label('held'),
+    models.Recurrence.servers.label('kept'),
+).join(_RESERVATIONS, _RESERVATION.id == _BOOKING.reservation_id).join(
+    _LEASES, _LEASE.id == _RESERVATION.lease_id).outerjoin(
+    _HELD_BUILDS, _HELD.lease_id == _LEASE.id).outerjoin(
+    models.Recurrence, models.Recurrence.id == _LEASE.recurrence_id,
+).order_by(_BOOKING.id)
+_ON_HOST = _ROWS.where(
+    _BOOKING.host_id == sa.bindparam('host'),
+    sa.or_(_BOOKING.end_date > sa.bindparam('now'),
+           _BOOKING.claimed_at.is_not(None)))
+#: For each server that is on its way to a host, its reservation.
+_COMING = sa.select(_BOOKING.reservation_id).where(
+    _BOOKING.reservation_id.in_(sa.bindparam('reservations', expanding=True)),
+    _BOOKING.migrating_to == sa.bindparam('host'))
+_UNBOUND = _ROWS.where(
+    _BOOKING.host_id.is_(None), _BOOKING.end_date > sa.bindparam('now'),
+    _BOOKING.dispatched_at.is_(None),
+    _LEASE.status.in_((*states.BEFORE, *states.BEGUN)))
+#: Leases with conditions, whose bookings all have hosts.
+_RELIEVED = sa.select(_LEASE.id, _LEASE.generation, _LEASE.conditions).where(
+    _LEASE.status.in_((*states.BEFORE, *states.BEGUN)),
+    _LEASE.conditions.is_not(None),
+    ~sa.exists().where(
+        _RESERVATION.lease_id == _LEASE.id,
+        _BOOKING.reservation_id == _RESERVATION.id,
+        _BOOKING.host_id.is_(None)))

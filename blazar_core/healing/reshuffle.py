@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Other hosts for leases that come later, so that one is free for all of a
+time in which enough are at each instant.
+
+A lease of whole hosts that has lost one may find none that is free until its
+end, as each is booked at another time of it. Leases that have not begun do
+not mind which hosts they get, as long as these are what they asked for. So
+they are dealt out anew: in the order in which they begin, each booking gets a
+host that is free then, its own if that is. Where all hosts are alike and only
+what has begun is where it is, this finds a way whenever there is one, within
+the limits below: it is the colouring of intervals, in which no colour can be
+wrong.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import feed
+from blazar_core.capacity import ledger
+from blazar_core.capacity import outages
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import logs
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import reassignment
+from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import resource_types
+
+__all__ = ['Reshuffle']
+
+LOG = logging.getLogger(__name__)
+
+#: Of so many bookings at most it is looked how they could be dealt out, and
+#: so many get another host at most.
+_READ, _MOVED = 20_000, 128
+#: For how many times as long as it took nobody looks again: where there was no
+#: way, and else.
+_VAIN, _WORTH = 10, 1
+#: Seconds after which nobody waits any more for one who has asked, and after
+#: which it is not known any more for whom there was no way.
+_GONE, _FORGOTTEN = 60, 3600
+
+
+class Reshuffle:
+    """Has leases of whole hosts that come later leave hosts.
+
+    :param wanted: says what reservations need
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 binding: reassignment.Reassignment, wanted: demands.Demands,
+                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._rests_until = self._rests_since = 0.0
+        #: By the ids of reservations: when they asked last, and when there
+        #: was no way for them last.
+        self._asked: dict[str, float] = {}
+        self._vain: dict[str, float] = {}
+        self._admission = admission
+        self._binding = binding
+        self._wanted = wanted
+        self._notify = notify
+
+    def is_next(self, reservation_id: str) -> bool:
+        """Whether a host may be looked for, for a reservation, now.
+
+        It rests after each, since many may lack hosts for which there are
+        none. Of those who have asked this since the last one, he is next for
+        whom none was looked for since longest. That one asks is remembered.
+        """
+        now = self._clock.elapsed()
+        self._asked[reservation_id] = now
+        if now < self._rests_until:
+            return False
+        mine = self._vain.get(reservation_id, 0.0)
+        return not any(
+            self._vain.get(one, 0.0) < mine and
+            asked >= max(self._rests_since, now - _GONE)
+            for one, asked in self._asked.items() if one != reservation_id)
+
+    def free(self, reservation_id: str, demand: model.Demand,
+             window: model.Window, avoid: ty.Collection[str],
+             anywhere: model.Demand | None = None) -> bool:
+        """Have one more host fall free for all of a window.
+
+        Reads what is booked from now on of the hosts that come into question,
+        at most :data:`_READ` of it. Costs O(B) for that, and O(H) for the new
+        one and for each that gets another host.
+
+        :param reservation_id: for which it is
+        :param demand: of whole hosts, as their type has said it
+        :param avoid: the uuids of hosts that will not do
+        :param anywhere: what it would need had it not begun; so do those that
+            may leave for it. None: the same
+        :returns: whether one has, for who is the first to take it
+        """
+        if not self.is_next(reservation_id):
+            return False
+        began, pause = self._clock.elapsed(), _VAIN
+        try:
+            done = self._free(demand, anywhere or demand, window, avoid)
+            if done:
+                pause = _WORTH
+            return done
+        except (api.Outdated, errors.NotFound):
+            # Another process was faster: soon it may be another way.
+            pause = _WORTH
+            return False
+        finally:
+            self._rest(reservation_id, began, pause)
+
+    def _rest(self, reservation_id: str, began: float, pause: int) -> None:
+        """Nobody looks for a while, since somebody has."""
+        now = self._clock.elapsed()
+        if pause == _VAIN:
+            self._vain[reservation_id] = now
+        self._asked = {one: asked for one, asked in self._asked.items()
+                       if asked >= now - _FORGOTTEN}
+        self._vain = {one: when for one, when in self._vain.items()
+                      if one in self._asked}
+        self._rests_since = now
+        self._rests_until = now + pause * (now - began)
+
+    def _free(self, demand: model.Demand, anywhere: model.Demand,
+              window: model.Window, avoid: ty.Collection[str]) -> bool:
+        """
+        :raises Outdated: when another process was faster
+        """
+        now = self._clock.now()
+        hosts = self._admission.candidates(anywhere)
+        with self._database.reader() as session:
+            rows = session.execute(_BOOKED, {
+                'hosts': hosts, 'since': now, 'most': _READ + 1}).all()
+            overdue = feed.overdue(session.connection(), now)
+        if len(rows) > _READ:
+            LOG.info('More than %s bookings are on the hosts that a lease may '
+                     'have that has lost one: they are not dealt out anew',
+                     _READ)
+            return False
+        later = [row for row in rows
+                 if reassignment.may_move(row, row.later, False, row)]
+        alike = self._alike(anywhere, {row.reservation_id for row in later})
+        later = [row for row in later if row.reservation_id in alike]
+        stays = {row.id for row in rows} - {row.id for row in later}
+        busy: dict[int, list[tuple[int, int]]] = {one: [] for one in hosts}
+        for row in rows:
+            if row.id in stays:
+                busy[row.host_id].append((row.start_date, row.end_date))
+        for row in overdue:
+            if row.host_id in busy:
+                busy[row.host_id].append((row.end_date, now + ledger.OVERDUE))
+        its = self._admission.candidates(demand)
+        going = _deal(busy, later, window, {
+            one for one in hosts if one not in its or
+            self._admission.index.hosts[one].uuid in avoid}, {
+            row.host_id for row in rows if row.outage == outages.FAILURE})
+        # Where nobody has to go, a host is free already.
+        return self._carry_out(going, demand) if going else False
+
+    def _alike(self, demand: model.Demand,
+               reservation_ids: ty.Collection[str]) -> ty.Collection[str]:
+        """The reservations that need the same hosts. The type is asked once
+        for all that differ in nothing but their lease; where that cannot be
+        said now, they do not.
+        """
+        kinds: dict[ty.Hashable, list[str]] = {}
+        with self._database.reader() as session:
+            for row in session.execute(_KINDS, {
+                    'reservations': reservation_ids}):
+                kinds.setdefault(
+                    (row.resource_type, row.project_id, jsonutils.dumps(
+                        [row.params, row.spec], sort_keys=True)),
+                    []).append(row.id)
+            firsts = {one.id: (one, resource_types.context_of(session, one))
+                      for one in session.scalars(_RESERVATIONS, {
+                          'reservations': [ids[0] for ids in kinds.values()]})}
+        alike: set[str] = set()
+        for ids in kinds.values():
+            if ids[0] in firsts and self._needs(*firsts[ids[0]]) == (
+                    demand.kind()):
+                alike.update(ids)
+        return alike
+
+    def _needs(self, reservation: models.Reservation,
+               reserved: resource_types.ReservationContext) -> ty.Hashable:
+        """What a reservation needs; None: none, or it cannot be said now."""
+        try:
+            needs = self._wanted.of(reservation, reserved, None)
+        except errors.CloudUnavailable:
+            return None
+        return None if isinstance(needs, refusals.Refusal) else needs.kind()
+
+    def _carry_out(self, going: ty.Sequence[tuple[ty.Any, int]],
+                   demand: model.Demand) -> bool:
+        """Bind them there, if nothing has changed; says whether.
+
+        :raises Outdated: when another process was faster
+        :raises NotFound: when one of them has gone
+        """
+        by_lease: dict[tuple[str, int], list[tuple[ty.Any, int]]] = {}
+        for row, host_id in going:
+            by_lease.setdefault((row.lease_id, row.generation), []).append(
+                (row, host_id))
+        with self._admission.deciding():
+            leases = self._binding.rebind(*(reassignment.Reassigned(
+                lease_id, seen, {row.id: host_id for row, host_id in some},
+                among=demand.among, before={
+                    row.host_id for row, _host_id in some})
+                for (lease_id, seen), some in by_lease.items()))
+        if leases is None:
+            raise api.Outdated('leases that were to leave their hosts')
+        for lease in leases:
+            with logs.about(lease['id'], lease['project_id']):
+                LOG.info('Lease %s, which comes later, has left a host for '
+                         'one that has lost its own', lease['id'])
+            self._notify('lease.update', lease)
+        return True
+
+
+def _deal(busy: ty.Mapping[int, list[tuple[int, int]]],
+          later: ty.Iterable[ty.Any], window: model.Window,
+          barred: ty.Collection[int], failed: ty.Collection[int],
+          ) -> list[tuple[ty.Any, int]] | None:
+    """Which bookings get which other hosts.
+
+    :param busy: by host, what is booked there and stays; it grows
+    :param later: the bookings there that may go
+    :param window: when one more host is needed, and none of those that are
+        barred
+    :param failed: where nobody comes who has another way: who knows when it
+        is back
+    :returns: None: there is no such way, or too many would go
+    """
+    own: dict[int, list[int]] = {one: [] for one in busy}
+    for row in later:
+        own[row.host_id].append(row.start_date)
+    going: list[tuple[ty.Any, int]] = []
+
+    def is_free(host_id: int, start: int, end: int) -> bool:
+        return all(end <= since or until <= start
+                   for since, until in busy[host_id])
+
+    def put(start: int, end: int, but: ty.Collection[int] = ()) -> int | None:
+        """On a host that nobody else wants for as long as possible."""
+        free = [(one not in failed,
+                 min((when for when in own[one] if when >= start),
+                     default=model.FOREVER), one)
+                for one in busy if one not in but and is_free(one, start, end)]
+        if not free:
+            return None
+        host_id = max(free)[2]
+        busy[host_id].append((start, end))
+        return host_id
+
+    for start, _id, row in sorted([(window.start, 0, None), *(
+            (row.start_date, row.id, row) for row in later)],
+            key=lambda item: item[:2]):
+        if row is None:
+            if put(start, window.end, barred) is None:
+                return None
+        elif is_free(row.host_id, start, row.end_date):
+            busy[row.host_id].append((start, row.end_date))
+        else:
+            host_id = put(start, row.end_date)
+            if host_id is None or len(going) == _MOVED:
+                return None
+            going.append((row, host_id))
+    return going
+
+
+_BOOKED = sa.select(
+    models.Booking.id, models.Booking.host_id, models.Booking.server_id,
+    models.Booking.start_date, models.Booking.end_date,
+    models.Booking.claimed_at, models.Booking.dispatched_at,
+    models.Booking.outage, models.Booking.reservation_id,
+    models.Reservation.params.is_not(None).label('later'),
+    models.Lease.id.label('lease_id'), models.Lease.status,
+    models.Lease.deleted_at, models.Lease.generation,
+).outerjoin(models.Reservation, models.Reservation.id ==
+            models.Booking.reservation_id).outerjoin(
+    models.Lease, models.Lease.id == models.Reservation.lease_id).where(
+    models.Booking.host_id.in_(sa.bindparam('hosts', expanding=True)),
+    models.Booking.end_date > sa.bindparam('since'),
+    # Servers within a lease of hosts go where that goes.
+    ledger.TAKES,
+).limit(sa.bindparam('most'))
+_THESE = models.Reservation.id.in_(
+    sa.bindparam('reservations', expanding=True))
+_KINDS = sa.select(
+    models.Reservation.id, models.Reservation.resource_type,
+    models.Lease.project_id, models.Reservation.params,
+    models.Reservation.spec).join(
+    models.Lease, models.Lease.id == models.Reservation.lease_id).where(_THESE)
+_RESERVATIONS = sa.select(models.Reservation).where(_THESE).options(
+    orm.joinedload(models.Reservation.lease),
+    orm.selectinload(models.Reservation.bookings))

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How leases are made: by a request, or by an offer that is accepted."""
+
+import contextlib
+import dataclasses
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import ledger
+from blazar_core.capacity import selection
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import budget_commits
+from blazar_core.leases import events
+from blazar_core.leases import idempotency
+from blazar_core.leases import new_leases
+from blazar_core.leases import views
+from blazar_core.leases import waiting
+from blazar_core.plugins import resource_types
+
+__all__ = ['LeaseCreation', 'NewLease', 'NewReservation', 'RESOURCE_TYPE']
+
+LOG = logging.getLogger(__name__)
+
+NewLease = new_leases.NewLease
+NewReservation = new_leases.NewReservation
+RESOURCE_TYPE = new_leases.RESOURCE_TYPE
+
+
+class LeaseCreation:
+    """Makes leases, and takes back those that fail."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 types: resource_types.ResourceTypes,
+                 charges: budget_commits.BudgetCommits) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._types = types
+        self._charges = charges
+
+    def check(self, new: NewLease) -> None:
+        """Make sure that there is room now; books nothing.
+
+        :raises Refused: when there is none; says why and when
+        """
+        self._admission.pick_all(
+            new.demands, new.booked, host_bound=new.host_bound())
+
+    def quote(self, new: NewLease) -> refusals.Refusal | None:
+        """Why there is no room for a lease; None when there is."""
+        return self._admission.quote(
+            new.demands, new.booked, new.host_bound())
+
+    def availability(self, demand: model.Demand, window: model.Window,
+                     duration: int, most: int,
+                     ) -> tuple[list[tuple[int, int]], int | None]:
+        """Return when there is capacity, as
+        :meth:`.start_times.StartTimes.availability` does.
+        """
+        return self._admission.starts.availability(
+            demand, window, duration + demand.cleaning_time, most)
+
+    def create(self, new: NewLease, sealed: str | None,
+               head_start: int | None = None) -> dict[str, ty.Any]:
+        """Admit a lease: all of its servers, or none.
+
+        Where there is no room for one with retries or a timeout, and it is
+        known how to start it later, it does without for a while.
+
+        :param sealed: the call to be sent at its start; None: without a boot
+        :param head_start: seconds for which no listener starts the lease,
+            since the caller sends the call itself; None: the call is sent by
+            a listener
+        :returns: the lease, see :func:`~blazar_core.leases.views.describe`
+        :raises Refused: when there is no room; says why and when
+        :raises ConcurrentUpdate: when too many others book at the same moment
+        :raises Conflict: when one was made with its key meanwhile
+        :raises LimitExceeded: when others made meanwhile have what it needs,
+            or the budget service refuses it
+        :raises CloudUnavailable: when that service does not answer
+        """
+        may_wait = new.request.patience is not None and head_start is None
+        with self._charges.committed(
+                [new], None if may_wait else self.check) as [committed]:
+            lease = self._create(committed, sealed, head_start, may_wait)
+        LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
+                 lease['id'], lease['name'], new.project_id, lease['status'],
+                 *map(clocks.iso, (lease['start_date'], lease['end_date'])),
+                 ', '.join(new.server_ids) or 'come later')
+        return lease
+
+    def _create(self, new: NewLease, sealed: str | None,
+                head_start: int | None, may_wait: bool) -> dict[str, ty.Any]:
+        why = self.why_wait(new) if may_wait else ''
+        lease = None
+        if not why:
+            try:
+                lease = self._admission.admit(
+                    new.demands, new.booked,
+                    lambda connection, picked: self.write(
+                        connection, [(new, sealed, picked)], head_start)[0],
+                    new.host_bound)
+            except errors.Refused as exc:
+                if not may_wait:
+                    raise
+                why = str(exc)
+        if lease is None:
+            lease = self._database.retried(self._wait, new, sealed, why)
+        return lease
+
+    def write(self, connection: sa.Connection,
+              wanted: ty.Iterable[tuple[
+                  NewLease, str | None, selection.Picked]],
+              head_start: int | None = None) -> list[dict[str, ty.Any]]:
+        """Write leases of one project, for which hosts were picked.
+
+        One statement for each table, however many leases there are.
+
+        :param wanted: each with its sealed call, see :meth:`create`
+        :param head_start: see :meth:`create`
+        """
+        planned = []
+        for new, sealed, picked in wanted:
+            rows = new_leases.rows_of(
+                new, picked, self._clock.now(), False, self._types)
+            _keep_secrets(rows, new, sealed, head_start is not None)
+            if head_start is not None:
+                rows.events[0]['due'] = rows.lease['created_at'] + head_start
+            planned.append(new_leases.Planned(rows, new, picked))
+        return self._book(connection, planned)
+
+    def why_wait(self, new: NewLease) -> str:
+        """Why a lease with retries is not tried yet; empty: it is."""
+        if new.request.retry is None:
+            return ''
+        with self._database.reader() as session:
+            return waiting.behind(session.connection(), new.project_id)
+
+    def _wait(self, new: NewLease, sealed: str | None,
+              why: str) -> dict[str, ty.Any]:
+        """Write a lease that waits for room, or for which some is made."""
+        now, request = self._clock.now(), new.request
+        retry = request.retry
+        until = now + (request.patience or 0)
+        nowhere: list[list[int | None]] = [
+            [None] * demand.count for demand in new.demands]
+        rows = new_leases.rows_of(new, nowhere, now, False, self._types)
+        rows.lease |= {
+            'status': states.Lease.IN_PROGRESS if retry is None
+            else states.Lease.WAITING,
+            'conditions': conditions.changed(
+                None, now, waiting.made(why) if retry is None
+                else waiting.reason(why)),
+            'retry_interval': retry and retry.interval,
+            'retry_until': until if request.lasts is not None
+            else min(until, request.window.end),
+            'lasts': request.lasts}
+        _keep_secrets(rows, new, sealed)
+        # Nothing of it happens before there is room.
+        for event in rows.events:
+            event['due'] = model.FOREVER
+        rows.events.append(events.row(
+            rows.lease['id'], states.EventType.MAKE_ROOM, now, now)
+            if retry is None else events.row(
+                rows.lease['id'], states.EventType.RETRY,
+                now + retry.interval, now))
+        with self._database.begin() as connection:
+            return self._book(
+                connection, [new_leases.Planned(rows, new, nowhere)])[0]
+
+    def _book(self, connection: sa.Connection,
+              planned: ty.Sequence[new_leases.Planned],
+              ) -> list[dict[str, ty.Any]]:
+        """Write leases of one project and their bookings.
+
+        :raises Conflict: when one was made with its key meanwhile
+        :raises LimitExceeded: when others have what they need
+        """
+        granted = planned[0].new.granted
+        if granted is not None:
+            granted.lock(connection)
+        budget_commits.settle(connection, [one.new for one in planned])
+        if granted is not None:
+            granted.confirm(connection, [
+                (one.picked, one.new.booked) for one in planned])
+        for rows, new, _picked in planned:
+            new.check_exclusive(
+                connection, rows.lease['status'] in states.SEEKING)
+            if new.key is not None:
+                idempotency.keep(connection, rows.lease['created_at'], new.key,
+                                 rows.lease['id'])
+        each = [one.edits() for one in planned]
+        rows_of_all = [one.rows for one in planned]
+        if len(planned) > 1:
+            # Many take a while, for which no host is kept from others.
+            new_leases.insert(connection, rows_of_all)
+        edits = ledger.decide(connection, self._clock.now(), [
+            edit for some in each for edit in some])
+        if len(planned) == 1:
+            new_leases.insert(connection, rows_of_all)
+        ledger.add(connection, edits)
+        rest = iter(edits)
+        return [one.rows.describe([*itertools.islice(rest, len(some))])
+                for one, some in zip(planned, each, strict=True)]
+
+    def offer(self, new: NewLease, seconds: int) -> dict[str, ty.Any]:
+        """Hold room for a lease for so many seconds, to be accepted.
+
+        :returns: the lease, OFFERED
+        :raises Refused: when there is no room
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        """
+        # Nobody's servers yet: they would keep it from expiring.
+        offered = dataclasses.replace(new, reservations=tuple(
+            dataclasses.replace(one, server_ids=())
+            for one in new.reservations))
+        with self._charges.committed(
+                [offered], self.check) as [committed]:
+            return self._admission.admit(
+                offered.demands, offered.booked,
+                lambda connection, picked: self._offer(
+                    connection, committed, seconds, picked),
+                offered.host_bound)
+
+    def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
+               picked: selection.Picked) -> dict[str, ty.Any]:
+        now = self._clock.now()
+        rows = new_leases.rows_of(new, picked, now, False, self._types)
+        rows.lease['status'] = states.Lease.OFFERED
+        # Nothing of it happens unless it is accepted.
+        for event in rows.events:
+            event['due'] = model.FOREVER
+        rows.events.append(events.row(
+            rows.lease['id'], states.EventType.EXPIRE, now + seconds, now))
+        return self._book(
+            connection, [new_leases.Planned(rows, new, picked)])[0]
+
+    def accept(self, lease_id: str) -> dict[str, ty.Any]:
+        """Make a lease of an offer.
+
+        :raises NotFound: when there is no such offer (any more)
+        """
+        return self._database.retried(self._accept, lease_id)
+
+    def _accept(self, lease_id: str) -> dict[str, ty.Any]:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.OFFERED or (
+                    lease.end_date <= self._clock.now()):
+                raise errors.NotFound(
+                    f'Offer {lease_id} could not be found; it may have '
+                    f'expired. Ask for another one.')
+            now = self._clock.now()
+            lease.enter(states.Lease.PENDING, now)
+            events.begin(lease, states.EventType.EXPIRE, now)
+            session.flush()
+            return views.describe(lease)
+
+    def withdraw(self, lease_id: str) -> None:
+        """Take a lease out of the books whose servers were never asked for.
+
+        For a request that made it and then could not go on; safe to repeat.
+        """
+        with contextlib.suppress(errors.NotFound):
+            self._database.retried(self._withdraw, lease_id)
+
+    def _withdraw(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            # Locked: no process adds to it any more what would keep it.
+            lease = api.locked(session, lease_id)
+            ledger.amend(session, self._clock.now(), [
+                ledger.Edit(booking, None) for booking in lease.bookings])
+            session.execute(sa.delete(models.HeldBuild).where(
+                models.HeldBuild.lease_id == lease_id))
+            session.flush()
+            for row in (*lease.reservations, *lease.events):
+                session.delete(row)
+            session.flush()
+            session.delete(lease)
+
+
+def _keep_secrets(rows: new_leases.Rows, new: NewLease, sealed: str | None,
+                  only_if_lost: bool = False) -> None:
+    if sealed is not None:
+        rows.held = [{'lease_id': rows.lease['id'], 'sealed': sealed,
+                      'only_if_lost': only_if_lost,
+                      'created_at': rows.lease['created_at']}]
+    rows.keep_credential(new)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers within a reservation of whole hosts: which may, and when.
+
+They may have a lease of their own. Its bookings take nothing: the project
+that has the hosts has all of them already.
+"""
+
+import collections
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import outages
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+
+__all__ = ['Host', 'astray', 'booked', 'check', 'hosts', 'of', 'spec',
+           'why_not']
+
+
+class Host(ty.NamedTuple):
+    """A host that is booked for a reservation.
+
+    :ivar failed: whether it is known to have failed
+    """
+
+    name: str
+    service_host: str
+    failed: bool
+
+
+def spec(reservation_id: str | None) -> dict[str, str] | None:
+    """What is kept of a reservation that comes with a boot.
+
+    :param reservation_id: within which its servers are; None: they are not
+    """
+    return None if reservation_id is None else {'within': reservation_id}
+
+
+def of(reservation: models.Reservation) -> str | None:
+    """The reservation of whole hosts within which servers of a boot are."""
+    return (reservation.spec or {}).get('within') if (
+        reservation.booted) else None
+
+
+def why_not(session: orm.Session, reservation_id: str, project_id: str,
+            window: model.Window | None = None, later: bool = False,
+            ) -> str | None:
+    """Why servers of a project may not use a reservation of whole hosts.
+
+    Its own, and those of others that share it may.
+
+    :param window: that of the lease that they are to have for themselves
+    :param later: whether they are to come later, and not now
+    :returns: a sentence; None: they may
+    """
+    row = session.execute(
+        sa.select(models.Reservation.params, models.Lease.project_id,
+                  models.Lease.status, models.Lease.name,
+                  models.Lease.start_date, models.Lease.end_date,
+                  models.Reservation.status.label('of_it'))
+        .join(models.Lease)
+        .where(models.Reservation.id == reservation_id)).one_or_none()
+    if row is None or row.of_it == states.Reservation.DELETED or (
+            project_id != row.project_id and
+            project_id not in (row.params or {}).get('projects', ())):
+        return (f'Reservation {reservation_id} is none that your project '
+                f'may use.')
+    whose = (f'Reservation {reservation_id} belongs to lease {row.name}, '
+             f'which is {row.status}')
+    time = (f'{clocks.minute(row.start_date)} to '
+            f'{clocks.minute(row.end_date)} UTC')
+    if window is not None and not (
+            row.start_date <= window.start and window.end <= row.end_date):
+        return (f'{whose} and lasts from {time}: choose a start and an end '
+                f'within that.')
+    if later and row.status in (states.Lease.PENDING, states.Lease.STARTING):
+        return None
+    if row.status in states.ENDING:
+        return f'{whose}: it is over. Make another lease.'
+    if row.status != states.Lease.ACTIVE:
+        return (f'{whose}: boot with it from {time}, when the lease is '
+                f'ACTIVE.')
+    return None
+
+
+def check(session: orm.Session, lease: models.Lease, window: model.Window,
+          ) -> None:
+    """Whether a lease may be over another window: what is shorter always may.
+
+    :raises InvalidLeaseParams: when servers would be on the hosts of another
+        lease outside of its time
+    """
+    if lease.start_date <= window.start and window.end <= lease.end_date:
+        return
+    for reservation in lease.reservations:
+        outer = of(reservation)
+        why = outer and why_not(
+            session, outer, lease.project_id, window, later=True)
+        if why:
+            raise errors.InvalidLeaseParams(why)
+
+
+def hosts(session: orm.Session, reservation_id: str) -> frozenset[str]:
+    """The uuids of the hosts that are booked for a reservation: of those that
+    have not failed, if there are any.
+    """
+    rows = session.execute(_HOSTS.add_columns(models.Host.uuid).join(
+        models.Host, models.Host.id == models.Booking.host_id).where(
+            models.Booking.reservation_id == reservation_id)).all()
+    return frozenset(row.uuid for row in rows if not row.failed) or (
+        frozenset(row.uuid for row in rows))
+
+
+def booked(session: orm.Session, reservation_ids: ty.Collection[str],
+           ) -> dict[str, list[Host]]:
+    """The hosts that are booked for reservations, by their names."""
+    found: dict[str, list[Host]] = {}
+    for row in session.execute(_HOSTS.add_columns(
+            models.Host.name, models.Host.service_host).join(
+            models.Host, models.Host.id == models.Booking.host_id).where(
+                models.Booking.reservation_id.in_(reservation_ids)).order_by(
+                    models.Host.name)):
+        found.setdefault(row.reservation_id, []).append(
+            Host(row.name, row.service_host, row.failed))
+    return found
+
+
+def astray(connection: sa.Connection) -> frozenset[int]:
+    """The bookings of servers within a reservation of hosts that has others:
+    theirs is none of them, or has failed. Those of servers that are not built
+    yet.
+
+    Costs a SELECT by how many builds are kept, and one more where some of
+    them are within others' hosts.
+    """
+    # In one statement no database finds the reservations by what is in JSON.
+    rows = [row for row in connection.execute(
+        _LATER) if row.spec.get('within')]
+    if not rows:
+        return frozenset()
+    sound: dict[str, set[int]] = collections.defaultdict(set)
+    hosts_of = {row.spec['within'] for row in rows}
+    for one in connection.execute(_HOSTS.where(
+            models.Booking.reservation_id.in_(hosts_of))):
+        if not one.failed:
+            sound[one.reservation_id].add(one.host_id)
+    return frozenset(row.id for row in rows if row.host_id not in sound.get(
+        row.spec['within'], {row.host_id}))
+
+
+#: The hosts of reservations.
+_HOSTS = sa.select(
+    models.Booking.reservation_id, models.Booking.host_id,
+    outages.has_failed(models.Booking.host_id).label('failed')).where(
+        models.Booking.host_id.is_not(None))
+#: What is booked for builds that are kept, and where it may be.
+_LATER = sa.select(
+    models.Booking.id, models.Booking.host_id,
+    models.Reservation.spec.label('spec'),
+).join(models.Booking.reservation).join(
+    models.HeldBuild,
+    models.HeldBuild.lease_id == models.Reservation.lease_id).where(
+        models.Reservation.params.is_(None),
+        models.Reservation.spec.is_not(None),
+        models.Booking.host_id.is_not(None))

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Requests for a lease that come twice.
+
+A client that gets no answer asks again, and does not know whether the lease
+exists already. So a request may carry a key; the key is written down in the
+transaction that makes the lease, and of two of them the database takes one.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import typing as ty
+
+from oslo_serialization import jsonutils
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+
+__all__ = ['KEEP', 'Key', 'keep', 'key_of', 'made_by', 'trim']
+
+#: Seconds for which a key is remembered.
+KEEP = 86400
+
+#: The characters that a key has at most.
+_LONGEST = 255
+
+_KEYS = models.RequestKey.__table__
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a user in a project, and what he asked for with it; only
+    their digests are kept.
+    """
+
+    digest: str
+    asked: str
+
+
+def key_of(project_id: str, user_id: str, text: str, body: object) -> Key:
+    """What a user calls his request.
+
+    :param body: what is asked for, as JSON has it
+    :raises InvalidLeaseParams: when it cannot be one
+    """
+    if not 1 <= len(text) <= _LONGEST or not (
+            text.isascii() and text.isprintable()):
+        raise errors.InvalidLeaseParams(
+            f'The header Idempotency-Key must have 1 to {_LONGEST} printable '
+            f'ASCII characters. Write a UUID, a new one for each lease.')
+    try:
+        return Key(_digest([project_id, user_id, text]), _digest(body))
+    except RecursionError as exc:
+        raise errors.InvalidLeaseParams(
+            'The body of the request is nested too deeply. Send an object '
+            'as the documentation of the API has it.') from exc
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(jsonutils.dump_as_bytes(
+        value, sort_keys=True)).hexdigest()
+
+
+def made_by(database: api.Database, key: Key) -> dict[str, ty.Any] | None:
+    """The lease that was made with a key; None when none was.
+
+    :raises Conflict: when something else was asked for with it, or the lease
+        has been deleted
+    """
+    with database.reader() as session:
+        row = session.get(models.RequestKey, key.digest)
+    if row is None:
+        return None
+    if row.asked != key.asked:
+        raise errors.Conflict(
+            f'Another lease, {row.lease_id}, was asked for with this '
+            f'Idempotency-Key. Write a new key for each lease.')
+    with contextlib.suppress(errors.NotFound):
+        lease = views.get(database, row.lease_id)
+        if lease['status'] != views.DELETING:
+            return lease
+    raise errors.Conflict(
+        f'Lease {row.lease_id}, which was made with this Idempotency-Key, '
+        f'has been deleted. Write a new key to make another one.')
+
+
+def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,
+         ) -> None:
+    """Write a key down, in the transaction that makes its lease.
+
+    :raises Conflict: when another process was faster
+    """
+    if connection.execute(sa.select(_KEYS.c.lease_id).where(
+            _KEYS.c.digest == key.digest)).first():
+        raise errors.Conflict('A lease was just made with this '
+                              'Idempotency-Key.')
+    connection.execute(_KEYS.insert().values(
+        digest=key.digest, asked=key.asked, lease_id=lease_id,
+        created_at=now))
+
+
+def trim(database: api.Database, now: int) -> None:
+    """Forget the keys that are old.
+
+    :raises DatabaseUnavailable: when the database does not answer
+    """
+    with database.begin() as connection:
+        connection.execute(sa.delete(_KEYS).where(
+            _KEYS.c.created_at < now - KEEP))

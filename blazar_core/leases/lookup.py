@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the books know of servers, and of the reservations that they name."""
+
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import hosted_servers
+from blazar_core.leases import requests
+from blazar_core.leases import views
+
+__all__ = ['Booked', 'Lookup']
+
+_BOOKED = sa.select(
+    models.Reservation.lease_id, models.Booking.host_id,
+    models.Booking.failed_at, models.Lease.project_id,
+).join(models.Reservation.bookings).join(models.Reservation.lease).where(
+    models.Booking.server_id == sa.bindparam('server'))
+
+
+class Booked(ty.NamedTuple):
+    """The lease of a server, its project, and the id of the host of the
+    server's booking.
+    """
+
+    lease_id: str
+    project_id: str
+    host_id: int | None
+
+
+class Lookup:
+    """Looks servers up in the books."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def held(self, server_ids: ty.Collection[str],
+             ) -> dict[str, dict[str, ty.Any]]:
+        """The leases that hold servers whose builds have not been sent yet.
+
+        :returns: by server, ``lease_id``, ``name``, ``project_id``,
+            ``status`` as users see it, ``warnings``, and ``start_date`` and
+            ``end_date`` in seconds since the epoch; ``failed_at`` (when it was
+            known that it is not built; None: it may be) and the
+            ``status_reason`` of its lease; nothing of one that is not held
+        """
+        lease = models.Lease
+        with self._database.connection() as connection:
+            rows = connection.execute(
+                sa.select(models.Booking.server_id, lease.id, lease.name,
+                          lease.project_id, lease.status, lease.deleted_at,
+                          lease.start_date, lease.end_date, lease.warnings,
+                          lease.conditions, models.Booking.failed_at)
+                .join(models.Booking.reservation)
+                .join(models.Reservation.lease)
+                .where(models.Booking.server_id.in_(server_ids),
+                       models.Booking.dispatched_at.is_(None))).all()
+        return {row.server_id: {
+            'lease_id': row.id, 'name': row.name,
+            'project_id': row.project_id, 'status': views.status(row),
+            'start_date': row.start_date, 'end_date': row.end_date,
+            'warnings': row.warnings or [], 'failed_at': row.failed_at,
+            'status_reason': conditions.status_reason(row.conditions),
+        } for row in rows}
+
+    def lease_of(self, server_id: str) -> dict[str, ty.Any] | None:
+        """The lease that a server is in, as :func:`views.describe` has it,
+        and whether the server ``failed`` to be built; None when it is in none
+        that is not over.
+        """
+        with self._database.connection() as connection:
+            row = connection.execute(_BOOKED, {'server': server_id}).first()
+        try:
+            return None if row is None else {
+                **views.get(self._database, row.lease_id),
+                'failed': row.failed_at is not None}
+        except errors.NotFound:
+            # It has ended meanwhile.
+            return None
+
+    def keeps_build(self, lease_id: str) -> bool:
+        """Whether servers of a lease are still waiting to be built by it,
+        or to be built again.
+        """
+        with self._database.reader() as session:
+            held = session.get(models.HeldBuild, lease_id)
+            return held is not None and not held.only_if_lost
+
+    def is_leased(self, server_id: str) -> bool:
+        """Whether the server belongs to a lease that is not over."""
+        return self.booked(server_id) is not None
+
+    def booked(self, server_id: str) -> Booked | None:
+        """Return what lease a server is in; None when it belongs to none that
+        is not over.
+        """
+        with self._database.connection() as connection:
+            row = connection.execute(_BOOKED, {'server': server_id}).first()
+        return None if row is None else Booked(
+            row.lease_id, row.project_id, row.host_id)
+
+    def place_of(self, server_id: str) -> dict[str, str] | None:
+        """The place that a server has in a reservation, and will leave.
+
+        :returns: ``reservation_id`` and ``project_id``, or None
+        """
+        with self._database.reader() as session:
+            row = session.execute(
+                sa.select(models.Reservation.id, models.Lease.project_id)
+                .join(models.Reservation.lease)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.server_id == server_id,
+                       models.Reservation.params.is_not(None))).first()
+        return None if row is None else {
+            'reservation_id': row.id, 'project_id': row.project_id}
+
+    def reservation(self, reservation_id: str, project_id: str | None,
+                    anyones: bool = False) -> str | None:
+        """The resource type of a project's reservation, or of one that is
+        shared with it.
+
+        :param project_id: None: that of a token that is for none
+        :param anyones: whosever it is
+        :returns: None when the project has none of that id, or it is over
+        """
+        if not reservation_id.isprintable():
+            # No database takes all that JSON calls a string.
+            return None
+        with self._database.reader() as session:
+            row = session.execute(
+                sa.select(models.Reservation.resource_type,
+                          models.Reservation.params, models.Lease.project_id)
+                .join(models.Lease)
+                .where(models.Reservation.id == reservation_id,
+                       models.Reservation.status !=
+                       states.Reservation.DELETED)).one_or_none()
+        if row is None or not anyones and project_id not in (
+                row.project_id, *(row.params or {}).get('projects', ())):
+            return None
+        return ty.cast(str, row.resource_type)
+
+    def why_not_within(self, reservation_id: str, project_id: str,
+                       lease: requests.LeaseRequest | None = None,
+                       ) -> str | None:
+        """Why servers of a project may not use a reservation of whole hosts:
+        see :func:`within.why_not`.
+
+        :param lease: the lease that they are to have for themselves
+        """
+        with self._database.reader() as session:
+            return hosted_servers.why_not(
+                session, reservation_id, project_id, *(
+                    () if lease is None else (
+                        lease.window, not lease.starts_now)))
+
+    def lease_over(self, reservation_id: str) -> str | None:
+        """The name of the lease of a reservation, if that is over: it may
+        still have something.
+        """
+        with self._database.reader() as session:
+            return session.scalar(
+                sa.select(models.Lease.name).join(models.Reservation)
+                .where(models.Reservation.id == reservation_id,
+                       models.Lease.status.in_(states.ENDING)))
+
+    def hosts_within(self, reservation_id: str) -> frozenset[str]:
+        """The uuids of the hosts that are booked for a reservation."""
+        with self._database.reader() as session:
+            return hosted_servers.hosts(session, reservation_id)
+
+    def holder_of(self, service_host: str) -> tuple[bool, str | None]:
+        """Whether a host serves leases only, and which reservation has all of
+        it now.
+        """
+        with self._database.reader() as session:
+            rows = session.execute(sa.select(
+                models.Host.enrolment, models.Host.assigned_to).where(
+                    models.Host.service_host == service_host)).all()
+        return (any(row.enrolment for row in rows),
+                next((row.assigned_to for row in rows if row.assigned_to),
+                     None))
+
+    def bookings(self, server_ids: ty.Collection[str],
+                 ) -> dict[str, tuple[str, model.Window]]:
+        """The bookings that these servers have on hosts.
+
+        :returns: by server, the uuid of the host, and when the server is
+            there: without an end if it stays when its lease ends, or has not
+            gone although it has ended
+        """
+        booking, now = models.Booking, self._clock.now()
+        with self._database.reader() as session:
+            rows = session.execute(
+                sa.select(booking.server_id, models.Host.uuid,
+                          booking.start_date, booking.end_date,
+                          booking.claimed_at, models.Lease.on_end)
+                .join(models.Host, booking.host_id == models.Host.id)
+                .join(booking.reservation).join(models.Reservation.lease)
+                .where(booking.server_id.in_(server_ids))).all()
+        return {row.server_id: (row.uuid, model.stay(
+            model.Window(row.start_date, row.end_date),
+            '' if row.claimed_at is not None and row.end_date <= now
+            else row.on_end)) for row in rows}
+
+    def hosts_of_services(self, service_hosts: ty.Collection[str],
+                          ) -> dict[str, str]:
+        """The hosts that these nova-computes run.
+
+        :returns: the nova-compute's host, by uuid
+        """
+        with self._database.reader() as session:
+            return {uuid: service_host for uuid, service_host in
+                    session.execute(sa.select(
+                        models.Host.uuid, models.Host.service_host).where(
+                        models.Host.service_host.in_(service_hosts)))}

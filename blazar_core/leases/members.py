@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers that run already, and come under a lease.
+
+What they take was usage without an end, and is a booking until the end of the
+lease from then on: it never takes more than before, and nothing is searched
+for.
+"""
+
+import collections
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import assignments
+from blazar_core.capacity import ledger
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import budget_commits
+from blazar_core.leases import creation
+from blazar_core.leases import events
+from blazar_core.leases import exclusive
+from blazar_core.leases import hosted_servers
+from blazar_core.leases import idempotency
+from blazar_core.leases import limits
+from blazar_core.leases import new_leases
+from blazar_core.leases import views
+from blazar_core.plugins import resource_types
+
+__all__ = ['NewMember', 'Members']
+
+LOG = logging.getLogger(__name__)
+
+
+class NewMember(ty.NamedTuple):
+    """A server that comes under a lease.
+
+    ``host`` is the uuid of its host; ``takes`` is what it has there, as the
+    cloud says, and ``has`` what no other server can have meanwhile (see
+    :mod:`~blazar_core.leases.exclusive`).
+    """
+
+    id: str
+    host: str
+    takes: model.Resources
+    has: frozenset[str] = frozenset()
+
+
+class _Counted(ty.NamedTuple):
+    """Where a server is, by the books, what it takes there, and what else it
+    has.
+    """
+
+    host_id: int
+    resources: model.Resources
+    has: frozenset[str]
+
+
+class Members:
+    """Puts servers that run under leases."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 types: resource_types.ResourceTypes,
+                 charges: budget_commits.BudgetCommits) -> None:
+        self._database = database
+        self._clock = clock
+        self._types = types
+        self._charges = charges
+
+    def reservations(self, joiners: ty.Collection[NewMember],
+                     ) -> tuple[creation.NewReservation, ...]:
+        """What servers take, as reservations: one for all of the same size.
+
+        :raises Conflict: when that is not known, or one has a lease already
+        """
+        with self._database.reader() as session:
+            return _grouped(_counted(session, joiners))
+
+    def create(self, new: creation.NewLease, joiners: ty.Collection[NewMember],
+               ) -> dict[str, ty.Any]:
+        """Make a lease of servers that run; it is ACTIVE at once.
+
+        :param new: with what :meth:`reservations` has returned
+        :returns: the lease, as :func:`~blazar_core.leases.views.describe` has
+            it
+        :raises Conflict: when another process has changed one of them
+            meanwhile, or a lease was made with its key
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        """
+        with self._charges.committed([new]) as [committed]:
+            lease = self._database.retried(self._create, committed, joiners)
+        LOG.info('Lease %s (%s) of project %s: servers %s came under it, '
+                 'until %s', lease['id'], lease['name'], new.project_id,
+                 ', '.join(new.server_ids), clocks.iso(lease['end_date']))
+        return lease
+
+    def _create(self, new: creation.NewLease,
+                joiners: ty.Collection[NewMember]) -> dict[str, ty.Any]:
+        with self._database.writer() as session:
+            connection = session.connection()
+            _lock(connection, new.granted, [new])
+            new.check_exclusive(connection)
+            now = self._clock.now()
+            counted = self._take(session, now, joiners, new.reservations)
+            rows = new_leases.rows_of(new, [
+                [counted[server_id].host_id for server_id in one.server_ids]
+                for one in new.reservations], now, True, self._types)
+            rows.lease['status'] = states.Lease.ACTIVE
+            for row in rows.reservations:
+                row['status'] = states.Reservation.ACTIVE
+            rows.keep_credential(new)
+            if new.key is not None:
+                idempotency.keep(connection, now, new.key, rows.lease['id'])
+            edits = ledger.decide(connection, now, [
+                _edit(row['id'], server_id, counted, new.booked, now)
+                for row, one in zip(
+                    rows.reservations, new.reservations, strict=True)
+                for server_id in one.server_ids], force=True)
+            new_leases.insert(connection, [rows])
+            ledger.add(connection, edits)
+            return rows.describe(edits)
+
+    def join(self, lease_id: str, joiners: ty.Collection[NewMember],
+             wanted: ty.Sequence[creation.NewReservation],
+             granted: limits.Granted | None) -> dict[str, ty.Any]:
+        """Put more servers under a lease of servers that is ACTIVE.
+
+        :param wanted: what :meth:`reservations` has returned
+        :param granted: what the limits said of it; None: nothing limits it
+        :returns: the lease as it is then
+        :raises NotFound: when there is none of that id
+        :raises Conflict: when it is not such a lease, or somebody else has
+            changed one of the servers meanwhile
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        """
+        lease = self._database.retried(
+            self._join, lease_id, joiners, wanted, granted)
+        LOG.info('Lease %s: servers %s came under it, until %s', lease_id,
+                 ', '.join(sorted(one.id for one in joiners)),
+                 clocks.iso(lease['end_date']))
+        return lease
+
+    def _join(self, lease_id: str, joiners: ty.Collection[NewMember],
+              wanted: ty.Sequence[creation.NewReservation],
+              granted: limits.Granted | None) -> dict[str, ty.Any]:
+        with self._database.writer() as session:
+            _lock(session.connection(), granted)
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            _check(lease, now)
+            exclusive.check(
+                session.connection(), lease.project_id, frozenset().union(
+                    *(exclusive.of(one.spec) for one in wanted)),
+                model.Window(now, lease.end_date + lease.grace_period),
+                frozenset({lease.id}))
+            counted = self._take(session, now, joiners, wanted)
+            window = lease.booked(model.Window(
+                lease.start_date, lease.end_date))
+            edits = []
+            for one in wanted:
+                row = _like(session, lease, one, now)
+                # Some may have been deleted meanwhile.
+                row.amount = len(row.bookings) + len(one.server_ids)
+                row.spec = exclusive.spec(row.spec, exclusive.of(
+                    row.spec) | exclusive.of(one.spec))
+                row.updated_at = now
+                edits += [_edit(row.id, server_id, counted, window, now)
+                          for server_id in one.server_ids]
+            session.flush()
+            ledger.amend(session, now, edits, force=True)
+            lease.updated_at = now
+            events.charge(session, lease, now)
+            session.flush()
+            session.expire_all()
+            return views.describe(lease)
+
+    def _take(self, session: orm.Session, now: int,
+              joiners: ty.Collection[NewMember],
+              wanted: ty.Sequence[creation.NewReservation],
+              ) -> dict[str, _Counted]:
+        """Count servers no more: they are about to have bookings.
+
+        :raises Conflict: when they are not what they were thought to be
+        """
+        counted = _counted(session, joiners)
+        if [(one.demand, one.server_ids) for one in _grouped(counted)] != [
+                (one.demand, one.server_ids) for one in wanted]:
+            raise _moved(', '.join(sorted(counted)))
+        on: dict[int, set[str]] = collections.defaultdict(set)
+        for server_id, one in counted.items():
+            on[one.host_id].add(server_id)
+        try:
+            assignments.convert_usage(session, now, on)
+        except assignments.HostInUse as exc:
+            raise _moved(', '.join(sorted(counted))) from exc
+        return counted
+
+
+def _lock(connection: sa.Connection, granted: limits.Granted | None,
+          new: ty.Sequence[creation.NewLease] = ()) -> None:
+    """Begin a transaction that gives a project more than it has."""
+    if granted is not None:
+        granted.lock(connection)
+    budget_commits.settle(connection, new)
+    if granted is not None:
+        granted.confirm(connection)
+
+
+def _check(lease: models.Lease, now: int) -> None:
+    """Whether servers may come under a lease.
+
+    :raises Conflict: when not; says what to do
+    """
+    if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None or (
+            lease.end_date <= now):
+        raise errors.Conflict(
+            f'Lease {lease.id} is {views.status(lease)}: servers come under '
+            f'a lease while it is ACTIVE, before its end. Make a lease of '
+            f'their own for them.')
+    if not all(one.booted and hosted_servers.of(one) is None
+               for one in lease.reservations):
+        raise errors.Conflict(
+            f'Lease {lease.id} is not one of servers alone: it has '
+            f'reservations that servers are booted with. Make a lease of '
+            f'their own for servers that run.')
+
+
+def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
+             ) -> dict[str, _Counted]:
+    """What servers take of their hosts, by the books.
+
+    :raises Conflict: when that is not known, or one has a lease already
+    """
+    for server_id in session.scalars(
+            sa.select(models.Booking.server_id).where(
+                models.Booking.server_id.in_([one.id for one in joiners]))):
+        raise errors.Conflict(
+            f'Server {server_id} has a lease already. Leave it out.')
+    hosts = {host.uuid: host for host in session.scalars(
+        sa.select(models.Host).options(orm.undefer(models.Host.consumers))
+        .where(models.Host.uuid.in_({one.host for one in joiners})))}
+    found = {}
+    for one in joiners:
+        host = hosts.get(one.host)
+        if host is not None and (host.assigned_to or host.enrolment):
+            raise errors.Conflict(
+                f'Server {one.id} is on a host that serves leases only, and '
+                f'is there by one. Leave it out.')
+        known = (host.consumers or {}) if host is not None else {}
+        amounts, _told = known.get(one.id, ({}, 0))
+        # What is claimed for a resize in place counts beside what it has.
+        if host is None or not amounts or amounts != {
+                rc: amount for rc, amount in one.takes.items()
+                if amount and rc in host.capacity}:
+            raise _moved(one.id)
+        found[one.id] = _Counted(host.id, dict(amounts), one.has)
+    return found
+
+
+def _moved(server_ids: str) -> errors.Conflict:
+    return errors.Conflict(
+        f'What is on the host of server {server_ids} is '
+        f'changing at this moment. Try again in some minutes.')
+
+
+def _grouped(counted: ty.Mapping[str, _Counted],
+             ) -> tuple[creation.NewReservation, ...]:
+    """Servers of the same size are one reservation."""
+    groups: dict[tuple[tuple[str, int], ...], list[str]] = (
+        collections.defaultdict(list))
+    for server_id, one in sorted(counted.items()):
+        groups[tuple(sorted(one.resources.items()))].append(server_id)
+    return tuple(creation.NewReservation(
+        model.Demand(dict(size), len(server_ids)), tuple(server_ids),
+        spec=exclusive.spec(None, frozenset().union(*(
+            counted[one].has for one in server_ids))))
+        for size, server_ids in sorted(groups.items()))
+
+
+def _edit(reservation_id: str, server_id: str,
+          counted: ty.Mapping[str, _Counted], window: model.Window, now: int,
+          ) -> ledger.Edit:
+    one = counted[server_id]
+    return ledger.Edit(None, ledger.NewBooking(
+        reservation_id, one.host_id, server_id, window, one.resources,
+        running=True, dispatched_at=now, claimed_at=now))
+
+
+def _like(session: orm.Session, lease: models.Lease,
+          wanted: creation.NewReservation, now: int) -> models.Reservation:
+    """The reservation of a lease that has servers of a size; a new one if
+    there is none.
+    """
+    for one in lease.reservations:
+        if one.status == states.Reservation.ACTIVE and (
+                dict(one.resources) == dict(wanted.demand.resources)):
+            return one
+    row = models.Reservation(
+        id=uuidutils.generate_uuid(), lease_id=lease.id,
+        resource_type=wanted.resource_type, amount=0,
+        resources=dict(wanted.demand.resources),
+        status=states.Reservation.ACTIVE, params=None, spec=None,
+        moved_at=None, created_at=now, updated_at=now)
+    session.add(row)
+    return row

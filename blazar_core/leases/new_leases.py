@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What new leases are, and the rows that they are written as."""
+
+import dataclasses
+import types
+import typing as ty
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import ledger
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import events
+from blazar_core.leases import exclusive
+from blazar_core.leases import idempotency
+from blazar_core.leases import limits
+from blazar_core.leases import requests
+from blazar_core.leases import views
+from blazar_core.plugins import resource_types
+
+__all__ = ['NewLease', 'NewReservation', 'Planned', 'RESOURCE_TYPE', 'Rows',
+           'insert', 'rows_of']
+
+#: What the reservations of leases made by a boot are.
+RESOURCE_TYPE = 'virtual:instance'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewReservation:
+    """So many of one thing.
+
+    :ivar server_ids: those that are about to be built; none unless it comes
+        with a boot
+    :ivar params: what was asked for, in the API's words; None: a boot
+    :ivar spec: what its resource type keeps beside that
+    :ivar warnings: what of it is not reserved, in sentences
+    """
+
+    demand: model.Demand
+    server_ids: tuple[str, ...] = ()
+    resource_type: str = RESOURCE_TYPE
+    params: ty.Mapping[str, ty.Any] | None = None
+    spec: ty.Mapping[str, ty.Any] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewLease:
+    """A lease to be made.
+
+    :ivar credential: what lets us act for the user when it starts, sealed
+    :ivar key: what its user calls his request, to get one lease for it
+    :ivar granted: what the limits said of it; None: nothing limits it
+    :ivar recurrence_id: of what it is an occurrence; None: of nothing
+    :ivar lease_id: the id under which the budget service has committed it;
+        None: it has not
+    """
+
+    project_id: str
+    user_id: str
+    request: requests.LeaseRequest
+    reservations: tuple[NewReservation, ...]
+    credential: str | None = None
+    key: idempotency.Key | None = None
+    granted: limits.Granted | None = None
+    recurrence_id: str | None = None
+    lease_id: str | None = None
+
+    @property
+    def cleaning_time(self) -> int:
+        """Seconds for which what it had is taken when it is left."""
+        return max((one.demand.cleaning_time for one in self.reservations),
+                   default=0)
+
+    @property
+    def booked(self) -> model.Window:
+        """How long room is taken for it."""
+        window = self.request.window
+        return model.Window(window.start, window.end + (
+            self.request.grace_period + self.cleaning_time))
+
+    @property
+    def span(self) -> model.Window:
+        """Within what time it may take room, also if it waits for that.
+
+        So long it counts for the limits of its project.
+        """
+        request, booked = self.request, self.booked
+        if request.patience is None or request.lasts is None:
+            return booked
+        return model.Window(booked.start, booked.end + request.patience)
+
+    def host_bound(self) -> admissions.ProjectHosts | None:
+        """Return the hosts of its project for a search; None: it may be on
+        all.
+        """
+        return None if self.granted is None else self.granted.host_bound()
+
+    @property
+    def demands(self) -> list[model.Demand]:
+        return [one.demand for one in self.reservations]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of it is not reserved, in sentences."""
+        return [*dict.fromkeys(warning for one in self.reservations
+                               for warning in one.warnings)]
+
+    def check_exclusive(self, connection: sa.Connection, waits: bool = False,
+                        ) -> None:
+        """See :func:`.exclusive.check`.
+
+        :param waits: whether it has no capacity yet, and may start later
+        """
+        taken = self.span if waits else self.booked
+        exclusive.check(connection, self.project_id, frozenset().union(*(
+            exclusive.of(one.spec) for one in self.reservations
+            if one.params is None)), model.Window(
+                taken.start, taken.end - self.cleaning_time))
+
+    @property
+    def server_ids(self) -> list[str]:
+        return [server_id for one in self.reservations
+                for server_id in one.server_ids]
+
+
+@dataclasses.dataclass
+class Rows:
+    """The rows of a new lease."""
+
+    lease: dict[str, ty.Any]
+    reservations: list[dict[str, ty.Any]]
+    events: list[dict[str, ty.Any]]
+    held: list[dict[str, ty.Any]] = dataclasses.field(default_factory=list)
+    credentials: list[dict[str, ty.Any]] = dataclasses.field(
+        default_factory=list)
+
+    def keep_credential(self, new: NewLease) -> None:
+        if new.credential is not None:
+            self.credentials = [{
+                'lease_id': self.lease['id'], 'sealed': new.credential,
+                'created_at': self.lease['created_at']}]
+
+    def describe(self, edits: ty.Sequence[ledger.Edit]) -> dict[str, ty.Any]:
+        """What :func:`blazar_core.leases.views.describe` will say of them.
+
+        :param edits: the bookings that are written with them
+        """
+        as_row = types.SimpleNamespace
+        return views.describe(as_row(
+            **self.lease,
+            events=[as_row(**event) for event in sorted(
+                self.events, key=lambda event: (event['time'], event['id']))],
+            reservations=[as_row(
+                **reservation, bookings=[
+                    edit.new for edit in edits if edit.new is not None and
+                    edit.new.reservation_id == reservation['id']])
+                for reservation in self.reservations]))
+
+
+class Planned(ty.NamedTuple):
+    """A lease that is about to be written.
+
+    :ivar picked: for each demand the hosts; None: it has none yet
+    """
+
+    rows: Rows
+    new: NewLease
+    picked: ty.Sequence[ty.Sequence[int | None]]
+
+    def edits(self) -> list[ledger.Edit]:
+        """Return its bookings."""
+        rows, new, picked = self
+        window = new.span if rows.lease[
+            'status'] in states.SEEKING else new.booked
+        return [ledger.Edit(None, ledger.NewBooking(
+            row['id'], host_id, server_id, window, one.demand.resources,
+            among=one.demand.among))
+            for row, one, host_ids in zip(
+                rows.reservations, new.reservations, picked, strict=True)
+            for server_id, host_id in zip(
+                one.server_ids or (None,) * len(host_ids), host_ids,
+                strict=True)]
+
+
+def insert(connection: sa.Connection, leases: ty.Sequence[Rows]) -> None:
+    """Write the rows of new leases, without their bookings."""
+    for table, rows in (
+            (models.Lease, [one.lease for one in leases]),
+            (models.Reservation, [
+                row for one in leases for row in one.reservations]),
+            (models.Event, [row for one in leases for row in one.events]),
+            (models.HeldBuild, [row for one in leases for row in one.held]),
+            (models.Credential, [
+                row for one in leases for row in one.credentials])):
+        if rows:
+            connection.execute(table.__table__.insert(), rows)
+
+
+def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
+            now: int, start_done: bool,
+            types: resource_types.ResourceTypes) -> Rows:
+    """Return the rows of a new lease.
+
+    :param start_done: whether its start needs no worker
+    """
+    request = new.request
+    lease_id = new.lease_id or uuidutils.generate_uuid()
+    # They are read in the order of their ids: that in which they were asked
+    # for.
+    ids = sorted(uuidutils.generate_uuid() for _one in new.reservations)
+    return Rows({
+        'id': lease_id, 'name': request.name or f'lease-{lease_id[:8]}',
+        'project_id': new.project_id, 'user_id': new.user_id,
+        'start_date': request.window.start, 'end_date': request.window.end,
+        'before_end_date': request.before_end, 'on_end': request.on_end,
+        'grace_period': request.grace_period,
+        'cleaning_time': new.cleaning_time,
+        'status': states.Lease.PENDING,
+        'conditions': None, 'lease_type': request.lease_type,
+        'retry_interval': None, 'retry_until': None, 'lasts': None,
+        'admitted_at': None, 'no_show_at': None,
+        'warnings': new.warnings or None,
+        'auto_extend': request.auto_extend, 'recurrence_id': new.recurrence_id,
+        'used_at': None if not new.server_ids and all(
+            types.of(one.resource_type, one.params is None).is_for_boots
+            for one in new.reservations) else now,
+        'created_at': now, 'updated_at': now, 'deleted_at': None,
+    }, [{
+        'id': reservation_id, 'lease_id': lease_id,
+        'resource_type': one.resource_type, 'amount': len(host_ids),
+        'resources': dict(one.demand.resources),
+        'status': states.Reservation.PENDING,
+        'params': None if one.params is None else dict(one.params),
+        'spec': None if one.spec is None else dict(one.spec),
+        'moved_at': None, 'created_at': now, 'updated_at': now,
+    } for reservation_id, one, host_ids in zip(
+        ids, new.reservations, picked, strict=True)], [
+        events.row(lease_id, event_type, time, now, action=action,
+                   done=event_type == states.EventType.REFUND or (
+                       start_done and event_type == states.EventType.START))
+        for event_type, time, action in _events(new, types)])
+
+
+def _events(new: NewLease, types: resource_types.ResourceTypes,
+            ) -> list[tuple[str, int, str | None]]:
+    """Their types, when they happen, and what is done then."""
+    request = new.request
+    found: list[tuple[str, int, str | None]] = [
+        (states.EventType.START, request.window.start, None),
+        (states.EventType.END, request.window.end, None)]
+    if request.before_end is not None:
+        found.append((states.EventType.BEFORE_END, request.before_end,
+                      request.before_end_action))
+    if new.lease_id is not None:
+        # It is still to come when the lease has ended.
+        found.append((states.EventType.REFUND, request.window.start, None))
+    if request.auto_extend:
+        found.append((states.EventType.EXTEND, events.extension(
+            request.window, request.auto_extend), None))
+    found += [(event.event_type, event.time, event.action)
+              for event in request.events]
+    own = types.events([(one.resource_type, one.params is None)
+                        for one in new.reservations], request.window)
+    return [*found, *(
+        (event_type, time, None) for event_type, time in own.items())]

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Binding what was promised to other hosts."""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import ledger
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import logs
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import events
+from blazar_core.leases import views
+from blazar_core.plugins import resource_types
+
+__all__ = ['Reassignment', 'Reassigned', 'exchanged', 'may_move']
+
+LOG = logging.getLogger(__name__)
+
+#: About more hosts than these nobody else decides while leases are bound to
+#: others: of so many some would be lost time and again, and all with them.
+_MANY = 8
+
+
+class Reassigned(ty.NamedTuple):
+    """Bookings of a lease are bound to other hosts.
+
+    :ivar seen: the generation of the lease when this was decided
+    :ivar hosts: by id of a booking, the id of its host; None: it has none,
+        and takes no room
+    :ivar reason: what is missing then, for readers of the lease
+    :ivar among: see :class:`ledger.NewBooking`
+    :ivar before: the ids of the hosts that they leave, as far as is known
+    """
+
+    lease_id: str
+    seen: int
+    hosts: ty.Mapping[int, int | None]
+    reason: str = ''
+    among: model.HostPool | None = None
+    before: ty.Collection[int | None] = ()
+
+
+class Reassignment:
+    """Binds bookings of leases to other hosts."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._types = types
+
+    def rebind(self, *moves: Reassigned) -> list[dict[str, ty.Any]] | None:
+        """Bind bookings of leases to other hosts; all of them, or none.
+
+        :param moves: one of each lease
+        :returns: each lease, with what was ``exchanged``: for each booking
+            its reservation, its server and the names of its hosts before and
+            after; None when one has changed meanwhile
+        :raises NotFound: when one was withdrawn
+        :raises OverCapacity: when there is no room on a host
+        :raises LostRace: when another process decided about one meanwhile
+        """
+        with self._database.writer() as session:
+            ids = [one.lease_id for one in moves]
+            api.lock(session, *ids)
+            ledger.hold(session.connection(), {
+                host_id for one in moves for host_id in (
+                    *one.before, *one.hosts.values())
+                if host_id is not None}, _MANY)
+            leases = {one.id: one for one in api.whole(session, ids)}
+            held = {*session.scalars(_HELD, {'leases': [*leases]})} | {
+                one.id for one in leases.values()
+                if any(resource_types.kept_for(session, reservation)
+                       for reservation in one.reservations)}
+            now, going = self._clock.now(), []
+            for move in moves:
+                if move.lease_id not in leases:
+                    raise errors.NotFound(
+                        f'Lease {move.lease_id} could not be found.')
+                rows = _decided(move, leases[move.lease_id],
+                                move.lease_id in held)
+                if rows is None:
+                    return None
+                going.append([row for row in rows
+                              if row.host_id != move.hosts[row.id]])
+            said = [(move.lease_id, [
+                (row.reservation_id, row.server_id, row.host_id,
+                 move.hosts[row.id]) for row in rows])
+                for move, rows in zip(moves, going, strict=True)]
+            ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(
+                row, host_id=move.hosts[row.id], among=move.among))
+                for move, rows in zip(moves, going, strict=True)
+                for row in rows])
+            for move, rows in zip(moves, going, strict=True):
+                lease = leases[move.lease_id]
+                _moved(lease, rows, move.reason, now)
+                events.changed(session, lease, self._types,
+                               {row.reservation for row in rows}, now)
+            session.flush()
+            described = exchanged(session, [
+                (leases[lease_id], what) for lease_id, what in said])
+        for move, one in zip(moves, described, strict=True):
+            with logs.about(one['id'], one['project_id']):
+                _log(move, one)
+        return described
+
+    def add(self, lease_id: str, seen: int, reservation_id: str,
+            hosts: ty.Sequence[int], window: model.Window,
+            among: model.HostPool | None) -> dict[str, ty.Any] | None:
+        """Give a reservation of whole hosts that has begun more of them, in
+        the place of some that have failed and stay its own.
+
+        Arguments, answer and errors are those of :meth:`rebind`.
+
+        :param window: over which they are booked
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            found = [one for one in lease.reservations
+                     if one.id == reservation_id]
+            if lease.generation != seen + 1 or not found:
+                return None
+            now = self._clock.now()
+            ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
+                reservation_id, host_id, None, window, model.WHOLE,
+                among=among)) for host_id in hosts])
+            # They lack nothing any more.
+            for row in [row for row in found[0].bookings
+                        if row.host_failed_at is not None][:len(hosts)]:
+                row.host_failed_at = None
+            events.changed(session, lease, self._types, found, now)
+            found[0].moved_at = found[0].updated_at = lease.updated_at = now
+            session.flush()
+            session.expire(found[0])
+            names = session.scalars(sa.select(models.Host.name).where(
+                models.Host.id.in_(hosts)).order_by(models.Host.name)).all()
+            described = views.describe(lease)
+        described['exchanged'] = [
+            {'reservation_id': reservation_id, 'server_id': None,
+             'before': None, 'after': name} for name in names]
+        with logs.about(lease_id, described['project_id']):
+            LOG.info('Lease %s: reservation %s has %s, too, as hosts that it '
+                     'has have failed', lease_id, reservation_id,
+                     ', '.join(names))
+        return described
+
+
+def exchanged(session: orm.Session, said: ty.Sequence[tuple[
+        models.Lease, ty.Sequence[tuple[
+            str | None, str | None, int | None, int | None]]]],
+) -> list[dict[str, ty.Any]]:
+    """Leases, with what was exchanged for what.
+
+    :param said: of each, the ids of a reservation, of a server if it has
+        come, and of the hosts before and after, for each booking
+    """
+    names = {host_id: name for host_id, name in session.execute(
+        sa.select(models.Host.id, models.Host.name).where(
+            models.Host.id.in_({
+                one for _lease, all_of_it in said
+                for *_what, old, new in all_of_it for one in (old, new)}))
+    ).tuples()}
+    return [views.describe(lease) | {'exchanged': [
+        {'reservation_id': reservation_id, 'server_id': server_id,
+         'before': names[old] if old else None,
+         'after': names[new] if new else None}
+        for reservation_id, server_id, old, new in all_of_it]}
+        for lease, all_of_it in said]
+
+
+def _log(move: Reassigned, lease: ty.Mapping[str, ty.Any]) -> None:
+    for one in lease['exchanged']:
+        what = one['server_id'] or f'a place of {one["reservation_id"]}'
+        if one['after'] is not None:
+            LOG.info('Lease %s: %s is bound to host %s now; before: %s',
+                     lease['id'], what, one['after'], one['before'] or 'none')
+        elif one['before'] is not None:
+            LOG.warning('Lease %s: %s has no capacity on host %s any more. '
+                        '%s', lease['id'], what, one['before'], move.reason)
+
+
+def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
+    """Whether a booking may be bound to another host.
+
+    :param row: the booking
+    :param later: whether its servers come when it is there
+    :param held: whether the build of its servers is kept, or they are, from
+        the occurrence before
+    :param lease: its status, and when its deletion was asked for
+    """
+    if row.claimed_at is not None or row.dispatched_at is not None or (
+            lease.deleted_at is not None):
+        return False
+    if later:
+        return row.server_id is None and lease.status in (
+            *states.BEFORE, *states.BEGUN)
+    return held and lease.status in states.TO_START
+
+
+def _decided(move: Reassigned, lease: models.Lease, held: bool,
+             ) -> list[models.Booking] | None:
+    """The bookings of a move; None: its lease has changed meanwhile."""
+    rows = [row for row in lease.bookings if row.id in move.hosts and may_move(
+        row, not row.reservation.booted, held, lease)]
+    if lease.generation != move.seen + 1 or len(rows) != len(move.hosts):
+        return None
+    return rows
+
+
+def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],
+           reason: str, now: int) -> None:
+    """What is said of a lease whose bookings were bound elsewhere."""
+    for row in rows:
+        if row.host_id is not None:
+            row.reservation.moved_at = row.reservation.updated_at = now
+    if reason:
+        conditions.update(lease, now, conditions.Condition(
+            conditions.Type.CAPACITY_MISSING, conditions.Reason.HOSTS_LOST,
+            f'Reserved capacity is no longer available. {reason}'))
+    elif all(row.host_id is not None for row in lease.bookings):
+        conditions.update(lease, now, conditions.Type.CAPACITY_MISSING)
+    lease.updated_at = now
+
+
+_HELD = sa.select(models.HeldBuild.lease_id).where(
+    models.HeldBuild.lease_id.in_(sa.bindparam('leases', expanding=True)))

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a reservation may become, and what of it stays.
+
+What becomes of the bookings of a lease that is changed.
+
+Which hosts a lease that is changed needs, and what stays where it is.
+"""
+
+import collections
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import ledger
+from blazar_core.capacity import selection
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.common import words
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import creation
+from blazar_core.leases import views
+from blazar_core.leases import waiting
+
+__all__ = ['Plan', 'Unpicked', 'check', 'is_more', 'kept_of', 'leases_on',
+           'of', 'plan', 'resize', 'window_of']
+
+
+def check(lease: models.Lease, reservation: models.Reservation,
+          wanted: creation.NewReservation, others: bool) -> None:
+    """Make sure that a reservation can become what is wanted.
+
+    :param others: whether that is something else than it was
+    :raises InvalidLeaseParams: when it cannot; says why
+    """
+    rows, count = reservation.bookings, wanted.demand.count
+    used = sum(row.server_id is not None for row in rows)
+    begun = lease.status in states.BEGUN
+    if reservation.booted:
+        raise errors.InvalidLeaseParams(
+            f'Reservation {reservation.id} was made by a boot: its servers '
+            f'are what they are. Leave it out.')
+    if count < used:
+        raise errors.InvalidLeaseParams(
+            f'Reservation {reservation.id} has {words.count(used, "server")}: '
+            f'delete some first, or write an amount of at least {used}.')
+    if begun and others:
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} has started: of its reservations only the '
+            f'amount can be changed, and with whom hosts are shared.')
+    if begun and reservation.whole and count < reservation.amount:
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} has started: reservation {reservation.id} has '
+            f'{words.count(reservation.amount, "host")} and keeps all of them '
+            f'until its end. Write a number of at least '
+            f'{reservation.amount}; next time, reserve a host that you may '
+            f'want to release earlier in a lease of its own.')
+
+
+def others_beside(reservation: models.Reservation) -> int:
+    """How many whole hosts a reservation has beside those that it should, in
+    the place of others that have failed and stay its own.
+    """
+    return (len(reservation.bookings) - reservation.amount
+            if reservation.whole else 0)
+
+
+def is_more(reservation: models.Reservation, wanted: creation.NewReservation,
+            ) -> bool:
+    """Whether a change asks for more than there is.
+
+    A request that accepts fewer has not asked for more by asking for something
+    else.
+    """
+    numbers = [{name: (params or {}).get(name) for name in ('min', 'max')}
+               for params in (reservation.params, wanted.params)]
+    return wanted.demand.count + others_beside(reservation) > len(
+        reservation.bookings) and (
+        wanted.demand.least is None or numbers[0] != numbers[1])
+
+
+def kept_of(reservation: models.Reservation,
+            wanted: creation.NewReservation | None) -> list[models.Booking]:
+    """The bookings that stay; those with a server are the last to go."""
+    rows = sorted(reservation.bookings,
+                  key=lambda row: (row.server_id is None, row.id))
+    return rows if wanted is None else (
+        rows[:wanted.demand.count + others_beside(reservation)])
+
+
+def resize(reservation: models.Reservation, wanted: creation.NewReservation,
+           now: int, amount: int) -> None:
+    """Write what a reservation is from now on.
+
+    :param amount: how many bookings it has
+    """
+    reservation.resources = dict(wanted.demand.resources)
+    reservation.amount = amount
+    reservation.params = dict(wanted.params or {})
+    reservation.spec = dict(wanted.spec or {})
+    reservation.updated_at = now
+
+
+class Unpicked(Exception):
+    """Hosts have to be picked before a lease can be changed like this."""
+
+
+def of(always: ty.Iterable[str], lease: models.Lease,
+       reservation: models.Reservation, window: model.Window,
+       wanted: creation.NewReservation | None, picked: list[int] | None,
+       ) -> list[ledger.Edit]:
+    """What becomes of the bookings of a reservation.
+
+    :param always: what it may become without being another one
+    :param window: that of its bookings
+    :param wanted: what it becomes; None: it stays what it is
+    :param picked: the hosts that it gets, or those that are added
+    :raises Unpicked: when hosts have to be picked first
+    :raises Outdated: when they were picked for other bookings
+    """
+    begun = lease.status in states.BEGUN
+    if wanted is not None:
+        others = _is_another(reservation, wanted, always)
+        check(lease, reservation, wanted, others)
+        if others and picked is None:
+            # Such servers may not be allowed where these are.
+            raise Unpicked
+    rows = reservation.bookings
+    kept = kept_of(reservation, wanted)
+    count, least = len(rows), len(rows)
+    if wanted is not None and (
+            not begun or is_more(reservation, wanted) or
+            wanted.demand.least is None):
+        beside = others_beside(reservation)
+        count, least = (one.count + beside for one in (
+            wanted.demand, wanted.demand.fewest()))
+    if picked is None:
+        if count > len(kept):
+            raise Unpicked
+        hosts: list[int | None] = [row.host_id for row in kept]
+        added: list[int] = []
+    elif begun:
+        hosts, added = [row.host_id for row in kept], picked
+    else:
+        kept = kept[:len(picked)] if wanted is not None else kept
+        hosts, added = [*picked[:len(kept)]], picked[len(kept):]
+    if not least <= len(kept) + len(added) <= count or (
+            len(hosts) != len(kept)):
+        raise api.Outdated('it has other bookings than was thought')
+    changed: dict[str, ty.Any] = {} if wanted is None else {
+        'resources': wanted.demand.resources,
+        'among': wanted.demand.among}
+    return [
+        *(ledger.Edit(row, None) for row in rows if row not in kept),
+        *(ledger.Edit(row, ledger.new_of(
+            row, window=window, host_id=host_id, **changed if
+            # Where it is it may stay, whatever becomes of the host.
+            host_id != row.host_id else {**changed, 'among': None}))
+            for row, host_id in zip(kept, hosts)),
+        *(ledger.Edit(None, ledger.NewBooking(
+            reservation.id, host_id, None, window, **{
+                'resources': reservation.resources, **changed}))
+          for host_id in added)]
+
+
+def leases_on(host_id: int, session: orm.Session,
+              edits: ty.Mapping[str, ty.Iterable[ledger.Edit]]) -> list[str]:
+    """Return the leases that are to have bookings on a host.
+
+    Those that have begun cannot go to another host, and come last.
+
+    :param edits: by lease
+    """
+    return sorted((lease_id for lease_id, each in edits.items() if any(
+        edit.new is not None and edit.new.host_id == host_id
+        for edit in each)), key=lambda lease_id: api.found(
+            session, lease_id).status in states.BEGUN)
+
+
+def _is_another(reservation: models.Reservation,
+                wanted: creation.NewReservation, always: ty.Iterable[str],
+                ) -> bool:
+    """Whether something else is wanted than what it may always become,
+    such as more or fewer of the same.
+    """
+    any_ = dict.fromkeys(always)
+    return dict(wanted.demand.resources) != reservation.resources or (
+        {**(wanted.params or {}), **any_} !=
+        {**(reservation.params or {}), **any_})
+
+
+#: By the id of a reservation, what it becomes.
+_Resized = ty.Mapping[str, creation.NewReservation]
+
+
+class Plan(ty.NamedTuple):
+    """What a change needs hosts for.
+
+    :ivar demands: by reservation: all of its servers, or those that are added
+    :ivar instead_of: the bookings that it has
+    :ivar kept: what stays where it is
+    """
+
+    demands: dict[str, model.Demand]
+    window: model.Window
+    instead_of: list[models.Booking]
+    kept: list[selection.Pinned]
+
+
+def plan(session: orm.Session, lease: models.Lease, resized: _Resized,
+         window: model.Window, grace_period: int | None, now: int) -> Plan:
+    """What hosts are needed for, where a lease is to get another window, and
+    its reservations become something else.
+
+    :param grace_period: seconds; None: what it has
+    :raises Outdated: when it has no servers any more
+    :raises InvalidLeaseParams: when more is wanted of what is over
+    """
+    rows = lease.bookings
+    if not rows:
+        raise api.Outdated('its servers have gone meanwhile')
+    booked = lease.booked(window, grace_period)
+    demands = _demands(session, lease, resized)
+    kept = _kept(lease, resized)
+    if lease.status in states.BEGUN and window.end <= now:
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} is over by then: nothing can be added to it. '
+            f'Make another lease.')
+    if kept:
+        booked = model.Window(now, booked.end)
+    return Plan(demands, booked, rows, kept)
+
+
+def _kept(lease: models.Lease, resized: _Resized) -> list[selection.Pinned]:
+    """What stays where it is of a lease that has begun."""
+    if lease.status not in states.BEGUN:
+        return []
+    on: dict[frozenset[tuple[str, int]], collections.Counter[int]] = (
+        collections.defaultdict(collections.Counter))
+    for one in lease.reservations:
+        for row in kept_of(one, resized.get(one.id)):
+            if row.host_id is not None:
+                on[frozenset(row.resources.items())][row.host_id] += 1
+    return [selection.Pinned(dict(resources), hosts)
+            for resources, hosts in on.items()]
+
+
+def _demands(session: orm.Session, lease: models.Lease, resized: _Resized,
+             ) -> dict[str, model.Demand]:
+    """By reservation, what hosts are looked for.
+
+    For all of its servers; for those that are added, if it has begun.
+    """
+    demands = {}
+    for one in lease.reservations:
+        wanted = resized.get(one.id)
+        if lease.status in states.BEGUN:
+            if wanted is not None and is_more(one, wanted):
+                demands[one.id] = _added(session, one, wanted.demand)
+        elif wanted is not None:
+            demands[one.id] = wanted.demand
+        else:
+            demands[one.id] = _where_it_is(session, one)
+    return demands
+
+
+def _added(session: orm.Session, reservation: models.Reservation,
+           demand: model.Demand) -> model.Demand:
+    """A demand, for what it asks for beside what is there."""
+    there = len(reservation.bookings) - others_beside(reservation)
+    hosts = frozenset(_uuids(session, reservation.bookings))
+    demand = dataclasses.replace(
+        demand, count=demand.count - there, least=None
+        if demand.least is None else max(0, demand.least - there))
+    if demand.affinity is model.Affinity.SAME and hosts:
+        return dataclasses.replace(demand, hosts=hosts)
+    if demand.affinity is model.Affinity.DIFFERENT:
+        return dataclasses.replace(demand, avoid=demand.avoid | hosts)
+    return demand
+
+
+def _uuids(session: orm.Session,
+           rows: ty.Iterable[models.Booking]) -> ty.Iterable[str]:
+    """The uuids of the hosts of bookings."""
+    return session.scalars(sa.select(models.Host.uuid).where(
+        models.Host.id.in_({row.host_id for row in rows})))
+
+
+def _where_it_is(session: orm.Session,
+                 reservation: models.Reservation) -> model.Demand:
+    """The demand of a reservation that keeps to the hosts it has.
+
+    Its servers may have to be apart: none of them gets more than the one
+    with most has.
+    """
+    rows = reservation.bookings
+    most = max(collections.Counter(row.host_id for row in rows).values())
+    return model.Demand(
+        model.WHOLE if reservation.whole else rows[0].resources, len(rows),
+        model.Affinity.DIFFERENT, most, among=None,
+        hosts=frozenset(_uuids(session, rows)))
+
+
+def window_of(lease: models.Lease, start: int | None, end: int | None,
+              was_end: int | None, now: int) -> model.Window:
+    """The window that a lease would get.
+
+    :param start: the new one; None: the one that it has; so is ``end``
+    :param was_end: the end that it has to have until now; None: any
+    :raises InvalidLeaseParams: when it cannot get that
+    :raises Conflict: when it has another end than was thought
+    """
+    begun = lease.status in states.BEGUN
+    if lease.status in states.SEEKING:
+        raise errors.InvalidLeaseParams(
+            f'{waiting.unready(lease, "it can be changed")} Until then, '
+            f'delete it and ask for another one.')
+    alone = lease.end_date + lease.grace_period
+    if (lease.grace_period and lease.deleted_at is None and now < alone and
+            lease.status == states.Lease.TERMINATING):
+        raise errors.Conflict(
+            f'Lease {lease.id} is over, and its servers are left alone '
+            f'until {clocks.minute(alone)}. Make another lease.')
+    if lease.deleted_at is not None or not begun and (
+            lease.status not in states.BEFORE):
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} is {views.status(lease)}: it cannot be '
+            f'changed. Make another lease.')
+    if begun and lease.end_date <= now and (
+            end not in (None, lease.end_date)):
+        # Others may count on its room: what is still there stays too long.
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} is over since '
+            f'{clocks.minute(lease.end_date)} UTC: its end cannot be moved. '
+            f'Make another lease.')
+    if begun and start not in (None, lease.start_date):
+        raise errors.InvalidLeaseParams(
+            f'Lease {lease.id} has started: only its end, its name, its '
+            f'events and amounts can be changed.')
+    if was_end not in (None, lease.end_date):
+        raise errors.Conflict(
+            f'The end of lease {lease.id} was moved meanwhile.')
+    start = lease.start_date if start is None else start
+    end = lease.end_date if end is None else end
+    # What is left alone may be overdue; what runs may end this second.
+    late = (start, end) != (lease.start_date, lease.end_date) and (
+        end < now if begun else min(start, end - 1) < now)
+    if end <= start or late:
+        raise errors.InvalidLeaseParams(
+            'End date must be later than start date, and neither may lie '
+            f'in the past: from {clocks.minute(start)} to '
+            f'{clocks.minute(end)}, now it is {clocks.minute(now)} UTC.')
+    return model.Window(start, end)

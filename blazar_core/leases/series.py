@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""Leases that recur: many that were asked for at once, and are shown as one.
+
+Each occurrence is a lease like any other, so that nothing of what begins,
+ends, moves and heals leases knows of them. What they have in common is told
+by :class:`blazar_core.db.models.Recurrence`, whose id is that of all together.
+"""
+
+import collections
+import dataclasses
+import datetime
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import selection
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import recurrences
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import budget_commits
+from blazar_core.leases import creation
+from blazar_core.leases import requests
+from blazar_core.leases import views
+
+__all__ = ['Series', 'absence', 'check_apart']
+
+LOG = logging.getLogger(__name__)
+
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+_Shifted: ty.TypeAlias = ty.Mapping[model.Window, recurrences.Dates]
+
+
+class Series:
+    """Leases that recur."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 making: creation.LeaseCreation,
+                 charges: budget_commits.BudgetCommits) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._making = making
+        self._charges = charges
+
+    # -- making them ---------------------------------------------------------
+
+    def fitting(self, leases: ty.Sequence[creation.NewLease], some: bool,
+                ) -> tuple[list[creation.NewLease], list[_Lease]]:
+        """Those for which there is capacity now; books nothing.
+
+        :param leases: the occurrences, in their order
+        :param some: content with some of them
+        :returns: these, and of the others their dates, and why not
+        :raises InvalidLeaseParams: when they overlap
+        :raises Refused: when there is no capacity for one, or for none of some
+        """
+        check_apart([new.booked for new in leases])
+        fits, left_out, first = [], [], None
+        for new in leases:
+            refusal = self._making.quote(new)
+            if refusal is None:
+                fits.append(new)
+                continue
+            window = new.request.window
+            refusal = dataclasses.replace(refusal, occurrence=window.start)
+            first = first or refusal
+            if not some:
+                break
+            left_out.append({
+                'start_date': window.start, 'end_date': window.end,
+                'reason': dataclasses.replace(
+                    refusal, occurrence=None).sentence()})
+        if first is not None and not (some and fits):
+            raise errors.Refused(first)
+        return fits, left_out
+
+    def create(self, recurrence_id: str, asked: requests.Recurrence,
+               leases: ty.Sequence[creation.NewLease],
+               sealed: ty.Sequence[str | None],
+               left_out: ty.Sequence[_Lease],
+               kept: ty.Sequence[str] = ()) -> list[_Lease]:
+        """Admit occurrences: all of them, or none.
+
+        :param leases: that do not overlap, with this id; they have what the
+            limits said in common
+        :param sealed: for each, the call to be sent at its start
+        :param left_out: those for which there was no capacity
+        :param kept: the servers that are kept from one to the next
+        :returns: the leases
+        :raises Refused: when there is no capacity for one
+        :raises ConcurrentUpdate: when too many others book at the same moment
+        :raises Conflict: when one was made with its key meanwhile
+        :raises LimitExceeded: when they are too many, or too much
+        """
+        def write(connection: sa.Connection, picked: list[selection.Picked],
+                  ) -> list[_Lease]:
+            made = self._making.write(connection, zip(
+                committed, sealed, picked, strict=True))
+            connection.execute(models.Recurrence.__table__.insert().values(
+                id=recurrence_id, rule=asked.rule, timezone=asked.timezone,
+                between_policy=asked.between, servers=list(kept),
+                left_out=list(left_out), shifted=_shifted(asked.shifted),
+                created_at=self._clock.now()))
+            return made
+
+        with self._charges.committed(leases) as committed:
+            made = self._admission.admit_all(
+                [(new.demands, new.booked) for new in leases], write,
+                leases[0].host_bound)
+        LOG.info('Lease %s (%s) of project %s: from %s on, %s times (%s), '
+                 'leases %s', recurrence_id, made[0]['name'],
+                 made[0]['project_id'], clocks.iso(made[0]['start_date']),
+                 len(made), asked.rule, ', '.join(
+                     one['id'] for one in made))
+        return made
+
+    # -- looking at them -----------------------------------------------------
+
+    def get(self, recurrence_id: str) -> _Lease:
+        """All occurrences as one lease: as the first that is not over has it,
+        or the last.
+
+        :returns: the lease, as :meth:`as_one` makes it
+        :raises NotFound: when there is none of that id, or all were deleted
+        """
+        with self._database.reader() as session:
+            rows = [row for row in _occurrences(session, [recurrence_id])
+                    if not _is_gone(row)]
+            if not rows:
+                raise errors.NotFound(
+                    f'Lease {recurrence_id} could not be found.')
+            current = _current(rows)
+            lease = views.describe(api.found(session, current.id))
+        return self.as_one([lease])[0]
+
+    def as_one(self, leases: ty.Sequence[_Lease]) -> list[_Lease]:
+        """Leases, each occurrence as what stands for all of its like.
+
+        It has the ``id`` of all together, ``recurrence`` and ``occurrences``
+        beside what it has as a lease.
+        """
+        ids = {one['recurrence_id'] for one in leases} - {None}
+        if not ids:
+            return list(leases)
+        with self._database.reader() as session:
+            known = {row.id: row for row in session.scalars(
+                sa.select(models.Recurrence).where(
+                    models.Recurrence.id.in_(ids)))}
+            occurrences = collections.defaultdict(list)
+            for row in _occurrences(session, ids):
+                occurrences[row.recurrence_id].append({
+                    'id': row.id, 'start_date': row.start_date,
+                    'end_date': row.end_date, 'status': views.status(row)
+                    if not _is_gone(row) else 'DELETED',
+                    'reason': _reason(known.get(row.recurrence_id), row)})
+        for row in known.values():
+            occurrences[row.id] += [
+                {'id': None, 'status': 'LEFT_OUT', **one}
+                for one in row.left_out]
+        return [one if one['recurrence_id'] not in known else {
+            **one, 'id': one['recurrence_id'],
+            'recurrence': {name: getattr(
+                known[one['recurrence_id']], name) for name in (
+                    'rule', 'timezone', 'between')},
+            'occurrences': sorted(
+                occurrences[one['recurrence_id']],
+                key=lambda each: (each['start_date'], each['id'] or ''))}
+                for one in leases]
+
+    def current(self, lease_id: str) -> str:
+        """The id of the lease that stands for all; of any other its own."""
+        with self._database.reader() as session:
+            rows = _occurrences(session, [lease_id])
+        return str(_current(rows).id) if rows else lease_id
+
+    def unfinished(self, recurrence_id: str) -> list[_Lease]:
+        """The occurrences that are not over, first to last."""
+        with self._database.reader() as session:
+            ids = [row.id for row in _occurrences(session, [recurrence_id])
+                   if row.status not in states.LEASE.final()]
+            found = {one.id: one for one in api.whole(session, ids)}
+            return [views.describe(found[one]) for one in ids]
+
+    def nominal(self, recurrence_id: str,
+                ) -> dict[model.Window, recurrences.Dates]:
+        """By the windows of occurrences of which the wall does not show both
+        dates, these dates.
+        """
+        with self._database.reader() as session:
+            row = session.get_one(models.Recurrence, recurrence_id)
+            return {_window(one): recurrences.Dates(*(
+                datetime.datetime.fromisoformat(date)
+                for date in one['dates'])) for one in row.shifted or ()}
+
+    def shift(self, recurrence_id: str, shifted: _Shifted,
+              ) -> ty.Callable[[orm.Session], None]:
+        """What writes of which occurrences the wall does not show both dates.
+        """
+        def write(session: orm.Session) -> None:
+            recurrence = models.Recurrence.__table__
+            session.execute(sa.update(recurrence).where(
+                recurrence.c.id == recurrence_id,
+            ).values(shifted=_shifted(shifted)))
+
+        return write
+
+    def rename(self, recurrence_id: str, name: str) -> None:
+        """Rename the occurrences whose end has not begun, in one statement.
+        """
+        leases = models.Lease.__table__
+
+        def write() -> None:
+            with self._database.begin() as connection:
+                connection.execute(sa.update(leases).where(
+                    leases.c.recurrence_id == recurrence_id,
+                    leases.c.status.not_in(states.ENDING),
+                    leases.c.deleted_at.is_(None),
+                ).values(name=name, updated_at=self._clock.now(),
+                         generation=leases.c.generation + 1))
+
+        self._database.retried(write)
+
+    def amount_beside(self, lease: _Lease) -> int:
+        """Return how many servers or hosts the other occurrences have that
+        are not over; of a lease that does not recur, none.
+        """
+        if lease['recurrence_id'] is None:
+            return 0
+        with self._database.connection() as connection:
+            return connection.scalar(sa.select(sa.func.coalesce(sa.func.sum(
+                models.Reservation.amount), 0)).join(models.Lease).where(
+                    models.Lease.recurrence_id == lease['recurrence_id'],
+                    models.Lease.status.not_in(states.LEASE.final()),
+                    models.Lease.id != lease['id'])) or 0
+
+
+def check_apart(booked: ty.Sequence[model.Window]) -> None:
+    """Make sure that occurrences do not overlap.
+
+    :param booked: how long each takes its capacity, in their order
+    :raises InvalidLeaseParams: when they do
+    """
+    for one, after in itertools.pairwise(booked):
+        if one.end > after.start:
+            raise errors.InvalidLeaseParams(
+                f'The occurrences overlap: that of '
+                f'{clocks.minute(one.start)} UTC takes '
+                f'capacity until {clocks.minute(one.end)}, with its '
+                f'period of grace and the time for cleaning, and the next '
+                f'one begins at {clocks.minute(after.start)}. Write '
+                f'an earlier end, or a rule with more time between them.')
+
+
+def absence(timezone: str, dates: recurrences.Dates) -> str:
+    """What is said of an occurrence of which the wall does not show both
+    dates.
+    """
+    return (f'Its dates are {dates.start:%Y-%m-%d %H:%M} to '
+            f'{dates.end:%Y-%m-%d %H:%M} ({timezone}), and not both exist, '
+            f'as the clocks go forward: it starts at the first time that '
+            f'does, and is as long.')
+
+
+def _shifted(shifted: _Shifted) -> list[dict[str, ty.Any]]:
+    return [{'start_date': window.start, 'end_date': window.end,
+             'dates': [date.replace(fold=0).isoformat() for date in dates]}
+            for window, dates in shifted.items()]
+
+
+def _window(described: ty.Any) -> model.Window:
+    return model.Window(described['start_date'], described['end_date'])
+
+
+def _reason(recurrence: models.Recurrence | None, row: ty.Any) -> str:
+    """What is said of an occurrence that is as it was made."""
+    if recurrence is None:
+        return ''
+    return next((absence(recurrence.timezone, recurrences.Dates(*(
+        datetime.datetime.fromisoformat(date) for date in one['dates'])))
+        for one in recurrence.shifted or () if _window(one) == model.Window(
+            row.start_date, row.end_date)), '')
+
+
+def _occurrences(session: orm.Session, ids: ty.Collection[str],
+                 ) -> ty.Sequence[ty.Any]:
+    lease = models.Lease.__table__.c
+    return session.execute(sa.select(
+        lease.id, lease.recurrence_id, lease.start_date, lease.end_date,
+        lease.status, lease.deleted_at).where(
+            lease.recurrence_id.in_(ids)).order_by(
+                lease.start_date, lease.id)).all()
+
+
+def _current(rows: ty.Sequence[ty.Any]) -> ty.Any:
+    return next((row for row in rows
+                 if row.status not in states.LEASE.final()), rows[-1])
+
+
+def _is_gone(row: ty.Any) -> bool:
+    return row.deleted_at is not None and row.status in states.LEASE.final()

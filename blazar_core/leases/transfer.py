@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""To whom a lease belongs: it is handed over to another project or user."""
+
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.common import words
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import credentials
+from blazar_core.leases import events
+from blazar_core.leases import hosted_servers
+from blazar_core.leases import limits
+from blazar_core.leases import views
+from blazar_core.leases import waiting
+from blazar_core.plugins import resource_types
+
+__all__ = ['OwnerLookup', 'Owner', 'Transfer', 'occupied']
+
+
+_Also: ty.TypeAlias = ty.Callable[[orm.Session], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owner:
+    """The project and the user that own a lease."""
+
+    project_id: str
+    user_id: str
+
+
+class OwnerLookup(ty.NamedTuple):
+    """A lease, as it was when it was decided about.
+
+    :ivar generation: its generation then
+    :ivar hosts: its whole hosts, if it has begun: where servers of its
+        project may be that have no bookings
+    :ivar build: whether the call is kept that builds its servers
+    """
+
+    described: dict[str, ty.Any]
+    generation: int
+    hosts: list[tuple[resource_types.BaseResourceType,
+                      resource_types.ReservationContext]]
+    build: bool
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.described['project_id'], self.described['user_id'])
+
+
+class Transfer:
+    """Gives leases other owners."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._types = types
+
+    def look(self, lease_id: str) -> OwnerLookup:
+        """A lease to hand over.
+
+        :raises NotFound: when there is none of that id
+        """
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            return OwnerLookup(
+                views.describe(lease), lease.generation,
+                [(kind, reserved) for kind, reserved in
+                 self._types.reserved(session, lease) if kind.has_hosts]
+                if lease.status in states.BEGUN else [],
+                (held := session.get(models.HeldBuild, lease_id)) is not None
+                and not held.only_if_lost)
+
+    def hand_over(self, lease_id: str, seen: int, owner: Owner,
+                  granted: limits.Granted | None, keep_trust: bool,
+                  back: bool = False, also: _Also | None = None,
+                  ) -> tuple[dict[str, ty.Any], list[str]]:
+        """Give a lease to another project or user.
+
+        :param seen: its generation when this was decided
+        :param granted: what the limits said of it; None: nothing limits it
+        :param keep_trust: what lets us act for the owner before stays
+        :param back: to whom it has belonged; what came meanwhile is his
+        :param also: writes what else belongs to the new owner
+        :returns: the lease as it is then, and all that let us act for the
+            owner before, sealed: it is not kept any more
+        :raises NotFound: when there is none of that id
+        :raises Conflict: when that cannot be done with it as it is, or
+            somebody else has changed it at this moment; says what to do
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        """
+        return self._database.retried(
+            self._hand_over, lease_id, seen, owner, granted, keep_trust, back,
+            also)
+
+    def _hand_over(self, lease_id: str, seen: int, owner: Owner,
+                   granted: limits.Granted | None, keep_trust: bool,
+                   back: bool, also: _Also | None,
+                   ) -> tuple[dict[str, ty.Any], list[str]]:
+        with self._database.connection() as connection:
+            before = connection.scalar(sa.select(
+                models.Lease.project_id).where(models.Lease.id == lease_id))
+        with self._database.writer() as session:
+            # A transaction that counts what either project has is run again.
+            # In one order, so that no two of these deadlock.
+            for project_id in sorted({before or '', owner.project_id}):
+                if granted is not None and project_id == owner.project_id:
+                    granted.lock(session.connection())
+                else:
+                    limits.lock(session.connection(), project_id)
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            if lease.generation != seen + 1 or lease.project_id != before:
+                raise _changed(lease_id)
+            if granted is not None:
+                granted.confirm(session.connection())
+            if lease.project_id != owner.project_id and not back:
+                _check_project(session, lease)
+            _check_status(lease)
+            lease.project_id, lease.user_id = owner.project_id, owner.user_id
+            lease.updated_at = now
+            # The project that asked for it before does not see it.
+            session.execute(sa.delete(models.RequestKey).where(
+                models.RequestKey.lease_id == lease_id))
+            trust = None if keep_trust else session.get(
+                models.Credential, lease_id)
+            if trust is not None:
+                session.delete(trust)
+            events.charge(session, lease, now)
+            session.flush()
+            sealed = credentials.all_of(trust) if trust else []
+            if also is not None:
+                also(session)
+            if before != owner.project_id:
+                events.handed_over(session, lease, self._types, now)
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease), sealed
+
+
+def _changed(lease_id: str) -> errors.Conflict:
+    return errors.Conflict(
+        f'Lease {lease_id} was changed meanwhile. Look at it, '
+        f'and try again.')
+
+
+def _check_status(lease: models.Lease) -> None:
+    """Whether a lease can have another owner."""
+    if lease.deleted_at is not None or lease.status in states.ENDING:
+        raise errors.Conflict(
+            f'Lease {lease.id} is {views.status(lease)}: it can no longer '
+            f'be handed over.')
+    if lease.status in states.SEEKING:
+        raise errors.Conflict(
+            f'{waiting.unready(lease, "it can be handed over")} Try again '
+            f'then.')
+
+
+def _check_project(session: orm.Session, lease: models.Lease) -> None:
+    """Whether nothing of a lease is of its project for good.
+
+    :raises Conflict: when servers are; says what to do
+    """
+    if lease.status == states.Lease.STARTING and not any(
+            one.booted for one in lease.reservations):
+        # What it is for is made ready for its project at this moment.
+        raise errors.Conflict(
+            f'Lease {lease.id} is {lease.status}: try again in a minute, when '
+            f'it is ACTIVE.')
+    servers = [row for row in lease.bookings if row.server_id is not None]
+    if any(one.booted for one in lease.reservations):
+        raise errors.Conflict(
+            f'Lease {lease.id} was made by the boot of its servers: '
+            f'{len(servers)} of them are there, and servers stay in their '
+            f'project. Its user alone may be changed; or let it end, and make '
+            f'another lease in the new project.')
+    if servers:
+        raise errors.Conflict(occupied(lease.id, len(servers)))
+    inside = _inside(session, lease)
+    if inside:
+        raise errors.Conflict(
+            f'The hosts of lease {lease.id} are used by '
+            f'{words.count(inside, "lease")} of project {lease.project_id}. '
+            f'Delete what uses them first, or share the hosts with the '
+            f'project.')
+
+
+def occupied(lease_id: str, count: int) -> str:
+    """Why a lease cannot be of another project."""
+    return (f'Lease {lease_id} has {words.count(count, "server")} of its '
+            f'project, and servers stay in their project. Delete them first, '
+            f'or change its user alone.')
+
+
+def _inside(session: orm.Session, lease: models.Lease) -> int:
+    """How many leases of the project of one are on its hosts, by right of
+    that alone.
+    """
+    own = {one.id for one in lease.reservations if one.whole and
+           lease.project_id not in (one.params or {}).get('projects', ())}
+    return 0 if not own else sum(
+        hosted_servers.of(one) in own for one in session.scalars(
+            sa.select(models.Reservation).join(models.Lease).where(
+                models.Lease.project_id == lease.project_id,
+                models.Lease.status.not_in(states.LEASE.final()),
+                models.Reservation.params.is_(None))))

@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How leases are changed: their time, their size, their name, their events."""
+
+import dataclasses
+import itertools
+import typing as ty
+
+from sqlalchemy import orm
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import ledger
+from blazar_core.capacity import outages
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import creation
+from blazar_core.leases import events
+from blazar_core.leases import exclusive
+from blazar_core.leases import hosted_servers
+from blazar_core.leases import limits
+from blazar_core.leases import requests
+from blazar_core.leases import resize
+from blazar_core.leases import views
+from blazar_core.plugins import resource_types
+
+__all__ = ['LeaseChange', 'LeaseUpdates']
+
+
+class _Unfit(Exception):
+    """A lease does not fit where it is; the cause says why."""
+
+    def __init__(self, lease_id: str) -> None:
+        super().__init__(lease_id)
+        self.lease_id = lease_id
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeaseChange:
+    """What a lease becomes; None leaves a thing as it is.
+
+    :ivar events: all of the user's own that are still to come
+    :ivar before_end_action: what is done before the end
+    :ivar reservations: by id, what they become
+    :ivar auto_extend: by how many seconds it is prolonged by itself; 0: not
+    :ivar was_end: the end that it has to have had until then
+    :ivar seen: that its owner knows that reservations have other hosts now
+    :ivar granted: what the limits said of it; None: nothing limits it
+    """
+
+    start: int | None = None
+    end: int | None = None
+    name: str | None = None
+    before_end: int | None = None
+    events: tuple[requests.EventRequest, ...] | None = None
+    reservations: ty.Mapping[str, creation.NewReservation] = dataclasses.field(
+        default_factory=dict)
+    granted: limits.Granted | None = None
+    on_end: str | None = None
+    grace_period: int | None = None
+    before_end_action: states.Action | None = None
+    auto_extend: int | None = None
+    was_end: int | None = None
+    seen: bool = False
+
+
+#: By reservation, the hosts that were found for it.
+_Picked: ty.TypeAlias = ty.Mapping[str, list[int]]
+_Changes: ty.TypeAlias = ty.Mapping[str, LeaseChange]
+
+
+class LeaseUpdates:
+    """Changes leases: all that is asked for, or nothing."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._types = types
+
+    def update(self, lease_id: str, change: LeaseChange) -> dict[str, ty.Any]:
+        """Prolong, shorten, move, resize or rename: all of it, or nothing.
+
+        Only a lease that has not started can be moved, or given servers of
+        another kind.
+
+        :returns: the lease as it is then
+        :raises NotFound: when there is none of that id
+        :raises InvalidLeaseParams: when that cannot be done to it; says why
+        :raises Refused: when there is no room
+        :raises LimitExceeded: when others made meanwhile have what it needs
+        :raises Conflict: when another process has just changed it
+        """
+        return self.update_all({lease_id: change})[0]
+
+    def update_all(self, changes: _Changes,
+                   also: ty.Callable[[orm.Session], None] | None = None,
+                   ) -> list[dict[str, ty.Any]]:
+        """:meth:`update` for leases of one project: all of them, or none.
+
+        :param changes: by lease, in an order in which none gets in the way of
+            the next; they do not overlap then
+        :param also: writes what else is changed
+        """
+        for lease_id, change in changes.items():
+            _check_window(self._database, self._types, lease_id, change,
+                          self._clock.now())
+        return self._database.retried(self._update, changes, also)
+
+    def _update(self, changes: _Changes,
+                also: ty.Callable[[orm.Session], None] | None,
+                ) -> list[dict[str, ty.Any]]:
+        picked: dict[str, _Picked] = {}
+        while True:
+            try:
+                return self._write(changes, picked, also)
+            except _Unfit as exc:
+                picked |= self._pick_from(
+                    exc.lease_id, changes, picked,
+                    ty.cast(Exception, exc.__cause__))
+
+    def _pick_from(self, first: str, changes: _Changes,
+                   before: ty.Mapping[str, _Picked], why: Exception,
+                   ) -> dict[str, _Picked]:
+        """Find hosts for a lease that does not fit where it is.
+
+        And for those after it, which may not fit either: what is written is
+        rolled back once, not once for each of them.
+
+        :param before: those of the leases before it that did not fit either
+        :param why: it does not
+        :raises Refused: when there are none for the first
+        """
+        with self._database.reader() as session:
+            leases = {one.id: one for one in api.whole(session, changes)}
+        picked = {**before}
+        for lease_id in itertools.dropwhile(first.__ne__, changes):
+            try:
+                picked[lease_id] = self._pick(
+                    lease_id, changes, leases, picked, why)
+            except (errors.Refused, api.Outdated):
+                if lease_id == first:
+                    raise
+        return picked
+
+    def _write(self, changes: _Changes, picked: ty.Mapping[str, _Picked],
+               also: ty.Callable[[orm.Session], None] | None,
+               ) -> list[dict[str, ty.Any]]:
+        """
+        :param picked: by lease, what :meth:`_rewrite` is told
+        :raises _Unfit: when hosts have to be picked for another one
+        """
+        granted = [one.granted for one in changes.values() if one.granted]
+        with self._database.writer() as session:
+            for one in granted[:1]:
+                one.lock(session.connection())
+            # Before the first look: what it sees is fixed by that.
+            for lease_id in sorted(changes):
+                api.lock(session, lease_id)
+            edits = {}
+            for lease_id, change in changes.items():
+                try:
+                    edits[lease_id] = self._rewrite(
+                        session, lease_id, change, picked.get(lease_id, {}))
+                except resize.Unpicked as exc:
+                    if lease_id in picked:
+                        raise
+                    raise _Unfit(lease_id) from exc
+            if also is not None:
+                also(session)
+            session.flush()
+            # Last, as others wait for these hosts until the transaction ends.
+            try:
+                ledger.amend(session, self._clock.now(), [
+                    edit for each in edits.values() for edit in each])
+            except ledger.OverCapacity as exc:
+                for lease_id in resize.leases_on(
+                        exc.host_id, session, edits):
+                    if lease_id not in picked:
+                        raise _Unfit(lease_id) from exc
+                raise
+        with self._database.reader() as session:
+            return [views.describe(api.found(session, lease_id))
+                    for lease_id in changes]
+
+    def _pick(self, lease_id: str, changes: _Changes,
+              leases: ty.Mapping[str, models.Lease],
+              before: ty.Mapping[str, _Picked], why: Exception) -> _Picked:
+        """Find hosts for one lease: see :meth:`_pick_from`.
+
+        :param leases: those that are changed, as they were read
+        :raises Refused: when there are none
+        """
+        change = changes[lease_id]
+        with self._database.reader() as session:
+            lease, now = api.found(session, lease_id), self._clock.now()
+            window = new_window(lease, change, now)
+            plan = resize.plan(
+                session, lease, change.reservations, window,
+                change.grace_period, now)
+            longer = window.start == lease.start_date and all(
+                (wanted := change.reservations.get(one.id)) is None or
+                dict(wanted.params or {}) == (one.params or {})
+                for one in lease.reservations)
+            beside = {one.id: one for one in leases.values()
+                      if one.id != lease_id}
+            others = [row for one in beside.values() for row in one.bookings]
+            bound = None if change.granted is None else (
+                change.granted.host_bound())
+            for other in itertools.takewhile(lease_id.__ne__, changes):
+                if bound is not None and other in beside:
+                    _count(bound, beside[other], changes[other],
+                           before.get(other), now)
+        occurrence = window.start if len(changes) > 1 else None
+        if not plan.demands and isinstance(why, resize.Unpicked):
+            raise api.Outdated('another request has added it '
+                               'meanwhile') from why
+        if not plan.demands:
+            raise errors.Refused(dataclasses.replace(self._too_long(
+                lease, change, plan, window), occurrence=occurrence)) from why
+        try:
+            picked = self._admission.pick_all(
+                [*plan.demands.values()], plan.window,
+                instead_of=[*plan.instead_of, *others], kept=plan.kept,
+                host_bound=bound)
+        except errors.Refused as exc:
+            raise errors.Refused(dataclasses.replace(
+                exc.refusal, occurrence=occurrence, latest_end=_latest(
+                    self._admission, lease, plan.instead_of, plan, window,
+                ) if longer else exc.refusal.latest_end)) from exc
+        return dict(zip(plan.demands, picked, strict=True))
+
+    def _too_long(self, lease: models.Lease, change: LeaseChange,
+                  plan: resize.Plan, window: model.Window,
+                  ) -> refusals.Refusal:
+        """Why a lease cannot last over a window: what runs stays where it is,
+        and has started already.
+        """
+        kept = [row for one in lease.reservations for row in resize.kept_of(
+            one, change.reservations.get(one.id))]
+        latest = _latest(self._admission, lease, kept, plan, window)
+        reason = refusals.Reason.TOO_LONG
+        if latest is None:
+            with self._database.connection() as connection:
+                if outages.are_away(
+                        connection, {row.host_id for row in kept},
+                        _since(kept, plan)):
+                    reason = refusals.Reason.HOST_AWAY
+        return refusals.Refusal(
+            reason, len(kept), 0, None, latest_end=latest)
+
+    def _rewrite(self, session: orm.Session, lease_id: str,
+                 change: LeaseChange, picked: _Picked) -> list[ledger.Edit]:
+        """Give a lease that is locked another window and other amounts.
+
+        :param picked: by reservation, the hosts that it gets (all of them,
+            or those that are added, if it has begun); empty: where it is
+        :returns: what becomes of its bookings
+        :raises edit_rows.Unpicked: when hosts have to be picked first
+        :raises Outdated: when it has other bookings than was thought
+        """
+        lease = api.found(session, lease_id)
+        window = new_window(lease, change, self._clock.now())
+        if change.granted is not None:
+            change.granted.confirm(session.connection(), [
+                ([*picked.values()], lease.booked(window))])
+        hosted_servers.check(session, lease, window)
+        exclusive.check_change(session, lease, window, change.grace_period)
+        if change.reservations.keys() - {one.id for one in lease.reservations}:
+            raise errors.InvalidLeaseParams(
+                f'A reservation to be changed is not one of lease '
+                f'{lease_id}.')
+        now = self._clock.now()
+        _set(lease, change)
+        edits = {one: resize.of(
+            self._types.of_row(one).changeable
+            if one.id in change.reservations else (),
+            lease, one, lease.booked(window),
+            change.reservations.get(one.id), picked.get(one.id))
+            for one in lease.reservations}
+        beside = {one: resize.others_beside(one) for one in edits}
+        for one, each in edits.items():
+            wanted = change.reservations.get(one.id)
+            if wanted is not None:
+                resize.resize(one, wanted, now, sum(
+                    edit.new is not None for edit in each) - beside[one])
+        events.changed(session, lease, self._types, [
+            one for one, each in edits.items() if any(
+                edit.row is None or edit.new is None
+                for edit in each)], now)
+        if window != model.Window(lease.start_date, lease.end_date):
+            events.retime(session, lease, self._types, window, now)
+        if window.start != lease.start_date:
+            conditions.update(lease, now, conditions.Type.START_DELAYED)
+        if window.end > lease.end_date or change.auto_extend is not None:
+            conditions.update(lease, now, conditions.Type.NOT_EXTENDED)
+        events.redate(lease, window, now)
+        if change.auto_extend is not None:
+            events.reextend(session, lease, change.auto_extend, now)
+        events.charge(session, lease, now)
+        # Only what is written can be deleted again.
+        session.flush()
+        _rename(session, lease, change, window, now)
+        return [edit for each in edits.values() for edit in each]
+
+
+def _check_window(database: api.Database, types: resource_types.ResourceTypes,
+                  lease_id: str, change: LeaseChange, now: int) -> None:
+    """Ask its resource types whether a lease can have another window.
+
+    :raises Refused: when it cannot where it is; says why and until when it can
+    """
+    if all(one is None for one in (change.start, change.end,
+                                   change.grace_period, change.on_end)):
+        return
+    with database.reader() as session:
+        lease = api.found(session, lease_id)
+        window = model.stay(lease.booked(
+            new_window(lease, change, now),
+            change.grace_period), change.on_end or lease.on_end)
+        having = types.reserved(session, lease)
+    try:
+        for kind, one in having:
+            if one.window is not None and window != one.window:
+                kind.check_window(dataclasses.replace(one, window=window))
+    except errors.Refused as exc:
+        latest = exc.refusal.latest_end
+        raise errors.Refused(dataclasses.replace(
+            exc.refusal, latest_end=None if latest is None else
+            _end_of(lease, latest - lease.booked(
+                model.Window(0, 1), change.grace_period).end + 1,
+            ))) from exc
+
+
+def _set(lease: models.Lease, change: LeaseChange) -> None:
+    """What is simply another one."""
+    if change.on_end is not None:
+        lease.on_end = change.on_end
+    if change.grace_period is not None:
+        lease.grace_period = change.grace_period
+    if change.seen:
+        for one in lease.reservations:
+            one.moved_at = None
+
+
+def _rename(session: orm.Session, lease: models.Lease, change: LeaseChange,
+            window: model.Window, now: int) -> None:
+    """Its name and its events."""
+    # What follows reads the rows that the new dates have added.
+    session.flush()
+    if change.name is not None:
+        lease.name = change.name
+    wanted = [(event.event_type, event.time, event.action)
+              for event in change.events or ()]
+    coming = [event for event in lease.events
+              if event.status == states.Event.UNDONE]
+    before = [event for event in coming
+              if event.event_type == states.EventType.BEFORE_END]
+    if change.before_end is not None:
+        lease.before_end_date = change.before_end
+        wanted.insert(0, (states.EventType.BEFORE_END, change.before_end,
+                          _before_end_action(lease, change)))
+    elif change.before_end_action is not None:
+        events.act_before_end(lease, before, change.before_end_action,
+                              window)
+    first = max(window.start, now)
+    for event_type, time, action in wanted:
+        if not first <= time <= window.end:
+            raise errors.InvalidLeaseParams(
+                f'The {event_type} {clocks.minute(time)} is not within '
+                f'what is to come of the lease. Write a date from '
+                f'{clocks.minute(first)} to {clocks.minute(window.end)} '
+                f'UTC.')
+        events.check_action(event_type, action, time, window)
+    for event in [
+            *(before if change.before_end is not None else ()),
+            *(event for event in coming if change.events is not None and
+              states.EventType.is_users(event.event_type)),
+            *events.forgotten(lease)]:
+        session.delete(event)
+    for event_type, time, action in wanted:
+        row = events.row(lease.id, event_type, time, now, action=action)
+        if lease.status == states.Lease.OFFERED:
+            row['due'] = model.FOREVER
+        session.add(models.Event(**row))
+
+
+def _latest(admission: admissions.Admission, lease: models.Lease,
+            kept: ty.Sequence[models.Booking], plan: resize.Plan,
+            window: model.Window) -> int | None:
+    """Until when a lease can last where it is; None: no longer than it
+    does.
+
+    :param kept: the bookings that it is to have then
+    """
+    latest = admission.starts.lasting(
+        kept, plan.instead_of, _since(kept, plan), plan.window.end) - (
+            plan.window.end - window.end)
+    return _end_of(lease, latest)
+
+
+def _end_of(lease: models.Lease, latest: int) -> int | None:
+    """An end that a lease can have, as it is written: to the minute; None: it
+    is no later than the one that it has.
+    """
+    latest -= latest % 60
+    return latest if latest > lease.end_date else None
+
+
+def _since(kept: ty.Sequence[models.Booking], plan: resize.Plan) -> int:
+    """From when on a lease that is to last longer needs more than it has."""
+    return min(row.end_date for row in kept or plan.instead_of)
+
+
+def _count(bound: admissions.ProjectHosts, lease: models.Lease,
+           change: LeaseChange, picked: _Picked | None, now: int) -> None:
+    """Count the hosts of a lease that is changed with another one.
+
+    :param picked: those that it gets; None: it stays where it is
+    """
+    stays = [row.host_id for row in lease.bookings if row.host_id is not None]
+    bound.add([stays] if picked is None else [*picked.values()], lease.booked(
+        new_window(lease, change, now), change.grace_period))
+
+
+def new_window(lease: models.Lease, change: LeaseChange,
+               now: int) -> model.Window:
+    """See :func:`.replanning.window_of`."""
+    return resize.window_of(
+        lease, change.start, change.end, change.was_end, now)
+
+
+def _before_end_action(lease: models.Lease,
+                       change: LeaseChange) -> states.Action:
+    """What is done at another date before the end: the same, if nothing else
+    is wanted.
+    """
+    if change.before_end_action is not None:
+        return change.before_end_action
+    return next((states.Action(event.action or states.Action.NOTIFY)
+                 for event in reversed(lease.events)
+                 if event.event_type == states.EventType.BEFORE_END),
+                states.Action.NOTIFY)

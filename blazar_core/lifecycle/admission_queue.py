@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a lease needs that has no capacity yet, and how it gets that.
+
+Those that wait for it are tried again and again
+(:mod:`blazar_core.lifecycle.admission_queue`); for others it is made
+(:mod:`blazar_core.lifecycle.best_effort`).
+
+Leases that wait for room.
+
+They are tried at the times that were asked for, and as soon as something has
+changed on a host. Those of a project come one after the other, in the order
+in which they were asked for; of several projects the one comes first that has
+waited longest since it got something. A lease that has had its last try
+fails, and says why.
+
+Any number of processes may do this at the same time.
+"""
+
+import dataclasses
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import ledger
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import events
+from blazar_core.leases import hosted_servers
+from blazar_core.leases import requests
+from blazar_core.leases import views
+from blazar_core.leases import waiting
+from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import resource_types
+
+__all__ = ['AdmissionQueue', 'DeferredAdmission', 'PAUSE', 'fail', 'wanting']
+
+LOG = logging.getLogger(__name__)
+
+#: By reservation, what it needs.
+_Demands: ty.TypeAlias = dict[str, model.Demand]
+
+
+class DeferredAdmission:
+    """Gives leases that have none their capacity.
+
+    :param opens: opens a sealed call
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission, opens: ty.Callable[[
+                     str], str], types: resource_types.ResourceTypes,
+                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._types = types
+        self._demands = demands.Demands(clock, opens, types)
+        self._notify = notify
+
+    def forget(self) -> None:
+        """What the cloud said too long ago does not stay in memory."""
+        self._demands.forget()
+
+    def admit(self, lease_id: str) -> str | None:
+        """Give a lease its room, if there is some.
+
+        :returns: why there is none; None: it waits no more
+        :raises CloudUnavailable: when it cannot be said now what it needs
+        :raises ConcurrentUpdate: when too many others book at the same moment
+        """
+        return self._database.retried(self._admit, lease_id)
+
+    def _admit(self, lease_id: str) -> str | None:
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            if lease.status not in states.SEEKING:
+                return None
+            now = self._clock.now()
+            start = max(lease.start_date, now)
+            end = lease.end_date if lease.lasts is None else (
+                start + lease.lasts)
+            if end <= start:
+                return 'Its end has come.'
+            if lease.lasts is not None and now > (lease.retry_until or 0):
+                # Neither limits nor a trust go further.
+                return 'The time in which it may wait is over.'
+            window = model.Window(start, end)
+            for one in lease.reservations:
+                outer = hosted_servers.of(one)
+                why = outer and hosted_servers.why_not(
+                    session, outer, lease.project_id, window, later=True)
+                if why:
+                    return why
+            # What keeps others off there, while room is made.
+            own = [row for row in lease.bookings if row.host_id is not None]
+        wanted = self.needs(lease_id)
+        if isinstance(wanted, refusals.Refusal):
+            return wanted.sentence()
+        try:
+            picked = self._admission.pick_all(
+                [*wanted.values()], lease.booked(window), instead_of=own)
+        except errors.Refused as exc:
+            return str(exc)
+        described = self._enter(
+            lease_id, window, wanted, dict(zip(wanted, picked, strict=True)))
+        if described is not None:
+            LOG.info('Lease %s has got its capacity, from %s to %s', lease_id,
+                     clocks.iso(window.start), clocks.iso(window.end))
+            fault_points.fault_point(fault_points.FaultPoint.RETRY_ADMITTED,
+                                     lease_id)
+            self._notify('lease.update', described)
+        return None
+
+    def needs(self, lease_id: str) -> _Demands | refusals.Refusal:
+        """What the reservations of a lease need now, by their ids; or why
+        there is no host at all for one.
+
+        :raises CloudUnavailable: when it cannot be said now
+        """
+        with self._database.reader() as session:
+            held = session.get(models.HeldBuild, lease_id)
+            sealed = None if held is None else held.sealed
+            asked = [(one, resource_types.context_of(session, one),
+                      len(wanting(one)))
+                     for one in api.found(session, lease_id).reservations]
+        wanted: _Demands = {}
+        for one, reserved, count in asked:
+            said = self._demands.of(one, reserved, sealed)
+            if isinstance(said, refusals.Refusal):
+                return said
+            wanted[one.id] = dataclasses.replace(
+                said, count=count, least=None if said.least is None
+                else min(said.least, count))
+        return wanted
+
+    def _enter(self, lease_id: str, window: model.Window, wanted: _Demands,
+               picked: ty.Mapping[str,
+                                  list[int]]) -> lease_status.Lease | None:
+        """Book what a lease has waited for.
+
+        :raises OverCapacity: when there is no room on a host
+        :raises LostRace: when another process decided about one meanwhile
+        :raises Outdated: when it is for others than was thought
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status not in states.SEEKING:
+                return None
+            now = self._clock.now()
+            if window.end <= now:
+                raise api.Outdated('its end has come')
+            booked = lease.booked(window)
+            edits = []
+            for one in lease.reservations:
+                demand = wanted[one.id]
+                if demand.count != len(wanting(one)):
+                    raise api.Outdated('some of its servers have gone')
+                one.amount = len(picked[one.id])
+                edits += [ledger.Edit(
+                    row, None if host_id is None else ledger.new_of(
+                        row, window=booked, host_id=host_id,
+                        resources=demand.resources, among=demand.among))
+                    for row, host_id in itertools.zip_longest(
+                        wanting(one), picked[one.id])]
+            ledger.amend(session, now, edits)
+            lease.enter(states.Lease.PENDING, now)
+            conditions.update(lease, now, conditions.Type.WAITING)
+            lease.admitted_at = now
+            events.retime(session, lease, self._types, window, now)
+            if lease.lasts is not None:
+                events.move_own(lease, window.start - lease.start_date)
+            events.redate(lease, window, now)
+            events.begin(lease, states.EventType.MAKE_ROOM if (
+                lease.lease_type == requests.LeaseType.BEST_EFFORT
+            ) else states.EventType.RETRY, now)
+            events.charge(session, lease, now)
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
+
+
+def fail(session: orm.Session, lease: models.Lease, reason: str,
+         over: states.EventType, now: int) -> None:
+    """A lease that had no capacity will not get any.
+
+    :param over: the event that has tried to
+    """
+    conditions.update(
+        lease, now, conditions.Type.WAITING, conditions.Condition(
+            conditions.Type.FAILED, conditions.Reason.NO_CAPACITY, reason))
+    lease.updated_at = now
+    if lease.lasts is not None:
+        # Its end comes as if it had got it now.
+        start = max(lease.start_date, now)
+        events.redate(
+            lease, model.Window(start, start + lease.lasts), now)
+    lease_status.fail_waiting(session, lease, now)
+    events.begin(lease, over, now)
+
+
+def wanting(reservation: models.Reservation) -> list[models.Booking]:
+    """The bookings that need a host."""
+    return [row for row in reservation.bookings if row.failed_at is None]
+
+
+#: Seconds between two looks at whether there is room now, and for how long a
+#: look goes through the leases that wait.
+PAUSE = 3
+
+
+class AdmissionQueue:
+    """Gives leases that wait their room.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 index: booking_index.Index,
+                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 seeking: DeferredAdmission) -> None:
+        self._database = database
+        self._clock = clock
+        self._index = index
+        self._notify = notify
+        self._seeking = seeking
+        #: What the hosts were like when those were tried for which there was
+        #: no room, and whether that was all of them.
+        self._news = -1
+        self._tried: set[str] = set()
+        self._done = True
+
+    def look(self) -> None:
+        """Try leases that wait, if something has changed since the last time.
+
+        One statement where nobody waits; else a search for the first one of
+        each project. What is not done after :data:`PAUSE` seconds is done in
+        the next look.
+        """
+        late = self._clock.elapsed() + PAUSE
+        line = self._line()
+        if not line:
+            return
+        self._seeking.forget()
+        with self._index.fresh():
+            # Room comes only by a decision about a host.
+            news = sum(host.generation for host in self._index.hosts.values())
+        if news != self._news and self._done:
+            # Else those whose turn has not come yet come first.
+            self._news, self._tried = news, set()
+        self._done = False
+        while self._clock.elapsed() <= late:
+            lease = next((
+                row for row in line if row.id not in self._tried), None)
+            if lease is None:
+                self._done = True
+                return
+            with lease_status.apart(lease.id, lease.project_id):
+                if self._try_next(lease.id):
+                    # A project that got something goes to the end of the line.
+                    line = self._line()
+
+    def _try_next(self, lease_id: str) -> bool:
+        """Try a lease; says whether it waits no more."""
+        self._tried.add(lease_id)
+        try:
+            why = self._seeking.admit(lease_id)
+        except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
+            LOG.warning('Lease %s waits for capacity, and it cannot be found '
+                        'out now whether there is some: %s', lease_id, exc)
+            # The next look does not go by what this one has seen.
+            self._news = -1
+            return False
+        if why is not None:
+            LOG.debug('Lease %s waits for capacity: %s', lease_id, why)
+        return why is None
+
+    def _line(self) -> list[ty.Any]:
+        """The next lease of each project, in turn."""
+        with self._database.reader() as session:
+            heads: dict[str, ty.Any] = {}
+            for row in session.execute(_WAITING):
+                heads.setdefault(row.project_id, row)
+            served = {row.project_id: row.last for row in session.execute(
+                _SERVED, {'projects': [*heads]})} if heads else {}
+        return sorted(heads.values(), key=lambda row: (
+            served.get(row.project_id, 0), row.created_at, row.id))
+
+    # -- at its time ---------------------------------------------------------
+
+    def due(self, lease_id: str) -> lease_status.Result:
+        """It is time to try a lease; if that is the last time, it fails."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+        if lease.status != states.Lease.WAITING:
+            return None
+        left = (lease.retry_until or 0) - self._clock.now()
+        try:
+            # The last time everybody is tried.
+            why = (self._behind(lease) if left > 0 else '') or (
+                self._seeking.admit(lease_id))
+        except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
+            # However long it takes: it is not the lease that fails.
+            return lease_status.RetryAfter(
+                lease_status.AWAY, str(exc), lease_status.LONGEST_WAIT,
+                shown=isinstance(exc, errors.CloudUnavailable))
+        except (errors.DatabaseUnavailable, errors.NotFound):
+            raise
+        except errors.DecryptionError as exc:
+            why = str(exc)
+        except Exception:
+            LOG.exception('Lease %s waits for capacity, and could not be '
+                          'tried',
+                          lease_id)
+            # It keeps others of its project no longer than it may.
+            why = 'it could not be found out what it needs.'
+        fault_points.fault_point(fault_points.FaultPoint.RETRY_TRIED, lease_id)
+        if why is None:
+            return None
+        described = self._database.retried(
+            self._explain, lease_id, why, left <= 0)
+        if left <= 0:
+            if described is not None:
+                LOG.warning('Lease %s gets no capacity: %s', lease_id, why)
+                self._notify('lease.update', described)
+            return None
+        return lease_status.RetryAfter(min(lease.retry_interval or left, left),
+                                       why)
+
+    def _behind(self, lease: models.Lease) -> str:
+        """Why it is not the turn of a lease; empty: it is."""
+        with self._database.reader() as session:
+            return waiting.behind(
+                session.connection(), lease.project_id, lease.id)
+
+    def _explain(self, lease_id: str, why: str, last: bool,
+                 ) -> lease_status.Lease | None:
+        """Say why a lease waits, or that it has failed.
+
+        :returns: the lease; None when it does not wait any more
+        """
+        reason = waiting.reason(why)
+        with self._database.reader() as session:
+            if not last and conditions.holds(
+                    api.found(session, lease_id).conditions, reason):
+                return None
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.WAITING:
+                return None
+            now = self._clock.now()
+            conditions.update(lease, now, reason)
+            lease.updated_at = now
+            if last:
+                fail(session, lease, f'It got no capacity until '
+                     f'{clocks.minute(now)} UTC: {why}',
+                     states.EventType.RETRY, now)
+            session.flush()
+            return views.describe(lease)
+
+
+#: Oldest first.
+_WAITING = sa.select(
+    models.Lease.id, models.Lease.project_id, models.Lease.created_at,
+).where(models.Lease.status == states.Lease.WAITING).order_by(
+    models.Lease.created_at, models.Lease.id)
+#: When projects got something last.
+_SERVED = sa.select(
+    models.Lease.project_id,
+    sa.func.max(models.Lease.admitted_at).label('last'),
+).where(
+    models.Lease.project_id.in_(sa.bindparam('projects', expanding=True)),
+    models.Lease.admitted_at.is_not(None),
+).group_by(models.Lease.project_id)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Leases that are prolonged by themselves, while there is room.
+
+Some time before its end (:func:`blazar_core.leases.events.extension`) such a
+lease gets a later one as if its user had asked for it: by the same guarded
+decision, and within the same limits. That moves its events, this one too.
+"""
+
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.leases import events
+from blazar_core.leases import limits
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import lease_status
+
+__all__ = ['AutoExtension', 'Granting']
+
+LOG = logging.getLogger(__name__)
+
+#: Says what the limits have to say of a change of a lease, or raises.
+Granting: ty.TypeAlias = ty.Callable[
+    [lease_status.Lease, updates.LeaseChange], limits.Granted | None]
+
+
+class AutoExtension:
+    """Prolongs leases whose users want that.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 leases: updates.LeaseUpdates, granting: Granting,
+                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._leases = leases
+        self._granting = granting
+        self._notify = notify
+
+    def extend(self, lease_id: str) -> lease_status.Result:
+        """It is time to prolong a lease; where that cannot be it is tried
+        again until its end comes.
+        """
+        with self._database.reader() as session:
+            lease = views.describe(api.found(session, lease_id))
+        period, end = lease['auto_extend'], lease['end_date']
+        now = self._clock.now()
+        left = end - now
+        if not period or left <= 0 or lease['status'] not in (
+                *states.TO_START, states.Lease.ACTIVE):
+            return None
+        if lease['status'] != states.Lease.ACTIVE:
+            return lease_status.RetryAfter(
+                min(lease_status.LONGEST_WAIT, left),
+                'the lease has not begun yet')
+        early = events.extension(
+            model.Window(lease['start_date'], end), period) - now
+        if early > 0:
+            # Another worker has prolonged it while this one stood still.
+            return lease_status.RetryAfter(early, 'it is not time yet')
+        # Nobody else may move the end from now on, nor prolong it.
+        change = updates.LeaseChange(end=end + period, was_end=end)
+        try:
+            changed = self._leases.update(lease_id, dataclasses.replace(
+                change, granted=self._granting(lease, change)))
+        except (errors.CloudUnavailable, errors.ConcurrentUpdate,
+                errors.Conflict) as exc:
+            return lease_status.RetryAfter(min(lease_status.AWAY, left), str(
+                exc), min(lease_status.LONGEST_PAUSE, left), shown=(
+                    isinstance(exc, errors.CloudUnavailable)))
+        except (errors.Refused, errors.LimitExceeded,
+                errors.InvalidLeaseParams) as exc:
+            LOG.info('Lease %s is not prolonged: %s', lease_id, exc)
+            self._database.retried(
+                self._explain, lease_id, end,
+                f'until {clocks.minute(end)} UTC: {exc}')
+            return lease_status.RetryAfter(min(lease_status.LONGEST_PAUSE,
+                                               left), str(exc))
+        LOG.info('Lease %s is prolonged until %s', lease_id,
+                 clocks.iso(changed['end_date']))
+        self._notify('lease.update', changed)
+        if views.is_near_end(lease) and not views.is_near_end(changed):
+            self._notify('lease.event.before_end_lease.stop', changed)
+        return None
+
+    def _explain(self, lease_id: str, end: int, why: str) -> None:
+        """Say in a lease why it is not prolonged.
+
+        :param end: its end then; of another one it says nothing
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == states.Lease.ACTIVE and (
+                    lease.end_date == end and lease.auto_extend):
+                conditions.update(
+                    lease, self._clock.now(), conditions.Condition(
+                        conditions.Type.NOT_EXTENDED,
+                        conditions.Reason.REFUSED,
+                        f'It could not be prolonged, which is tried again '
+                        f'{why}', {'end_date': end}))

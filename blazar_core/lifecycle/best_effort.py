@@ -1,0 +1,509 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How often servers are migrated for leases of others.
+
+The rows of moves say it. They stay when their lease is deleted, at least for
+:data:`blazar_core.leases.lease_purge.LEAST_AGE` seconds.
+
+Plans of who moves where, so that there is capacity for a lease.
+
+A plan is made in memory and written down as a whole: who moves where, and
+where the lease is going to be. There it is booked from that moment on, beside
+all that is still there: so the rule lets nobody else in, and what leaves is
+left for it.
+
+Leases for which capacity is made: servers of others are moved.
+
+It is planned who moves where (:mod:`blazar_core.lifecycle.best_effort`). What
+fails is planned around; what is under way when somebody dies goes on, and
+whoever carries on looks at what is so.
+
+As soon as there is room the lease gets it, as one that has waited for it
+(:mod:`blazar_core.lifecycle.admission_queue`).
+"""
+
+import dataclasses
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import consolidation
+from blazar_core.capacity import ledger
+from blazar_core.capacity import move_planner
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import limits
+from blazar_core.leases import views
+from blazar_core.leases import waiting
+from blazar_core.lifecycle import admission_queue
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import server_moves
+from blazar_core.plugins import cloud_api
+
+__all__ = ['BestEffort', 'Left', 'MovePlanning', 'PERIOD', 'Pace', 'SETTLE',
+           'left', 'recently_moved', 'said']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds over which the migrations of a project are counted.
+PERIOD = 3600
+
+
+class Pace(ty.NamedTuple):
+    """
+    :ivar interval: seconds between two migrations of a server
+    :ivar per_hour: how many servers are migrated for the leases of a project
+        within an hour; None: twice as many as for one lease
+    """
+
+    interval: int = 600
+    per_hour: int | None = None
+
+
+class Left(ty.NamedTuple):
+    """How many more servers may be migrated for a project, and when there are
+    more; None: not before others that are planned have been asked for.
+    """
+
+    remaining: int
+    more_at: int | None
+
+
+def recently_moved(session: orm.Session, interval: int, now: int,
+                   ) -> dict[str, tuple[int, int]]:
+    """The servers that were migrated too short a time ago to be so again.
+
+    :param interval: seconds
+    :returns: for each, until when, and the id of the host it went to
+    """
+    found = {}
+    for row in session.execute(_RECENT, {'since': now - interval}):
+        until = min(row.updated_at, now) + interval
+        found[row.server_id] = until, row.target
+    return found
+
+
+def left(session: orm.Session, project_id: str, per_hour: int, lease_id: str,
+         now: int) -> Left:
+    """How many more servers may be migrated for the leases of a project.
+
+    What is planned for others of its leases counts as if it was asked for.
+
+    :param lease_id: of the lease whose own plan is about to be replaced
+    """
+    asked = [at for at in session.scalars(_ASKED, {
+        'project': project_id, 'since': now - PERIOD}) if at is not None]
+    planned = session.scalar(_PLANNED, {
+        'project': project_id, 'lease': lease_id}) or 0
+    return Left(max(0, per_hour - len(asked) - planned),
+                min(asked[0], now) + PERIOD if asked else None)
+
+
+def said(per_hour: int, interval: int, left: Left, most: int,
+         resting: ty.Mapping[str, tuple[int, int]],
+         wanted: ty.Collection[int]) -> ty.Iterator[str]:
+    """What the pace keeps from being moved, and until when. Whose servers
+    these are does not concern the owner of the lease.
+
+    :param most: how many could be moved without it
+    :param wanted: the ids of the hosts from which they would be moved
+    """
+    if left.remaining < most:
+        more = '' if left.more_at is None else (
+            f', the next one at {clocks.minute(left.more_at)} UTC')
+        yield (f'For all leases of a project {per_hour} servers are migrated '
+               f'within an hour at most: {left.remaining} more for now{more}.')
+    until = [when for when, host_id in resting.values() if host_id in wanted]
+    if until:
+        yield (f'Servers that were migrated in the last {interval} seconds '
+               f'stay where they are, the first of them until '
+               f'{clocks.minute(min(until))} UTC.')
+
+
+_RECENT = sa.select(
+    models.Move.server_id, models.Move.updated_at, models.Move.target,
+).where(
+    models.Move.asked_at.is_not(None),
+    models.Move.updated_at > sa.bindparam('since'),
+).order_by(models.Move.updated_at)
+_ASKED = sa.select(models.Move.asked_at).where(
+    models.Move.project_id == sa.bindparam('project'),
+    models.Move.asked_at > sa.bindparam('since'),
+).order_by(models.Move.asked_at)
+_PLANNED = sa.select(sa.func.count()).select_from(models.Move).join(
+    models.Lease, models.Lease.id == models.Move.lease_id).where(
+    models.Move.project_id == sa.bindparam('project'),
+    models.Move.lease_id != sa.bindparam('lease'),
+    models.Move.status == states.Move.PLANNED,
+    models.Lease.status == states.Lease.IN_PROGRESS)
+
+
+#: How often a plan is made anew because servers may not go where it says.
+_ROUNDS = 8
+
+
+class _Plan(ty.NamedTuple):
+    """What is written down of a plan.
+
+    :ivar picked: by reservation, the ids of the hosts where it is going to be
+    :ivar generations: of the hosts, by id, that the plan goes by
+    """
+
+    picked: dict[str, list[int]]
+    moves: list[move_planner.PlannedMove]
+    generations: dict[int, int]
+
+
+class MovePlanning:
+    """Plans moves for leases, and writes down what is planned.
+
+    :param notify: told of an event type and a lease
+    :param most: so many servers are moved for one lease at most
+    :param pace: how often servers are moved for several leases
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission, cloud: cloud_api.Cloud,
+                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 seeking: admission_queue.DeferredAdmission, most: int,
+                 pace: Pace = Pace()) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._cloud = cloud
+        self._notify = notify
+        self._seeking = seeking
+        self._most = most
+        self._pace = pace
+
+    def make(self, lease_id: str, why: str) -> bool:
+        """Plan who moves where, beside what has moved and what cannot; says
+        whether somebody is to.
+
+        :param why: why there is no room for the lease yet
+        """
+        try:
+            known: dict[str, frozenset[str]] = {}
+            no = self._database.retried(self._plan, lease_id, known)
+        except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
+            no = str(exc)
+        if no:
+            self._database.retried(self._explain, lease_id, f'{why} {no}')
+        else:
+            fault_points.fault_point(fault_points.FaultPoint.ROOM_PLANNED,
+                                     lease_id)
+        return not no
+
+    def _plan(self, lease_id: str, known: dict[str, frozenset[str]]) -> str:
+        """
+        :param known: by server, the hosts to which it may go; added to
+        :returns: why there is no plan
+        :raises LostRace: when somebody decided about a host of it meanwhile
+        """
+        wanted = self._seeking.needs(lease_id)
+        if isinstance(wanted, refusals.Refusal):
+            return wanted.sentence()
+        now = self._clock.now()
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            own = [row for one in lease.reservations
+                   for row in admission_queue.wanting(one)]
+            asked = server_moves.asked(session, lease_id)
+            others = server_moves.of_others(session, lease_id)
+            resting = recently_moved(session, self._pace.interval, now)
+            left = self._left(session, lease, now)
+        if not own:
+            return ''
+        window = model.Window(now, max(row.end_date for row in own))
+        plan = _Plan({}, [], {})
+        # No host serves both: a plan for one has nothing to do with the other.
+        for whole in {demand.whole for demand in wanted.values()}:
+            alike = {one: demand for one, demand in wanted.items()
+                     if demand.whole is whole}
+            scene = self._admission.freeing.scene(
+                [demand.fewest() for demand in alike.values()], window,
+                [row for row in own if row.host_id is not None],
+                {*resting, *(move.server_id for move in (*asked, *others))},
+                [(move.target, move.resources) for move in others])
+            most = self._most - len(asked)
+            made = self._best(scene, self._movable(scene), min(
+                most, left.remaining) - len(plan.moves), known)
+            if made is None:
+                return ' '.join([
+                    f'No servers could be moved so that there is, or more '
+                    f'than {self._most} would have to be.',
+                    *said(
+                        self._per_hour, self._pace.interval, left, most,
+                        resting, {host_id for wish in scene.wishes
+                                  for host_id in wish.hosts})])
+            plan.picked.update(zip(alike, made.picked, strict=True))
+            plan.moves.extend(made.moves)
+            plan.generations.update(scene.generations)
+        described = self._write(
+            lease_id, lease.project_id, plan, wanted, others)
+        if described:
+            LOG.info('Lease %s: room is made for it by %s moves', lease_id,
+                     len(plan.moves))
+            self._notify('lease.update', described)
+        return ''
+
+    def _left(self, session: orm.Session, lease: models.Lease, now: int,
+              ) -> Left:
+        """How many more servers may be moved for the project of a lease."""
+        return left(
+            session, lease.project_id, self._per_hour, lease.id, now)
+
+    @property
+    def _per_hour(self) -> int:
+        return (2 * self._most if self._pace.per_hour is None
+                else self._pace.per_hour)
+
+    def _movable(
+            self,
+            scene: consolidation.PlannerInput) -> list[move_planner.Movable]:
+        """The servers that may be moved at all."""
+        asked = [*scene.ordinary, *scene.leased]
+        found = self._cloud.movable([one.server_id for one in asked]) if (
+            asked and self._most) else {}
+        leased = {one.server_id for one in scene.leased}
+        return [one for one in asked if found.get(one.server_id, False) or
+                one.server_id in found and one.server_id not in leased]
+
+    def _best(self, scene: consolidation.PlannerInput,
+              movable: ty.Sequence[move_planner.Movable], most: int,
+              known: dict[str, frozenset[str]]) -> move_planner.Plan | None:
+        """The best plan by which every server goes where it may.
+
+        Where it may is asked of those only that are to move.
+        """
+        for _round in range(_ROUNDS):
+            bound = [one if one.server_id not in known else one._replace(
+                targets=frozenset(
+                    scene.ids[uuid] for uuid in known[one.server_id]
+                    if uuid in scene.ids)) for one in movable]
+            made = move_planner.plan(scene.places, bound, scene.wishes, most)
+            if made is None:
+                return None
+            unknown = [move.server_id for move in made.moves
+                       if move.server_id not in known]
+            if not unknown:
+                complete = move_planner.is_complete(
+                    scene.places, bound, scene.wishes, made)
+                if not complete:
+                    LOG.error('A plan is not complete, which is a fault of '
+                              'the planner: %s', made)
+                return made if complete else None
+            for server_id in unknown:
+                needs = self._cloud.needs(server_id)
+                known[server_id] = self._admission.usable(
+                    dataclasses.replace(needs, among=None)) & (
+                        needs.hosts or frozenset())
+        return None
+
+    def _write(self, lease_id: str, project_id: str, plan: _Plan,
+               wanted: ty.Mapping[str, model.Demand],
+               others: ty.Iterable[models.Move]) -> lease_status.Lease | None:
+        """Write a plan down, if it still goes by what is so.
+
+        The lease is booked where it is going to be: the rule is not asked, as
+        those who move are there yet, but nobody else gets in any more. Where
+        somebody only passes, the hosts are decided about as well: another
+        plan for the same capacity loses.
+
+        :param others: the moves for other leases that it goes by
+        :raises LostRace: when somebody decided about a host of it meanwhile
+        :raises Outdated: when the lease is for others than was thought, or
+            other leases have used up the pace
+        """
+        hosts = {host_id for some in plan.picked.values()
+                 for host_id in some} | {
+            host_id for move in plan.moves
+            for host_id in (move.source, move.target)}
+        with self._database.writer() as session:
+            limits.lock(session.connection(), project_id)
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            if lease.status != states.Lease.IN_PROGRESS:
+                return None
+            self._check_pace(session, lease, plan, now)
+            known = {(move.server_id, move.target) for move in others}
+            for move in server_moves.of_others(session, lease_id):
+                if (move.server_id, move.target) not in known:
+                    raise api.LostRace(move.target)
+            ledger.amend(session, now, _edits(
+                lease, plan, wanted), force=True, seen={
+                host_id: plan.generations[host_id] for host_id in hosts})
+            session.execute(sa.delete(models.Move).where(
+                models.Move.lease_id == lease_id,
+                models.Move.status == states.Move.PLANNED))
+            session.add_all(models.Move(
+                lease_id=lease_id, server_id=move.server_id,
+                source=move.source, target=move.target, asked_at=None,
+                resources={rc: amount for rc, amount in move.takes.items()
+                           if rc != model.HOST},
+                status=states.Move.PLANNED, updated_at=now,
+                project_id=lease.project_id)
+                for move in plan.moves)
+            session.flush()
+            conditions.update(
+                lease, now, server_moves.progress(session.scalars(sa.select(
+                    models.Move).where(models.Move.lease_id == lease_id))))
+            lease.updated_at = now
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease)
+
+    def _check_pace(self, session: orm.Session, lease: models.Lease,
+                    plan: _Plan, now: int) -> None:
+        """Make sure that a plan is still within the pace of its project.
+
+        :raises Outdated: when it moves more servers than may be moved by now
+        """
+        resting = recently_moved(session, self._pace.interval, now)
+        if len(plan.moves) > self._left(session, lease, now).remaining or any(
+                move.server_id in resting for move in plan.moves):
+            raise api.Outdated('other leases have had servers moved')
+
+    def _explain(self, lease_id: str, why: str) -> None:
+        """Say why nobody moves; what is kept free for the lease is not, until
+        somebody does.
+        """
+        reason = waiting.made(why)
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            if conditions.holds(lease.conditions, reason):
+                return
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.IN_PROGRESS:
+                return
+            now = self._clock.now()
+            conditions.update(lease, now, reason)
+            lease.updated_at = now
+            ledger.amend(session, now, [
+                ledger.Edit(row, ledger.new_of(row, host_id=None))
+                for row in lease.bookings if row.host_id is not None])
+
+
+def _edits(lease: models.Lease, plan: _Plan,
+           wanted: ty.Mapping[str, model.Demand]) -> list[ledger.Edit]:
+    """What becomes of the bookings of a lease by a plan.
+
+    :raises Outdated: when it is for others than was thought
+    """
+    edits = []
+    for one in lease.reservations:
+        rows, demand = admission_queue.wanting(one), wanted[one.id]
+        if len(rows) != demand.count:
+            raise api.Outdated('some of its servers have gone')
+        edits += [ledger.Edit(row, ledger.new_of(
+            row, host_id=host_id, resources=demand.resources,
+            among=demand.among)) for row, host_id in itertools.zip_longest(
+                rows, plan.picked[one.id])]
+    return edits
+
+
+#: Seconds after the last move until the books are sure to know of it.
+SETTLE = 30
+#: Seconds until somebody looks again where nothing could be done.
+_PAUSE = 10
+
+
+class BestEffort:
+    """Makes room for leases.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 seeking: admission_queue.DeferredAdmission,
+                 plans: MovePlanning, moving: server_moves.Moving) -> None:
+        self._database = database
+        self._clock = clock
+        self._notify = notify
+        self._seeking = seeking
+        self._plans = plans
+        self._moving = moving
+
+    def go_on(self, lease_id: str) -> lease_status.Result:
+        """Do what can be done for a lease now.
+
+        :returns: when to look again; None: it is no concern any more
+        """
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+        if lease.status != states.Lease.IN_PROGRESS:
+            return None
+        moves = self._moving.follow(lease_id)
+        why = self._try(lease_id)
+        if why is None:
+            LOG.info('Lease %s has its room. %s', lease_id,
+                     server_moves.whole(moves))
+            return None
+        left = (lease.retry_until or 0) - self._clock.now()
+        if left <= 0:
+            self._time_out(lease_id, why)
+            return None
+        pause = lease_status.AGAIN
+        if not any(move.status in (states.Move.PLANNED, *states.UNSETTLED)
+                   for move in moves):
+            settled = max((move.updated_at for move in moves
+                           if move.status == states.Move.MOVED), default=None)
+            if settled is None or not (
+                    0 <= self._clock.now() - settled < SETTLE):
+                planned = self._plans.make(lease_id, why)
+                pause = lease_status.AGAIN if planned else _PAUSE
+        self._moving.ask(lease_id)
+        return lease_status.RetryAfter(min(pause, left), why)
+
+    def _try(self, lease_id: str) -> str | None:
+        """Give a lease its room; says why there is none, None: it has it."""
+        try:
+            return self._seeking.admit(lease_id)
+        except (errors.CloudUnavailable, errors.ConcurrentUpdate,
+                errors.DecryptionError) as exc:
+            return str(exc)
+        except (errors.DatabaseUnavailable, errors.NotFound):
+            raise
+        except Exception:
+            LOG.exception('Lease %s: whether there is room for it could not '
+                          'be found out', lease_id)
+            return 'it could not be found out what it needs.'
+
+    def _time_out(self, lease_id: str, why: str) -> None:
+        described, moved = self._database.retried(
+            self._write_end, lease_id, why)
+        if described is not None:
+            LOG.warning('Lease %s gets no room: %s Moved for it: %s', lease_id,
+                        why, ', '.join(moved) or 'nobody')
+            self._notify('lease.update', described)
+
+    def _write_end(self, lease_id: str, why: str,
+                   ) -> tuple[lease_status.Lease | None, list[str]]:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            if lease.status != states.Lease.IN_PROGRESS:
+                return None, []
+            moves = list(session.scalars(sa.select(models.Move).where(
+                models.Move.lease_id == lease_id)))
+            admission_queue.fail(
+                session, lease, f'No room could be made for it until '
+                f'{clocks.minute(now)} UTC: {why} {server_moves.whole(moves)}',
+                states.EventType.MAKE_ROOM, now)
+            session.flush()
+            return views.describe(lease), [
+                move.server_id for move in moves
+                if move.status == states.Move.MOVED]

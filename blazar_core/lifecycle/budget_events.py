@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The operator's budget service is notified of changes and ends of leases.
+
+Each notification is an event of the lease, written by the transaction that
+changed or ended it, and is carried out until the service has answered. It may
+so be sent twice, and says each time how the lease is now.
+"""
+
+import typing as ty
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import lease_status
+
+__all__ = ['BudgetEvents', 'Budget']
+
+
+class Budget(ty.Protocol):
+    """The service.
+
+    Its methods raise LimitExceeded when it refuses, and CloudUnavailable when
+    it does not answer.
+    """
+
+    def charge(self, lease: lease_status.Lease) -> None:
+        """Have it charge a lease as it is now, whatever it has charged."""
+
+    def refund(self, lease: lease_status.Lease) -> None:
+        """Have it settle a lease that has ended."""
+
+
+class BudgetEvents:
+    """Carries out the events of a lease that are for the budget service.
+
+    :param budget: None: there is no service
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 budget: Budget | None) -> None:
+        self._database = database
+        self._clock = clock
+        self._budget = budget
+
+    def charge(self, lease_id: str) -> lease_status.Result:
+        """Notify the service of a lease that was changed."""
+        lease, is_over = self._read(lease_id)
+        if self._budget is not None and not is_over:
+            try:
+                self._budget.charge(lease)
+            except (errors.LimitExceeded, errors.CloudUnavailable) as exc:
+                return lease_status.RetryAfter(
+                    lease_status.AWAY,
+                    f'the budget service does not charge it: ' f'{exc}',
+                    lease_status.LONGEST_PAUSE, shown=True)
+        now, is_over = self._read(lease_id)
+        if is_over:
+            # The service may have got the refund before this.
+            self._database.retried(self._refund_again, lease_id)
+        elif _charged(now) != _charged(lease):
+            return lease_status.RetryAfter(lease_status.AGAIN,
+                                           'it has changed once more')
+        return None
+
+    def refund(self, lease_id: str) -> lease_status.Result:
+        """Notify the service of a lease that has ended, or was not made."""
+        lease, _is_over = self._read(lease_id)
+        try:
+            if self._budget is not None:
+                self._budget.refund(lease)
+        except errors.LimitExceeded as exc:
+            return lease_status.Failed(f'the budget service refuses it: {exc}')
+        except errors.CloudUnavailable as exc:
+            return lease_status.RetryAfter(lease_status.AWAY, str(exc),
+                                           lease_status.LONGEST_PAUSE)
+        return None
+
+    def _read(self, lease_id: str) -> tuple[lease_status.Lease, bool]:
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            return (views.describe(lease),
+                    lease.status == states.Lease.TERMINATED)
+
+    def _refund_again(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            for event in lease.events:
+                if event.event_type == states.EventType.REFUND:
+                    _again(event, self._clock.now())
+
+
+def _again(event: models.Event, now: int) -> None:
+    """Have an event carried out now, and again if a worker is at it."""
+    event.enter(states.Event.UNDONE, now)
+    event.due, event.waits = now, 0
+    event.claimed_by, event.claimed_until = None, 0
+
+
+def _charged(lease: lease_status.Lease) -> tuple[ty.Any, ...]:
+    """What a service may charge a lease by."""
+    return (*(lease[name] for name in (
+        'name', 'project_id', 'user_id', 'start_date', 'end_date')),
+        [(one['id'], one['amount'], one['resources'], one['params'])
+         for one in lease['reservations']])

@@ -1,0 +1,479 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Permits to send builds: one process gets each, once.
+
+The one gate through which builds are sent.
+"""
+
+import functools
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+
+__all__ = ['Dispatch', 'DispatchPermit', 'DispatchRight', 'EncryptedCall',
+           'HEAD_START', 'NotPermitted', 'SECONDS', 'encrypted_call',
+           'mark_sent']
+
+LOG = logging.getLogger(__name__)
+
+P = ty.ParamSpec('P')
+
+#: Seconds that may pass between the right to send a build and the sending.
+SECONDS = 10
+
+
+class NotPermitted(Exception):
+    """A build must not be sent, or another process has sent it."""
+
+
+class DispatchRight(ty.NamedTuple):
+    """The right to send builds.
+
+    :ivar deadline: until when they may be sent
+    :ivar begun: the lease, if it has begun with that
+    :ivar left: whether others of its servers wait yet
+    """
+
+    deadline: cloud_api.Deadline
+    begun: list[lease_status.Lease]
+    left: bool
+
+
+class DispatchPermit:
+    """A permit to send builds that is asked for, until it is known whether it
+    is had.
+
+    :ivar mark: written with it: it shows that the transaction that wrote it
+        is committed
+    :ivar right: what is had if the last of these is; None: there was none
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self.mark = uuidutils.generate_uuid()
+        self.right: DispatchRight | None = None
+
+    def surely(self, take: ty.Callable[P, DispatchRight], *args: P.args,
+               **kwargs: P.kwargs) -> DispatchRight:
+        """Take it, also when the answer to the commit is lost.
+
+        What was written is looked for until the permit would expire.
+
+        :param take: asks :meth:`had` with the lease locked
+        :raises NotPermitted: when another process has it
+        :raises OutcomeUnknown: when it is not known by then
+        """
+        latest = cloud_api.Deadline(self._clock, SECONDS)
+        unknown: errors.OutcomeUnknown | None = None
+        while True:
+            again = self._clock.elapsed() + 1
+            try:
+                return self._database.retried(take, *args, **kwargs)
+            except (errors.DatabaseUnavailable,
+                    errors.ConcurrentUpdate) as exc:
+                if isinstance(exc, errors.OutcomeUnknown):
+                    unknown = unknown or exc
+                if unknown is None:
+                    raise
+                if latest.passed():
+                    raise unknown from exc
+            # Not by a date of before: the clock may have been put back.
+            if self._clock.elapsed() < again:
+                self._clock.wait(threading.Event(), self._clock.now() + 1)
+
+    def give(self, deadline: cloud_api.Deadline,
+             begun: ty.Sequence[lease_status.Lease] = (), left: bool = False,
+             ) -> DispatchRight:
+        """The right, if what is written is committed."""
+        self.right = DispatchRight(deadline, [*begun], left)
+        return self.right
+
+    def had(self, connection: sa.Connection,
+            lease_id: str) -> DispatchRight | None:
+        """The right, if it was written down; None: it was not."""
+        return self.right if self.right is not None and connection.scalar(
+            _HAD, {'lease': lease_id, 'mark': self.mark}) else None
+
+
+def mark_sent(connection: sa.Connection, servers: ty.Mapping[str, int | None],
+              now: int) -> None:
+    """Write down that the builds of servers are sent.
+
+    :param servers: with when they were sent before
+    :raises NotPermitted: when another process has sent one of them, or it is
+        gone
+    """
+    for before in set(servers.values()):
+        alike = [one for one, at in servers.items() if at == before]
+        taken = connection.execute(
+            _FIRST if before is None else _AGAIN,
+            {'servers': alike, 'now': now} | (
+                {} if before is None else {'before': before}))
+        if taken.rowcount != len(alike):
+            raise NotPermitted
+
+
+_BOOKINGS = models.Booking.__table__
+_MARK = sa.update(_BOOKINGS).where(
+    _BOOKINGS.c.server_id.in_(sa.bindparam('servers', expanding=True)),
+    _BOOKINGS.c.failed_at.is_(None)).values(dispatched_at=sa.bindparam('now'))
+_FIRST = _MARK.where(_BOOKINGS.c.dispatched_at.is_(None))
+_AGAIN = _MARK.where(_BOOKINGS.c.dispatched_at == sa.bindparam('before'))
+_LEASES = models.Lease.__table__
+_HAD = sa.select(_LEASES.c.id).where(
+    _LEASES.c.id == sa.bindparam('lease'),
+    _LEASES.c.permit == sa.bindparam('mark'))
+
+
+#: Seconds for which a listener leaves a lease from now on to the request that
+#: made it. One that takes longer finds its build sent; this is not what keeps
+#: a build from being sent twice.
+HEAD_START = 5
+
+
+class EncryptedCall(ty.NamedTuple):
+    """What builds the servers of a lease, sealed.
+
+    :ivar credential: its owner's; None: there is none
+    """
+
+    call: str
+    credential: str | None
+
+
+def encrypted_call(session: orm.Session,
+                   lease_ids: ty.Collection[str]) -> dict[str, EncryptedCall]:
+    """What builds the servers of leases, of those that have it (yet)."""
+    return {lease_id: EncryptedCall(*found)
+            for lease_id, *found in session.connection().execute(
+                _SEALED, {'leases': lease_ids})}
+
+
+class Dispatch:
+    """Sends the builds of servers, each once.
+
+    :param opens: opens a sealed call
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, opens: ty.Callable[[str], str],
+                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._opens = opens
+        self._notify = notify
+
+    def send_waiting(self, lease: models.Lease, sealed: EncryptedCall,
+                     when_due: bool) -> tuple[str, bool]:
+        """Send the builds of the servers of a lease that wait for theirs.
+
+        :param lease: as it was read in a session that is closed
+        :param when_due: not if it was moved meanwhile
+        :returns: why some were left out, empty when none was; and whether
+            all were sent that waited when the last one was
+        :raises CloudUnavailable: when something that a build needs does not
+            answer; nothing was sent
+        """
+        lease_id = lease.id
+        begun: list[lease_status.Lease] = []
+        known, left = [lease], True
+
+        def gate(server_ids: ty.Collection[str]) -> cloud_api.Deadline | None:
+            nonlocal left
+            fault_points.fault_point(fault_points.FaultPoint.START_READY,
+                                     lease_id)
+            permit = DispatchPermit(self._database, self._clock)
+            try:
+                deadline, begins, left = permit.surely(
+                    self._take, lease_id, known, server_ids, when_due,
+                    sealed, permit)
+            except (NotPermitted, errors.NotFound):
+                return None
+            begun.extend(begins)
+            return self._pass(lease_id, deadline)
+
+        why = self._send(lease_id, sealed, lease_status.waiting(lease), gate)
+        # Only now: it may take its time, and a build that is not sent is
+        # taken to be lost.
+        for described in begun:
+            self._notify('lease.event.start_lease', described)
+        return why, not left
+
+    def _take(self, lease_id: str, known: list[models.Lease],
+              server_ids: ty.Collection[str], when_due: bool,
+              sealed: EncryptedCall, permit: DispatchPermit) -> DispatchRight:
+        """The right to send the builds of servers: one gets it, once.
+
+        It comes right before the cast. A worker that dies before it leaves
+        them unsent, and another one begins again; a worker that was given up
+        for dead and comes back finds the gate closed.
+
+        :param known: the lease as it was read, for the first run: it is taken
+            out, and one that is run again reads it with its lock, so that
+            nobody who locks it meanwhile is in its way again and again
+        :param sealed: what was read with it
+        :raises NotPermitted: when they are not to be sent, or not by us
+        :raises Outdated: when somebody has locked it since it was read
+        """
+        if known:
+            # No session: for every start of a lease there is one of these.
+            lease = known.pop()
+            with self._database.begin() as connection:
+                api.lock_as_read(connection, lease)
+                return self._open(
+                    connection, lease, server_ids, when_due, permit)
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if (right := permit.had(session.connection(), lease_id)):
+                return right
+            _check_credential(session, lease_id, sealed)
+            return self._open(
+                session.connection(), lease, server_ids, when_due, permit)
+
+    def _open(self, connection: sa.Connection, lease: models.Lease,
+              server_ids: ty.Collection[str], when_due: bool,
+              permit: DispatchPermit) -> DispatchRight:
+        """The same, with the lease locked."""
+        deadline = cloud_api.Deadline(self._clock, SECONDS)
+        now = self._clock.now()
+        if lease.status not in states.TO_START or (
+                lease.end_date <= now or
+                when_due and lease.start_date > now):
+            # It was moved meanwhile, or ended.
+            raise NotPermitted
+        if lease_status.is_building(lease):
+            raise NotPermitted
+        waiting = lease_status.waiting(lease)
+        mark_sent(connection, dict.fromkeys(server_ids), now)
+        begins = lease.status == states.Lease.PENDING
+        lease.enter(states.Lease.STARTING, now)
+        conditions.update(lease, now, conditions.Type.START_DELAYED)
+        lease.updated_at = now
+        connection.execute(_BEGUN, {
+            'lease': lease.id, 'state': lease.status, 'now': now,
+            'conditions': lease.conditions, 'mark': permit.mark})
+        return permit.give(
+            deadline, [views.describe(lease)] if begins else [],
+            bool(set(waiting).difference(server_ids)))
+
+    def send_own(self, lease: lease_status.Lease,
+                 cast: ty.Callable[[cloud_api.Gate], None]) -> None:
+        """Send the build of a lease from now on that was just reserved.
+
+        Nothing is undone here, and nothing is raised: after a failure it is
+        not known whether the build was sent. A listener sends one that was not
+        taken, and looks for one that was
+        (:mod:`blazar_core.lifecycle.lost_builds`).
+
+        :param lease: as it was made, with its call
+        :param cast: sends the build in time, if the gate opens
+        """
+        lease_id, taken = lease['id'], False
+        permit = DispatchPermit(self._database, self._clock)
+
+        def gate(server_ids: ty.Collection[str]) -> cloud_api.Deadline | None:
+            nonlocal taken
+            try:
+                right = permit.surely(
+                    self._take_own, lease_id, server_ids, permit)
+            except NotPermitted:
+                LOG.warning('Lease %s was changed while it was made: a '
+                            'listener sends its build', lease_id)
+                return None
+            taken = True
+            fault_points.fault_point(fault_points.FaultPoint.BOOT_TAKEN,
+                                     lease_id)
+            return right.deadline
+
+        fault_points.fault_point(fault_points.FaultPoint.BOOT_RESERVED,
+                                 lease_id)
+        try:
+            cast(gate)
+        except Exception as exc:
+            LOG.exception('Lease %s: %s', lease_id, (
+                'it is not known whether its build was sent; a listener looks '
+                'for it' if taken or isinstance(exc, errors.OutcomeUnknown)
+                else 'its build was not sent; a listener sends it'))
+        fault_points.fault_point(fault_points.FaultPoint.BOOT_SENT, lease_id)
+        if taken:
+            _show_started(lease)
+
+    def _take_own(self, lease_id: str, server_ids: ty.Collection[str],
+                  permit: DispatchPermit) -> DispatchRight:
+        """The same right as :meth:`_take` gives, with nothing read before.
+
+        :raises NotPermitted: when it is not as it was made: a listener has
+            taken it, or it was changed
+        """
+        with self._database.begin() as connection:
+            now = self._clock.now()
+            mine = {'lease': lease_id, 'now': now}
+            if not connection.execute(
+                    _OWN, {**mine, 'mark': permit.mark}).rowcount:
+                if (right := permit.had(connection, lease_id)):
+                    return right
+                raise NotPermitted
+            deadline = cloud_api.Deadline(self._clock, SECONDS)
+            mark_sent(connection, dict.fromkeys(server_ids), now)
+            connection.execute(_STARTED, mine)
+            return permit.give(deadline)
+
+    def send_again(self, lease_id: str, sealed: EncryptedCall,
+                   sent: ty.Mapping[str, int | None]) -> None:
+        """Send builds that got lost.
+
+        :param sent: the servers, with when they were sent before
+        :raises CloudUnavailable: as :meth:`send_waiting`
+        """
+        self._send(lease_id, sealed, list(sent), functools.partial(
+            self._gate_again, lease_id, sealed, sent))
+
+    def _gate_again(self, lease_id: str, sealed: EncryptedCall,
+                    sent: ty.Mapping[str, int | None],
+                    server_ids: ty.Collection[str],
+                    ) -> cloud_api.Deadline | None:
+        """The gate of builds that got lost: it opens for one caller only."""
+        permit = DispatchPermit(self._database, self._clock)
+        try:
+            right = permit.surely(
+                self._take_again, lease_id, sealed, {
+                    server_id: sent[server_id] for server_id in server_ids},
+                permit)
+        except (NotPermitted, errors.NotFound):
+            return None
+        return self._pass(lease_id, right.deadline)
+
+    def _take_again(self, lease_id: str, sealed: EncryptedCall,
+                    sent: ty.Mapping[str, int | None], permit: DispatchPermit,
+                    ) -> DispatchRight:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if (right := permit.had(session.connection(), lease_id)):
+                return right
+            _check_credential(session, lease_id, sealed)
+            deadline = cloud_api.Deadline(self._clock, SECONDS)
+            if lease.status not in states.BEGUN:
+                raise NotPermitted
+            mark_sent(session.connection(), sent, self._clock.now())
+            lease.permit = permit.mark
+            return permit.give(deadline)
+
+    def _pass(self, lease_id: str, deadline: cloud_api.Deadline,
+              ) -> cloud_api.Deadline:
+        LOG.info('Lease %s: sending its build', lease_id)
+        fault_points.fault_point(fault_points.FaultPoint.START_TAKEN, lease_id)
+        return deadline
+
+    def _send(self, lease_id: str, sealed: EncryptedCall,
+              servers: ty.Collection[str], gate: cloud_api.Gate) -> str:
+        why = ''
+        try:
+            why = self._cloud.send(
+                self._opens(sealed.call),
+                None if sealed.credential is None else self._opens(
+                    sealed.credential), servers, gate)
+        except errors.TrustUnavailable as exc:
+            self._database.retried(
+                self.never_started, lease_id, str(exc))
+        fault_points.fault_point(fault_points.FaultPoint.START_SENT, lease_id)
+        return why
+
+    def never_started(self, lease_id: str, reason: str,
+                      settle: ty.Callable[[orm.Session], bool] = (
+                          lambda _: True),
+                      event_type: str = states.EventType.START) -> None:
+        """Its room goes back; its held servers wait to be deleted.
+
+        :param settle: see :meth:`LeaseStart.give_up
+            <blazar_core.lifecycle.lease_start.LeaseStart.give_up>`
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            # To settle the event clears it.
+            cause = conditions.find(
+                lease.conditions, conditions.Type.EVENT_DEFERRED)
+            if not settle(session) or (
+                    event_type != states.EventType.START or
+                    lease.status not in states.TO_START):
+                return
+            now = self._clock.now()
+            if cause is not None:
+                reason = (f'{reason} {cause["details"]["event_type"]}: '
+                          f'{cause["details"]["why"]}')
+            conditions.update(
+                lease, now, *conditions.TRANSIENT, conditions.Condition(
+                    conditions.Type.FAILED, conditions.Reason.NEVER_STARTED,
+                    reason))
+            lease_status.fail_waiting(session, lease, now)
+            described = views.describe(lease)
+        LOG.warning('Lease %s could not start: %s', lease_id, reason)
+        self._notify('lease.update', described)
+
+
+def _show_started(lease: lease_status.Lease) -> None:
+    """Have a lease say what was written when its build was taken."""
+    lease['status'] = states.Lease.STARTING
+    for event in lease['events']:
+        if event['event_type'] == states.EventType.START:
+            event['status'] = states.Event.DONE
+
+
+def _check_credential(session: orm.Session, lease_id: str,
+                      sealed: EncryptedCall) -> None:
+    """Make sure that the builds of a lease have the credential that it has.
+
+    One that was replaced meanwhile may be revoked already.
+
+    :raises NotPermitted: when it has another one
+    """
+    if session.scalar(_CREDENTIAL, {'lease': lease_id}) != sealed.credential:
+        raise NotPermitted
+
+
+_CREDENTIAL = sa.select(models.Credential.sealed).where(
+    models.Credential.lease_id == sa.bindparam('lease'))
+_LEASE_ROWS = models.Lease.__table__
+_BEGUN = sa.update(_LEASE_ROWS).where(
+    _LEASE_ROWS.c.id == sa.bindparam('lease')).values(
+        status=sa.bindparam('state'), conditions=sa.bindparam('conditions'),
+        updated_at=sa.bindparam('now'), permit=sa.bindparam('mark'))
+#: Locks a lease (see api.locked), and begins it.
+_OWN = sa.update(_LEASE_ROWS).where(
+    _LEASE_ROWS.c.id == sa.bindparam('lease'),
+    _LEASE_ROWS.c.status == states.Lease.PENDING,
+    _LEASE_ROWS.c.end_date > sa.bindparam('now')).values(
+        generation=_LEASE_ROWS.c.generation + 1, status=states.Lease.STARTING,
+        updated_at=sa.bindparam('now'), permit=sa.bindparam('mark'))
+_EVENTS = models.Event.__table__
+_STARTED = sa.update(_EVENTS).where(
+    _EVENTS.c.lease_id == sa.bindparam('lease'),
+    _EVENTS.c.event_type == states.EventType.START,
+    _EVENTS.c.status == states.Event.UNDONE).values(
+        status=states.Event.DONE, due=_EVENTS.c.time,
+        updated_at=sa.bindparam('now'))
+_SEALED = sa.select(
+    models.HeldBuild.lease_id, models.HeldBuild.sealed,
+    models.Credential.sealed.label('credential'),
+).outerjoin(
+    models.Credential,
+    models.Credential.lease_id == models.HeldBuild.lease_id,
+).where(models.HeldBuild.lease_id.in_(
+    sa.bindparam('leases', expanding=True)))

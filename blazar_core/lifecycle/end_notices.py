@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers without a lease that would be over by now, if they had one.
+
+An operator who considers making every boot a lease learns by this what such
+leases would end. The servers have neither a lease nor a booking, and a failure
+here does not affect them.
+"""
+
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import clock_skew
+from blazar_core.db import models
+from blazar_core.plugins import cloud_api
+
+__all__ = ['EndNotices', 'EVENT', 'KEEP', 'told']
+
+LOG = logging.getLogger(__name__)
+
+EVENT = 'lease.event.would_end'
+
+#: Seconds for which it is remembered what was told.
+KEEP = 30 * 86400
+#: Seconds after which a process that was about to notify counts as dead.
+_CLAIM = 60
+
+#: How many are told of by one comparison: they are not to keep the others
+#: from theirs, nor to push what is told of leases out of the outbox.
+_AT_ONCE = 500
+#: Seconds until one is looked at again that could not be.
+_LATER = 600
+
+_WOULD_END = models.WouldEnd.__table__
+_IDS = _WOULD_END.c.server_id
+#: What the servers of one boot have in common.
+_BOOT = (_WOULD_END.c.project_id, _WOULD_END.c.user_id,
+         _WOULD_END.c.created_at, _WOULD_END.c.end_date)
+
+
+class EndNotices:
+    """Notes servers when they are asked for, and tells of them when the lease
+    would be over that they do not have.
+
+    :param notify: told of an event type and what it says
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud,
+                 notify: ty.Callable[[str, dict[str, ty.Any]], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+
+    def note(self, project_id: str, user_id: str,
+             server_ids: ty.Sequence[str], window: model.Window) -> None:
+        """Servers are about to be built; nothing where that cannot be
+        written down, which is no reason not to build them.
+
+        :param window: when the lease would be that they do not get
+        """
+        try:
+            with self._database.begin() as connection:
+                connection.execute(_WOULD_END.insert(), [{
+                    'server_id': one, 'project_id': project_id,
+                    'user_id': user_id, 'created_at': window.start,
+                    'end_date': window.end, 'claimed_until': 0,
+                    'notified_at': None} for one in server_ids])
+        except Exception as exc:
+            LOG.warning('When servers %s would be over is not written down, '
+                        'and will not be announced: %s',
+                        ', '.join(server_ids), exc)
+
+    def tell(self) -> None:
+        """Tell of the servers that are there and would be over by now: once,
+        unless somebody dies just when he does it.
+
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        now = self._clock.now()
+        with self._database.connection() as connection:
+            due = connection.execute(sa.select(_IDS, *_BOOT).where(
+                _WOULD_END.c.end_date <= now,
+                _WOULD_END.c.notified_at.is_(None), _free(now)).order_by(
+                    *_BOOT, _IDS).limit(_AT_ONCE)).all()
+        for boot, rows in itertools.groupby(due, lambda row: row[1:]):
+            there = [row.server_id for row in rows
+                     if self._is_there(row.server_id)]
+            mine = there and self._database.retried(self._claim, there)
+            if mine:
+                project_id, user_id, created_at, end_date = boot
+                LOG.info('Servers %s of project %s would be over, if every '
+                         'boot were a lease', ', '.join(mine), project_id)
+                self._notify(EVENT, {
+                    'version': '1.0', 'server_ids': mine,
+                    'project_id': project_id, 'user_id': user_id,
+                    'created_at': clocks.iso(created_at),
+                    'end_date': clocks.iso(end_date)})
+                self._database.retried(self._write_down, mine)
+
+    def _is_there(self, server_id: str) -> bool:
+        """Whether there is a server, without a lease; else it is forgotten.
+        """
+        try:
+            state = self._cloud.look(server_id).state
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Server %s could not be looked at; whether it would '
+                        'be over is said later: %s', server_id, exc)
+            self._database.retried(self._put_off, server_id)
+            return False
+        except Exception:
+            LOG.exception('Server %s could not be looked at; whether it '
+                          'would be over is said later', server_id)
+            return False
+        if state is cloud_api.ServerState.GONE or self._has_lease(server_id):
+            self._database.retried(self._forget, _IDS == server_id)
+            return False
+        return state is not cloud_api.ServerState.LEAVING
+
+    def _has_lease(self, server_id: str) -> bool:
+        with self._database.connection() as connection:
+            return connection.scalar(sa.select(models.Booking.id).where(
+                models.Booking.server_id == server_id)) is not None
+
+    def _claim(self, server_ids: ty.Sequence[str]) -> list[str]:
+        """Those of some servers that nobody else tells."""
+        now = self._clock.now()
+        with self._database.begin() as connection:
+            return [one for one in server_ids if connection.execute(
+                sa.update(_WOULD_END).where(
+                    _IDS == one, _WOULD_END.c.notified_at.is_(None),
+                    _free(now)).values(claimed_until=now + _CLAIM)).rowcount]
+
+    def _put_off(self, server_id: str) -> None:
+        """Others come first."""
+        with self._database.begin() as connection:
+            connection.execute(sa.update(_WOULD_END).where(
+                _IDS == server_id).values(
+                    claimed_until=self._clock.now() + _LATER))
+
+    def _write_down(self, server_ids: ty.Sequence[str]) -> None:
+        with self._database.begin() as connection:
+            for one in server_ids:
+                connection.execute(sa.update(_WOULD_END).where(
+                    _IDS == one).values(notified_at=self._clock.now()))
+
+    def _forget(self, which: sa.ColumnElement[bool]) -> None:
+        with self._database.begin() as connection:
+            connection.execute(sa.delete(_WOULD_END).where(which))
+
+    def trim(self) -> None:
+        """Forget what was told long ago, or was not to be told any more.
+
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        before = self._clock.now() - KEEP
+        # That the end is as old says the same, by an index.
+        self._database.retried(self._forget, sa.and_(
+            _WOULD_END.c.end_date < before, sa.func.coalesce(
+                _WOULD_END.c.notified_at, _WOULD_END.c.end_date) < before))
+
+
+def _free(now: int) -> sa.ColumnElement[bool]:
+    """SQL: no process is about to notify of a server, and it need not wait.
+    """
+    return clock_skew.is_over(_WOULD_END.c.claimed_until, now, 2 * _LATER)
+
+
+def told(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
+    """The servers of which was told, of the last :data:`KEEP` seconds, in the
+    order of their ends: the columns of
+    :class:`~blazar_core.db.models.WouldEnd`.
+    """
+    with database.connection() as connection:
+        return connection.execute(sa.select(_WOULD_END).where(
+            _WOULD_END.c.notified_at.is_not(None)).order_by(
+                _WOULD_END.c.end_date, _IDS)).all()

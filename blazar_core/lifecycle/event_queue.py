@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The events that are due, and whose they are.
+
+A worker takes an event by compare-and-swap, writing its name and until when
+the claim holds. A project with many due events does not delay the others: a
+free worker goes to the project for which the fewest are at work. Starts and
+ends of leases go before notifications, and what is tried for the first time
+before what was put off. What takes its time, because it does more than
+to tell, is taken by as few workers as the engine says.
+"""
+
+import collections
+from concurrent import futures
+import dataclasses
+import itertools
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import logs
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import clock_skew
+from blazar_core.db import models
+from blazar_core.lifecycle import lease_status
+
+__all__ = ['Claim', 'EventQueue']
+
+LOG = logging.getLogger(__name__)
+
+#: How many due events are read at a time.
+_BATCH = 50
+
+#: Seconds between two looks for what a wrong clock has deferred.
+_STRAY_SECONDS = 10
+
+#: What moves leases; all else only tells of them.
+_URGENT = (states.EventType.START, states.EventType.END,
+           states.EventType.EXPIRE, states.EventType.RETRY,
+           states.EventType.MAKE_ROOM, states.EventType.EXTEND,
+           states.EventType.CHANGED)
+
+#: Due events as they are read, and whose they are.
+_READ = sa.select(
+    models.Event.id, models.Event.lease_id, models.Event.event_type,
+    models.Event.attempts, models.Event.waits, models.Event.due,
+    models.Event.action,
+    models.Lease.project_id, models.Lease.conditions,
+).join(models.Event.lease).where(models.Lease.project_id.not_in(
+    sa.bindparam('projects', expanding=True)))
+#: To tell of it is all that there is to do, or it moves a lease.
+_IS_QUICK = models.Event.action.is_(None)
+_NOW = sa.bindparam('now', type_=sa.BigInteger)
+_WAITING = sa.and_(
+    models.Event.status == states.Event.UNDONE, models.Event.due <= _NOW)
+_ABANDONED = sa.and_(
+    models.Event.status == states.Event.IN_PROGRESS, clock_skew.is_over(
+        models.Event.claimed_until, _NOW, sa.bindparam(
+            'longest', type_=sa.BigInteger)))
+#: Seconds from now on beyond which no deferral goes: twice the longest pause,
+#: or one more than the interval in which a lease is tried.
+_FURTHEST = lease_status.LONGEST_PAUSE + sa.case(
+    (models.Event.event_type == states.EventType.RETRY,
+     sa.func.coalesce(models.Lease.retry_interval, 0)), else_=0) + (
+         lease_status.LONGEST_PAUSE)
+#: What was to happen by now, or at once, and was deferred beyond that. The
+#: date itself stays, and that of an offer, which waits without one. By the
+#: index of the first condition, whatever a database knows of dates.
+_DUE = models.Event.due + 0
+_FAR = sa.and_(
+    models.Event.status == states.Event.UNDONE,
+    # Of what is only overdue, however much, neither row nor lease is read.
+    _DUE > _NOW + 2 * lease_status.LONGEST_PAUSE,
+    _DUE > _NOW + _FURTHEST, _DUE < model.FOREVER)
+_STRAY = sa.union_all(*(
+    sa.select(models.Event.id, models.Event.due, models.Event.lease_id,
+              models.Lease.project_id)
+    .join(models.Event.lease).where(at, _FAR).order_by(None) for at in (
+        models.Event.time <= _NOW,
+        sa.and_(models.Event.time + 0 > _NOW, models.Event.event_type.in_(
+            (states.EventType.CHANGED, states.EventType.MAKE_ROOM))))))
+_OLDEST = (models.Event.due, models.Event.id)
+_NEXT = sa.select(sa.func.min(models.Event.due)).where(
+    models.Event.status == states.Event.UNDONE)
+_NEXT_QUICK = _NEXT.where(_IS_QUICK)
+#: When something is due next, and what there is to read. Asked again and
+#: again, and so made once: mostly there is nothing, else one kind or two.
+_THERE = sa.select(
+    _NEXT.scalar_subquery(),
+    sa.exists().where(_ABANDONED), sa.exists().where(_WAITING),
+    *(sa.exists().where(_WAITING, models.Event.event_type == kind)
+      for kind in _URGENT), clock_skew.database_time())
+_READ_ABANDONED = _READ.where(_ABANDONED, _IS_QUICK).order_by(
+    *_OLDEST).limit(_BATCH)
+_READ_URGENT = _READ.where(
+    _WAITING, models.Event.event_type == sa.bindparam('urgent'),
+).order_by(models.Event.waits > 0, *_OLDEST).limit(_BATCH)
+_READ_WAITING = _READ.where(_WAITING, _IS_QUICK).order_by(
+    *_OLDEST).limit(_BATCH)
+_READ_SLOW = _READ.where(
+    sa.or_(_WAITING, _ABANDONED), ~_IS_QUICK).order_by(*_OLDEST).limit(_BATCH)
+_EVENTS = models.Event.__table__.c
+_THESE = _EVENTS.id.in_(sa.bindparam('events', expanding=True))
+_MINE = sa.and_(_THESE, _EVENTS.claimed_by == sa.bindparam('worker'),
+                _EVENTS.status == states.Event.IN_PROGRESS)
+#: Of those that are due and unclaimed, or whose worker has died.
+_CLAIM = sa.update(models.Event.__table__).where(
+    _THESE, sa.or_(_WAITING, _ABANDONED),
+).values(status=states.Event.IN_PROGRESS, claimed_by=sa.bindparam('worker'),
+         claimed_until=sa.bindparam('until'))
+_BRING_BACK = sa.update(models.Event.__table__).where(
+    _EVENTS.id == sa.bindparam('event'),
+    _EVENTS.status == states.Event.UNDONE,
+    _EVENTS.due == sa.bindparam('seen')).values(due=sa.bindparam('now'))
+_CLAIMED = sa.select(_EVENTS.id).where(_MINE)
+_DONE = sa.update(models.Event.__table__).where(_MINE).values(
+    status=states.Event.DONE, claimed_by=None, claimed_until=0,
+    updated_at=sa.bindparam('now'))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """An event that this worker owns.
+
+    :ivar slow: whether it takes its time
+    :ivar shown: whether the lease says that an event of it is deferred
+    """
+
+    event_id: str
+    lease_id: str
+    event_type: str
+    attempts: int
+    waits: int
+    project_id: str
+    slow: bool = False
+    shown: bool = False
+
+
+class EventQueue:
+    """The due events, as one worker sees them.
+
+    :param name: of the worker, unique among all that run
+    :param seconds: how long a claim holds
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 name: str, seconds: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._name = name
+        self._seconds = seconds
+        #: When to look for what a wrong clock has deferred.
+        self._look_for_strays = float('-inf')
+        #: Where the last look has found nothing: when there will be something.
+        self._quiet: tuple[int | None] | None = None
+        self._done = _Together(
+            lambda event_ids: database.retried(self._finish, event_ids))
+
+    def claim_due(self, most: int, busy: collections.Counter[str], slow: int,
+                  ) -> list[Claim]:
+        """Up to ``most`` due events that are now this worker's.
+
+        :param busy: how many are at work, by project; counted on
+        :param slow: how many of them may be of those that take their time
+        """
+        claims: list[Claim] = []
+        self._quiet = None
+        if most <= 0:
+            return claims
+        now = self._clock.now()
+        turns = _in_turn(self._due(now, most, busy, slow > 0), busy)
+        while len(claims) < most:
+            wanted: list[Claim] = []
+            for event in turns:
+                is_slow = event.action is not None
+                if is_slow and slow <= 0:
+                    continue
+                wanted.append(Claim(
+                    event.id, event.lease_id, event.event_type,
+                    event.attempts, event.waits, event.project_id, is_slow,
+                    conditions.find(
+                        event.conditions,
+                        conditions.Type.EVENT_DEFERRED) is not None))
+                busy[event.project_id] += 1
+                slow -= is_slow
+                if len(claims) + len(wanted) == most:
+                    break
+            if not wanted:
+                break
+            taken = self._database.retried(
+                self.claim, [one.event_id for one in wanted])
+            for one in wanted:
+                if one.event_id in taken:
+                    claims.append(one)
+                else:
+                    busy[one.project_id] -= 1
+                    slow += one.slow
+        return claims
+
+    def _due(self, now: int, most: int, busy: ty.Mapping[str, int],
+             slow: bool) -> list[ty.Any]:
+        """Due events, so that each of ``most`` workers could have one, and
+        could have it of a project for which nobody works.
+
+        :param slow: also of those that take their time
+        """
+        def read(kind: sa.Select[ty.Any], **of: str) -> None:
+            projects: set[str] = set()
+            while True:
+                rows = connection.execute(kind, {
+                    **self._at(now), 'projects': list(projects), **of,
+                }).all()
+                found.update((row.id, row) for row in rows)
+                projects.update(row.project_id for row in rows)
+                # Behind many of one project there may be others.
+                if len(rows) < _BATCH or len(projects - busy.keys()) >= most:
+                    break
+
+        found: dict[str, ty.Any] = {}
+        if self._clock.elapsed() >= self._look_for_strays:
+            self._database.retried(self._bring_back, now)
+            self._look_for_strays = self._clock.elapsed() + _STRAY_SECONDS
+        with self._database.connection() as connection:
+            next_due, abandoned, waiting, *kinds = (
+                self._database.skew.one(
+                    connection, _THERE, self._at(now)))
+            if not abandoned and not waiting:
+                self._quiet = (next_due,)
+            if abandoned:
+                read(_READ_ABANDONED)
+            # Each kind by itself: there may be many of one before the others.
+            for urgent in itertools.compress(_URGENT, kinds):
+                read(_READ_URGENT, urgent=urgent)
+            if waiting and len(found) < most:
+                read(_READ_WAITING)
+            if (abandoned or waiting) and len(found) < most and slow:
+                read(_READ_SLOW)
+        return list(found.values())
+
+    def _at(self, now: int) -> dict[str, int]:
+        """The time, and how long a claim may last; others may be configured
+        to claim for longer.
+        """
+        return {'now': now, 'longest': 2 * self._seconds}
+
+    def _bring_back(self, now: int) -> None:
+        """Make due what a wrong clock has deferred further than any pause.
+        """
+        with self._database.connection() as connection:
+            found = connection.execute(_STRAY, {'now': now}).all()
+        if not found:
+            return
+        with self._database.begin() as connection:
+            for event_id, due, *_of in found:
+                connection.execute(_BRING_BACK, {
+                    'event': event_id, 'seen': due, 'now': now})
+        for lease_id, project_id in sorted({
+                (row.lease_id, row.project_id) for row in found}):
+            with logs.about(lease_id, project_id):
+                LOG.warning('Lease %s: an event was deferred by a clock that '
+                            'was ahead; it is due now', lease_id)
+
+    def claim(self, event_ids: list[str]) -> set[str]:
+        """Take events; says which of them are this worker's now."""
+        these = {'events': event_ids, 'worker': self._name}
+        with self._database.begin() as connection:
+            # The clock is right here; when they were read it may have been
+            # wrong.
+            now = self._clock.now()
+            taken = connection.execute(_CLAIM, {
+                **these, **self._at(now),
+                'until': now + self._seconds}).rowcount
+            if taken in (0, len(event_ids)):
+                return set(event_ids[:taken])
+            return set(connection.scalars(_CLAIMED, these))
+
+    def extend(self, event_ids: ty.Collection[str]) -> None:
+        """Tell the others that the actions of events have not died."""
+        with self._database.writer() as session:
+            session.execute(
+                sa.update(models.Event)
+                .where(models.Event.id.in_(event_ids),
+                       models.Event.claimed_by == self._name)
+                .values(claimed_until=self._clock.now() +
+                        self._seconds))
+
+    def next_due(self, slow: bool) -> int | None:
+        """When the next event is due that waits; None: there is none.
+
+        A look that has found nothing knows it, without another statement.
+
+        :param slow: also of those that take their time
+        """
+        if self._quiet is not None:
+            return self._quiet[0]
+        with self._database.connection() as connection:
+            return connection.scalar(_NEXT if slow else _NEXT_QUICK)
+
+    def expedite(self, lease_id: str, host_id: int | None) -> None:
+        """Make due what was put off, of a lease and of others on a host."""
+        now = self._clock.now()
+        with self._database.writer() as session:
+            # Read first: a statement that changes events by what other
+            # tables say goes through all events on some databases.
+            leases = set(session.scalars(
+                sa.select(models.Reservation.lease_id)
+                .join(models.Reservation.bookings)
+                .where(models.Booking.host_id == host_id,
+                       models.Booking.end_date > now,
+                       models.Booking.start_date <= now)))
+            # A worker at one just now may have looked before: it tries again
+            # as soon as if it were the first time.
+            session.execute(
+                sa.update(models.Event)
+                .where(models.Event.lease_id.in_({lease_id, *leases}),
+                       models.Event.status.in_(states.OPEN),
+                       models.Event.waits > 0)
+                .values(due=now, waits=0))
+
+    def done(self, claim: Claim) -> None:
+        """Nothing is left to be done at an event, if it is still this
+        worker's. Returns when that is written down.
+        """
+        self._done.do(claim.event_id)
+
+    def _finish(self, event_ids: list[str]) -> None:
+        with self._database.begin() as connection:
+            connection.execute(_DONE, {
+                'events': event_ids, 'worker': self._name,
+                'now': self._clock.now()})
+
+    def write(self, claim: Claim, **values: ty.Any) -> None:
+        """Settle an event, if it is still this worker's."""
+        with self._database.writer() as session:
+            self.update(claim, session, **values)
+
+    def update(self, claim: Claim, session: orm.Session, **values: ty.Any,
+               ) -> bool:
+        """The same within a transaction; says whether it was."""
+        states.EVENT.check(states.Event.IN_PROGRESS, values['status'])
+        settled = session.execute(
+            sa.update(models.Event)
+            .where(models.Event.id == claim.event_id,
+                   models.Event.claimed_by == self._name,
+                   models.Event.status == states.Event.IN_PROGRESS)
+            .values(claimed_by=None, claimed_until=0,
+                    updated_at=self._clock.now(), **values))
+        return ty.cast('sa.CursorResult[ty.Any]', settled).rowcount == 1
+
+
+class _Together:
+    """What several threads want done at the same time is done once, for all.
+
+    :param action: does it for what each of them gave
+    """
+
+    def __init__(self, action: ty.Callable[[list[str]], None]) -> None:
+        self._action = action
+        self._turn = threading.Lock()
+        self._waiting: collections.deque[tuple[
+            str, futures.Future[None]]] = collections.deque()
+
+    def do(self, one: str) -> None:
+        """Returns when it is done, or fails as it has failed for all."""
+        outcome: futures.Future[None] = futures.Future()
+        self._waiting.append((one, outcome))
+        with self._turn:
+            # The thread that had the turn before may have done it.
+            if not outcome.done():
+                self._do_all()
+        outcome.result()
+
+    def _do_all(self) -> None:
+        batch = [self._waiting.popleft() for _one in range(
+            len(self._waiting))]
+        try:
+            self._action([one for one, _outcome in batch])
+        except BaseException as exc:
+            for _one, outcome in batch:
+                outcome.set_exception(exc)
+        else:
+            for _one, outcome in batch:
+                outcome.set_result(None)
+
+
+def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],
+             ) -> ty.Iterator[ty.Any]:
+    """The next event that a free worker should take, again and again.
+
+    :param busy: how many are at work, by project; counted on by the caller
+    """
+    def turn(event: ty.Any) -> tuple[ty.Any, ...]:
+        return (event.event_type not in _URGENT,
+                busy.get(event.project_id, 0), event.waits > 0,
+                event.event_type != states.EventType.START, event.due,
+                event.id)
+
+    # Of equals of a project the order stays as it is.
+    waiting: dict[tuple[str, bool], collections.deque[ty.Any]] = (
+        collections.defaultdict(collections.deque))
+    for event in sorted(events, key=turn):
+        waiting[event.project_id, event.event_type in _URGENT].append(event)
+    while waiting:
+        key = min(waiting, key=lambda key: turn(waiting[key][0]))
+        yield waiting[key].popleft()
+        if not waiting[key]:
+            del waiting[key]

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The points of a lease's life, or a host's, at which a process may die."""
+
+import enum
+
+from oslo_log import log as logging
+
+__all__ = ['FaultPoint', 'fault_point']
+
+LOG = logging.getLogger(__name__)
+
+
+class FaultPoint(enum.Enum):
+    """Points at which a process may die, and nothing is lost or done twice.
+    """
+
+    # Making a lease that starts later, in the process that was asked.
+    CREATE_MARKED = 'create: the servers are marked'
+    CREATE_DELEGATED = 'create: there is a credential'
+    CREATE_BOOKED = 'create: the lease is in the books'
+    # Making a lease from now on, in the process that was asked.
+    BOOT_RESERVED = 'boot: the lease is reserved, its build is not taken'
+    BOOT_TAKEN = 'boot: the build is taken, and not sent yet'
+    BOOT_SENT = 'boot: the build is sent'
+    # Taking reservation slots, in the process that was asked.
+    SLOT_TAKEN = 'slot: the slots are taken, their build is not'
+    SLOT_DISPATCHED = 'slot: the build is taken, and not sent yet'
+    SLOT_SENT = 'slot: the build is sent'
+    # Its start.
+    START_CLAIMED = 'start: the event is claimed'
+    START_READ = 'start: the call was read'
+    START_READY = 'start: all but the build is done'
+    START_TAKEN = 'start: the call is taken, and not sent yet'
+    START_SENT = 'start: the call is sent'
+    START_CARRIED_OUT = 'start: all is done, and not written down yet'
+    # Beside that, where servers come when it has started.
+    OPEN_HELD = 'open: the hosts are its own'
+    OPEN_OPENED = 'open: it can be used, and that is not written down yet'
+    # While it waits for room.
+    RETRY_TRIED = 'retry: it was tried, and it is not written down why not'
+    RETRY_ADMITTED = 'retry: it has got its room'
+    # While room is made for it.
+    ROOM_PLANNED = 'room: it is written down who is to move'
+    ROOM_TAKEN = 'room: a move is about to be asked for'
+    ROOM_ASKED = 'room: it is asked for, and that is not written down yet'
+    ROOM_SEEN = 'room: it is written down what has become of moves'
+    # When hosts have failed on which it has something.
+    HEAL_NOTED = 'heal: a host is believed to have failed'
+    HEAL_PLANNED = 'heal: other hosts are found'
+    HEAL_BOUND = 'heal: it is bound to them, and nobody is told'
+    # While servers of it leave a host that is away.
+    RELOCATE_TAKEN = 'relocate: a server is about to be asked for'
+    RELOCATE_ASKED = 'relocate: it is asked for'
+    # Its end.
+    END_CLAIMED = 'end: the event is claimed'
+    END_BEGUN = 'end: nothing of it can start any more'
+    END_DELETED = 'end: the deletion of a server was asked for'
+    END_GONE = 'end: a server is gone, its room is back'
+    END_OVER = 'end: the lease is over'
+    END_REVOKED = 'end: the credential is revoked'
+    END_CARRIED_OUT = 'end: all is done, and not written down yet'
+    # Beside that, where it had hosts.
+    CLOSE_CLEANED = 'close: hosts were cleaned, and it is not written down yet'
+    CLOSE_CLOSED = 'close: the cloud has them back, the books not yet'
+    # Hosts that serve leases only from then on, or no more.
+    ENROL_BEGUN = 'enrol: the books let nobody in'
+    ENROL_JOINED = 'enrol: nor does the cloud'
+    ENROL_LOOKED = 'enrol: nothing is there, and it is not written down yet'
+    LEAVE_BEGUN = 'leave: no lease can have it'
+    LEAVE_LEFT = 'leave: the cloud lets others in, the books not yet'
+
+
+def fault_point(step: FaultPoint, what: str) -> None:
+    """A process has come so far. For tests, which kill it just there.
+
+    :param what: the lease, or the servers of one that is being made, or the
+        host
+    """
+    LOG.debug('%s: %s', what, step.value)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""Servers that are kept from one occurrence of a lease to the next.
+
+Between two of them they are shelved, and of no lease. When the next one
+begins they get the capacity that is booked for them there, and are brought
+back.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import ledger
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import slots
+from blazar_core.leases import views
+from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import reconciliation
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
+
+__all__ = ['KeptServers', 'is_kept', 'on_end']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds after a look at a lease after which nobody brings its servers back
+#: by what he has seen there: it may be over, and they of no lease.
+_WAKE = 20
+
+
+def is_kept(lease: models.Lease, held: bool) -> bool:
+    """Whether the servers of a lease that is to start were there before it.
+
+    :param held: whether there is a call that builds them
+    """
+    return (lease.recurrence_id is not None and not held and
+            not lease_status.comes_first(lease))
+
+
+def on_end(session: orm.Session, lease: models.Lease) -> str:
+    """What is done to the servers of a lease at its end: where they are kept
+    for another occurrence, what keeps them.
+    """
+    kept = None if lease.recurrence_id is None else session.get(
+        models.Recurrence, lease.recurrence_id)
+    if kept is None or kept.between == end_policies.DELETE or session.execute(
+            sa.select(models.Lease.id).where(
+                models.Lease.recurrence_id == lease.recurrence_id,
+                models.Lease.start_date > lease.start_date,
+                models.Lease.status.in_(states.TO_START))).first() is None:
+        return lease.on_end
+    return kept.between
+
+
+class KeptServers:
+    """Starts leases whose servers were there before.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, notify: ty.Callable[[
+                     str, lease_status.Lease], None],
+                 observing: reconciliation.Reconciliation,
+                 closing: lease_close.LeaseClose) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._observing = observing
+        self._closing = closing
+
+    def resume(self, lease_id: str, when_due: bool) -> lease_status.Result:
+        """Bring the servers of a lease back; done when they run. Safe to
+        repeat.
+
+        :param when_due: put it off when the lease was moved meanwhile
+        """
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            kept = session.get(models.Recurrence, lease.recurrence_id)
+            left = set(kept.servers if kept else ()) - set(
+                lease_status.servers(lease))
+            begun = lease.status == states.Lease.STARTING
+        if not begun:
+            there = [one for one in sorted(left) if self._cloud.look(
+                one).state not in (cloud_api.ServerState.GONE,
+                                   cloud_api.ServerState.LEAVING)]
+            later, told = self._database.retried(
+                self._take, lease_id, there, when_due)
+            if later is not None:
+                return later
+            if told is not None:
+                self._notify(*told)
+        waiting = []
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            if lease.status not in states.TO_START:
+                return None
+            servers = lease_status.servers(lease)
+            deadline = cloud_api.Deadline(self._clock, min(
+                _WAKE, lease.end_date - self._clock.now()))
+        credential = self._closing.credential(lease_id)
+        for server_id in servers:
+            seen = self._cloud.look(server_id)
+            self._observing.observe(server_id, seen)
+            if seen.rest is cloud_api.RestingState.SHELVED or seen.busy:
+                waiting.append(server_id)
+            if seen.rest is cloud_api.RestingState.SHELVED and not seen.busy:
+                try:
+                    self._cloud.wake(server_id, credential, deadline)
+                except (errors.CloudUnavailable, errors.TrustUnavailable,
+                        errors.Forbidden) as exc:
+                    LOG.warning('Lease %s: server %s cannot be brought back '
+                                'yet: %s', lease_id, server_id, exc)
+                    self._database.retried(self._explain, lease_id, [
+                        server_id], str(exc))
+        if not waiting:
+            return None
+        return lease_status.RetryAfter(
+            lease_status.AGAIN, 'its servers are being brought back',
+            lease_status.LONGEST_WAIT)
+
+    def _take(self, lease_id: str, there: ty.Sequence[str], when_due: bool,
+              ) -> tuple[lease_status.Result,
+                         tuple[str, lease_status.Lease] | None]:
+        """Give servers the capacity that is booked for them.
+
+        :param there: the servers that there are
+        :returns: what to wait for, None: nothing; and the event and the lease
+            to notify of, if that has changed
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            if lease.status != states.Lease.PENDING or lease.end_date <= now:
+                return None, None
+            if when_due and lease.start_date > now:
+                return lease_status.RetryAfter(
+                    lease.start_date - now, 'it was moved'), None
+            if there and session.execute(sa.select(models.Booking.id).where(
+                    models.Booking.server_id.in_(there))).first():
+                conditions.update(lease, now, lease_status.NOT_LEFT)
+                return lease_status.RetryAfter(
+                    lease_status.AGAIN,
+                    'its servers are in the occurrence before', 4 *
+                    lease_status.AGAIN), None
+            if not there:
+                conditions.update(lease, now, conditions.Condition(
+                    conditions.Type.ENDED_EARLY,
+                    conditions.Reason.SERVERS_DELETED,
+                    'Its servers were deleted, or left, before it began.'))
+                return None, ('lease.event.end_lease', lease_status.finish(
+                    session, lease, now))
+            rows = lease_status.bookings(lease)
+            for row, server_id in zip(rows, there, strict=False):
+                row.server_id, row.dispatched_at = server_id, now
+            # Those that were deleted do not come any more.
+            ledger.amend(session, now, [
+                ledger.Edit(row, None) for row in rows[len(there):]])
+            conditions.update(lease, now, conditions.Type.START_DELAYED)
+            slots.record_first_use(lease, now)
+            lease.enter(states.Lease.STARTING, now)
+            session.flush()
+            session.expire(lease)
+            return None, ('lease.event.start_lease', views.describe(lease))
+
+    def _explain(self, lease_id: str, server_ids: ty.Sequence[str],
+                 why: str) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == states.Lease.STARTING:
+                conditions.update(lease, self._clock.now(),
+                                  lease_status.put_off(server_ids, why))

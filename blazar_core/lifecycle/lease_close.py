@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A lease is over: no server can use it, and nothing of it is left.
+
+Cleaning: what a reservation had is made ready for the next lease.
+
+It begins when no server is there any more, and until it is over the
+reservation holds its hosts: their capacity is free when they really are.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.capacity import enrollment
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.common import words
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import credentials
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
+
+__all__ = ['Cleaning', 'Closed', 'FAILED', 'LeaseClose']
+
+LOG = logging.getLogger(__name__)
+
+#: When to try again what has failed.
+FAILED = lease_status.RetryAfter(lease_status.AWAY,
+                                 lease_status.NOT_CLOSED.message,
+                                 lease_status.LONGEST_PAUSE)
+#: The leases that are over, or never were, and have a credential yet.
+_OVER = sa.select(
+    models.Credential.lease_id, models.Lease.project_id,
+).outerjoin(
+    models.Lease, models.Lease.id == models.Credential.lease_id).where(sa.or_(
+        models.Lease.id.is_(None),
+        models.Lease.status == states.Lease.TERMINATED))
+
+
+class Closed(ty.NamedTuple):
+    """Whether nobody can use a lease any more, and what is in the way.
+
+    :ivar guests: servers that have to go first
+    :ivar again: what else is, with when to look at it again
+    """
+
+    guests: list[str]
+    again: list[lease_status.RetryAfter]
+
+    @property
+    def done(self) -> bool:
+        return not self.guests and not self.again
+
+    @property
+    def soonest(self) -> lease_status.RetryAfter:
+        """When to look again at the first of what is in the way."""
+        return min(self.again or [FAILED],
+                   key=lambda one: (one.seconds, one.most))
+
+
+class LeaseClose:
+    """What is over is closed.
+
+    :param opens: opens a sealed text
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, opens: ty.Callable[[str], str],
+                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 types: resource_types.ResourceTypes) -> None:
+        self._types = types
+        self._cleaning = Cleaning(database, clock)
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._opens = opens
+        self._notify = notify
+
+    def close(self, lease_id: str) -> Closed:
+        """Let nobody use the reservations of a lease. One that cannot be
+        closed yet keeps nothing else from ending.
+        """
+        with self._database.reader() as session:
+            over = self._types.reserved(session, api.found(session, lease_id))
+        closed = Closed([], [])
+        for kind, reserved in over:
+            try:
+                one = self.shut(kind, reserved)
+                closed.guests.extend(one.guests)
+                closed.again.extend(one.again)
+            except errors.CloudUnavailable as exc:
+                closed.again.append(FAILED)
+                LOG.warning('Lease %s: reservation %s could not be closed '
+                            'yet: %s', lease_id, reserved.id, exc)
+            except Exception:
+                closed.again.append(FAILED)
+                LOG.exception('Lease %s: reservation %s could not be closed '
+                              'yet', lease_id, reserved.id)
+        return closed
+
+    def shut(self, kind: resource_types.BaseResourceType,
+             reserved: resource_types.ReservationContext) -> Closed:
+        """Let nobody use a reservation, when its servers have gone and its
+        hosts are clean; safe to repeat.
+
+        :raises Exception: what its type raises
+        """
+        closed = Closed([*kind.guests(reserved)], [])
+        if closed.guests:
+            self._cleaning.soil(kind, reserved)
+        elif (again := self._cleaning.clean(kind, reserved)) is not None:
+            closed.again.append(again)
+        if closed.done:
+            kind.end(reserved)
+            if kind.has_hosts and kind.hosts_leave:
+                self._database.retried(self._let_leave, reserved)
+            fault_points.fault_point(fault_points.FaultPoint.CLOSE_CLOSED,
+                                     reserved.lease_id)
+        return closed
+
+    def left_open(self) -> list[tuple[resource_types.BaseResourceType,
+                                      resource_types.ReservationContext]]:
+        """What can be used in the cloud though its lease has not begun, or is
+        over and has given its hosts back; also what the books do not know.
+
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        there: dict[str, resource_types.BaseResourceType] = {}
+        for kind in self._types.named.values():
+            there |= dict.fromkeys(kind.opened() or (), kind)
+        if not there:
+            return []
+        with self._database.reader() as session:
+            left = there.keys() - set(session.scalars(
+                sa.select(models.Reservation.id).join(models.Lease).where(
+                    models.Lease.status.in_(states.BEGUN)))) - set(
+                session.scalars(sa.select(models.Host.assigned_to).where(
+                    models.Host.assigned_to.is_not(None))))
+            known = {row.id: (self._types.of_row(row),
+                              resource_types.context_of(session, row))
+                     for row in session.scalars(
+                         sa.select(models.Reservation).where(
+                             models.Reservation.id.in_(left)))}
+        return [known.get(one, (there[one], resource_types.unknown(one)))
+                for one in sorted(left)]
+
+    def close_left(self) -> None:
+        """Close what is open of leases that are over: a process that stood
+        still has opened it after all. What the books do not know is left to
+        an operator: they may be older than the cloud.
+        """
+        for kind, reserved in self.left_open():
+            if reserved.lease_id:
+                with lease_status.apart(reserved.lease_id,
+                                        reserved.project_id):
+                    LOG.warning('Lease %s: reservation %s can still be used, '
+                                'and is closed', reserved.lease_id,
+                                reserved.id)
+                    self.shut(kind, reserved)
+
+    def _let_leave(self, reserved: resource_types.ReservationContext) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, reserved.lease_id)
+            if lease.status not in states.ENDING:
+                # What could not start was not used.
+                return
+            for host_id in session.scalars(sa.select(models.Host.id).where(
+                    models.Host.assigned_to == reserved.id,
+                    models.Host.enrolment.is_not(None),
+            ).order_by(models.Host.id)).all():
+                enrollment.remove(
+                    session, self._clock.now(), host_id, booked=True)
+
+    def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
+        """A lease without servers is over; returns whether it is.
+
+        :param closed: nobody can boot with its reservations any more
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == states.Lease.TERMINATED:
+                return True
+            if lease_status.has_servers(session, lease_id) or (
+                    lease_status.comes_first(lease) and not closed) or (
+                    lease.status != states.Lease.TERMINATING and
+                    lease_status.bookings(lease)):
+                return False
+            described = lease_status.finish(session, lease, self._clock.now())
+        fault_points.fault_point(fault_points.FaultPoint.END_OVER, lease_id)
+        LOG.info('Lease %s is over', lease_id)
+        self._notify('lease.event.end_lease', described)
+        self.revoke_of(lease_id)
+        return True
+
+    def credential(self, lease_id: str, needed: bool = True) -> str | None:
+        """What lets us act for the owner of a lease, if there is something.
+
+        :param needed: false: a key that is missing is in no way
+        :raises DecryptionError: when it is needed, and cannot be decrypted
+        """
+        with self._database.reader() as session:
+            row = session.get(models.Credential, lease_id)
+        try:
+            return None if row is None else self._opens(row.sealed)
+        except errors.DecryptionError as exc:
+            if needed:
+                raise
+            LOG.warning('Lease %s: its servers are not deleted in the name '
+                        'of its owner: %s', lease_id, exc)
+            return None
+
+    def revoke_of(self, lease_id: str) -> None:
+        """Give back what let us act for the owner of a lease that is over.
+
+        What fails is logged and tried again by :meth:`revoke_over`.
+        """
+        with self._database.reader() as session:
+            row = session.get(models.Credential, lease_id)
+        if row is None:
+            return
+        done = True
+        for sealed in credentials.all_of(row):
+            try:
+                self._cloud.revoke(self._opens(sealed))
+            except Exception:
+                done = False
+                LOG.exception('Lease %s is over, but the credential of its '
+                              'owner could not be revoked yet', lease_id)
+        if not done:
+            return
+        fault_points.fault_point(fault_points.FaultPoint.END_REVOKED, lease_id)
+        self._database.retried(self._forget_credential, lease_id)
+
+    def _forget_credential(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            session.execute(sa.delete(models.Credential).where(
+                models.Credential.lease_id == lease_id))
+
+    def revoke_over(self) -> None:
+        """Give back what is left of leases that are over."""
+        with self._database.connection() as connection:
+            over = connection.execute(_OVER).all()
+        for lease_id, project_id in over:
+            with lease_status.apart(lease_id, project_id):
+                self.revoke_of(lease_id)
+
+    def strays(self) -> set[str]:
+        """The credentials that are in no lease's name, or not yet.
+
+        A process died before it wrote its lease down, or is about to do so.
+        Where several clouds have the same service user, they may be another
+        one's, so that nothing revokes them but an operator. Opens all that
+        are kept: some 20,000 a second.
+        """
+        given = self._cloud.credentials()
+        with self._database.reader() as session:
+            kept = [one for row in session.scalars(
+                sa.select(models.Credential))
+                for one in credentials.all_of(row)]
+        return given - set(map(self._opens, kept)) if given else given
+
+
+#: Hosts of a reservation that are cleaned in one go: the others come next, so
+#: that no lease waits long for its start.
+MOST = 32
+#: Seconds in which it has to begin once it is written down that it does.
+_SOON = 20
+
+_HOST = models.Host.__table__.c
+
+
+class _Held(ty.NamedTuple):
+    """What there is to know of the hosts of a reservation.
+
+    :ivar dirty: how many of them are not clean
+    :ivar mine: the uuids of the hosts to clean now
+    :ivar until: so long nobody else cleans those
+    :ivar left: seconds for which the others have to be nobody's yet
+    """
+
+    hosts: int
+    dirty: int
+    mine: set[str]
+    until: int
+    left: int
+
+
+class Cleaning:
+    """Has hosts cleaned that a reservation still holds."""
+
+    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def clean(self, kind: resource_types.BaseResourceType,
+              reserved: resource_types.ReservationContext,
+              ) -> lease_status.RetryAfter | None:
+        """Have the hosts of a reservation cleaned whose lease ends, and that
+        have no servers any more; safe to repeat.
+
+        No two are at a host at the same time. What was said to be clean once
+        is not cleaned again; after a death before that is written down it is
+        asked once more.
+
+        :returns: when to look again; None when all of them are clean
+        :raises Exception: what the resource type raises
+        """
+        if not kind.has_hosts or not reserved.lease_id:
+            return None
+        deadline = cloud_api.Deadline(self._clock, _SOON)
+        held = self._database.retried(
+            self._begin, reserved, kind.cleaning_seconds)
+        clean: set[str] = set()
+        if held.mine:
+            try:
+                clean = held.mine.intersection(
+                    kind.clean(reserved, held.mine, deadline))
+                fault_points.fault_point(fault_points.FaultPoint.CLOSE_CLEANED,
+                                         reserved.lease_id)
+            finally:
+                self._database.retried(
+                    self._keep, reserved.id, held, clean)
+        dirty = held.dirty - len(clean)
+        if dirty:
+            return lease_status.RetryAfter(
+                lease_status.AWAY,
+                f'of its {words.count(held.hosts, "host")}, not '
+                f'clean yet: {dirty}', 0 if clean
+                else lease_status.LONGEST_WAIT)
+        if held.left > 0:
+            return lease_status.RetryAfter(
+                min(held.left, lease_status.LONGEST_PAUSE),
+                f'its hosts are kept free for {held.left} s yet')
+        return None
+
+    def soil(self, kind: resource_types.BaseResourceType,
+             reserved: resource_types.ReservationContext) -> None:
+        """A server is there, or has come back: nothing is clean."""
+        if kind.has_hosts:
+            self._database.retried(self._soil, reserved.id)
+
+    def _soil(self, reservation_id: str) -> None:
+        with self._database.writer() as session:
+            session.execute(
+                sa.update(models.Host)
+                .where(_HOST.assigned_to == reservation_id,
+                       _HOST.vacated_at.is_not(None))
+                .values(vacated_at=None, cleaned_at=None))
+
+    def _begin(self, reserved: resource_types.ReservationContext,
+               seconds: int) -> _Held:
+        """Take what nobody is cleaning; those that were not asked for longest
+        come first.
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, reserved.lease_id)
+            now = self._clock.now()
+            if lease.status not in states.ENDING:
+                # What could not start was not used.
+                return _Held(0, 0, set(), now, 0)
+            connection = session.connection()
+            until = now + _SOON + seconds
+            held = _HOST.assigned_to == reserved.id
+            connection.execute(
+                sa.update(models.Host.__table__)
+                # A clock that was ahead has said the latter.
+                .where(held, sa.or_(_HOST.vacated_at.is_(None),
+                                    _HOST.vacated_at > now))
+                .values(vacated_at=now))
+            rows = connection.execute(
+                sa.select(_HOST.id, _HOST.uuid, _HOST.vacated_at,
+                          _HOST.cleaning_until, _HOST.cleaned_at)
+                .where(held).order_by(_HOST.id)).all()
+            dirty = [row for row in rows if row.cleaned_at is None]
+            mine = sorted(
+                (row for row in dirty if not clocks.is_within(
+                    row.cleaning_until or 0, now, until + seconds - now)),
+                key=lambda row: (row.cleaning_until or 0, row.id))[:MOST]
+            connection.execute(
+                sa.update(models.Host.__table__)
+                .where(_HOST.id.in_([row.id for row in mine]))
+                .values(cleaning_until=until))
+            return _Held(
+                len(rows), len(dirty), {row.uuid for row in mine}, until,
+                max(row.vacated_at for row in rows) + lease.cleaning_time - now
+                if rows else 0)
+
+    def _keep(self, reservation_id: str, held: _Held, clean: set[str],
+              ) -> None:
+        """Write down what has become of hosts, if no other process is at them
+        by now.
+        """
+        now = self._clock.now()
+        with self._database.writer() as session:
+            for uuids, values in (
+                    (held.mine - clean, {'cleaning_until': now}),
+                    (clean, {'cleaning_until': now, 'cleaned_at': now})):
+                session.execute(
+                    sa.update(models.Host)
+                    .where(_HOST.assigned_to == reservation_id,
+                           _HOST.cleaning_until == held.until,
+                           _HOST.uuid.in_(uuids)).values(**values))

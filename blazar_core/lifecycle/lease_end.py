@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The end of one server: what its policy says, one step after the other.
+
+Each time it is looked how far the server has come, so that it does not matter
+which worker goes on.
+
+The end of a lease, and what is told before it.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import assignments
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.common import words
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import kept_servers
+from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import reconciliation
+from blazar_core.lifecycle import server_removal
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
+
+__all__ = ['IN_VAIN', 'LeaseEnd', 'ServerEnds']
+
+LOG = logging.getLogger(__name__)
+
+
+class ServerEnds:
+    """Brings servers whose lease is over to their end."""
+
+    def __init__(self, cloud: cloud_api.Cloud,
+                 observing: reconciliation.Reconciliation,
+                 leaving: server_removal.ServerRemoval,
+                 policies: end_policies.Policies) -> None:
+        self._cloud = cloud
+        self._observing = observing
+        self._leaving = leaving
+        self._policies = policies
+
+    def bring(self, ended: end_policies.EndedServer,
+              its: end_policies.Steps) -> str | None:
+        """Bring a server nearer to its end.
+
+        One that does not come to its end keeps no other of its lease.
+
+        :returns: why it has not come, as far as that is known; None: it has
+        """
+        try:
+            return self._carry_out(ended, its)
+        except (errors.CloudUnavailable, errors.TrustUnavailable) as exc:
+            LOG.warning('Lease %s: server %s has not come to its end yet: %s',
+                        ended.lease_id, ended.server_id, exc)
+            return f'server {ended.server_id}: {exc}'
+        except Exception:
+            LOG.exception('Lease %s: server %s could not be brought to its '
+                          'end', ended.lease_id, ended.server_id)
+            return f'server {ended.server_id} failed; the log says why.'
+
+    def _carry_out(self, ended: end_policies.EndedServer,
+                   its: end_policies.Steps) -> str | None:
+        asked, last = None, [self._policies[end_policies.DELETE]]
+        if its == last:
+            # Also of one that seems to be gone something may be left.
+            asked = self._ask(ended, its[0])
+        for _step in range(len(its) + 1):
+            seen = self._cloud.look(ended.server_id)
+            self._observing.observe(ended.server_id, seen)
+            if asked is None and its != last and not its[-1].for_guests and (
+                    seen.state is not cloud_api.ServerState.RUNNING):
+                # There is nothing to be kept.
+                return self._carry_out(ended, last)
+            if seen.busy and its != last:
+                # It may come to be elsewhere by that.
+                return ''
+            todo = end_policies.next_of(its, self._cloud, ended, seen)
+            if todo is None:
+                return self._leave(ended, its, seen)
+            if todo is asked:
+                return ''
+            try:
+                asked = self._ask(ended, todo)
+            except errors.Forbidden as exc:
+                LOG.info('Lease %s: server %s is deleted: %s',
+                         ended.lease_id, ended.server_id, exc)
+                return self._carry_out(ended, last)
+        return ''
+
+    def _ask(self, ended: end_policies.EndedServer,
+             policy: end_policies.EndPolicy) -> end_policies.EndPolicy:
+        policy.ask(self._cloud, ended)
+        fault_points.fault_point(fault_points.FaultPoint.END_DELETED,
+                                 ended.lease_id)
+        return policy
+
+    def _leave(self, ended: end_policies.EndedServer, its: end_policies.Steps,
+               seen: cloud_api.ObservedServer) -> str | None:
+        """All is done to a server: its lease has nothing to do with it any
+        more, if it is there.
+        """
+        if seen.state is cloud_api.ServerState.GONE:
+            return None
+        self._cloud.release(ended.server_id)
+        if self._leaving.let_go(
+                ended.lease_id, ended.server_id, seen.host is not None):
+            return None
+        moving = end_policies.moving(its, self._policies)
+        if its == moving:
+            return ''
+        LOG.info('Lease %s: there is no capacity for server %s on its host '
+                 'for ever', ended.lease_id, ended.server_id)
+        return self._carry_out(ended, moving)
+
+
+#: Of the servers that an end waits for, so many are named.
+_SHOWN = 5
+#: Seconds for which an end is tried that needs an owner that is gone, where
+#: nothing else limits that: the owner may come back, as the users of a
+#: directory do that is away for a day.
+IN_VAIN = 3 * 86400
+#: The types of what a lease that ends no longer waits for.
+_BEFORE_END = (conditions.Type.WAITING, conditions.Type.START_DELAYED,
+               conditions.Type.NOT_EXTENDED, conditions.Type.UNUSED)
+
+
+class _Begun(ty.NamedTuple):
+    """An end that has begun: what is done to servers.
+
+    :ivar servers: to those that have bookings
+    :ivar others: to those that have none
+    :ivar grace: after so many seconds
+    """
+
+    servers: dict[str, end_policies.Steps]
+    others: end_policies.Steps
+    name: str = ''
+    project_id: str = ''
+    grace: int = 0
+
+
+class LeaseEnd:
+    """Ends leases.
+
+    :param notify: told of an event type and a lease
+    :param patience: seconds for which an end waits for another process that
+        has its policy, if this one does not
+    :param limit: seconds after which servers are deleted whatever else was to
+        become of them; 0: never
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 closing: lease_close.LeaseClose, server_ends: ServerEnds,
+                 policies: end_policies.Policies, patience: int,
+                 limit: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._notify = notify
+        self._closing = closing
+        self._server_ends = server_ends
+        self._policies = policies
+        self._patience = patience
+        self._limit = limit
+
+    def expire(self, lease_id: str) -> lease_status.Result:
+        """An offer that was not accepted in time is over."""
+        self._database.retried(self._expire, lease_id)
+        return None
+
+    def _expire(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.OFFERED:
+                return
+            described = lease_status.finish(session, lease, self._clock.now())
+        LOG.info('Lease %s: the offer was not accepted in time', lease_id)
+        self._notify('lease.event.expire_offer', described)
+
+    def delete(self, lease_id: str, project_id: str | None = None) -> None:
+        """End a lease that its owner does not want any more.
+
+        It is over at once if it has neither servers nor hosts; else it is
+        brought to its end by a worker that carries out events. Safe to call
+        again at any time.
+
+        :param project_id: only if it is this one's; None: whosever it is
+        :raises NotFound: when there is no such lease
+        """
+        described, in_use = self._database.retried(
+            self._delete, lease_id, project_id)
+        if described is None:
+            return
+        self._notify('lease.delete', described)
+        if in_use:
+            return
+        try:
+            self.end(lease_id)
+        except Exception:
+            LOG.exception('Lease %s is not over yet; its end is tried again '
+                          'by a worker', lease_id)
+
+    def _delete(self, lease_id: str, project_id: str | None,
+                ) -> tuple[lease_status.Lease | None, bool]:
+        """Returns the lease, if nobody has deleted it before, and whether
+        somebody or something has to go first.
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            if lease.deleted_at is not None or (
+                    project_id not in (None, lease.project_id)):
+                return None, False
+            lease.deleted_at = lease.updated_at = now
+            if lease.status != states.Lease.TERMINATED:
+                lease.enter(states.Lease.TERMINATING, self._clock.now())
+                # A worker at its end event loses its claim.
+                session.execute(
+                    sa.update(models.Event)
+                    .where(models.Event.lease_id == lease_id,
+                           models.Event.event_type == states.EventType.END)
+                    .values(status=states.Event.UNDONE, due=now, waits=0,
+                            claimed_by=None, claimed_until=0,
+                            updated_at=now))
+            session.flush()
+            session.expire(lease)
+            return views.describe(lease), bool(
+                lease_status.servers(lease)) or assignments.holds(
+                    session, lease.reservations)
+
+    def end(self, lease_id: str,
+            when_due: bool = False) -> lease_status.Result:
+        """End a lease; done when its servers have come to their end.
+
+        :param when_due: put it off when the lease was prolonged meanwhile
+        """
+        begun = self._database.retried(self._begin_end, lease_id, when_due)
+        if isinstance(begun, lease_status.RetryAfter):
+            return begun
+        fault_points.fault_point(fault_points.FaultPoint.END_BEGUN, lease_id)
+        closed = self._closing.close(lease_id)
+        ends_of = begun.servers | {
+            one: begun.others for one in closed.guests}
+        if ends_of and begun.grace > 0:
+            self._give_grace(lease_id)
+            return lease_status.RetryAfter(
+                min(begun.grace, lease_status.LONGEST_PAUSE),
+                lease_status.GRACE.message)
+        credential = self._closing.credential(lease_id, any(
+            one.needs_owner for its in ends_of.values() for one in its)
+        ) if ends_of else None
+        waiting = {server_id: why for server_id, its in ends_of.items()
+                   if (why := self._server_ends.bring(end_policies.EndedServer(
+                       server_id, lease_id, begun.name, begun.project_id,
+                       credential), its)) is not None}
+        if waiting:
+            why = next(filter(None, waiting.values()), '')
+            if closed.guests or why:
+                self._database.retried(
+                    self._explain, lease_id, lease_status.refused(why) if why
+                    else lease_status.LEFT if begun.others[-1].for_guests
+                    else conditions.Type.END_DELAYED)
+            return lease_status.RetryAfter(
+                lease_status.AGAIN, f'not over yet: '
+                f'{words.count(len(waiting), "server")}: '
+                f'{", ".join([*waiting][:_SHOWN])}', lease_status.LONGEST_PAUSE
+                if begun.others[-1].for_guests else
+                # Of what a user does to them meanwhile, nothing tells.
+                lease_status.LONGEST_WAIT)
+        if not closed.done:
+            again = closed.soonest
+            self._database.retried(
+                self._explain, lease_id, lease_status.NOT_CLOSED
+                if again is lease_close.FAILED else lease_status.CLEANING)
+            return again
+        if not self._database.retried(
+                self._closing.finish_if_empty, lease_id, closed=True):
+            return lease_status.RetryAfter(lease_status.AGAIN,
+                                           'another server has come')
+        return None
+
+    def _give_grace(self, lease_id: str) -> None:
+        """Tell once that the servers of a lease have some time left."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            said = conditions.is_set(lease.conditions, lease_status.GRACE)
+            described = views.describe(lease)
+        if not said:
+            LOG.info('Lease %s is over; its servers come to their end in its '
+                     'grace period, until %s', lease_id, clocks.iso(
+                         described['end_date'] + described['grace_period']))
+            self._notify('lease.event.grace_period', described)
+            self._database.retried(self._explain, lease_id, lease_status.GRACE)
+
+    def _explain(self, lease_id: str,
+                 why: conditions.Condition | conditions.Type) -> None:
+        """Say in a lease why it is not over."""
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status == states.Lease.TERMINATING:
+                conditions.update(lease, self._clock.now(), why)
+                assignments.overdue(session, self._clock.now(), lease)
+
+    def _begin_end(self, lease_id: str, when_due: bool,
+                   ) -> _Begun | lease_status.RetryAfter:
+        """No start after this; returns the steps that each server needs.
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            last = [self._policies[end_policies.DELETE]]
+            if lease.status == states.Lease.TERMINATED:
+                return _Begun({}, last)
+            if when_due and lease.status != states.Lease.TERMINATING and (
+                    lease.end_date > now):
+                return lease_status.RetryAfter(lease.end_date - now,
+                                               'it was prolonged')
+            name = end_policies.DELETE if lease.deleted_at is not None else (
+                kept_servers.on_end(session, lease))
+            if end_policies.missing(name, self._policies):
+                if when_due and now < lease.end_date + self._patience:
+                    return lease_status.RetryAfter(lease_status.AWAY, (
+                        f'nothing installed here knows how to {name} its '
+                        f'servers; they are deleted if no other process '
+                        f'does until {self._patience} s after its end'),
+                        shown=True)
+                name = end_policies.DELETE
+            if self._is_late(session, lease, now,
+                             end_policies.steps_of(name, self._policies)):
+                name = end_policies.DELETE
+            conditions.update(lease, now, *_BEFORE_END)
+            if lease.status != states.Lease.TERMINATING:
+                lease.enter(states.Lease.TERMINATING, self._clock.now())
+                if lease.deleted_at is None and end_policies.missing(
+                        lease.on_end, self._policies):
+                    LOG.warning('Lease %s: its servers are deleted, because '
+                                'nothing installed knows how to %s them',
+                                lease.id, lease.on_end)
+            session.execute(sa.delete(models.HeldBuild).where(
+                models.HeldBuild.lease_id == lease_id))
+            its = end_policies.steps_of(name, self._policies)
+            return _Begun({one: last if its[-1].for_guests else its for one in
+                           lease_status.servers(lease)}, end_policies.moving(
+                               its, self._policies) if its[-1].stays else its,
+                          lease.name, lease.project_id, lease.end_date +
+                          lease.grace_period - now if when_due and
+                          lease.deleted_at is None else 0)
+
+    def _is_in_vain(self, session: orm.Session, lease: models.Lease) -> bool:
+        """Whether an end needs an owner that seems to be gone: then it would
+        be tried for ever.
+        """
+        return end_policies.needs_owner(lease.on_end, self._policies) and (
+            session.get(models.Orphan, lease.id) is not None)
+
+    def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
+                 its: end_policies.Steps) -> bool:
+        """Whether it has taken too long to do something else than to delete
+        the servers of a lease; the lease says so.
+
+        Counted from when its end began: no process may have run before. No
+        change of the lease puts that off.
+        """
+        limit = self._limit or (
+            IN_VAIN if self._is_in_vain(session, lease) else 0)
+        if not limit or its[-1].for_guests or (
+                lease.status != states.Lease.TERMINATING) or (
+                    its == [self._policies[end_policies.DELETE]]) or (
+                        now < limit + max(
+                            lease.end_date + lease.grace_period,
+                            lease.ending_at or 0)):
+            return False
+        why = (f'Its servers are deleted: {lease.on_end} was not done within '
+               f'{limit} s.')
+        if conditions.update(lease, now, conditions.Condition(
+                conditions.Type.POLICY_REPLACED, conditions.Reason.TIMED_OUT,
+                why)):
+            conditions.update(lease, now, conditions.Type.END_DELAYED)
+            LOG.warning('Lease %s: %s', lease.id, why)
+        return True

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The start of a lease."""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import assignments
+from blazar_core.capacity import ledger
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import events
+from blazar_core.leases import exclusive
+from blazar_core.leases import hosted_servers
+from blazar_core.leases import views
+from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import kept_servers
+from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
+
+__all__ = ['LeaseStart']
+
+LOG = logging.getLogger(__name__)
+
+#: By reservation, the uuids of the hosts of its bookings.
+_Hosts: ty.TypeAlias = dict[str, tuple[str, ...]]
+
+
+class Read(ty.NamedTuple):
+    """What was read of a lease that is to start.
+
+    :ivar lease: whole, and of a session that is closed
+    :ivar sealed: what builds its servers; None: nothing does (any more)
+    :ivar crowded: whether its host is not empty yet
+    :ivar outside: why its servers may not go to the hosts of another lease
+        (yet, or any more); empty: they may
+    """
+
+    lease: models.Lease
+    sealed: dispatch.EncryptedCall | None
+    crowded: bool
+    outside: str
+
+
+class LeaseStart:
+    """Starts leases.
+
+    :param notify: told of an event type and a lease
+    :param patience: seconds a start waits for its host to be left
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, notify: ty.Callable[[
+                     str, lease_status.Lease], None], patience: int,
+                 sending: dispatch.Dispatch, closing: lease_close.LeaseClose,
+                 types: resource_types.ResourceTypes,
+                 resuming: kept_servers.KeptServers) -> None:
+        self._resuming = resuming
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._patience = patience
+        self._sending = sending
+        self._closing = closing
+        self._types = types
+
+    def read(self, lease_ids: ty.Collection[str]) -> dict[str, Read]:
+        """What there is to know of leases before they start, of those that
+        there are, at once: few statements however many they are.
+        """
+        now = self._clock.now()
+        with self._database.reader() as session:
+            leases = {one.id: one for one in api.whole(session, lease_ids)}
+            sealed = dispatch.encrypted_call(session, leases)
+            due = [one for one in leases.values()
+                   if one.status in states.TO_START]
+            crowded = self._crowded(session, {
+                booking.host_id for one in due
+                if now < one.start_date + self._patience
+                for booking in lease_status.bookings(one)}, now)
+            outside = {one.id: _why_not_within(session, one) or (
+                exclusive.why_wait(session, one)) for one in due}
+        return {lease_id: Read(
+            lease, sealed.get(lease_id), not crowded.isdisjoint(
+                booking.host_id for booking in lease_status.bookings(lease))
+            and now < lease.start_date + self._patience,
+            outside.get(lease_id, '')) for lease_id, lease in leases.items()}
+
+    def start(self, lease_id: str, when_due: bool = False,
+              read: Read | None = None) -> lease_status.Result:
+        """Send the held call of a lease for the servers that wait for it.
+
+        Each server is sent once; one that Nova could not place waits again.
+
+        :param when_due: put it off when the lease was moved meanwhile
+        :param read: what was just read of it; None: read it
+        :raises NotFound: when there is no such lease
+        """
+        read = read or self.read([lease_id]).get(lease_id)
+        if read is None:
+            raise errors.NotFound(f'Lease {lease_id} could not be found.')
+        lease, sealed, now = read.lease, read.sealed, self._clock.now()
+        if lease.status not in states.TO_START or lease.end_date <= now:
+            return None
+        if when_due and lease.start_date > now:
+            return lease_status.RetryAfter(lease.start_date - now,
+                                           'it was moved')
+        waiting, kept = lease_status.waiting(lease), kept_servers.is_kept(
+            lease, sealed is not None)
+        if not kept and lease_status.servers(lease) and (
+                sealed is None or not waiting):
+            return None
+        if not kept and lease_status.is_building(lease):
+            return lease_status.RetryAfter(
+                lease_status.AWAY, 'its other servers are being built',
+                lease_status.LONGEST_WAIT)
+        if read.crowded:
+            return lease_status.RetryAfter(
+                lease_status.AGAIN, 'its host is not empty yet',
+                4 * lease_status.AGAIN,
+                # One after the other, as a rule, takes seconds.
+                shown=now > lease.start_date + lease_status.AWAY)
+        if read.outside:
+            self._explain(lease_id, read.outside)
+            return lease_status.RetryAfter(
+                lease_status.AWAY, read.outside, lease_status.LONGEST_WAIT)
+        if kept:
+            return self._resuming.resume(lease_id, when_due)
+        if sealed is None:
+            return self._begin(lease_id, when_due)
+        fault_points.fault_point(fault_points.FaultPoint.START_READ, lease_id)
+        try:
+            why, all_sent = self._sending.send_waiting(
+                lease, sealed, when_due)
+        except errors.CloudUnavailable as exc:
+            # However long it takes: it is not the lease that fails.
+            LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+            self._explain(lease_id, str(exc))
+            return lease_status.RetryAfter(lease_status.AWAY, str(exc),
+                                           lease_status.LONGEST_WAIT)
+        return None if all_sent else self._rest(lease_id, when_due, why)
+
+    def _rest(self, lease_id: str, when_due: bool,
+              why: str) -> lease_status.Result:
+        """What becomes of the servers that were not sent."""
+        now = self._clock.now()
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            waiting = lease_status.waiting(lease)
+        if lease.status not in states.TO_START or not waiting:
+            return None
+        # They were made ready for their build, and are held again.
+        self._cloud.hold(waiting)
+        if when_due and lease.start_date > now:
+            return lease_status.RetryAfter(lease.start_date - now,
+                                           'it was just moved')
+        if why:
+            LOG.warning('Lease %s: %s of its servers cannot start yet: %s',
+                        lease_id, len(waiting), why)
+            self._explain(lease_id, why)
+            return lease_status.RetryAfter(lease_status.pause(lease, now), why)
+        return lease_status.RetryAfter(
+            lease_status.AGAIN, 'its servers are other ones than they were')
+
+    def _explain(self, lease_id: str, why: str) -> None:
+        """Say in a lease why servers of it have not started yet."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            if conditions.holds(lease.conditions, lease_status.put_off(
+                    lease_status.waiting(lease), why)):
+                return
+        self._database.retried(self._write_why, lease_id, why)
+
+    def _write_why(self, lease_id: str, why: str) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            waiting = lease_status.waiting(lease)
+            if lease.status in states.TO_START and waiting:
+                now = self._clock.now()
+                conditions.update(lease, now, lease_status.put_off(waiting,
+                                                                   why))
+                lease.updated_at = now
+
+    def _begin(self, lease_id: str, when_due: bool) -> lease_status.Result:
+        """It may be used from now on."""
+        begun, outcome = self._database.retried(
+            self._take_places, lease_id, when_due)
+        if not begun:
+            return outcome
+        fault_points.fault_point(fault_points.FaultPoint.OPEN_HELD, lease_id)
+        try:
+            opened = self.open(lease_id)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+            return lease_status.RetryAfter(lease_status.AWAY, str(
+                exc), lease_status.LONGEST_WAIT, shown=True)
+        fault_points.fault_point(fault_points.FaultPoint.OPEN_OPENED, lease_id)
+        described = self._database.retried(self._activate, lease_id, opened)
+        if described is not None:
+            self._notify('lease.event.start_lease', described)
+        elif self._is_ending(lease_id):
+            # It ended meanwhile: what was opened last is closed.
+            self._closing.close(lease_id)
+        return None
+
+    def open(self, lease_id: str) -> _Hosts:
+        """Let the reservations of a lease be used; safe to repeat.
+
+        :returns: by reservation, on which hosts
+        :raises CloudUnavailable: when that cannot be done now
+        """
+        with self._database.reader() as session:
+            begun = self._types.reserved(session, api.found(session, lease_id))
+        for kind, reserved in begun:
+            kind.start(reserved)
+        return {reserved.id: reserved.hosts for _kind, reserved in begun}
+
+    def _is_ending(self, lease_id: str) -> bool:
+        with self._database.reader() as session:
+            return api.found(session, lease_id).status in states.ENDING
+
+    def _take_places(self, lease_id: str, when_due: bool,
+                     ) -> tuple[bool, lease_status.Result]:
+        """Whether it may; what is to start is not changed any more then."""
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            if when_due and lease.start_date > now:
+                return False, lease_status.RetryAfter(
+                    lease.start_date - now, 'it was just moved')
+            if lease.status not in states.TO_START or lease_status.servers(
+                    lease):
+                # Servers have a call that builds them; without it they
+                # cannot start.
+                return False, None
+            try:
+                assignments.assign(
+                    session, self._clock.now(), lease.reservations)
+            except assignments.HostInUse as exc:
+                LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+                conditions.update(lease, now, lease_status.NOT_FREE)
+                return False, lease_status.RetryAfter(
+                    lease_status.AGAIN, str(exc), 4 * lease_status.AGAIN)
+            conditions.update(lease, now, conditions.Type.START_DELAYED)
+            lease.enter(states.Lease.STARTING, self._clock.now())
+            return True, None
+
+    def _activate(self, lease_id: str,
+                  opened: _Hosts) -> lease_status.Lease | None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.STARTING:
+                return None
+            lease.enter(states.Lease.ACTIVE, self._clock.now())
+            for reservation in lease.reservations:
+                reservation.enter(
+                    states.Reservation.ACTIVE, self._clock.now())
+            # It may have been bound elsewhere while it was opened.
+            events.changed(session, lease, self._types, [
+                one for one in lease.reservations
+                if resource_types.context_of(session, one).hosts !=
+                opened.get(one.id)], self._clock.now())
+            return views.describe(lease)
+
+    def _crowded(self, session: orm.Session, host_ids: set[int | None],
+                 now: int) -> set[int]:
+        """The hosts where servers of leases that are over still stand in the
+        way.
+        """
+        return set(session.connection().scalars(_OVERSTAYING, {
+            'hosts': host_ids, 'serverless': [*self._types.serverless],
+            'now': now})) if host_ids else set()
+
+    def give_up(self, lease_id: str, event_type: str,
+                settle: ty.Callable[[orm.Session], bool] = lambda _: True,
+                ) -> None:
+        """An event failed for good; a lease that cannot start has failed.
+
+        What of it was opened is closed before its room goes to others.
+
+        :param settle: writes that down of the event, in the transaction that
+            writes it down of the lease; false when the event is another's
+        """
+        why = 'The build of its servers could not be sent.'
+        if event_type == states.EventType.START and self._opens(lease_id):
+            if not self._closing.close(lease_id).done:
+                raise errors.CloudUnavailable(
+                    f'Lease {lease_id} could not be opened, nor closed again')
+            why = 'What was reserved could not be made ready for use.'
+        self._database.retried(
+            self._sending.never_started, lease_id, why, settle, event_type)
+
+    def _opens(self, lease_id: str) -> bool:
+        """Whether there is something to be opened when a lease starts."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            return (lease.status in states.TO_START and
+                    lease_status.comes_first(lease))
+
+
+#: What is over on hosts, and has not left them. Of what no server takes,
+#: nothing shows whether it was left.
+_OVERSTAYING = sa.select(models.Booking.host_id.distinct()).join(
+    models.Booking.reservation).where(
+        models.Booking.host_id.in_(sa.bindparam('hosts', expanding=True)),
+        ledger.TAKES, sa.or_(
+            models.Booking.claimed_at.is_not(None),
+            models.Reservation.resource_type.in_(
+                sa.bindparam('serverless', expanding=True))),
+        models.Booking.end_date <= sa.bindparam('now'))
+
+
+def _why_not_within(session: orm.Session, lease: models.Lease) -> str:
+    """Why servers may not go to the hosts of another lease (yet, or any
+    more).
+    """
+    return next(filter(None, (
+        hosted_servers.why_not(session, outer, lease.project_id)
+        for one in lease.reservations
+        if (outer := hosted_servers.of(one)) is not None)), '')

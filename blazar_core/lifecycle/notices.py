@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What happens to a lease between its start and its end."""
+
+import typing as ty
+
+from blazar_core.capacity import assignments
+from blazar_core.common import clocks
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import snapshots
+from blazar_core.plugins import resource_types
+
+__all__ = ['Notices']
+
+#: How often types are told one after the other of a lease that changes.
+_ROUNDS = 5
+
+
+class Notices:
+    """Tells the world, and the types of what is reserved.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 closing: lease_close.LeaseClose, copying: snapshots.Snapshots,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._notify = notify
+        self._closing = closing
+        self._copying = copying
+        self._types = types
+
+    def happen(self, lease_id: str, event_type: str, event_id: str,
+               ) -> lease_status.Result:
+        """An event of a lease has come that neither starts nor ends it: do
+        what is done then, and when that is done tell of it.
+        """
+        with self._database.reader() as session:
+            event = session.get(models.Event, event_id)
+            action = None if event is None else event.action
+        if action == states.Action.SNAPSHOT:
+            outcome = self._copying.copy(lease_id, event_id)
+            if outcome is not None:
+                return outcome
+        return self.announce(lease_id, event_type)
+
+    def announce(self, lease_id: str, event_type: str) -> lease_status.Result:
+        """An event of a lease has come that neither starts nor ends it.
+
+        The world is told first, and once more when a type fails.
+        """
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            described = views.describe(lease)
+            parts = self._types.reserved(session, lease)
+            names = {one.id: one.resource_type for one in lease.reservations}
+        if described['status'] in (*states.ENDING, views.DELETING):
+            return None
+        of_type, own, name = event_type.rpartition(':')
+        minding = [
+            (kind, reserved) for kind, reserved in parts
+            if kind.minds_events and (
+                event_type == states.EventType.BEFORE_END or
+                own and of_type == names[reserved.id])]
+        if minding and described['status'] != states.Lease.ACTIVE:
+            return lease_status.RetryAfter(
+                lease_status.AGAIN, 'the lease has not begun yet',
+                lease_status.LONGEST_WAIT)
+        self._notify(f'lease.event.{event_type}', described)
+        for kind, reserved in minding:
+            kind.happens(name, reserved)
+        if minding:
+            self._close_if_over(lease_id)
+        return None
+
+    def changed(self, lease_id: str) -> lease_status.Result:
+        """Something of a lease that has begun has other bookings, or the
+        lease another owner.
+        """
+        told = None
+        for _round in range(_ROUNDS):
+            with self._database.reader() as session:
+                lease = api.found(session, lease_id)
+                whole = any(one.whole for one in lease.reservations)
+                over = lease.status not in states.BEGUN or lease.deleted_at
+                parts = [
+                    (kind, reserved) for kind, reserved in
+                    self._types.reserved(session, lease)
+                    if kind.minds_changes or kind.minds_owner]
+            # A worker that stood still meanwhile has told an outdated state.
+            hosts = {reserved.id: (reserved.project_id, reserved.hosts)
+                     for _kind, reserved in parts}
+            if over or hosts == told:
+                break
+            try:
+                if whole:
+                    self._database.retried(self._hand_over, lease_id)
+            except assignments.HostInUse as exc:
+                return lease_status.RetryAfter(lease_status.AGAIN, str(
+                    exc), lease_status.LONGEST_WAIT, shown=True)
+            for kind, reserved in parts:
+                kind.belongs(reserved)
+                kind.changed(reserved)
+            told = hosts
+        else:
+            return lease_status.RetryAfter(lease_status.AGAIN,
+                                           'it has changed once more')
+        if told is not None:
+            self._close_if_over(lease_id)
+        return None
+
+    def _hand_over(self, lease_id: str) -> None:
+        """What has come of whole hosts is the lease's from now on."""
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status in states.BEGUN:
+                assignments.assign(
+                    session, self._clock.now(), lease.reservations)
+
+    def _close_if_over(self, lease_id: str) -> None:
+        """What was touched last may have been opened again by that."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+        if lease.status in states.ENDING:
+            self._closing.close(lease_id)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is seen of servers, and what it makes of their leases."""
+
+import contextlib
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import logs
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import reassignment
+from blazar_core.leases import views
+from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import server_removal
+from blazar_core.plugins import cloud_api
+
+__all__ = ['Reconciliation']
+
+LOG = logging.getLogger(__name__)
+
+#: Something of a lease that is on no host, or on one that has failed.
+_MISSES = sa.select(models.Booking.id).join(
+    models.Reservation,
+    models.Reservation.id == models.Booking.reservation_id).where(
+    models.Reservation.lease_id == sa.bindparam('lease'), sa.or_(
+        models.Booking.host_id.is_(None),
+        models.Booking.host_failed_at.is_not(None))).limit(1)
+_HAS_BOOKINGS = sa.exists().where(
+    models.Booking.reservation_id == models.Reservation.id,
+    models.Reservation.lease_id == models.Lease.id)
+#: Leases that their servers came with: without any they are over.
+_BY_BOOT = sa.select(models.Lease.id, models.Lease.project_id).where(
+    sa.exists().where(models.Reservation.lease_id == models.Lease.id,
+                      models.Reservation.params.is_(None)))
+#: Those that go on by what becomes of their servers.
+_GOING_ON = (*states.HOLDING, states.Lease.ACTIVE, states.Lease.TIMEDOUT,
+             states.Lease.ERROR)
+#: Those of which a process may have left something to be done.
+# Two, as PostgreSQL reads all bookings for either of both in one condition.
+_LEFT = _BY_BOOT.where(
+    models.Lease.status == states.Lease.STARTING).union(_BY_BOOT.where(
+        models.Lease.status.in_(_GOING_ON), ~_HAS_BOOKINGS))
+_UNFINISHED = sa.select(
+    models.Booking.server_id, models.Booking.running, models.Host.uuid,
+).outerjoin(models.Host, models.Host.id == models.Booking.host_id).where(
+    models.Booking.server_id.is_not(None)).order_by(models.Booking.id)
+_LEASE_OF = sa.select(
+    models.Reservation.lease_id, models.Lease.project_id,
+).join(models.Reservation.bookings).join(models.Reservation.lease).where(
+    models.Booking.server_id == sa.bindparam('server'))
+
+
+class Reconciliation:
+    """Makes the books true for servers.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, notify: ty.Callable[[
+                     str, lease_status.Lease], None],
+                 closing: lease_close.LeaseClose,
+                 leaving: server_removal.ServerRemoval) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._closing = closing
+        self._leaving = leaving
+
+    def observe(self, server_id: str, seen: cloud_api.ObservedServer,
+                sent: tuple[int | None] | None = None) -> list[str]:
+        """Make the books true for a server, given what was seen of it.
+
+        :param sent: when it had been sent before somebody looked; a fault of
+            it is old if it was sent once more since. None: not known
+        :returns: the service hosts whose usage the books may have wrong
+            now, because a booking came or left
+        """
+        with self._database.connection() as connection:
+            of = connection.execute(_LEASE_OF, {'server': server_id}).first()
+        if of is None:
+            return []
+        try:
+            with logs.about(of.lease_id, of.project_id, server_id):
+                return self._observe(of.lease_id, server_id, seen, sent)
+        except errors.NotFound:
+            # Its lease was withdrawn in between.
+            return []
+
+    def _observe(self, lease_id: str, server_id: str,
+                 seen: cloud_api.ObservedServer,
+                 sent: tuple[int | None] | None) -> list[str]:
+        if seen.state is cloud_api.ServerState.RUNNING or (
+                seen.host is not None and seen.state in (
+                    cloud_api.ServerState.BUILDING,
+                    cloud_api.ServerState.LEAVING)):
+            stale, healed = self._database.retried(
+                self._stands, lease_id, server_id, seen)
+            if healed is not None:
+                self._notify('lease.healed', healed)
+            return stale
+        if seen.state is cloud_api.ServerState.GONE:
+            if self._was_never_sent(server_id):
+                # While it has its booking: if the process dies here, the
+                # next comparison finds it again.
+                self._cloud.forget(server_id)
+            self._leaving.gone(lease_id, server_id)
+        elif seen.state is cloud_api.ServerState.ERROR:
+            return self._database.retried(
+                self._failed, lease_id, server_id, seen, sent)
+        return []
+
+    def _was_never_sent(self, server_id: str) -> bool:
+        """Whether no service has begun to build a server of a lease.
+
+        Asked when it is gone: a build that is sent after this finds that.
+        """
+        with self._database.reader() as session:
+            booking = lease_status.booking_of(session, server_id)
+            return booking is not None and booking.dispatched_at is None
+
+    def _stands(self, lease_id: str, server_id: str,
+                seen: cloud_api.ObservedServer,
+                ) -> tuple[list[str], lease_status.Lease | None]:
+        """A server has a host: its booking follows it to where it is.
+
+        :returns: the service hosts that it came from or to; the lease, with
+            what was exchanged last, if nothing of it is on a host that has
+            failed any more
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            booking = lease_status.booking_of(session, server_id)
+            if booking is None or seen.host is None and (
+                    seen.rest is not None and not booking.running):
+                # One that is shelved is there when it has been brought back.
+                return [], None
+            left, failed = booking.host_id, booking.host_failed_at is not None
+            stale = lease_status.follow(
+                session, lease, booking, seen.host, self._clock.now())
+            if booking.claimed_at is None:
+                booking.claimed_at = self._clock.now()
+            if seen.state is not cloud_api.ServerState.BUILDING:
+                booking.running, booking.failed_at = True, None
+                lease_status.settle(session, lease, self._clock.now())
+            if not failed or booking.host_id == left:
+                return stale, None
+            booking.reservation.moved_at = self._clock.now()
+            session.flush()
+            if session.scalar(_MISSES, {'lease': lease_id}) is not None:
+                # One that has many servers is not told of for each of them.
+                return stale, None
+            described, = reassignment.exchanged(session, [(lease, [
+                (booking.reservation_id, server_id, left, booking.host_id)])])
+            return stale, described
+
+    def _failed(self, lease_id: str, server_id: str,
+                seen: cloud_api.ObservedServer,
+                sent: tuple[int | None] | None) -> list[str]:
+        """A server could not be built: its room goes back, and the state of
+        its lease follows from the others.
+
+        One for which there was no host waits to be sent again, in its room. A
+        server that ran before has a fault of its own, not of its lease.
+
+        :returns: the service host of the host that was booked, where the
+            cloud may still keep what the server had
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            booking = lease_status.booking_of(session, server_id)
+            if booking is None or booking.running or (
+                    booking.failed_at is not None or
+                    seen.unplaced and booking.dispatched_at is None or
+                    sent not in (None, (booking.dispatched_at,))):
+                return []
+            if not booking.reservation.booted:
+                # The place is the lease's, whatever becomes of a server.
+                return []
+            fault = seen.fault or 'Nova gave no reason'
+            if seen.unplaced and self._wait_again(session, lease, booking,
+                                                  fault):
+                return []
+            stale = list(session.scalars(
+                sa.select(models.Host.service_host)
+                .where(models.Host.id == booking.host_id)))
+            booking.failed_at = self._clock.now()
+            lease_status.give_room_back(
+                session, [booking], self._clock.now())
+            if lease.status != states.Lease.TERMINATING:
+                conditions.update(
+                    lease, self._clock.now(), conditions.Type.START_DELAYED,
+                    _unbuilt(lease, server_id, fault))
+            lease_status.settle(session, lease, self._clock.now())
+            described = views.describe(lease)
+        LOG.warning('Lease %s: server %s could not be built: %s',
+                    lease_id, server_id, seen.fault)
+        self._notify('lease.update', described)
+        return stale
+
+    def _wait_again(self, session: orm.Session, lease: models.Lease,
+                    booking: models.Booking, fault: str) -> bool:
+        """Let a server wait in its room to be sent again; says whether.
+
+        This is all that is written: the next start makes the server one in
+        the cloud that waits, as often as it takes.
+        """
+        now = self._clock.now()
+        held = session.get(models.HeldBuild, lease.id)
+        if lease.status not in states.TO_START or lease.end_date <= now or (
+                held is None or held.only_if_lost):
+            return False
+        booking.dispatched_at = booking.claimed_at = None
+        pause = lease_status.pause(lease, now)
+        for event in lease.events:
+            if event.event_type == states.EventType.START:
+                # A worker at it has sent what there was: it loses its claim.
+                event.enter(states.Event.UNDONE, now)
+                event.due, event.attempts, event.waits = now + pause, 0, 0
+                event.claimed_by, event.claimed_until = None, 0
+        conditions.update(lease, now, lease_status.put_off(
+            lease_status.waiting(lease), fault))
+        lease.updated_at = now
+        LOG.warning('Lease %s: server %s could not be placed yet, again in '
+                    '%s s: %s', lease.id, booking.server_id, pause, fault)
+        return True
+
+    def settle_left(self) -> None:
+        """Bring leases into the state that follows from what is left of them.
+
+        They are in it already, unless a process died over one of them.
+        """
+        with self._database.connection() as connection:
+            left = connection.execute(_LEFT).all()
+        for lease_id, project_id in left:
+            with (lease_status.apart(lease_id, project_id),
+                  contextlib.suppress(errors.NotFound)):
+                self._database.retried(self._settle_again, lease_id)
+                self._database.retried(self._closing.finish_if_empty, lease_id)
+
+    def _settle_again(self, lease_id: str) -> None:
+        with self._database.writer() as session:
+            lease_status.settle(session, api.locked(session, lease_id),
+                                self._clock.now())
+
+    def unfinished(self) -> dict[str, cloud_api.ObservedServer]:
+        """The servers of all leases that are not over, as the books have them.
+
+        Those that do not run yet are HELD or being built; this says HELD.
+        """
+        with self._database.connection() as connection:
+            return {row.server_id: cloud_api.ObservedServer(
+                cloud_api.ServerState.RUNNING, row.uuid) if row.running else
+                cloud_api.ObservedServer(cloud_api.ServerState.HELD)
+                for row in connection.execute(_UNFINISHED)}
+
+    def check(self, server_id: str) -> tuple[cloud_api.ObservedServer,
+                                             list[str]]:
+        """Look at a server and make the books true for it.
+
+        :returns: what was seen, and what :meth:`observe` returned
+        """
+        with self._database.reader() as session:
+            booking = lease_status.booking_of(session, server_id)
+        seen = self._cloud.look(server_id)
+        return seen, self.observe(
+            server_id, seen,
+            None if booking is None else (booking.dispatched_at,))
+
+
+def _unbuilt(lease: models.Lease, server_id: str, fault: str,
+             ) -> conditions.Condition:
+    """Return the condition of a lease of which one more server was not built:
+    its message has the fault of the first one.
+    """
+    rows = lease_status.servers(lease)
+    before = conditions.find(lease.conditions, conditions.Type.BUILD_FAILED)
+    first = fault if before is None else before['details']['fault']
+    failed = [row.server_id for row in lease_status.bookings(lease)
+              if row.server_id is not None and row.failed_at is not None]
+    return conditions.Condition(
+        conditions.Type.BUILD_FAILED, conditions.Reason.SERVERS_FAILED,
+        f'Server {server_id} could not be built: {fault}'
+        if len(failed) < 2 else
+        f'{len(failed)} of {len(rows)} servers could not be built, the '
+        f'first: {first}', {'servers': failed, 'fault': first})

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Images of servers that are made at an event of their lease."""
+
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.common import words
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
+
+__all__ = ['Snapshots']
+
+LOG = logging.getLogger(__name__)
+
+
+class _Event(ty.NamedTuple):
+    """An event at which images are made.
+
+    :ivar credential: what lets us act for the owner of its lease
+    """
+
+    id: str
+    event_type: str
+    time: int
+    lease_id: str
+    lease_name: str
+    credential: str | None
+
+    @property
+    def key(self) -> str:
+        """What its images are found by; others, if it has moved meanwhile."""
+        return f'{self.id}@{self.time}'
+
+    @property
+    def label(self) -> str:
+        """What tells its images from those of other events."""
+        return f'{self.event_type}-{clocks.iso(self.time)[:16]}'
+
+
+class Snapshots:
+    """Has images made of servers that go on running.
+
+    Of those that run, or can be started where they are. Those that wait for
+    their build, could not be built, are shelved or have gone are left out.
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, closing: lease_close.LeaseClose,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._closing = closing
+        self._types = types
+
+    def copy(self, lease_id: str, event_id: str) -> lease_status.Result:
+        """Have one image of each server of a lease made for an event; safe to
+        repeat. Done when they can be used.
+
+        :raises NotFound: when there is no such event any more
+        """
+        credential = self._closing.credential(lease_id)
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            row = session.get(models.Event, event_id)
+            if row is None:
+                raise errors.NotFound(f'Event {event_id} is not wanted any '
+                                      f'more.')
+            event = _Event(event_id, row.event_type, row.time, lease_id,
+                           lease.name, credential)
+            if event.time >= lease.end_date:
+                # It was shortened: there is nothing to be done any more.
+                return None
+            servers = lease_status.servers(lease)
+            parts = self._types.reserved(session, lease)
+        try:
+            for kind, reserved in parts:
+                servers += kind.guests(reserved)
+        except errors.CloudUnavailable as exc:
+            return self._again(event, [str(exc)])
+        waiting = []
+        for server_id in dict.fromkeys(servers):
+            if self._is_over(lease_id):
+                return lease_status.Failed('the lease has ended before')
+            why = self._bring(event, server_id)
+            if why is not None:
+                waiting.append(why)
+        if self._is_over(lease_id):
+            return lease_status.Failed('the lease has ended before')
+        return self._again(event, waiting)
+
+    def _again(self, event: _Event, waiting: list[str]) -> lease_status.Result:
+        """Whether it has to be looked at again, as the lease says then.
+
+        :param waiting: of each server that has no image yet why, if that is
+            known
+        """
+        why = next(filter(None, waiting), '')
+        self._database.retried(
+            self._explain, event.lease_id, event.event_type, why)
+        if not waiting:
+            return None
+        return lease_status.RetryAfter(
+            lease_status.AGAIN, f'not there yet: '
+            f'{words.count(len(waiting), "image")}. {why}',
+            lease_status.LONGEST_PAUSE)
+
+    def _is_over(self, lease_id: str) -> bool:
+        """Whether its servers are brought to their end by now."""
+        with self._database.reader() as session:
+            return _is_ending(api.found(session, lease_id))
+
+    def _bring(self, event: _Event, server_id: str) -> str | None:
+        """Bring a server nearer to its image.
+
+        One of which there comes none keeps no other of its lease.
+
+        :returns: why there is none, as far as that is known; None: there is
+            one, or none is wanted
+        """
+        try:
+            return self._ask(event, server_id)
+        except errors.DatabaseUnavailable:
+            raise
+        except errors.Forbidden as exc:
+            LOG.info('Lease %s: no image is made of server %s: %s',
+                     event.lease_id, server_id, exc)
+            return None
+        except (errors.CloudUnavailable, errors.TrustUnavailable) as exc:
+            LOG.warning('Lease %s: there is no image of server %s yet: %s',
+                        event.lease_id, server_id, exc)
+            return f'server {server_id}: {exc}'
+        except Exception:
+            LOG.exception('Lease %s: the image of server %s could not be '
+                          'made', event.lease_id, server_id)
+            return f'server {server_id} failed; the log says why.'
+
+    def _ask(self, event: _Event, server_id: str) -> str | None:
+        seen = self._cloud.look(server_id)
+        if seen.state is cloud_api.ServerState.BUILDING:
+            return ''
+        if seen.state is not cloud_api.ServerState.RUNNING or (
+                seen.rest is cloud_api.RestingState.SHELVED and seen.host is
+                None):
+            return None
+        if self._cloud.is_copied(server_id, event.lease_id, event.credential,
+                                 event.key):
+            return None
+        # Also of one that is busy: what does it may have died.
+        self._cloud.copy(server_id, event.lease_id, event.lease_name,
+                         event.credential, event.key, event.label)
+        return ''
+
+    def _explain(self, lease_id: str, event_type: str, why: str) -> None:
+        """Say in a lease why there is no image yet, or no more of it; another
+        event may have said something.
+        """
+        def change(lease: models.Lease,
+                   ) -> conditions.Condition | conditions.Type | None:
+            said = conditions.find(
+                lease.conditions, conditions.Type.SNAPSHOT_DELAYED)
+            return lease_status.no_image(event_type, why) if why else (
+                None if said is None or
+                said['details']['event_type'] != event_type
+                else conditions.Type.SNAPSHOT_DELAYED)
+
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            new = change(lease)
+            if new is None or conditions.holds(lease.conditions, new):
+                return
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            new = change(lease)
+            if new is not None and not _is_ending(lease):
+                conditions.update(lease, self._clock.now(), new)
+
+
+def _is_ending(lease: models.Lease) -> bool:
+    return lease.status in states.ENDING or lease.deleted_at is not None

@@ -1,0 +1,923 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Leases for which servers of others are moved."""
+
+from unittest import mock
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.audit import audit
+from blazar_core.capacity import enrollment
+from blazar_core.capacity import inventory
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.healing import overbooking
+from blazar_core.leases import creation
+from blazar_core.leases import members
+from blazar_core.leases import transfer
+from blazar_core.leases import updates
+from blazar_core.lifecycle import best_effort
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import server_moves
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_whole_hosts
+
+NOW = base.NOW
+State = cloud_api.ServerState
+
+load_tests = databases.load_tests
+
+
+class Killed(BaseException):
+    """A process dies."""
+
+
+class RoomTestCase(base.LeaseTestCase):
+    """Three hosts with four CPUs each, and what runs there without a lease.
+
+    One and two have two servers of two CPUs each; three has room for two.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.capacity = {'VCPU': 4, 'MEMORY_MB': 4096}
+        self.names, self.there = {}, {}
+        for name in 'one', 'two', 'three':
+            self.names[name] = self.host(name, **self.capacity)
+            self.there[name] = {}
+        self.cloud.hosts = set(self.names.values())
+        self.servers = [self.put('one'), self.put('one'), self.put('two'),
+                        self.put('two')]
+        self.engine = self.new_engine()
+        self.audit = audit.Audit(
+            self.database, self.clock, self.lifecycle, self.vault.open, 10)
+
+    def put(self, name, vcpus=2):
+        """Have a server run on a host."""
+        server_id = uuidutils.generate_uuid()
+        self.there[name][server_id] = {
+            'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            State.RUNNING, self.names[name])
+        self.tell(name)
+        return server_id
+
+    def tell(self, *names):
+        """Write down what runs on hosts, as the comparison does."""
+        for name in names:
+            uuid = self.names[name]
+            with self.database.writer() as session:
+                inventory.report(session, self.clock.now(), model.HostFacts(
+                    uuid, name, name, self.capacity), self.there[name],
+                    inventory.generations(session, [uuid])[uuid])
+
+    def arrive(self, server_id, told=True):
+        """A server has come where it was to move; returns where that is."""
+        target = dict(self.cloud.moves)[server_id]
+        to = next(name for name, uuid in self.names.items()
+                  if uuid == target)
+        old = next(name for name, some in self.there.items()
+                   if server_id in some)
+        self.there[to][server_id] = self.there[old].pop(server_id)
+        self.cloud.arrive(server_id, target)
+        if told:
+            self.tell(old, to)
+        return to
+
+    def stay(self, server_id):
+        """Its move has failed."""
+        self.cloud.arrive(server_id)
+
+    def wanted(self, count=1, vcpus=4, timeout=600, end=5000, lasts=None,
+               sealed=True, **values):
+        """A lease for servers that are to have room."""
+        request = self.request(0, end, timeout=timeout, lasts=lasts)
+        self.places_type.demand_of = lambda reserved: model.Demand(
+            {'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus},
+            hosts=values.get('hosts'))
+        if not sealed:
+            return self.reserve(0, 0, self.places(count, vcpus, **values),
+                                request=request)
+        return self.leases.making.create(self.new_lease(
+            count=count, request=request, resources={
+                'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}, **values),
+            self.vault.seal('call'))
+
+    def go_on(self, seconds=2):
+        """Time passes, and what is due is done."""
+        self.engine.run_due()
+        self.clock.advance(seconds)
+        self.engine.run_due()
+
+    def moves(self, lease):
+        with self.database.reader() as session:
+            return {row.server_id: row.status for row in session.query(
+                models.Move).filter_by(lease_id=lease['id'])}
+
+    def bookings(self):
+        with self.database.reader() as session:
+            return session.query(models.Booking).all()
+
+    def asked(self):
+        """Who was asked to move."""
+        return [server_id for server_id, _host in self.cloud.moves]
+
+
+class TestMakingRoom(RoomTestCase):
+
+    def test_where_there_is_room_nobody_moves(self):
+        lease = self.wanted(vcpus=2)
+        self.assertEqual(('PENDING', 'best_effort'), (
+            lease['status'], lease['lease_type']))
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual([], self.cloud.moves)
+
+    def test_servers_move_and_the_lease_starts(self):
+        # What is free on host three is enough for one that moves.
+        self.put('three', 2)
+        self.there['two'].clear()
+        self.put('two', 2)
+        self.put('two', 1)
+        lease = self.wanted(vcpus=3)
+        self.assertEqual(('IN_PROGRESS', NOW + 600, False), (
+            lease['status'], lease['retry_until'], lease['degraded']))
+        self.go_on()
+        self.assertIn('0 of 1 servers moved.', self.reason(lease))
+        self.assertEqual(1, len(self.cloud.moves))
+        self.assertEqual('IN_PROGRESS', self.status(lease))
+        to = self.arrive(*self.asked())
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual('', self.reason(lease))
+        self.assertEqual([('call', base.servers_of(lease))], self.cloud.sent)
+        self.assertNotEqual(to, self.host_of(base.servers_of(lease)[0]))
+        self.assertEqual('DONE', self.events_of(lease)['make_room'])
+        self.assertEqual({'moved'}, set(self.moves(lease).values()))
+        self.assertEqual([], [*self.audit.differences()])
+
+    def test_what_moves_is_told_as_it_goes(self):
+        lease = self.wanted(vcpus=4)
+        self.go_on()
+        self.assertEqual([], self.cloud.moves)
+        # A host is free already: what leads there needs no plan.
+        self.assertEqual('STARTING', self.status(lease))
+        lease = self.wanted(vcpus=4)
+        self.go_on()
+        self.assertIn('No servers could be moved', self.reason(lease))
+        self.assertEqual([], self.cloud.moves)
+
+
+class FourHosts(RoomTestCase):
+    """Host three has no room for who leaves, host four has."""
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.bound.add(self.put('three', 3))
+        self.names['four'] = self.host('four', **self.capacity)
+        self.there['four'] = {}
+        self.cloud.hosts.add(self.names['four'])
+        # Not for those that want a host.
+        self.common = frozenset(
+            self.names[name] for name in ('one', 'two', 'three'))
+
+    def wanted(self, **values):
+        return super().wanted(hosts=self.common, **values)
+
+
+class TestMoving(FourHosts):
+
+    def test_progress_is_said(self):
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual(2, len(self.cloud.moves))
+        self.assertEqual({self.names['four']},
+                         {host for _who, host in self.cloud.moves})
+        self.assertIn('0 of 2 servers moved.', self.reason(lease))
+        self.assertIn(('lease.update', lease['id']), self.notified)
+        first, second = self.asked()
+        self.arrive(first)
+        self.go_on()
+        self.assertIn('1 of 2 servers moved.', self.reason(lease))
+        self.arrive(second)
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+
+    def test_nobody_gets_in_between_two_moves(self):
+        self.wanted()
+        self.go_on()
+        first, _second = self.asked()
+        source = next(name for name, some in self.there.items()
+                      if first in some)
+        self.arrive(first)
+        boot = scheduler_claims.Claims(self.database, self.clock,
+                                       self.admission.index)
+        self.assertRaises(
+            scheduler_claims.Denied, boot.claim, uuidutils.generate_uuid(),
+            {self.names[source]: {'VCPU': 1, 'MEMORY_MB': 1}})
+        self.assertRaises(errors.Refused, self.lease, 0, 100, resources={
+            'VCPU': 2}, hosts=frozenset({self.names[source]}))
+
+    def test_others_stay_bound_where_they_are(self):
+        self.there['one'].clear()
+        self.put('one', 1)
+        self.put('one', 2)
+        self.cloud.bound |= set(self.servers)
+        later = self.lease(100, 200, resources={
+            'VCPU': 1, 'MEMORY_MB': 1}, hosts=frozenset({self.names['one']}))
+        self.cloud.servers[base.servers_of(
+            later)[0]] = cloud_api.ObservedServer(State.HELD)
+        self.wanted(vcpus=3)
+        self.go_on()
+        self.assertEqual(2, len(self.cloud.moves))
+        look = overbooking.OverbookingCheck(
+            self.database, self.clock, self.admission, self.leases.binding,
+            self.vault.open, self.types, lambda *_args: None, 300)
+        look.look()
+        self.assertEqual('one', self.host_of(base.servers_of(later)[0]))
+        self.assertEqual([], [*self.audit.differences()])
+
+    def test_a_failed_move_is_planned_around(self):
+        lease = self.wanted()
+        self.go_on()
+        first, second = self.asked()
+        self.arrive(first)
+        self.stay(second)
+        self.go_on()
+        self.assertIn('1 of 1 servers moved. 1 could not be moved.',
+                      self.reason(lease))
+        # What has moved is in the books after a while.
+        self.go_on(best_effort.SETTLE)
+        others = self.asked()[2:]
+        self.assertEqual(set(self.servers) - {first, second}, set(others))
+        self.assertEqual(len(self.asked()), len(set(self.asked())))
+
+    def test_who_is_refused_stays_and_another_plan_is_made(self):
+        self.cloud.broken = dict.fromkeys(
+            self.servers[:1], errors.Conflict('It may not.'))
+        lease = self.wanted()
+        self.go_on()
+        self.go_on()
+        self.go_on(best_effort.SETTLE)
+        for one in self.servers[1:]:
+            if one in self.asked() and self.cloud.servers[one].busy:
+                self.arrive(one)
+        for _time in range(3):
+            self.go_on(best_effort.SETTLE)
+        self.assertEqual(len(self.asked()), len(set(self.asked())))
+        self.assertNotIn(self.servers[0], self.asked())
+        self.assertIn(self.status(lease), ('IN_PROGRESS', 'STARTING'))
+
+    def test_at_its_deadline_it_says_what_was_moved(self):
+        lease = self.wanted(timeout=60, end=5000)
+        self.go_on()
+        first, _second = self.asked()
+        self.arrive(first)
+        self.go_on()
+        self.go_on(60)
+        self.assertEqual('TIMEDOUT', self.status(lease))
+        reason = self.reason(lease)
+        self.assertIn('No room could be made for it until', reason)
+        self.assertIn(
+            'Servers moved for it: 1, being moved: 1.', reason)
+        # Whose they are is nobody else's concern.
+        self.assertNotIn(first, reason)
+        self.assertEqual('DONE', self.events_of(lease)['make_room'])
+        self.assertEqual([None], [
+            row.host_id for row in self.bookings()])
+        self.assertEqual([], [*self.audit.differences()])
+        self.assertEqual([], self.cloud.sent)
+        # Its end still comes, and takes its server along.
+        server_id, = base.servers_of(lease)
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(State.ERROR)
+        self.clock.advance(5000)
+        self.engine.run_due()
+        self.assertIn(server_id, self.cloud.deleted)
+
+    def test_one_with_a_length_lasts_as_long_from_when_it_has_its_room(self):
+        lease = self.wanted(lasts=5000)
+        self.go_on(40)
+        self.assertEqual([], [*self.audit.differences()])
+        for one in self.asked():
+            self.arrive(one)
+        self.go_on(10)
+        self.assertEqual('STARTING', self.status(lease))
+        row, = self.bookings()
+        self.assertEqual(5000, row.end_date - row.start_date)
+        self.assertGreater(row.start_date, NOW + 30)
+
+    def test_who_is_moved_goes_where_it_may_only(self):
+        self.cloud.reach = dict.fromkeys(
+            self.servers, frozenset({self.names['one'], self.names['two']}))
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([], self.cloud.moves)
+        self.assertIn('No servers could be moved', self.reason(lease))
+        for one in self.servers[2:]:
+            self.cloud.reach[one] = frozenset({self.names['four']})
+        self.go_on(10)
+        self.assertEqual(set(self.servers[2:]), set(self.asked()))
+
+    def test_who_is_bound_stays(self):
+        self.cloud.bound.add(self.servers[0])
+        self.wanted()
+        self.go_on()
+        self.assertEqual(set(self.servers[2:]), set(self.asked()))
+
+    def test_no_more_than_may_are_moved(self):
+        self.lifecycle.making_room._plans._most = 1
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([], self.cloud.moves)
+        self.assertIn('more than 1 would have to be', self.reason(lease))
+        self.lifecycle.making_room._plans._most = 0
+        self.go_on(10)
+        self.assertEqual([], self.cloud.moves)
+
+    def test_one_that_is_deleted_moves_nobody_any_more(self):
+        with mock.patch.object(server_moves, 'AT_ONCE', 1):
+            lease = self.wanted()
+            self.go_on()
+            self.lifecycle.ending.delete(lease['id'])
+            self.cloud.servers.pop(base.servers_of(lease)[0], None)
+            self.arrive(*self.asked())
+            self.go_on()
+            self.go_on(100)
+        self.assertEqual(1, len(self.asked()))
+        self.assertEqual([], [
+            row.host_id for row in self.bookings()])
+
+    def test_it_cannot_be_changed_or_handed_over(self):
+        lease = self.wanted()
+        for seconds in 0, 2:
+            self.clock.advance(seconds)
+            self.assertIn('Room is made for lease', str(self.assertRaises(
+                errors.InvalidLeaseParams, self.leases.changing.update,
+                lease['id'], updates.LeaseChange(end=NOW + 9000))))
+            self.assertIn('Room is made for lease', str(self.assertRaises(
+                errors.Conflict, self.leases.owning.hand_over, lease['id'],
+                self.leases.owning.look(lease['id']).generation,
+                transfer.Owner('project', 'other'), None, False)))
+            self.engine.run_due()
+
+    def test_two_leases_move_nobody_twice(self):
+        leases = [self.wanted(), self.wanted()]
+        for _time in range(6):
+            self.go_on()
+            for one in self.asked():
+                if self.cloud.servers[one].busy:
+                    self.arrive(one)
+            self.go_on(best_effort.SETTLE)
+        self.assertEqual(len(self.asked()), len(set(self.asked())))
+        self.assertEqual({'IN_PROGRESS', 'STARTING'}, {
+            self.status(one) for one in leases})
+
+    def planned_while(self, owner, name):
+        """One plan is made, and before it calls something another one is; both
+        have room on host four only. Who moves there is returned.
+        """
+        first, second = self.wanted(), self.wanted()
+        wanted = {first['id']: self.names['one'],
+                  second['id']: self.names['two']}
+        self.places_type.demand_of = lambda reserved: model.Demand(
+            {'VCPU': 4, 'MEMORY_MB': 2048}, hosts=frozenset({
+                wanted[reserved.lease_id]}))
+        room, call = self.lifecycle.making_room, getattr(owner, name)
+        left = [second['id']]
+
+        def called(*args):
+            if left:
+                room.go_on(left.pop())
+            return call(*args)
+
+        with mock.patch.object(owner, name, called):
+            room.go_on(first['id'])
+        self.assertEqual([], left)
+        self.assertIn('No servers could be moved', self.reason(first))
+        self.assertEqual({}, self.moves(first))
+        return set(self.moves(second))
+
+    def test_capacity_for_those_who_move_is_planned_with_once(self):
+        self.assertEqual(set(self.servers[2:]), self.planned_while(
+            self.cloud, 'movable'))
+
+    def test_a_plan_made_since_moves_were_looked_up_is_seen(self):
+        self.assertEqual(set(self.servers[2:]), self.planned_while(
+            self.admission.freeing, 'scene'))
+
+    def test_what_is_booked_where_somebody_is_to_go_is_seen(self):
+        lease, called = self.wanted(), self.cloud.movable
+        left = [self.names['four']]
+
+        def movable(server_ids):
+            if left:
+                self.reserve(0, 9000, self.places(
+                    1, 4, hosts=frozenset({left.pop()})))
+            return called(server_ids)
+
+        with mock.patch.object(self.cloud, 'movable', movable):
+            self.lifecycle.making_room.go_on(lease['id'])
+        self.assertEqual({}, self.moves(lease))
+        self.assertIn('No servers could be moved', self.reason(lease))
+
+    def test_a_clock_that_was_ahead_keeps_nothing_under_way(self):
+        self.cloud.broken['move'] = errors.CloudUnavailable('It is away.')
+        lease = self.wanted()
+        self.go_on()
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Move).values(
+                asked_at=self.clock.now() + 3600))
+        self.assertEqual(['asked', 'asked'], [*self.moves(lease).values()])
+        del self.cloud.broken['move']
+        self.go_on(server_moves.LOST)
+        self.assertEqual(2, [*self.moves(lease).values()].count('failed'))
+
+    def test_a_silent_cloud_is_asked_again(self):
+        self.cloud.broken['movable'] = errors.CloudUnavailable('It is away.')
+        lease = self.wanted()
+        self.go_on()
+        self.assertIn('It is away.', self.reason(lease))
+        del self.cloud.broken['movable']
+        self.cloud.broken['move'] = errors.CloudUnavailable('It is away.')
+        self.go_on(10)
+        self.assertEqual(['asked', 'asked'], [*self.moves(lease).values()])
+        del self.cloud.broken['move']
+        # Nobody knows whether it was asked for: not again, in any case.
+        self.go_on(10)
+        self.assertEqual([], self.cloud.moves)
+        self.go_on(server_moves.LOST)
+        self.go_on(2)
+        self.assertEqual(2, len(self.cloud.moves))
+        self.assertEqual(
+            ['failed', 'failed', 'under way', 'under way'],
+            sorted(self.moves(lease).values()))
+
+    def test_room_that_falls_free_is_taken(self):
+        lease = self.wanted()
+        self.go_on()
+        self.there['three'].clear()
+        self.tell('three')
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual('three', self.host_of(base.servers_of(lease)[0]))
+
+    def test_leased_servers_move_if_they_may_be_preempted(self):
+        self.there['one'].clear()
+        self.tell('one')
+        other = self.running_lease(0, 9000, resources={
+            'VCPU': 2, 'MEMORY_MB': 1024},
+            hosts=frozenset({self.names['one']}))
+        server_id, = base.servers_of(other)
+        self.cloud.bound |= set(self.servers[2:])
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([], self.cloud.moves)
+        self.cloud.preemptible = {server_id}
+        self.go_on(10)
+        self.assertEqual([(server_id, self.names['four'])], self.cloud.moves)
+        self.cloud.arrive(server_id, self.names['four'])
+        self.lifecycle.observing.check(server_id)
+        self.go_on()
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual('four', self.host_of(server_id))
+
+    def test_who_has_got_a_lease_since_it_was_planned_stays(self):
+        lease, joined = self.wanted(), []
+
+        def reached(here, _what):
+            if here is fault_points.FaultPoint.ROOM_PLANNED and not joined:
+                server_id = next(one for one, status in self.moves(
+                    lease).items() if status == 'planned')
+                on = next(name for name, some in self.there.items()
+                          if server_id in some)
+                joiner = members.NewMember(
+                    server_id, self.names[on], self.there[on][server_id])
+                own = self.leases.joining
+                own.create(creation.NewLease(
+                    'project', 'user', self.request(0, 9000),
+                    own.reservations([joiner])), [joiner])
+                joined.append(server_id)
+
+        with mock.patch.object(fault_points, 'fault_point', reached):
+            self.go_on()
+        self.assertNotIn(joined[0], self.asked())
+        self.assertEqual('failed', self.moves(lease)[joined[0]])
+
+    def test_without_a_server_left_it_is_over(self):
+        lease = self.wanted()
+        self.go_on()
+        self.lifecycle.observing.observe(
+            base.servers_of(lease)[0], cloud_api.ObservedServer(State.GONE))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.go_on()
+
+
+class TestPace(FourHosts):
+    """Servers of others are migrated now and then, not all the time."""
+
+    def setUp(self):
+        super().setUp()
+        # Those on host one may be moved, between that and host four.
+        self.victims = self.servers[:2]
+        self.cloud.bound |= set(self.servers[2:])
+        self.waiting = None
+
+    def set_pace(self, interval, per_hour):
+        self.lifecycle.making_room._plans._pace = best_effort.Pace(
+            interval, per_hour)
+
+    def chase(self, leases, seconds=20, **values):
+        """Leases for the host where the victims are, one after the other,
+        each deleted when its migrations are done, or after some seconds.
+        """
+        for _each in range(leases):
+            name = next(name for name, some in self.there.items()
+                        if self.victims[0] in some)
+            before = len(self.cloud.moves)
+            self.waiting = RoomTestCase.wanted(
+                self, hosts=frozenset({self.names[name]}), timeout=7200,
+                **values)
+            self.go_on()
+            for server_id, _host in self.cloud.moves[before:]:
+                self.arrive(server_id)
+            self.go_on(seconds)
+            self.reasons = self.reason(self.waiting)
+            if _each < leases - 1:
+                self.delete(self.waiting)
+
+    def delete(self, lease):
+        self.lifecycle.ending.delete(lease['id'])
+        for one in base.servers_of(lease):
+            self.cloud.servers.pop(one, None)
+        self.go_on()
+        with self.database.writer() as session:
+            session.execute(sa.delete(models.Booking))
+        self.tell(*self.there)
+
+    def test_leases_that_are_deleted_move_nobody_twelve_times(self):
+        self.chase(6)
+        self.assertLess(self.clock.now() - NOW, 200)
+        self.assertEqual(2, len(self.cloud.moves))
+        self.assertEqual('IN_PROGRESS', self.status(self.waiting))
+        self.assertIn('Servers that were migrated in the last 600 seconds '
+                      'stay where they are, the first of them until ',
+                      self.reasons)
+        self.assertNotIn(self.victims[0], self.reasons)
+
+    def test_after_the_interval_they_may_be_moved_again(self):
+        self.chase(2)
+        self.clock.advance(540)
+        self.go_on()
+        self.assertEqual(2, len(self.cloud.moves))
+        self.clock.advance(60)
+        self.go_on()
+        self.assertEqual(4, len(self.cloud.moves))
+
+    def test_a_project_has_so_many_moved_in_an_hour(self):
+        self.set_pace(0, 5)
+        self.chase(6)
+        self.assertEqual(4, len(self.cloud.moves))
+        self.assertIn('For all leases of a project 5 servers are migrated '
+                      'within an hour at most: 1 more for now, the next one '
+                      'at ', self.reasons)
+        self.clock.advance(3600)
+        self.go_on()
+        self.assertEqual(6, len(self.cloud.moves))
+
+    def test_by_default_twice_as_many_as_for_one_lease(self):
+        self.lifecycle.making_room._plans._most = 2
+        self.set_pace(0, None)
+        self.chase(6)
+        self.assertEqual(4, len(self.cloud.moves))
+
+    def test_other_projects_have_their_own_hour(self):
+        self.set_pace(0, 2)
+        self.chase(2)
+        self.assertEqual(2, len(self.cloud.moves))
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Move).values(
+                project_id='another'))
+        self.go_on(10)
+        self.assertEqual(4, len(self.cloud.moves))
+
+    def test_what_is_planned_counts_and_what_is_refused_does_not(self):
+        self.cloud.broken = dict.fromkeys(
+            self.victims, errors.Conflict('It may not.'))
+        self.set_pace(600, 2)
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual({'failed'}, set(self.moves(lease).values()))
+        self.delete(lease)
+        self.cloud.broken = {}
+        self.chase(1)
+        self.assertEqual(2, len(self.cloud.moves))
+
+    def test_plans_of_one_moment_keep_the_pace_together(self):
+        self.set_pace(0, 3)
+        plans = self.lifecycle.making_room._plans
+        write = plans._write
+        written = []
+
+        def late(*args):
+            if not written:
+                written.append(1)
+                with self.database.writer() as session:
+                    other = session.scalars(sa.select(models.Lease)).one()
+                    for number in range(2):
+                        session.add(models.Move(
+                            lease_id='deleted', server_id=f'other{number}',
+                            source=1, target=2, resources={},
+                            status='moved', asked_at=self.clock.now(),
+                            updated_at=self.clock.now(),
+                            project_id=other.project_id))
+            return write(*args)
+
+        plans._write = late
+        self.chase(1)
+        self.assertEqual([1], written)
+        self.assertEqual([], self.cloud.moves)
+        self.assertIn('1 more for now', self.reasons)
+
+
+class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
+    """Three hosts serve leases only, and servers with leases are on each."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuids = {name: self.host(name, VCPU=4, MEMORY_MB=4096)
+                      for name in ('one', 'two', 'three', 'plain')}
+        self.ids = {name: self.enrol(name)
+                    for name in ('one', 'two', 'three')}
+        self.machines.among = model.HostPool.ENROLLED
+        self.cloud.hosts = set(self.uuids.values())
+        self.engine = self.new_engine()
+
+    def put(self, name, vcpus=1, preemptible=True, start=0, end=900):
+        """Have a server with a lease run on a host."""
+        make = self.running_lease if start == 0 else self.lease
+        lease = make(start, end, resources={
+            'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}, among=model.HostPool.ALL,
+            hosts=frozenset({self.uuids[name]}))
+        server_id, = base.servers_of(lease)
+        if preemptible:
+            self.cloud.preemptible.add(server_id)
+        return server_id
+
+    def wanted(self, least=1, most=1):
+        return self.reserve(0, 0, self.machines_of(least, most),
+                            request=self.request(0, 5000, timeout=600))
+
+    def go_on(self):
+        self.engine.run_due()
+        self.clock.advance(10)
+        self.engine.run_due()
+
+    def arrive(self):
+        for server_id, target in self.cloud.moves:
+            self.cloud.arrive(server_id, target)
+            self.lifecycle.observing.check(server_id)
+
+    def moves(self):
+        return [(server_id, self.named(uuid))
+                for server_id, uuid in self.cloud.moves]
+
+    def named(self, wanted):
+        name, = (name for name, uuid in self.uuids.items() if uuid == wanted)
+        return name
+
+    def test_the_one_with_the_fewest_servers_is_freed(self):
+        for name, count in (('one', 2), ('two', 1), ('three', 3)):
+            servers = [self.put(name) for _number in range(count)]
+            if name == 'two':
+                going = servers
+        lease = self.wanted()
+        self.assertEqual('IN_PROGRESS', lease['status'])
+        self.go_on()
+        (moved, to), = self.moves()
+        self.assertEqual(going, [moved])
+        # None that serves everybody, and where least is left.
+        self.assertEqual('three', to)
+        with self.database.reader() as session:
+            move, = session.query(models.Move)
+            self.assertEqual({'VCPU': 1, 'MEMORY_MB': 512}, move.resources)
+        self.assertEqual('IN_PROGRESS', self.status(lease))
+        self.arrive()
+        self.go_on()
+        self.assertEqual(('ACTIVE', {'two': lease['reservations'][0]['id']}),
+                         (self.status(lease), self.held()))
+        self.assertEqual('three', self.host_of(moved))
+
+    def test_one_that_is_promised_or_has_one_that_stays_is_not(self):
+        self.put('one', preemptible=False)
+        # It has not begun, and so nobody can move it.
+        self.put('two', start=600, end=1200)
+        self.put('three', vcpus=4)
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([], self.moves())
+        self.assertIn('No servers could be moved', self.reason(lease))
+        self.assertEqual('IN_PROGRESS', self.status(lease))
+
+    def test_no_more_are_freed_than_will_do(self):
+        for name in 'one', 'two', 'three':
+            self.put(name)
+        self.wanted(1, 3)
+        self.go_on()
+        self.assertEqual(1, len(self.moves()))
+
+    def test_two_are_freed_by_one_plan(self):
+        for name in 'one', 'two', 'three':
+            self.put(name)
+        lease = self.wanted(2, 2)
+        self.go_on()
+        (_one, to), (_other, also) = self.moves()
+        self.assertEqual(to, also)
+        self.arrive()
+        self.go_on()
+        self.assertEqual(('ACTIVE', 2), (
+            self.status(lease), len(self.held())))
+
+    def test_nobody_goes_where_none_is_let_in(self):
+        going = self.put('one')
+        self.put('two')
+        self.put('two')
+        self.put('three', vcpus=3)
+        with self.database.writer() as session:
+            enrollment.change(session, NOW, self.ids['three'], {}, False)
+        self.enrol('plain', finish=False)
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual([(going, 'two')], self.moves(), self.reason(lease))
+
+    def test_one_with_somebody_without_a_lease_is_not(self):
+        for name in 'two', 'three':
+            self.put(name)
+            self.put(name)
+        self.report(self.uuids['one'], 'one',
+                    {'VCPU': 1, 'MEMORY_MB': 512},
+                    {'VCPU': 4, 'MEMORY_MB': 4096})
+        self.cloud.servers['somebody'] = cloud_api.ObservedServer(
+            State.RUNNING, self.uuids['one'])
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual(2, len(self.moves()), self.reason(lease))
+        self.assertNotIn('one', self.bookings_of(lease))
+
+    def test_one_of_which_it_is_not_known_who_is_there_is_not(self):
+        self.report(self.uuids['one'], 'one',
+                    {'VCPU': 1, 'MEMORY_MB': 512},
+                    {'VCPU': 4, 'MEMORY_MB': 4096})
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(consumers=None))
+        for name in 'two', 'three':
+            self.put(name)
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual(1, len(self.moves()), self.reason(lease))
+        self.assertNotIn('one', self.bookings_of(lease))
+
+    def both(self):
+        """A lease of a host and of a server that are to have room, where
+        each needs one server to move; says which.
+        """
+        self.uuids['spare'] = self.host('spare', VCPU=2, MEMORY_MB=2048)
+        self.cloud.hosts = set(self.uuids.values())
+        going = self.put('one')
+        for name in 'two', 'three':
+            self.put(name)
+            self.put(name)
+        self.report(self.uuids['plain'], 'plain',
+                    {'VCPU': 1, 'MEMORY_MB': 512},
+                    {'VCPU': 4, 'MEMORY_MB': 4096})
+        self.cloud.servers['somebody'] = cloud_api.ObservedServer(
+            State.RUNNING, self.uuids['plain'])
+        return going, self.reserve(
+            0, 0, self.machines_of(), self.places(1, 4),
+            request=self.request(0, 5000, timeout=600))
+
+    def test_servers_and_hosts_in_one_lease_are_freed_by_one_plan(self):
+        going, lease = self.both()
+        self.go_on()
+        targets = dict(self.moves())
+        self.assertEqual({going, 'somebody'}, set(targets),
+                         self.reason(lease))
+        self.assertEqual('spare', targets['somebody'])
+        self.assertIn(targets[going], ('two', 'three'))
+        self.assertIn('0 of 2 servers moved', self.reason(lease))
+        self.arrive()
+        for name, usage in (('plain', {}), ('spare', {'VCPU': 1})):
+            with self.database.reader() as session:
+                capacity = session.query(models.Host).filter_by(
+                    name=name).one().capacity
+            self.report(self.uuids[name], name, usage, capacity)
+        self.go_on()
+        self.assertEqual(('ACTIVE', ['one']),
+                         (self.status(lease), list(self.held())))
+        self.assertEqual({'one', 'plain'}, set(self.bookings_of(lease)))
+
+    def test_nobody_moves_for_one_part_of_a_lease_if_the_other_cannot_be(self):
+        going, lease = self.both()
+        self.cloud.bound.add('somebody')
+        self.go_on()
+        self.assertEqual([], self.moves())
+        self.assertIn('No servers could be moved', self.reason(lease))
+        self.cloud.bound.clear()
+        with mock.patch.object(self.lifecycle.making_room._plans, '_most', 1):
+            self.go_on(), self.go_on()
+        self.assertEqual([], self.moves())
+
+
+class TestStandingStill(FourHosts):
+    """A worker stands still after it has written that it asks for a move."""
+
+    def test_it_asks_for_nothing(self):
+        lease = self.wanted()
+        other, write, stopped = self.new_engine('other'), (
+            server_moves.Moving.write), []
+
+        def stop(mover, lease_id, news, refused=False):
+            done = write(mover, lease_id, news, refused)
+            if not stopped and states.Move.ASKED in news.values():
+                stopped.extend(news)
+                self.clock.advance(120)
+                other.run_due()
+            return done
+
+        with mock.patch.object(server_moves.Moving, 'write', stop):
+            self.engine.run_due()
+        server_id, = stopped
+        self.assertEqual('failed', self.moves(lease)[server_id])
+        self.assertNotIn(server_id, [one for one, _host in self.cloud.moves])
+
+
+class TestDeath(FourHosts):
+    """Whoever makes room dies at every step, and another one goes on."""
+
+    def test_at_every_step(self):
+        for step in (fault_points.FaultPoint.ROOM_PLANNED,
+                     fault_points.FaultPoint.ROOM_TAKEN,
+                     fault_points.FaultPoint.ROOM_ASKED,
+                     fault_points.FaultPoint.ROOM_SEEN,
+                     fault_points.FaultPoint.RETRY_ADMITTED):
+            with self.subTest(step):
+                self._die_at(step)
+
+    def _die_at(self, step):
+        lease = self.wanted()
+        deaths = []
+
+        def reached(here, _what):
+            if here is step and len(deaths) < 2:
+                deaths.append(here)
+                raise Killed
+
+        with mock.patch.object(fault_points, 'fault_point', reached):
+            for _time in range(60):
+                if self.status(lease) == 'STARTING':
+                    break
+                try:
+                    self.engine.run_due()
+                except Killed:
+                    # Its claim runs out.
+                    self.engine = self.new_engine(f'heir{len(deaths)}')
+                for one in self.asked():
+                    if self.cloud.servers[one].busy:
+                        self.arrive(one)
+                self.clock.advance(10)
+        self.assertTrue(deaths, step)
+        self.assertEqual('STARTING', self.status(lease), (
+            step, self.reason(lease)))
+        self.assertEqual(len(self.asked()), len(set(self.asked())), step)
+        self.assertEqual([], [
+            one for one in self.audit.differences()
+            if one.key[0] == 'overfull'], step)
+        self.reset()
+
+    def reset(self):
+        """As it was before."""
+        with self.database.writer() as session:
+            session.query(models.Move).delete()
+        for lease_id in self.scalars(models.Lease.id):
+            self.lifecycle.ending.delete(lease_id)
+            for server_id in self.scalars(
+                    models.Booking.server_id,
+                    models.Booking.server_id.is_not(None)):
+                self.cloud.servers.pop(server_id, None)
+                self.lifecycle.observing.observe(
+                    server_id, cloud_api.ObservedServer(State.GONE))
+            self.engine.run_due()
+        for some in self.there.values():
+            for server_id in some:
+                self.cloud.servers.pop(server_id, None)
+            some.clear()
+        self.cloud.moves.clear()
+        self.servers = [self.put('one'), self.put('one'), self.put('two'),
+                        self.put('two')]
+        self.cloud.bound.add(self.put('three', 3))
+        self.tell(*self.names)

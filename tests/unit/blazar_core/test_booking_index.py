@@ -1,0 +1,636 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The books in memory follow the database, whoever writes and in what order.
+"""
+
+import contextlib
+import itertools
+import json
+import random
+import threading
+import typing as ty
+from unittest import mock
+
+import fixtures
+import numpy as np
+import sqlalchemy as sa
+
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import feed
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.capacity import snapshot
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from tests import databases
+from tests.unit import base
+
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+RESOURCES = [{'VCPU': 1}, {'VCPU': 2, 'MEMORY_MB': 512}, {'GPU': 1}]
+#: What a server without a lease takes.
+PLAIN = {'VCPU': 3, 'MEMORY_MB': 0, 'GPU': 0}
+
+
+class IndexTestCase(base.LeaseTestCase):
+    """Books with hosts, a reservation to hang bookings on, an index."""
+
+    scenarios = databases.SQL
+
+    def setUp(self) -> None:
+        super().setUp()
+        for name in ('h1', 'h2', 'h3'):
+            self.host(name, VCPU=64, MEMORY_MB=65536, GPU=64)
+        self.host_ids = sorted(self.scalars(models.Host.id))
+        lease = self.lease(0, 10)
+        self.reservation_id = lease['reservations'][0]['id']
+        self.index = booking_index.Index(self.database, self.clock)
+
+    def new(self, host_id: int, start: int, end: int,
+            resources: model.Resources | None = None) -> ledger.Edit:
+        return ledger.Edit(None, ledger.NewBooking(
+            self.reservation_id, host_id, None,
+            model.Window(NOW + start, NOW + end), resources or {'VCPU': 1}))
+
+    def amend(self, *edits: ledger.Edit) -> None:
+        with self.database.writer() as session:
+            ledger.amend(session, self.clock.now(), edits)
+
+    def skip(self, followed: booking_index.Index) -> None:
+        """Let it take everything so far for read: as if that had been
+        committed long after ids behind it were read.
+        """
+        with self.database.reader() as session:
+            followed._known.top = session.execute(feed.NEWEST).one()
+        followed._known._missing.clear()
+
+    def bookings(self, session: ty.Any) -> list[models.Booking]:
+        return list(session.scalars(sa.select(models.Booking).where(
+            models.Booking.server_id.is_(None)).order_by(models.Booking.id)))
+
+    def picture(self, followed: booking_index.Index) -> ty.Any:
+        """All that an index says, from now on."""
+        with followed.fresh() as timeline:
+            pictures = {}
+            for host_id in sorted(timeline.ids):
+                peaks = [timeline.peak(host_id, model.Window(
+                    NOW + at, NOW + at + 1))
+                    for at in range(self.clock.now() - NOW, 60, 3)]
+                pictures[host_id] = [
+                    {rc: amount for rc, amount in peak.items() if amount}
+                    for peak in peaks]
+            hosts = {host.id: (host.capacity, host.usage)
+                     for host in followed.hosts.values()}
+            rooms = dict(zip(timeline.ids, timeline.fits(
+                model.Demand({'VCPU': 1}, count=999),
+                model.Window(self.clock.now(), model.FOREVER)).tolist(),
+                strict=True))
+        return pictures, hosts, rooms
+
+    def assert_true_to_the_database(self,
+                                    followed: booking_index.Index) -> None:
+        anew = booking_index.Index(self.books.connect(), self.clock)
+        self.assertEqual(self.picture(anew), self.picture(followed))
+
+
+class FollowingTest(IndexTestCase):
+
+    def test_it_follows_whatever_is_decided(self):
+        self.picture(self.index)
+        dice = random.Random(20)
+        for _round in range(60):
+            self.one_decision(dice)
+            if dice.random() < 0.4:
+                self.assert_true_to_the_database(self.index)
+        self.assert_true_to_the_database(self.index)
+
+    def one_decision(self, dice: random.Random) -> None:
+        """Book, change, move or release something, or change a host."""
+        with self.database.writer() as session:
+            rows = self.bookings(session)
+            dice.shuffle(rows)
+            kind = dice.randrange(7)
+            start = dice.randrange(50)
+            window = model.Window(NOW + start, NOW + start + dice.randint(
+                1, 20))
+            if kind == 0 and rows:
+                edits = [ledger.Edit(row, None) for row in rows[:2]]
+            elif kind == 1 and rows:
+                edits = [ledger.Edit(row, ledger.new_of(
+                    row, window=window, host_id=dice.choice(self.host_ids),
+                    resources=dice.choice(RESOURCES))) for row in rows[:2]]
+            elif kind == 2:
+                host = session.get_one(models.Host, dice.choice(
+                    self.host_ids))
+                inventory.report(session, self.clock.now(), model.HostFacts(
+                    host.uuid, host.name, host.service_host,
+                    {**host.capacity, 'VCPU': dice.randint(60, 90)}),
+                    {'server': {'VCPU': dice.randint(1, 5)}},
+                    host.generation)
+                return
+            elif kind == 3:
+                host = session.get_one(models.Host, dice.choice(
+                    self.host_ids))
+                inventory.report_usage(session, self.clock.now(), host.uuid, {
+                    'server': {'VCPU': dice.randint(1, 5)}}, host.generation)
+                return
+            elif kind == 4:
+                name = dice.choice(['h1', 'h2', 'h3'])
+                inventory.record(
+                    session.connection(), self.clock.now(), name, name,
+                    'server', dice.choice([None, PLAIN]))
+                return
+            else:
+                edits = [ledger.Edit(None, ledger.NewBooking(
+                    self.reservation_id, dice.choice(self.host_ids), None,
+                    window, dice.choice(RESOURCES)))
+                    for _booking in range(dice.randint(1, 3))]
+            ledger.amend(session, self.clock.now(), edits)
+
+    def test_usage_is_followed_without_reading_the_hosts(self):
+        self.picture(self.index)
+        (host_id,) = self.scalars(models.Host.id, models.Host.name == 'h1')
+        statements = []
+
+        @sa.event.listens_for(self.database.engine, 'before_cursor_execute')
+        def note(_connection, _cursor, statement, *_rest):
+            statements.append(statement)
+
+        self.addCleanup(sa.event.remove, self.database.engine,
+                        'before_cursor_execute', note)
+        for came in (True, False):
+            with self.database.begin() as connection:
+                self.assertTrue(inventory.record(
+                    connection, NOW, 'h1', 'h1', 'server',
+                    PLAIN if came else None))
+            statements.clear()
+            picture = self.picture(self.index)
+            self.assertEqual(
+                [], [one for one in statements if 'FROM hosts' in one])
+            self.assertEqual(3 if came else 0,
+                             picture[1][host_id][1].get('VCPU', 0))
+            self.assert_true_to_the_database(self.index)
+
+    def test_what_hosts_come_to_have_in_common_is_kept_once(self):
+        self.picture(self.index)
+        with self.database.begin() as connection:
+            for name in ('h1', 'h2'):
+                self.assertTrue(inventory.record(
+                    connection, NOW, name, name, f'on {name}', PLAIN))
+        self.picture(self.index)
+        one, two = (self.index.hosts[host_id].usage
+                    for host_id in self.host_ids[:2])
+        self.assertEqual(3, one['VCPU'])
+        self.assertIs(one, two)
+
+    def test_a_host_that_is_new_is_there_with_its_bookings(self):
+        self.picture(self.index)
+        self.host('h4', VCPU=8)
+        (host_id,) = self.scalars(models.Host.id, models.Host.name == 'h4')
+        self.amend(self.new(host_id, 5, 10, {'VCPU': 3}))
+        self.assert_true_to_the_database(self.index)
+        with self.index.fresh() as timeline:
+            self.assertEqual({'VCPU': 3}, {
+                rc: amount for rc, amount in timeline.peak(
+                    host_id, model.Window(NOW + 5, NOW + 6)).items()
+                if amount})
+
+    def test_half_a_generation_is_none(self):
+        self.picture(self.index)
+        self.amend(*(self.new(self.host_ids[0], 40, 50)
+                     for _booking in range(3)))
+        with self.database.reader() as session:
+            *_before, half, _newest = session.execute(feed._CHANGES).all()
+        self.index._known.top = half
+        self.assert_true_to_the_database(self.index)
+
+    def test_what_is_over_does_not_pile_up(self):
+        self.picture(self.index)
+        for number in range(12):
+            start = number * booking_index.KEEP // 3
+            self.amend(self.new(self.host_ids[0], start, start + 9))
+            self.clock.advance(booking_index.KEEP // 3)
+            with self.index.fresh() as timeline:
+                steps = timeline.steps
+        # One for each host, two for each booking of the last two hours.
+        self.assertLessEqual(steps, len(self.host_ids) + 2 * 7)
+        start = 13 * booking_index.KEEP // 3
+        self.amend(self.new(self.host_ids[1], start, start + 9))
+        with self.index.fresh() as timeline:
+            self.assertEqual(1, timeline.peak(self.host_ids[1], model.Window(
+                NOW + start, NOW + start + 1))['VCPU'])
+
+    def test_what_no_id_led_to_is_found_by_the_generations(self):
+        self.picture(self.index)
+        self.amend(self.new(self.host_ids[1], 40, 50))
+        self.skip(self.index)
+        with self.index.fresh() as timeline:
+            self.assertEqual(0, timeline.peak(
+                self.host_ids[1], model.Window(NOW + 40, NOW + 41)).get(
+                    'VCPU', 0))
+        self.clock.advance(feed.COMPARE)
+        self.assert_true_to_the_database(self.index)
+
+    def test_what_no_id_led_to_is_found_by_what_comes_after_it(self):
+        self.picture(self.index)
+        self.amend(self.new(self.host_ids[0], 30, 40))
+        with self.index.fresh():
+            pass
+        self.amend(self.new(self.host_ids[0], 35, 45))
+        self.skip(self.index)
+        self.amend(self.new(self.host_ids[0], 40, 50))
+        self.assert_true_to_the_database(self.index)
+
+    def test_a_generation_between_others_that_no_id_led_to(self):
+        self.picture(self.index)
+        for start in (30, 35, 40):
+            self.amend(self.new(self.host_ids[0], start, start + 10))
+        with self.database.reader() as session:
+            *_before, first, second, _third = session.execute(
+                feed._CHANGES).all()
+        self.index._known.top = second
+        self.index._known._missing = {first.id: NOW}
+        self.assert_true_to_the_database(self.index)
+
+    def test_a_booking_that_was_taken_out_for_a_question_is_back_after_it(
+            self):
+        self.amend(self.new(self.host_ids[0], 5, 10, {'GPU': 1}))
+        before = self.picture(self.index)
+        with self.database.reader() as session:
+            rows = self.bookings(session)
+        window = model.Window(NOW + 5, NOW + 10)
+        with self.index.fresh() as timeline:
+            with self.index.without(rows):
+                self.assertEqual(0, timeline.peak(
+                    self.host_ids[0], window)['GPU'])
+            self.assertEqual(1, timeline.peak(
+                self.host_ids[0], window)['GPU'])
+        self.assertEqual(before, self.picture(self.index))
+
+    def test_a_server_that_overstays_keeps_its_room(self):
+        lease = self.running_lease(0, 20)
+        (server_id,) = base.servers_of(lease)
+        (host_id,) = self.scalars(models.Booking.host_id,
+                                  models.Booking.server_id == server_id)
+        self.picture(self.index)
+        self.clock.advance(25)
+        for seconds in (0, 30):
+            now = self.clock.advance(seconds)
+            with self.index.fresh() as timeline:
+                self.assertEqual(1, timeline.peak(
+                    host_id, model.Window(now, now + 1))['VCPU'])
+                self.assertEqual(0, timeline.peak(host_id, model.Window(
+                    now + ledger.OVERDUE, now + 100))['VCPU'])
+
+
+class Fault(Exception):
+    """The database fails."""
+
+
+class FaultTest(IndexTestCase):
+    """Reading may fail at any statement."""
+
+    @contextlib.contextmanager
+    def failing_at(self, number: int) -> ty.Iterator[mock.Mock]:
+        """Let a statement fail; the mock tells of it."""
+        statements = itertools.count()
+        failed = mock.Mock(side_effect=Fault)
+
+        def count(*_args: ty.Any) -> None:
+            if next(statements) == number:
+                failed()
+
+        sa.event.listen(self.database.engine, 'before_execute', count)
+        try:
+            yield failed
+        finally:
+            sa.event.remove(self.database.engine, 'before_execute', count)
+
+    def change_everything(self, number: int) -> None:
+        """What makes the index ask whatever it may ask."""
+        self.amend(self.new(self.host_ids[0], 20 + number, 60))
+        self.skip(self.index)
+        self.amend(self.new(self.host_ids[0], 20 + number, 60),
+                   self.new(self.host_ids[1], 20 + number, 60))
+        with self.database.reader() as session:
+            host = session.get_one(models.Host, self.host_ids[2])
+        self.report(host.uuid, host.name, {'VCPU': number},
+                    {'VCPU': 20 + number})
+        self.host(f'new{number}', VCPU=number)
+
+    def test_whatever_fails_nothing_is_half_known(self):
+        self.running_lease(0, 5)
+        self.clock.advance(5)
+        self.picture(self.index)
+        for number in itertools.count():
+            self.change_everything(number)
+            # Half of the times so that generations are compared.
+            self.clock.advance(feed.COMPARE // 2)
+            with self.failing_at(number) as failed, contextlib.suppress(
+                    Fault), self.index.fresh():
+                pass
+            self.assert_true_to_the_database(self.index)
+            if not failed.called:
+                break
+        self.assertGreaterEqual(number, 4)
+
+    def test_a_load_that_fails_may_be_tried_again(self):
+        for number in itertools.count():
+            with self.failing_at(number) as failed, contextlib.suppress(
+                    Fault), self.index.fresh():
+                pass
+            if not failed.called:
+                break
+            if number % 2:
+                self.assert_true_to_the_database(self.index)
+                self.index = booking_index.Index(self.database, self.clock)
+        self.assertGreaterEqual(number, 4)
+
+    def test_what_cannot_be_applied_is_read_again(self):
+        self.picture(self.index)
+        self.amend(self.new(self.host_ids[0], 20, 30),
+                   self.new(self.host_ids[1], 20, 30))
+        apply = mock.Mock(side_effect=[None, MemoryError])
+        with mock.patch.object(self.index._timeline, 'apply', apply):
+            self.assertRaises(MemoryError, self.picture, self.index)
+        self.assert_true_to_the_database(self.index)
+
+
+class ReadAgainTest(IndexTestCase):
+    """What cannot be followed is read again, and nothing else is."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.amend(self.new(self.host_ids[0], 40, 50))
+        self.picture(self.index)
+        load = mock.patch.object(self.index, '_load', side_effect=(
+            self.index._load))
+        self.load = load.start()
+        self.addCleanup(load.stop)
+
+    def trim(self, before: int) -> int:
+        return feed.trim(self.database, before)
+
+    def test_a_quiet_system_is_followed_however_often_it_is_trimmed(self):
+        """By who looks within an hour of what was decided."""
+        later = 100 * booking_index.KEEP
+        for number in range(6):
+            self.amend(self.new(self.host_ids[number % 3], later, later + 9))
+            for hour in range(4):
+                if hour == number % 2:
+                    self.picture(self.index)
+                self.clock.advance(booking_index.KEEP)
+                self.trim(self.clock.now() - booking_index.KEEP)
+        self.assertLess(len(self.scalars(models.Change.id)), 4)
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_not_called()
+
+    def test_what_was_trimmed_unread_is_read_again(self):
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        self.amend(self.new(self.host_ids[1], 20, 30))
+        self.assertGreater(self.trim(NOW + 1), 0)
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_called_once()
+
+    def test_what_was_trimmed_by_another_clock(self):
+        self.check_trimmed_by_another_clock(0, self.host_ids[0])
+
+    def test_what_was_trimmed_by_another_clock_and_nothing_came_after(self):
+        self.check_trimmed_by_another_clock(
+            feed.COMPARE, self.host_ids[1])
+
+    def check_trimmed_by_another_clock(self, seconds: int, then: int) -> None:
+        """The newest change that is known was made where it is later."""
+        with self.database.writer() as session:
+            ledger.amend(session, NOW + 9999, [
+                self.new(self.host_ids[2], 20, 30)])
+        self.picture(self.index)
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        self.amend(self.new(then, 20, 30))
+        self.assertGreater(self.trim(NOW + 1), 0)
+        self.clock.advance(seconds)
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_called_once()
+
+    def restore(self, backup: dict[str, list[ty.Any]]) -> None:
+        """Put a backup in the place of what is there."""
+        tables = models.Base.metadata.sorted_tables
+        again = {
+            'sqlite': "SELECT 1",
+            'mysql': 'ALTER TABLE changes AUTO_INCREMENT = 1',
+            'postgresql': "SELECT setval(pg_get_serial_sequence('changes', "
+                          "'id'), (SELECT max(id) FROM changes))",
+        }[self.database.engine.dialect.name]
+        with self.database.begin() as connection:
+            for table in reversed(tables):
+                connection.execute(sa.delete(table))
+            for table in tables:
+                if backup[table.name]:
+                    connection.execute(table.insert(), [
+                        dict(row._mapping) for row in backup[table.name]])
+            connection.execute(sa.text(again))
+
+    def test_a_database_that_was_restored(self):
+        backup = self.everything()
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        self.picture(self.index)
+        self.restore(backup)
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_called_once()
+
+    def test_one_that_has_gone_on_since(self):
+        """The same ids and generations mean something else now."""
+        backup = self.everything()
+        for window in ((20, 30), (25, 35)):
+            self.amend(self.new(self.host_ids[0], *window))
+        self.picture(self.index)
+        self.restore(backup)
+        for window in ((30, 40), (35, 45), (40, 50)):
+            self.amend(self.new(self.host_ids[0], *window))
+        self.assertIn(self.index._known.top.id, self.scalars(models.Change.id))
+        self.assert_true_to_the_database(self.index)
+        self.load.assert_called_once()
+
+    def test_one_without_changes_by_which_to_tell(self):
+        for _time in range(2):
+            with self.database.writer() as session:
+                session.execute(sa.delete(models.Change))
+            if not _time:
+                backup = self.everything()
+                self.amend(self.new(self.host_ids[0], 20, 30))
+        self.index._timeline = None
+        self.picture(self.index)
+        self.load.reset_mock()
+        for gone in (False, True):
+            if gone:
+                backup['bookings'].clear()
+                backup['hosts'].pop()
+            self.restore(backup)
+            self.clock.advance(feed.COMPARE)
+            self.assert_true_to_the_database(self.index)
+            self.load.assert_called_once()
+            self.load.reset_mock()
+
+
+class BlocksTest(IndexTestCase):
+    """The bookings of some hosts are read at once."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.capacity.snapshot.BLOCK', 3))
+
+    def test_no_block_is_larger_than_it_must_be(self):
+        for counts, ranges in (
+                ([], []),
+                ([(1, 1)], [(1, 1)]),
+                ([(1, 1), (2, 2), (5, 1)], [(1, 2), (5, 5)]),
+                ([(1, 9), (2, 1), (3, 9)], [(1, 1), (2, 2), (3, 3)])):
+            self.assertEqual(ranges, list(snapshot._ranges(counts)))
+
+    def test_all_that_there_is_is_in_one_of_them(self):
+        self.picture(self.index)
+        dice = random.Random(8)
+        for _number in range(5):
+            self.amend(*(self.new(
+                host_id, start, start + 7, dice.choice(RESOURCES))
+                for host_id in self.host_ids
+                for start in (dice.randrange(40),)))
+        with mock.patch.object(snapshot, '_block',
+                               side_effect=snapshot._block) as blocks:
+            self.assert_true_to_the_database(self.index)
+        self.assertEqual(len(self.host_ids), blocks.call_count)
+
+    def test_a_text_that_is_cut_short_is_no_answer(self):
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        whole = np.fromstring
+        with (mock.patch.object(
+                snapshot.np, 'fromstring', lambda *some, **how: whole(
+                    *some, **how)[:-1]),
+              self.assertRaisesRegex(RuntimeError, 'cut short'),
+              self.index.fresh()):
+            pass
+
+
+class PrepareTest(IndexTestCase):
+
+    def test_it_leaves_everything_read_and_no_connection(self):
+        self.amend(self.new(self.host_ids[0], 20, 30))
+        expected = self.picture(booking_index.Index(self.database, self.clock))
+        pool = self.database.engine.pool
+        self.index.prepare()
+        self.assertIsNot(pool, self.database.engine.pool)
+        with mock.patch.object(booking_index.Index, '_load') as load:
+            self.assertEqual(expected, self.picture(self.index))
+        load.assert_not_called()
+
+    def test_what_cannot_be_read_yet_is_read_later(self):
+        pool = self.database.engine.pool
+        with mock.patch.object(feed, 'overdue',
+                               side_effect=errors.DatabaseUnavailable) as last:
+            self.index.prepare()
+        last.assert_called_once()
+        self.assertIsNot(pool, self.database.engine.pool)
+        self.assert_true_to_the_database(self.index)
+
+
+class FollowTest(IndexTestCase):
+
+    def test_a_thread_knows_before_somebody_asks(self):
+        def threads() -> int:
+            return sum(thread.name == 'following'
+                       for thread in threading.enumerate())
+
+        def knows() -> bool:
+            return self.index._timeline is not None and (
+                self.index.hosts[self.host_ids[0]].generation == generation)
+
+        before = threads()
+        for _decision in range(2):
+            self.amend(self.new(self.host_ids[0], 20, 30))
+            (generation,) = self.scalars(
+                models.Host.generation, models.Host.id == self.host_ids[0])
+            self.index.follow()
+            self.clock.advance(booking_index._PAUSE)
+            self.wait_for(knows, 'the thread to know it')
+        self.assertEqual(before + 1, threads())
+
+    def test_without_another_thread_they_are_read_when_asked_for(self):
+        with mock.patch.object(threading.Thread, 'start', side_effect=[
+                RuntimeError("can't start new thread"), None]) as start:
+            for _request in range(3):
+                self.index.follow()
+        self.assertEqual(2, start.call_count)
+
+
+class AlikeTest(base.TestCase):
+
+    def test_what_hosts_have_in_common_is_kept_once(self):
+        alike = snapshot.InternedRecords()
+        first, second, other = (
+            alike.of(json.loads(f'{{"rack one": "a b", "own": {number}}}'))
+            for number in (1, 1, 2))
+        self.assertEqual(({'rack one': 'a b', 'own': 1},
+                          {'rack one': 'a b', 'own': 2}), (first, other))
+        self.assertIs(first, second)
+        for one, another in zip(first, other, strict=True):
+            self.assertIs(one, another)
+        self.assertIs(first['rack one'], other['rack one'])
+
+    def test_what_differs_is_remembered_no_longer_than_it_is_worth(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.capacity.snapshot._REMEMBERED', 2))
+        alike = snapshot.InternedRecords()
+        some = [alike.of({'own': number}) for number in (1, 2, 1, 3, 3, 1)]
+        self.assertEqual([1, 2, 1, 3, 3, 1], [one['own'] for one in some])
+        self.assertIs(some[0], some[2])
+        self.assertIs(some[3], some[4])
+        self.assertIsNot(some[0], some[5])
+
+    def test_it_is_read_as_a_mapping(self):
+        one = snapshot.InternedRecords().of({'rack': 'a', 'own': None})
+        self.assertEqual(
+            ('a', None, 'else', ['rack', 'own'], "{'rack': 'a', 'own': None}"),
+            (one.get('rack'), one.get('own', 'else'), one.get('no', 'else'),
+             [*one], repr(one)))
+        self.assertRaises(KeyError, one.__getitem__, 'no')
+
+
+class OutOfOrderTest(IndexTestCase):
+    """Transactions that overlap commit in another order than they began."""
+
+    scenarios = databases.SERVERS
+
+    def test_what_was_committed_late_under_an_early_id_is_found(self):
+        self.picture(self.index)
+        first, second = self.host_ids[:2]
+        early = self.books.connect()
+        with early.writer() as session:
+            ledger.amend(session, NOW, [self.new(first, 40, 50)])
+            session.flush()
+            # Somebody else is faster, with a later id.
+            self.amend(self.new(second, 40, 50))
+            with self.index.fresh() as timeline:
+                window = model.Window(NOW + 40, NOW + 41)
+                self.assertEqual(1, timeline.peak(second, window)['VCPU'])
+                self.assertEqual(0, timeline.peak(first, window)['VCPU'])
+        with self.index.fresh() as timeline:
+            self.assertEqual(1, timeline.peak(first, window)['VCPU'])
+        self.assert_true_to_the_database(self.index)
+
+    def test_more_changes_than_ids_are_looked_for(self):
+        """Half of a decision has ids that nobody looks for any more."""
+        self.host('big', VCPU=9999)
+        (big,) = self.scalars(models.Host.id, models.Host.name == 'big')
+        self.picture(self.index)
+        early = self.books.connect()
+        with early.writer() as session:
+            ledger.amend(session, NOW, [
+                self.new(big, 40, 50)
+                for _booking in range(feed._MISSING_MOST + 100)])
+            self.amend(self.new(self.host_ids[0], 40, 50))
+            self.picture(self.index)
+        self.assert_true_to_the_database(self.index)

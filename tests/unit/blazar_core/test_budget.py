@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a budget service charges is what there is of leases, whoever dies."""
+
+import contextlib
+from unittest import mock
+
+import testtools
+
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import lease_purge
+from blazar_core.leases import updates
+from blazar_core.lifecycle import budget_events
+from blazar_core.lifecycle import fault_points
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_admission_queue
+from tests.unit.blazar_core import test_members
+from tests.unit.blazar_core import test_series
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+AFTER = 100
+
+
+class Killed(BaseException):
+    """The process has died."""
+
+
+class Budget:
+    """What it has charged is by lease; it may be told of a lease twice.
+
+    :ivar charged: the end for which each lease is charged
+    :ivar commits: the ids of all that were committed, however often
+    :ivar before: called before it writes anything down
+    :ivar after: called before it answers
+    """
+
+    def __init__(self):
+        self.charged, self.commits, self.asked = {}, [], []
+        self.before = self.after = lambda _what, _lease: None
+
+    @contextlib.contextmanager
+    def _answer(self, what, lease):
+        self.asked.append(what)
+        self.before(what, lease)
+        yield
+        self.after(what, lease)
+
+    def commit(self, lease):
+        with self._answer('commit', lease):
+            self.commits.append(lease['id'])
+            self.charged[lease['id']] = lease['end_date']
+
+    def charge(self, lease):
+        with self._answer('charge', lease):
+            self.charged[lease['id']] = lease['end_date']
+
+    def refund(self, lease):
+        with self._answer('refund', lease):
+            self.charged.pop(lease['id'], None)
+
+
+def failing(exc, at, once=True):
+    """Raises at one of its calls."""
+    calls = []
+
+    def fail(what, _lease):
+        if what == at and not (once and calls):
+            calls.append(what)
+            raise exc
+    return fail
+
+
+class ChargingTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.budget = Budget()
+        self.leases = type(self.leases)(
+            self.database, self.clock, self.admission, self.types,
+            (self.budget.commit, AFTER))
+        self.lifecycle.billing = budget_events.BudgetEvents(
+            self.database, self.clock, self.budget)
+        self.engine = self.new_engine()
+
+    def run_at(self, seconds):
+        self.clock.advance(NOW + seconds - self.clock.now())
+        self.engine.run_due()
+
+    def assert_settled(self):
+        """What is charged is what there is, and nothing waits."""
+        self.assertEqual(
+            dict(self.existing()), self.budget.charged)
+        self.assertEqual([], self.scalars(
+            models.Event.id, models.Event.status.in_(states.OPEN),
+            models.Event.event_type.like(':%')))
+        self.assertEqual(sorted(set(self.budget.commits)),
+                         sorted(self.budget.commits))
+
+    def existing(self):
+        return [(one.id, one.end_date) for one in self.scalars(
+            models.Lease, models.Lease.status != states.Lease.TERMINATED)]
+
+
+class TestNewLeases(ChargingTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+
+    def test_a_lease_is_committed_once_under_its_id(self):
+        lease = self.lease(10, 100)
+        self.assertEqual([lease['id']], self.budget.commits)
+        self.run_at(0)
+        self.assert_settled()
+
+    def test_a_committed_lease_shows_nothing_of_that(self):
+        lease = self.lease(10, 100)
+        self.assertEqual({'start_lease': 'UNDONE', 'end_lease': 'UNDONE'},
+                         self.events_of(lease))
+
+    def test_what_does_not_fit_is_not_committed(self):
+        with testtools.ExpectedException(errors.Refused):
+            self.lease(10, 100, count=3)
+        self.assertEqual([], self.budget.asked)
+        self.assertEqual({'hosts': 1}, self.count_rows('changes'))
+
+    def test_what_the_service_refuses_is_not_made(self):
+        self.budget.before = failing(errors.LimitExceeded('no'), 'commit')
+        with testtools.ExpectedException(errors.LimitExceeded, '^no$'):
+            self.lease(10, 100)
+        self.assertEqual({'hosts': 1}, self.count_rows('changes'))
+        self.assert_settled()
+
+    def test_an_intent_is_no_lease_to_anybody(self):
+        seen = []
+        self.budget.before = lambda *_asked: seen.append(self.existing())
+        self.lease(10, 100)
+        self.assertEqual([[]], seen)
+
+    def test_no_answer_is_a_refund_when_the_service_does_nothing_any_more(
+            self):
+        self.budget.after = failing(errors.CloudUnavailable('?'), 'commit')
+        with testtools.ExpectedException(errors.CloudUnavailable):
+            self.lease(10, 200)
+        self.run_at(AFTER - 1)
+        self.assertEqual(1, len(self.budget.charged))
+        self.run_at(AFTER)
+        self.assertEqual(['commit', 'refund'], self.budget.asked)
+        self.assert_settled()
+
+    def test_a_request_that_is_killed_is_refunded(self):
+        for when in ('before', 'after'):
+            setattr(self.budget, when, failing(Killed(), 'commit'))
+            with testtools.ExpectedException(Killed):
+                self.lease(10, 500)
+        self.run_at(AFTER)
+        self.assertEqual(2, self.budget.asked.count('refund'))
+        self.assert_settled()
+
+    def test_a_lease_that_others_were_faster_for_is_refunded_at_once(self):
+        def take(what, _lease):
+            self.budget.before = lambda *_asked: None
+            self.lease(10, 100, count=2)
+        self.budget.before = take
+        with testtools.ExpectedException(errors.Refused):
+            self.lease(10, 100)
+        self.run_at(0)
+        self.assertEqual(['commit', 'commit', 'refund'], self.budget.asked)
+        self.assert_settled()
+
+    def test_a_request_that_took_too_long_makes_no_lease(self):
+        """The refund has begun, and may have come before the commit."""
+        def late(what, _lease):
+            self.run_at(AFTER)
+        self.budget.before = late
+        with testtools.ExpectedException(errors.CloudUnavailable, '.*long'):
+            self.lease(10, 500)
+        self.budget.before = lambda *_asked: None
+        self.engine.run_due()
+        self.assertEqual(2, self.budget.asked.count('refund'))
+        self.assert_settled()
+
+    def test_an_offer_that_expires_is_refunded(self):
+        offer = self.leases.making.offer(self.new_lease(10, 100), 5)
+        self.assertEqual([offer['id']], self.budget.commits)
+        self.run_at(5)
+        self.assert_settled()
+
+    def test_an_accepted_offer_is_committed_once(self):
+        offer = self.leases.making.offer(self.new_lease(10, 100), 5)
+        self.leases.making.accept(offer['id'])
+        self.run_at(6)
+        self.assertEqual(['commit'], self.budget.asked)
+        self.assert_settled()
+
+    def test_without_a_service_nothing_is_written(self):
+        self.leases = type(self.leases)(
+            self.database, self.clock, self.admission, self.types)
+        self.lease(10, 100)
+        self.assertEqual([], self.scalars(
+            models.Event.id, models.Event.event_type.like(':%')))
+
+
+class TestSeries(ChargingTestCase, test_series.RecurringTestCase):
+
+    def test_occurrences_are_committed_each_or_none_of_them(self):
+        self.make(100, 200, 300)
+        self.assertEqual(['commit'] * 3, self.budget.asked)
+        self.assert_settled()
+        self.budget.before = self.refuse_the_second
+        with testtools.ExpectedException(errors.LimitExceeded):
+            self.make(400, 500, 600)
+        self.run_at(0)
+        self.assertEqual(['commit'] * 5 + ['refund'], self.budget.asked)
+        self.assert_settled()
+
+    def refuse_the_second(self, what, _lease):
+        if what == 'commit' and self.budget.asked.count(what) == 5:
+            raise errors.LimitExceeded('no')
+
+
+class TestChanges(ChargingTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+        self.made = self.lease(10, 100)
+
+    def change(self, end):
+        self.leases.changing.update(
+            self.made['id'], updates.LeaseChange(end=NOW + end))
+
+    def test_a_change_is_committed(self):
+        self.change(200)
+        self.run_at(0)
+        self.assertEqual(['commit', 'charge'], self.budget.asked)
+        self.assert_settled()
+
+    def test_one_that_gets_no_answer_is_sent_again(self):
+        for when in ('before', 'after'):
+            setattr(self.budget, when, failing(
+                errors.CloudUnavailable('?'), 'charge'))
+        self.change(200)
+        for seconds in (0, 9, 8, 60):
+            self.clock.advance(seconds)
+            self.engine.run_due()
+        self.assertEqual(3, self.budget.asked.count('charge'))
+        self.assert_settled()
+
+    def test_a_lease_says_that_its_change_is_refused(self):
+        self.budget.before = failing(errors.LimitExceeded('broke'), 'charge')
+        self.change(200)
+        self.run_at(0)
+        self.assertIn('broke', self.reason(self.made))
+        self.run_at(9)
+        self.assertEqual('', self.reason(self.made))
+        self.assert_settled()
+
+    def test_what_changes_meanwhile_is_sent_again(self):
+        def again(what, _lease):
+            self.budget.before = lambda *_asked: None
+            self.change(300)
+        self.budget.before = again
+        self.change(200)
+        self.run_at(0)
+        self.run_at(3)
+        self.assert_settled()
+
+    def test_a_listener_that_dies_is_followed_by_another(self):
+        for when in ('before', 'after'):
+            setattr(self.budget, when, failing(Killed(), 'charge'))
+            self.change(200 if when == 'before' else 300)
+            with testtools.ExpectedException(Killed):
+                self.engine.run_due()
+            self.engine = self.new_engine(when)
+            self.clock.advance(9)
+        self.clock.advance(100)
+        self.engine.run_due()
+        self.assertEqual(
+            [NOW + 300], [*self.budget.charged.values()])
+
+    def test_an_end_while_a_charge_is_under_way_is_refunded_after_it(self):
+        def end(what, _lease):
+            self.budget.before = lambda *_asked: None
+            self.lifecycle.ending.delete(self.made['id'])
+            self.cloud.servers.clear()
+            self.new_engine('other').run_due()
+        self.budget.before = end
+        self.change(200)
+        self.run_at(0)
+        self.assertEqual('refund', self.budget.asked[-1])
+        self.assert_settled()
+
+    def test_one_that_was_never_committed_is_not_charged(self):
+        old = type(self.leases)(
+            self.database, self.clock, self.admission, self.types)
+        made = old.making.create(self.new_lease(10, 100), None)
+        self.leases.changing.update(
+            made['id'], updates.LeaseChange(end=NOW + 200))
+        self.run_at(0)
+        self.assertEqual(['commit'], self.budget.asked)
+
+
+class TestServers(ChargingTestCase, test_members.JoiningTestCase):
+    """Servers that come under a lease, and leave it."""
+
+    def test_what_comes_and_what_leaves_is_charged(self):
+        one, two, three = self.runs(1, 2, 1)
+        lease = self.adopt([one, two])
+        charged = []
+        self.budget.after = lambda _what, told: charged.append(
+            sorted(part['amount'] for part in told['reservations']))
+        self.join(lease, [three])
+        self.run_at(1)
+        self.leave(lease, two)
+        self.run_at(2)
+        self.leave(lease, one)
+        self.run_at(3)
+        self.assertEqual([[1, 2], [2], [1]], charged)
+        self.assert_settled()
+
+    def test_the_last_one_that_leaves_is_refunded(self):
+        server, = self.runs(1)
+        self.leave(self.adopt([server]), server)
+        self.run_at(1)
+        self.assertEqual('refund', self.budget.asked[-1])
+        self.assert_settled()
+
+
+class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
+    """A lease that waits for capacity has other dates when it has got it."""
+
+    def setUp(self):
+        super().setUp()
+        self.first = self.fill()
+        self.waits = self.asked(end=1000, lasts=1000, retries=1000)
+        self.dates = []
+        self.budget.after = self.note
+
+    def note(self, _what, lease):
+        if lease['id'] == self.waits['id']:
+            self.dates.append((lease['start_date'] - NOW,
+                               lease['end_date'] - NOW))
+
+    def admit(self, look=None):
+        """After 500 seconds there is capacity for it."""
+        self.clock.advance(500)
+        self.free(self.first)
+        (look or self.look)()
+
+    def test_it_is_charged_once_for_the_dates_that_it_got(self):
+        self.engine.run_due()
+        self.assertEqual(['commit', 'commit'], self.budget.asked)
+        self.admit(lambda: self.run_at(500))
+        self.look()
+        self.engine.run_due()
+        self.assertEqual([(500, 1500)], self.dates)
+        self.assertEqual(1, self.budget.asked.count('charge'))
+        self.assert_settled()
+        self.assertEqual(NOW + 1500, self.budget.charged[self.waits['id']])
+
+    def test_a_listener_that_dies_when_it_is_admitted(self):
+        def die(step, _subject=None):
+            if step == fault_points.FaultPoint.RETRY_ADMITTED:
+                raise Killed
+        with mock.patch.object(fault_points, 'fault_point', die):
+            with testtools.ExpectedException(Killed):
+                self.admit()
+        self.assertEqual((500, 1500), self.window(self.waits))
+        self.assertNotIn('charge', self.budget.asked)
+        self.new_engine('other').run_due()
+        self.assertEqual([(500, 1500)], self.dates)
+        self.assert_settled()
+
+    def test_a_listener_that_dies_around_the_charge(self):
+        self.admit()
+        for when in ('before', 'after'):
+            fail = failing(Killed(), 'charge')
+            setattr(self.budget, when, fail)
+            with testtools.ExpectedException(Killed):
+                self.new_engine(when).run_due()
+            self.budget.after = self.note
+            self.clock.advance(300)
+        self.engine.run_due()
+        self.assertEqual({(500, 1500)}, {*self.dates})
+        self.assertEqual([1, 1], [
+            self.budget.commits.count(one['id'])
+            for one in (self.first, self.waits)])
+        self.assertEqual(NOW + 1500, self.budget.charged[self.waits['id']])
+
+    def test_one_that_gets_none_is_refunded(self):
+        self.free(self.waits)
+        self.engine.run_due()
+        self.assertNotIn(self.waits['id'], self.budget.charged)
+        self.assert_settled()
+
+
+class TestEnds(ChargingTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+        self.made = self.reserve(10, 100)
+
+    def test_a_lease_that_ends_is_refunded_once(self):
+        self.run_at(10)
+        self.run_at(100)
+        self.run_at(101)
+        self.assertEqual(['commit', 'refund'], self.budget.asked)
+        self.assert_settled()
+
+    def test_one_that_is_deleted_before_it_starts(self):
+        self.lifecycle.ending.delete(self.made['id'])
+        self.run_at(0)
+        self.assert_settled()
+
+    def test_no_answer_delays_it(self):
+        self.budget.before = failing(
+            errors.CloudUnavailable('?'), 'refund', once=False)
+        self.lifecycle.ending.delete(self.made['id'])
+        self.run_at(0)
+        self.run_at(600)
+        self.budget.before = lambda *_asked: None
+        self.run_at(1200)
+        self.assert_settled()
+
+    def test_a_refusal_is_the_last_word(self):
+        self.budget.before = failing(
+            errors.LimitExceeded('no'), 'refund', once=False)
+        self.lifecycle.ending.delete(self.made['id'])
+        self.run_at(0)
+        self.run_at(600)
+        self.assertEqual(1, self.budget.asked.count('refund'))
+
+    def test_a_listener_that_dies_around_it_is_followed_by_another(self):
+        for when in ('before', 'after'):
+            setattr(self.budget, when, failing(Killed(), 'refund'))
+        self.lifecycle.ending.delete(self.made['id'])
+        for name in ('second', 'third'):
+            with testtools.ExpectedException(Killed):
+                self.engine.run_due()
+            self.engine = self.new_engine(name)
+            self.clock.advance(300)
+        self.engine.run_due()
+        self.assert_settled()
+
+    def test_a_lease_stays_until_it_is_refunded(self):
+        self.budget.before = failing(
+            errors.CloudUnavailable('?'), 'refund', once=False)
+        self.lifecycle.ending.delete(self.made['id'])
+        purge = lease_purge.LeasePurge(self.database, self.clock,
+                                       lambda _text: None)
+        self.clock.advance(10 * lease_purge.LEAST_AGE)
+        self.assertEqual((0, 1), purge.purge(
+            self.clock.now() - lease_purge.LEAST_AGE))
+        self.budget.before = lambda *_asked: None
+        self.engine.run_due()
+        self.clock.advance(10 * lease_purge.LEAST_AGE)
+        self.assertEqual((1, 0), purge.purge(
+            self.clock.now() - lease_purge.LEAST_AGE))

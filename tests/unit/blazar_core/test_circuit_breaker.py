@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A database that is away: who asks it, how long he waits, when it is back.
+"""
+
+import os
+import socket
+import threading
+import time
+from unittest import mock
+
+import fixtures
+import sqlalchemy as sa
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import scheduler_claims
+from blazar_core.capacity import stale_index
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import circuit_breaker
+from blazar_core.db import models
+from tests import databases
+from tests.unit import base
+
+
+class TestPresence(base.TestCase):
+    """Who asks, and when."""
+
+    def setUp(self):
+        super().setUp()
+        self.clock = clocks.ManualClock(base.NOW)
+        self.probes = 0
+        self.away = None
+        self.presence = circuit_breaker.DatabaseStatus(self.clock, self.probe)
+        self.log = self.useFixture(fixtures.FakeLogger())
+
+    def probe(self):
+        self.probes += 1
+        if self.away is not None:
+            raise self.away
+
+    def unavailable(self):
+        self.assertRaises(errors.DatabaseUnavailable, self.presence.check)
+
+    def test_nobody_asks_one_that_nobody_doubts(self):
+        self.presence.check()
+        self.assertEqual(0, self.probes)
+
+    def test_a_connection_that_broke_is_no_outage(self):
+        self.presence.doubt('it broke')
+        for _time in range(2):
+            self.presence.check()
+        self.assertEqual(1, self.probes)
+        self.assertIn('gave no answer: it broke', self.log.output)
+        self.assertEqual(1, len(self.log.output.splitlines()))
+
+    def test_one_that_is_away_is_asked_now_and_then_and_said_once(self):
+        self.away = OSError('no route to host')
+        self.presence.doubt('it broke')
+        for _number in range(3):
+            for _time in range(5):
+                self.unavailable()
+            self.clock.advance(circuit_breaker.PAUSE)
+        self.assertEqual(3, self.probes)
+        self.assertEqual(1, self.log.output.count('no route to host'))
+        self.away = None
+        self.presence.check()
+        self.presence.check()
+        self.assertEqual(4, self.probes)
+        self.assertEqual(3, len(self.log.output.splitlines()))
+        self.assertIn('can be used again, after 30 s', self.log.output)
+
+    def test_one_asks_and_nobody_waits_for_him(self):
+        self.away = OSError('away')
+        self.presence.doubt('it broke')
+        self.unavailable()
+        self.clock.advance(circuit_breaker.PAUSE)
+        asked, go_on = threading.Event(), threading.Event()
+
+        def slow():
+            asked.set()
+            go_on.wait(20)
+
+        self.presence._probe = slow
+        thread = self.in_thread(self.presence.check)
+        self.assertTrue(asked.wait(20))
+        self.unavailable()
+        go_on.set()
+        thread.join(20)
+        self.presence.check()
+
+    def test_what_comes_before_is_done_when_it_is_there(self):
+        done = []
+        self.away = OSError('away')
+        self.presence.before(lambda: done.append('schema'))
+        self.presence.before(lambda: done.append('settings'))
+        self.unavailable()
+        self.assertEqual([], done)
+        self.away = None
+        self.clock.advance(circuit_breaker.PAUSE)
+        for _time in range(2):
+            self.presence.check()
+        self.assertEqual(['schema', 'settings'], done)
+
+    def test_what_is_not_as_it_should_be_is_raised_now_and_kept_later(self):
+        def check():
+            raise errors.ConfigurationError('Run: db sync')
+
+        self.assertRaises(errors.ConfigurationError, self.presence.before,
+                          check)
+        self.clock.advance(circuit_breaker.PAUSE)
+        self.unavailable()
+        self.assertIn('Run: db sync', self.log.output)
+
+
+class TestTimes(base.TestCase):
+    """Nobody waits for an answer for ever."""
+
+    def connected(self, url, **how):
+        """With what a driver is told to connect."""
+        conf = databases.configuration(url)
+        for name, value in how.items():
+            conf.set_override(name, value, 'blazar_database')
+        engine = api.Database(conf).engine
+        return engine.dialect.create_connect_args(engine.url)[1]
+
+    def test_there_is_one_unless_somebody_wrote_another(self):
+        url = 'mysql+pymysql://user:pass@host/name'
+        told = self.connected(url + '?charset=utf8mb4')
+        self.assertEqual((5, 20, 20, 'utf8mb4', 'pass'), tuple(map(told.get, (
+            'connect_timeout', 'read_timeout', 'write_timeout', 'charset',
+            'password'))))
+        self.assertEqual(60, self.connected(
+            url + '?read_timeout=60')['read_timeout'])
+        self.assertEqual(61, self.connected(
+            url, connection_parameters='read_timeout=61')['read_timeout'])
+        told = self.connected('postgresql+psycopg2://user:pass@host/name')
+        self.assertEqual(('5', '20000'), (
+            told['connect_timeout'], told['tcp_user_timeout']))
+
+    def check_mute(self, scheme, more):
+        """One that accepts connections, and never answers."""
+        with socket.create_server(('127.0.0.1', 0)) as mute:
+            database = api.Database(databases.configuration(
+                f'{scheme}://user@127.0.0.1:{mute.getsockname()[1]}'
+                f'/name{more}'), clocks.ManualClock(base.NOW))
+            begun = time.monotonic()
+            self.assertRaises(errors.DatabaseUnavailable, self.read, database)
+            self.assertRaises(errors.DatabaseUnavailable, self.read, database)
+            self.assertLess(time.monotonic() - begun, 15)
+            # Nobody is asked any more.
+            asked = []
+            database.presence._probe = lambda: asked.append(scheme)
+            self.assertRaises(errors.DatabaseUnavailable, self.read, database)
+            self.assertEqual([], asked)
+
+    def test_a_mariadb_that_never_answers(self):
+        self.check_mute(
+            'mysql+pymysql', '?connect_timeout=1&read_timeout=1')
+
+    def test_a_postgresql_that_never_answers(self):
+        self.check_mute('postgresql+psycopg2', '?connect_timeout=2')
+
+    def test_one_that_is_not_there(self):
+        for scheme in ('mysql+pymysql', 'postgresql+psycopg2'):
+            with socket.socket() as taken:
+                # Bound, and nobody listens.
+                taken.bind(('127.0.0.1', 0))
+                database = api.Database(databases.configuration(
+                    f'{scheme}://user@127.0.0.1:{taken.getsockname()[1]}/a'))
+                self.assertRaises(errors.DatabaseUnavailable, self.read,
+                                  database)
+                self.assertTrue(database.presence._doubtful)
+
+    def read(self, database):
+        with database.reader() as session:
+            session.scalar(sa.select(1))
+
+
+class TestWithoutBooks(base.DatabaseTestCase):
+    """What a scheduler does while the database is away."""
+
+    scenarios = []
+
+    def setUp(self):
+        super().setUp()
+        self.database = api.Database(self.books.conf, self.clock)
+        self.uuid = self.host('one', VCPU=4)
+        self.admission = admissions.Admission(self.database, self.clock)
+        self.judge = eligibility.Eligibility(
+            self.database, self.clock, self.admission.index)
+        self.claims = scheduler_claims.Claims(
+            self.database, self.clock, self.admission.index)
+        self.log = self.useFixture(fixtures.FakeLogger())
+        self.path = self.database.engine.url.database
+
+    def take_away(self):
+        os.rename(self.path, self.path + '.away')
+        os.mkdir(self.path)
+
+    def bring_back(self):
+        os.rmdir(self.path)
+        os.rename(self.path + '.away', self.path)
+        self.clock.advance(circuit_breaker.PAUSE)
+
+    def promise(self, vcpus):
+        """Book a part of the host for somebody, for a while to come."""
+        with self.database.writer() as session:
+            lease = models.Lease(
+                lease_type='immediate',
+                id='lease', name='', project_id='', user_id='',
+                start_date=base.NOW + 1000, end_date=base.NOW + 2000,
+                on_end='', status='', created_at=0, updated_at=0)
+            lease.reservations = [models.Reservation(
+                id='lease', resource_type='', amount=1, resources={},
+                status='', created_at=0, updated_at=0)]
+            lease.reservations[0].bookings = [models.Booking(
+                server_id='leased', host_id=1, start_date=base.NOW + 1000,
+                end_date=base.NOW + 2000, resources={'VCPU': vcpus})]
+            session.add(lease)
+
+    def fits(self):
+        return self.judge.fits_alone({'VCPU': 1}, [self.uuid])
+
+    def claim(self, server_id, vcpus=1, **how):
+        return self.claims.claim(
+            server_id, {self.uuid: {'VCPU': vcpus}}, **how)
+
+    def test_what_is_promised_stays_promised(self):
+        self.promise(2)
+        self.assertEqual({self.uuid: 2}, self.judge.fits_for(
+            'any', {'VCPU': 1}, [self.uuid]).by_host)
+        self.take_away()
+        self.assertRaises(errors.DatabaseUnavailable, self.judge.fits_for,
+                          'any', {'VCPU': 1}, [self.uuid])
+        self.clock.advance(600)
+        self.assertEqual({self.uuid: 2}, self.fits().by_host)
+        self.assertEqual(float('inf'), self.fits().elsewhere)
+        # What comes meanwhile counts.
+        take_back = self.claim('first')
+        self.assertEqual({self.uuid: 1}, self.fits().by_host)
+        self.claim('second')
+        self.assertRaises(scheduler_claims.Denied, self.claim, 'third')
+        take_back()
+        self.assertEqual({self.uuid: 1}, self.fits().by_host)
+        self.claim('third')
+        self.claim('forced', forced=True)
+        self.assertEqual({self.uuid: 0}, self.fits().by_host)
+        self.assertEqual(1, self.log.output.count(
+            'servers are judged by what was known 600 s ago'))
+        # Until somebody can write, or those who can have had the time.
+        self.bring_back()
+        self.assertEqual({self.uuid: 0}, self.by_host())
+        self.claim('again', forced=True)
+        self.assertEqual({self.uuid: 1}, self.by_host())
+        self.assertEqual(1, self.log.output.count(
+            'judged by the books again; 3 were let in'))
+        self.claim('fourth')
+        self.assertEqual({self.uuid: 0}, self.by_host())
+
+    def by_host(self):
+        return self.judge.fits_for('any', {'VCPU': 1}, [self.uuid]).by_host
+
+    def test_what_was_let_in_counts_for_a_while(self):
+        self.promise(3)
+        self.assertEqual({self.uuid: 1}, self.by_host())
+        self.take_away()
+        self.claim('first')
+        self.bring_back()
+        self.assertEqual({self.uuid: 0}, self.by_host())
+        # A change of the host does not hide it.
+        self.report(self.uuid, 'one', {}, {'VCPU': 4})
+        self.assertEqual({self.uuid: 0}, self.by_host())
+        self.clock.advance(stale_index.ALONE)
+        self.assertEqual({self.uuid: 1}, self.by_host())
+
+    def test_one_that_can_only_be_read_is_as_good_as_away(self):
+        self.promise(2)
+        self.assertEqual({self.uuid: 2}, self.by_host())
+        with mock.patch.object(
+                self.database, 'begin',
+                side_effect=errors.DatabaseUnavailable):
+            for number in range(2):
+                self.assertEqual({self.uuid: 2 - number}, self.by_host())
+                self.claim(f'{number}')
+            self.assertEqual({self.uuid: 0}, self.by_host())
+            self.assertRaises(scheduler_claims.Denied, self.claim, 'third')
+
+    def test_where_nothing_is_known_everybody_goes_on(self):
+        self.promise(4)
+        self.take_away()
+        for _time in range(2):
+            self.assertEqual(({}, float('inf')), self.fits()[1:])
+            self.claim('any')()
+        self.assertEqual(1, self.log.output.count(
+            'it has not answered since this process started'))
+        self.bring_back()
+        self.assertRaises(scheduler_claims.Denied, self.claim, 'other')
+
+    def test_who_does_not_want_that_lets_nobody_in(self):
+        refuses = scheduler_claims.Claims(
+            self.database, self.clock, self.admission.index, alone=False)
+        self.take_away()
+        denied = self.assertRaises(scheduler_claims.Denied, refuses.claim,
+                                   'any', {self.uuid: {'VCPU': 1}})
+        self.assertIn('does not answer', str(denied))

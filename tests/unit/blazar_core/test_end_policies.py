@@ -1,0 +1,559 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+import dataclasses
+import typing as ty
+
+import fixtures
+import sqlalchemy as sa
+
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
+from tests import databases
+from tests.unit import base
+
+NOW = base.NOW
+
+load_tests = databases.load_tests
+
+FAILED = conditions.Condition(
+    conditions.Type.BUILD_FAILED, conditions.Reason.SERVERS_FAILED,
+    'Could not be built: x.')
+
+
+class Keep(end_policies.EndPolicy):
+    """Servers stay as they are, and nothing is promised to them any more."""
+
+    def ask(self, cloud: cloud_api.Cloud,
+            ended: end_policies.EndedServer) -> None:
+        pass
+
+    def is_over(self, cloud: cloud_api.Cloud, ended: end_policies.EndedServer,
+                seen: cloud_api.ObservedServer) -> bool:
+        return True
+
+
+class Shut(end_policies.EndPolicy):
+    """Turns servers off, and lets them be."""
+
+    def __init__(self):
+        self.asked = []
+        self.stubborn = set()
+
+    def ask(self, cloud, ended):
+        server_id = ended.server_id
+        if server_id in self.stubborn:
+            raise errors.CloudUnavailable('its host is away')
+        self.asked.append((server_id, ended.credential))
+        cloud.servers[server_id] = cloud_api.ObservedServer(
+            base.State.RUNNING, cloud.servers[server_id].host, fault='off')
+
+    def is_over(self, cloud, ended, seen):
+        return seen.fault == 'off'
+
+
+class TestGracePeriod(base.LeaseTestCase):
+    """A server of a lease until 100, and for 50 seconds more."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=1)
+        self.lease_ = self.running_lease(request=self.request(
+            grace_period=50))
+        self.engine = self.new_engine()
+
+    def run_at(self, time):
+        self.clock.advance(base.NOW + time - self.clock.now())
+        self.engine.run_due()
+
+    def notices(self):
+        return [event for event, _lease in self.notified
+                if event == 'lease.event.grace_period']
+
+    def test_it_may_become_another_one(self):
+        def change(seconds):
+            return self.leases.changing.update(self.lease_['id'], (
+                updates.LeaseChange(grace_period=seconds)))
+
+        later = self.lease(150, 300)
+        self.assertRaises(errors.Refused, change, 51)
+        self.leases.making.withdraw(later['id'])
+        self.assertEqual(80, change(80)['grace_period'])
+        self.assertEqual(base.NOW + 180, self.assertRaises(
+            errors.Refused, self.lease, 150, 300).refusal.next_start)
+        self.assertEqual(0, change(0)['grace_period'])
+        self.lease(100, 300)
+        self.run_at(100)
+        self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
+
+    def test_who_wants_another_end_gets_that(self):
+        self.leases.changing.update(self.lease_['id'], updates.LeaseChange(
+            on_end=end_policies.RECYCLE, grace_period=0))
+        row, = self.scalars(models.Lease)
+        self.assertEqual((end_policies.RECYCLE, 0), (row.on_end,
+                                                     row.grace_period))
+
+    def test_its_room_is_taken_as_long(self):
+        refused = self.assertRaises(errors.Refused, self.lease, 100, 300)
+        self.assertEqual(base.NOW + 150, refused.refusal.next_start)
+        self.lease(150, 300)
+
+    def test_the_server_is_left_alone_and_it_is_told_once(self):
+        for time in (100, 120, 149):
+            self.run_at(time)
+            self.assertEqual([], self.cloud.deleted)
+        self.assertEqual('TERMINATING', self.status(self.lease_))
+        self.assertEqual(lease_status.GRACE.message, self.reason(self.lease_))
+        self.assertEqual(1, len(self.notices()))
+        self.run_at(150)
+        self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(self.lease_))
+        self.assertEqual('', self.reason(self.lease_))
+
+    def test_it_is_told_once_beside_what_else_is_said(self):
+        with self.database.writer() as session:
+            conditions.update(
+                session.get(models.Lease, self.lease_['id']), base.NOW,
+                FAILED)
+        for time in (100, 120):
+            self.run_at(time)
+            self.lifecycle.ending.end(self.lease_['id'], when_due=True)
+        self.assertEqual(1, len(self.notices()))
+        self.assertEqual(f'{FAILED.message} {lease_status.GRACE.message}',
+                         self.reason(self.lease_))
+        self.run_at(150)
+        self.assertEqual(FAILED.message, self.reason(self.lease_))
+
+    def test_it_is_told_once_however_that_was_worded(self):
+        self.run_at(100)
+        with self.database.writer() as session:
+            lease = api.locked(session, self.lease_['id'])
+            lease.conditions = [{**row, 'message': 'Worded otherwise.'}
+                                for row in lease.conditions]
+        self.lifecycle.ending.end(self.lease_['id'], when_due=True)
+        self.assertEqual(1, len(self.notices()))
+
+    def test_who_has_no_server_any_more_needs_no_time(self):
+        (server,) = base.servers_of(self.lease_)
+        self.run_at(100)
+        del self.cloud.servers[server]
+        self.lifecycle.observing.check(server)
+        self.assertEqual('TERMINATED', self.status(self.lease_))
+
+    def test_who_deletes_his_lease_does_not_want_it(self):
+        self.lifecycle.ending.delete(self.lease_['id'])
+        self.engine.run_due()
+        self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
+        self.assertEqual([], self.notices())
+
+    def test_it_moves_with_the_end(self):
+        self.leases.changing.update(
+            self.lease_['id'], updates.LeaseChange(end=base.NOW + 200))
+        self.assertEqual([base.NOW + 250],
+                         self.scalars(models.Booking.end_date))
+
+
+class TestPolicies(base.LeaseTestCase):
+
+    def policies(self):
+        self.shut = Shut()
+        return {**super().policies(), 'shut': self.shut, 'keep': Keep()}
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+
+    def ending(self, on_end, count=2):
+        lease = self.running_lease(0, 100, request=self.request(
+            0, 100, on_end=on_end), count=count, credential='trust')
+        self.clock.advance(100)
+        return lease, base.servers_of(lease)
+
+    def test_a_lease_ends_as_was_asked_for(self):
+        lease, servers = self.ending('shut')
+        self.assertIsNone(
+            self.lifecycle.ending.end(lease['id'], when_due=True))
+        self.assertEqual([(one, 'trust') for one in servers],
+                         self.shut.asked)
+        self.assertEqual([], self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([], self.scalars(models.Booking.id))
+        self.assertEqual({*servers}, self.cloud.servers.keys())
+
+    def test_it_is_asked_for_until_it_is_so(self):
+        lease, (first, second) = self.ending('shut')
+        self.shut.stubborn.add(first)
+        self.assertEqual(lease_status.AGAIN, self.lifecycle.ending.end(
+            lease['id'], when_due=True).seconds)
+        self.assertEqual([first], self.scalars(models.Booking.server_id))
+        self.shut.stubborn.clear()
+        self.assertIsNone(
+            self.lifecycle.ending.end(lease['id'], when_due=True))
+        self.assertEqual([(second, 'trust'), (first, 'trust')],
+                         self.shut.asked)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_is_deleted_is_deleted(self):
+        lease, servers = self.ending('shut')
+        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual(servers, self.cloud.deleted)
+        self.assertEqual([], self.shut.asked)
+        self.assertRaises(
+            errors.NotFound, views.get, self.database, lease['id'])
+
+    def test_who_is_deleted_while_he_is_asked_for_something_else_goes(self):
+        lease, servers = self.ending('shut')
+        is_over = self.shut.is_over
+
+        def late(*args):
+            self.lifecycle.ending.delete(lease['id'])
+            return is_over(*args)
+
+        self.shut.is_over = late
+        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertEqual('DELETING', self.status(lease))
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual(servers, self.cloud.deleted)
+
+    def test_one_that_cannot_be_judged_keeps_no_other(self):
+        lease, (first, second) = self.ending('shut')
+        is_over = self.shut.is_over
+
+        def broken(cloud, ended, seen):
+            return 1 / 0 if ended.server_id == first else is_over(
+                cloud, ended, seen)
+
+        self.shut.is_over = broken
+        self.assertEqual(lease_status.AGAIN, self.lifecycle.ending.end(
+            lease['id'], when_due=True).seconds)
+        self.assertEqual([first], self.scalars(models.Booking.server_id))
+
+    def test_what_has_never_run_is_deleted(self):
+        lease = self.lease(50, 100, request=self.request(
+            50, 100, on_end='shut'))
+        self.clock.advance(100)
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual([], self.shut.asked)
+        self.assertEqual(base.servers_of(lease), self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_stays_takes_its_room(self):
+        lease, servers = self.ending('keep')
+        with self.database.writer() as session:
+            host = session.scalars(sa.select(models.Host)).one()
+            host.consumers = {}
+        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertEqual('TERMINATED', self.status(lease))
+        host, = self.scalars(models.Host)
+        self.assertEqual(({'VCPU': 2}, NOW + 100), (
+            host.usage, host.recheck_at))
+        self.assert_room(2)
+
+    def test_what_stays_where_nothing_is_known_is_looked_for(self):
+        lease, servers = self.ending('keep')
+        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertEqual([NOW + 100], self.scalars(models.Host.recheck_at))
+
+    def assert_room(self, count):
+        """So many servers of one VCPU fit, and no more."""
+        self.lease(200, 300, count=count)
+        self.assertRaises(errors.Refused, self.lease, 200, 300)
+
+    def test_another_process_may_know_what_is_not_known_here(self):
+        log = self.useFixture(fixtures.FakeLogger())
+        lease, servers = self.ending('vanish')
+        later = self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.assertIn('knows how to vanish', later.why)
+        self.assertEqual(('ACTIVE', []), (
+            self.status(lease), self.cloud.deleted))
+        # Nobody did.
+        self.clock.advance(self.patience)
+        for _time in range(2):
+            self.assertIsNone(
+                self.lifecycle.ending.end(lease['id'], when_due=True))
+        self.assertEqual(servers, self.cloud.deleted)
+        self.assertEqual(1, log.output.count('knows how to vanish them'))
+
+
+class StepsTestCase(base.LeaseTestCase):
+    """Servers of one VCPU each, on a host of four, until 100."""
+
+    def policies(self):
+        return {**super().policies(), 'snapshot': end_policies.Snapshot(),
+                'stop': end_policies.Stop(), 'suspend': end_policies.Suspend(),
+                'shelve': end_policies.Shelve(),
+                'release': end_policies.Release()}
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.engine = self.new_engine()
+
+    def ending(self, on_end, count=1, **kwargs):
+        lease = self.running_lease(0, 100, request=self.request(
+            0, 100, name='mine', on_end=on_end), count=count, **kwargs)
+        return lease, base.servers_of(lease)
+
+    def run_at(self, time):
+        self.clock.advance(NOW + time - self.clock.now())
+        self.engine.run_due()
+
+    def usage(self):
+        return sum(usage.get('VCPU', 0)
+                   for usage in self.scalars(models.Host.usage))
+
+
+class TestSteps(StepsTestCase):
+
+    def test_an_image_comes_before_the_deletion(self):
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        for time in (100, 200, 1000):
+            self.run_at(time)
+            self.assertEqual(({server: 'mine'}, []), (
+                self.cloud.copies, self.cloud.deleted))
+            self.assertEqual('TERMINATING', self.status(lease))
+        self.cloud.slow.clear()
+        self.run_at(2000)
+        self.assertEqual([server], self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_that_has_run_unheard_is_kept_as_well(self):
+        lease = self.lease(0, 100, request=self.request(
+            0, 100, on_end='snapshot,delete'))
+        server, = base.servers_of(lease)
+        self.cloud.servers[server] = cloud_api.ObservedServer(
+            base.State.RUNNING, self.uuid_of('one'))
+        self.run_at(100)
+        self.assertEqual(({server}, [server]), (
+            self.cloud.copies.keys(), self.cloud.deleted))
+
+    def test_each_step_in_its_order(self):
+        lease, (server,) = self.ending('stop,snapshot,shelve')
+        self.run_at(100)
+        self.assertEqual([(server, cloud_api.RestingState.STOPPED), (
+            server, cloud_api.RestingState.SHELVED)], self.cloud.rests)
+        self.assertEqual(([server], []), (
+            [*self.cloud.copies], self.cloud.deleted))
+        self.assertEqual(('TERMINATED', [server], 0), (
+            self.status(lease), self.cloud.released, self.usage()))
+        self.lease(200, 300, count=4)
+
+    def test_who_dies_between_two_steps_is_followed_by_who_goes_on(self):
+        lease, (server,) = self.ending('snapshot,shelve')
+        self.cloud.broken['bring'] = SystemExit()
+        self.assertRaises(SystemExit, self.lifecycle.ending.end, lease['id'])
+        del self.cloud.broken['bring']
+        self.lifecycle.ending.end(lease['id'])
+        self.assertEqual([(server, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_stays_has_its_room_for_ever(self):
+        for on_end, rests in (('stop', [cloud_api.RestingState.STOPPED]),
+                              ('suspend', [cloud_api.RestingState.SUSPENDED]),
+                              ('release', []), ('snapshot,release', [])):
+            lease, (server,) = self.ending(on_end)
+            self.cloud.rests.clear()
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Host).values(
+                    consumers={}, usage={}))
+            self.run_at(self.clock.now() - NOW + 100)
+            self.assertEqual([(server, rest) for rest in rests],
+                             self.cloud.rests)
+            self.assertEqual(('TERMINATED', [server], 1), (
+                self.status(lease), self.cloud.released[-1:], self.usage()),
+                on_end)
+            self.assertEqual('snapshot' in on_end,
+                             server in self.cloud.copies)
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_what_has_no_room_for_ever_is_shelved(self):
+        for on_end, first in (('stop', [cloud_api.RestingState.STOPPED]),
+                              ('release', [])):
+            lease, (server,) = self.ending(on_end)
+            begin = self.clock.now() - NOW + 50
+            later = self.lease(begin + 5000, begin + 6000, count=4)
+            self.cloud.rests.clear()
+            self.run_at(begin + 50)
+            self.assertEqual([(server, rest) for rest in (
+                *first, cloud_api.RestingState.SHELVED)], self.cloud.rests)
+            self.assertEqual(('TERMINATED', 0), (
+                self.status(lease), self.usage()))
+            self.leases.making.withdraw(later['id'])
+
+    def test_what_overstays_does_not_stay_on_what_others_have_soon(self):
+        lease, (server,) = self.ending('release')
+        # It counts as if it were there for another minute.
+        self.lease(120, 140, count=4)
+        self.clock.advance(110)
+        self.assertFalse(self.lifecycle.leaving.let_go(
+            lease['id'], server, True))
+        self.assertEqual(0, self.usage())
+
+    def test_room_that_has_come_meanwhile_is_taken(self):
+        lease, (server,) = self.ending('release')
+        later = self.lease(5000, 6000, count=4)
+        self.cloud.broken['bring'] = errors.CloudUnavailable('glance is away')
+        self.run_at(100)
+        self.assertIn('glance is away', self.reason(lease))
+        self.leases.making.withdraw(later['id'])
+        self.run_at(1000)
+        self.assertEqual(('TERMINATED', '', 1), (
+            self.status(lease), self.reason(lease), self.usage()))
+
+    def test_what_is_turned_off_already_is_left_so(self):
+        lease, (server,) = self.ending('stop')
+        host = self.cloud.servers[server].host
+        self.cloud.servers[server] = cloud_api.ObservedServer(
+            base.State.RUNNING, host, rest=cloud_api.RestingState.SUSPENDED)
+        self.run_at(100)
+        self.assertEqual([], self.cloud.rests)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_is_being_moved_is_waited_for(self):
+        """It may have its room elsewhere, and only until the end."""
+        lease, (server,) = self.ending('release')
+        seen = self.cloud.servers[server]
+        self.cloud.servers[server] = dataclasses.replace(seen, busy=True)
+        self.run_at(100)
+        self.assertEqual(([], 'TERMINATING'), (
+            self.cloud.released, self.status(lease)))
+        self.cloud.servers[server] = seen
+        self.run_at(300)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_that_comes_back_and_has_no_room_is_asked_once_a_time(self):
+        lease, (server,) = self.ending('release')
+        self.lease(5000, 6000, count=4)
+        self.cloud.servers[server] = dataclasses.replace(
+            self.cloud.servers[server], rest=cloud_api.RestingState.SHELVED)
+        self.cloud.slow.add(server)
+        self.run_at(100)
+        self.assertEqual([server], self.cloud.released)
+        self.assertEqual([(server, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+
+    def test_what_its_user_has_shelved_stays_so(self):
+        for on_end in ('snapshot,delete', 'snapshot,shelve', 'stop'):
+            lease, (server,) = self.ending(on_end)
+            self.cloud.servers[server] = cloud_api.ObservedServer(
+                base.State.RUNNING, None, rest=cloud_api.RestingState.SHELVED)
+            self.run_at(self.clock.now() - NOW + 100)
+            self.assertEqual(('TERMINATED', [server]), (
+                self.status(lease), self.cloud.released[-1:]), on_end)
+        self.assertEqual(([], {}), (self.cloud.deleted, self.cloud.copies))
+
+    def test_what_is_refused_is_said_and_tried_again(self):
+        lease, (first, second) = self.ending('snapshot,delete', 2)
+        self.cloud.broken[first] = errors.CloudUnavailable('Nova refuses.')
+        self.run_at(100)
+        self.assertEqual([second], self.cloud.deleted)
+        why = f'server {first}: Nova refuses.'
+        self.assertEqual(lease_status.refused(why).message, self.reason(lease))
+        self.cloud.broken.clear()
+        self.run_at(500)
+        self.assertEqual(([second, first], 'TERMINATED', ''), (
+            self.cloud.deleted, self.status(lease), self.reason(lease)))
+
+    def test_who_is_another_project_s_is_deleted(self):
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.broken['copy'] = errors.Forbidden('It is of another one.')
+        self.run_at(100)
+        self.assertEqual([server], self.cloud.deleted)
+
+
+class TestLimit(StepsTestCase):
+
+    end_timeout = 600
+
+    def test_after_the_limit_servers_are_deleted(self):
+        log = self.useFixture(fixtures.FakeLogger())
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        self.run_at(699)
+        self.assertEqual([], self.cloud.deleted)
+        self.cloud.stubborn.add(server)
+        for time in (1400, 2200):
+            self.run_at(time)
+        self.assertIn(server, self.cloud.deleted)
+        why = ('Its servers are deleted: snapshot,delete was not done within '
+               '600 s.')
+        self.assertEqual(1, log.output.count(why))
+        self.assertEqual(why, self.reason(lease))
+
+    def test_what_is_in_the_way_of_that_has_its_age(self):
+        log = self.useFixture(fixtures.FakeLogger())
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        self.cloud.broken['delete'] = errors.CloudUnavailable('It is away.')
+        self.run_at(100)
+        for time in (1400, 2200):
+            self.run_at(time)
+        self.assertEqual(1, log.output.count('Its servers are deleted: '))
+        said = conditions.find(self.scalars(models.Lease.conditions)[0],
+                               conditions.Type.END_DELAYED)
+        self.assertEqual(NOW + 1400, said['since'])
+        self.assertIn('It is away.', said['message'])
+
+    def test_who_comes_after_the_limit_tries_before(self):
+        """The control plane was away, and nobody has tried yet."""
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        self.run_at(5000)
+        self.assertEqual(({server}, []), (
+            self.cloud.copies.keys(), self.cloud.deleted))
+        self.run_at(5599)
+        self.assertEqual([], self.cloud.deleted)
+        self.run_at(6300)
+        self.assertEqual([server], self.cloud.deleted)
+
+    def test_no_change_of_the_lease_puts_the_limit_off(self):
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.slow.add(server)
+        for time in (100, 690):
+            self.run_at(time)
+            with self.database.writer() as session:
+                api.locked(session, lease['id']).updated_at = self.clock.now()
+        self.assertEqual([], self.cloud.deleted)
+        self.run_at(1250)
+        self.assertEqual([server], self.cloud.deleted)
+
+    def test_what_is_deleted_anyway_is_never_late(self):
+        lease, (server,) = self.ending('delete')
+        self.cloud.stubborn.add(server)
+        for time in (100, 5000):
+            self.run_at(time)
+        self.assertEqual('', self.reason(lease))
+
+
+class TestOrder(base.RefusalTestCase):
+
+    known: ty.ClassVar[end_policies.Policies] = {
+        'delete': end_policies.Delete(), 'recycle': end_policies.Recycle(),
+        'snapshot': end_policies.Snapshot(), 'stop': end_policies.Stop(),
+        'suspend': end_policies.Suspend(), 'shelve': end_policies.Shelve(),
+        'release': end_policies.Release()}
+
+    def test_what_is_done_first(self):
+        for names, on_end in (
+                (['delete'], 'delete'), (['snapshot'], 'snapshot,delete'),
+                (['shelve', 'snapshot', 'stop'], 'stop,snapshot,shelve'),
+                (['snapshot', 'suspend'], 'suspend,snapshot,delete'),
+                (['release', 'snapshot'], 'snapshot,release'),
+                (['stop', 'stop'], 'stop')):
+            self.assertEqual(on_end, end_policies.ordered(names, self.known))
+
+    def test_what_cannot_be_both(self):
+        for names in (['stop', 'suspend'], ['delete', 'shelve'],
+                      ['recycle', 'snapshot'], ['release', 'recycle']):
+            self.assert_refused('Write one of them.', end_policies.ordered,
+                                names, self.known)

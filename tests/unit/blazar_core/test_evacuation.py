@@ -1,0 +1,558 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from unittest import mock
+
+from blazar_core.capacity import enrollment
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.healing import alternatives
+from blazar_core.healing import evacuation
+from blazar_core.lifecycle import fault_points
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_host_status
+from tests.unit.blazar_core import test_maintenance
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+State = cloud_api.ServerState
+INTERVAL = test_host_status.INTERVAL
+
+
+class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
+    """A server of a lease runs on the first of two hosts."""
+
+    def setUp(self):
+        super().setUp()
+        self.relocating = self.new_relocating(INTERVAL)
+        #: What those are asked who know what is certain, and what they say.
+        self.fenced, self.says = [], True
+        self.cloud.hosts = set(self.uuids.values())
+
+    def certain(self, failed):
+        self.fenced.append(failed)
+        return [*failed] if self.says else []
+
+    def look(self):
+        self.relocating.look(self.certain)
+
+    def runs(self, end=2 * INTERVAL, name='one', **wanted):
+        """A lease on a host, and its server, which runs there."""
+        lease = self.running_lease(
+            end=end, hosts=frozenset([self.uuid_of(name)]), **wanted)
+        return lease, *base.servers_of(lease)
+
+    def at(self, server_id, **seen):
+        """What is seen of a server by now."""
+        known = self.cloud.servers[server_id]
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(**{
+            'state': known.state, 'host': known.host, **seen})
+
+    def due(self):
+        """From when on servers may be asked for again."""
+        return [one and one - self.clock.now() for one in self.scalars(
+            models.Booking.next_evacuation_at,
+            models.Booking.outage.is_(None))]
+
+
+class TestEvacuating(RelocatingTestCase):
+
+    def test_where_no_host_is_away_nothing_is_done(self):
+        self.runs()
+        before = self.everything()
+        self.look()
+        self.assertEqual((before, [], []), (
+            self.everything(), self.fenced, self.cloud.evacuations))
+
+    def test_it_is_evacuated_when_its_host_is_certain_to_be_down(self):
+        lease, server_id = self.runs()
+        self.fail()
+        self.look()
+        self.assertEqual(
+            ([(server_id, None)], [], [{self.uuid_of('one'): True}]),
+            (self.cloud.evacuations, self.cloud.moves, self.fenced))
+        self.assertEqual([evacuation.AGAIN], self.due())
+        self.assertEqual([1], self.scalars(
+            models.Booking.evacuations, models.Booking.outage.is_(None)))
+        self.assertIs(True, self.get(lease)['reservations'][0][
+            'missing_resources'])
+        # It is on its way.
+        self.clock.advance(2 * evacuation.AGAIN)
+        self.look()
+        self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_it_is_healed_when_it_is_elsewhere(self):
+        lease, server_id = self.runs()
+        self.fail()
+        self.look()
+        self.cloud.arrive(server_id, self.uuid_of('two'))
+        said = []
+        with mock.patch.object(self.lifecycle.observing, '_notify',
+                               lambda *what: said.append(what)):
+            self.lifecycle.observing.check(server_id)
+        (event_type, told), = said
+        self.assertEqual(('lease.healed', [{
+            'reservation_id': lease['reservations'][0]['id'],
+            'server_id': server_id, 'before': 'one', 'after': 'two'}]), (
+                event_type, told['exchanged']))
+        reservation, = self.get(lease)['reservations']
+        self.assertEqual((False, True), (
+            reservation['missing_resources'],
+            reservation['resources_changed']))
+        self.clock.advance(evacuation.AGAIN)
+        self.look()
+        self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_a_lease_of_many_is_healed_with_the_last_one(self):
+        lease, *servers = self.runs(count=2)
+        self.fail()
+        self.look()
+        self.assertEqual(2, len(self.cloud.evacuations))
+        for server_id, told in zip(servers, (0, 1), strict=True):
+            self.cloud.arrive(server_id, self.uuid_of('two'))
+            self.lifecycle.observing.check(server_id)
+            self.assertEqual(told, self.notified.count(
+                ('lease.healed', lease['id'])))
+
+    def test_nobody_gets_its_place_on_a_host_that_is_away(self):
+        for name in self.uuids:
+            self.with_host(name, VCPU=8)
+        for away in self.fail, lambda name: self.take(name, start=0):
+            lease = self.reserve(0, INTERVAL, self.places(2, affinity=False),
+                                 active=True)
+            server_id, = self.occupy(lease)
+            here = self.host_of(server_id)
+            there, = set(self.uuids) - {here}
+            self.at(server_id, state=State.RUNNING, host=self.uuid_of(here))
+            self.lifecycle.observing.check(server_id)
+            away(here)
+            self.at(server_id, host=self.uuid_of(there))
+            self.lifecycle.observing.check(server_id)
+            self.assertEqual([there, there], self.hosts_of(lease))
+            self.see(**dict.fromkeys(self.uuids))
+            self.clock.advance(test_host_status.BACK)
+            self.see(**dict.fromkeys(self.uuids))
+
+    def test_one_on_an_enrolled_host_goes_to_another_enrolled_host(self):
+        self.enroll('one', 'three', 'four')
+        servers = [self.runs_in_a_slot('one') for _number in range(2)]
+        # Nova keeps it among them.
+        self.cloud.hosts -= {self.uuid_of('two')}
+        self.fail()
+        self.look()
+        self.assertEqual({(server_id, None) for server_id in servers},
+                         set(self.cloud.evacuations))
+
+    def test_one_on_an_enrolled_host_stays_where_others_are_not(self):
+        self.enroll('one')
+        self.runs_in_a_slot('one')
+        self.fail()
+        self.look()
+        self.assertEqual([], self.cloud.evacuations)
+        self.assertIn(alternatives.NO_ROOM, self.log.output)
+
+    def enroll(self, *names):
+        """Have hosts serve leases only; those that are not there are new."""
+        for name in names:
+            if name not in self.uuids:
+                self.with_host(name, VCPU=2)
+            with self.database.writer() as session:
+                enrollment.complete(session, NOW, enrollment.start(
+                    session, NOW, self.uuid_of(name), {}))
+        self.cloud.hosts = set(self.uuids.values())
+
+    def runs_in_a_slot(self, name):
+        """A server of a reservation that has one slot, on a host."""
+        lease = self.reserve(0, INTERVAL, self.places(
+            among=model.HostPool.ENROLLED,
+            hosts=frozenset([self.uuid_of(name)])), active=True)
+        server_id, = self.occupy(lease)
+        self.at(server_id, state=State.RUNNING, host=self.uuid_of(name))
+        self.lifecycle.observing.check(server_id)
+        return server_id
+
+    def test_nothing_is_where_nobody_wants_that(self):
+        self.runs()
+        self.fail()
+        self.relocating.look()
+        self.assertEqual([], self.cloud.evacuations)
+        self.assertEqual([None], self.due())
+
+    def test_nothing_is_while_nobody_is_certain(self):
+        self.runs()
+        self.fail()
+        self.says = False
+        self.look()
+        self.look()
+        self.assertEqual([], self.cloud.evacuations)
+        # It is told once.
+        self.assertEqual(1, self.log.output.count('force its nova-compute'))
+        self.says = True
+        self.look()
+        self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_nobody_fences_what_its_operator_is_at(self):
+        self.runs()
+        self.take(start=0)
+        self.fail()
+        self.says = False
+        self.look()
+        self.assertEqual([{self.uuid_of('one'): False}], self.fenced)
+
+    def test_nothing_is_while_it_cannot_be_asked_whether_it_is(self):
+        self.runs()
+        self.fail()
+
+        def certain(_failed):
+            raise errors.CloudUnavailable('No.')
+
+        self.relocating.look(certain)
+        self.assertEqual([], self.cloud.evacuations)
+        self.assertIn('is not known now: No.', self.log.output)
+
+    def test_one_that_stays_is_asked_for_again_after_a_while(self):
+        _lease, server_id = self.runs()
+        self.fail()
+        self.look()
+        self.cloud.arrive(server_id)
+        self.clock.advance(evacuation.AGAIN - 1)
+        self.look()
+        self.assertEqual(1, len(self.cloud.evacuations))
+        self.clock.advance(1)
+        self.look()
+        self.assertEqual(2, len(self.cloud.evacuations))
+        # And then after twice as long, as it may be asked for in vain.
+        self.cloud.arrive(server_id)
+        self.clock.advance(2 * evacuation.AGAIN - 1)
+        self.look()
+        self.assertEqual(2, len(self.cloud.evacuations))
+        self.clock.advance(1)
+        self.look()
+        self.assertEqual(3, len(self.cloud.evacuations))
+
+    def test_one_that_is_busy_for_long_is_told_of(self):
+        self.runs()
+        self.fail()
+        self.look()
+        self.assertNotIn(evacuation.BUSY, self.log.output)
+        self.clock.advance(evacuation.AGAIN)
+        self.look()
+        self.assertIn(evacuation.BUSY, self.log.output)
+
+    def test_a_clock_that_was_wrong_by_days_keeps_nobody_there(self):
+        lease, server_id = self.runs()
+        self.change(lease, next_evacuation_at=NOW + 5 * 86400, evacuations=1)
+        self.fail()
+        self.look()
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+
+    def test_one_that_was_wrong_by_an_hour_delays_by_no_more_than_a_pause(
+            self):
+        lease, server_id = self.runs()
+        self.fail()
+        for tries, due, asked in (
+                (None, 300, 1), (1, 3600 + 120, 1), (2, 400, 0),
+                (2, 3600, 1), (6, 3600, 0), (6, 12_000, 1)):
+            del self.cloud.evacuations[:]
+            self.cloud.arrive(server_id)
+            self.change(lease, next_evacuation_at=self.clock.now() + due,
+                        evacuations=tries)
+            self.look()
+            self.assertEqual(asked, len(self.cloud.evacuations), (tries, due))
+
+    def test_no_two_are_asked_to_go_where_one_can(self):
+        """The books know where the first one goes only a moment later."""
+        servers = [self.runs()[1] for _number in range(2)]
+        self.runs(name='two')
+        self.fail()
+        self.look()
+        (first, _to), = self.cloud.evacuations
+        second, = set(servers) - {first}
+        self.assertIn(alternatives.NO_ROOM, self.log.output)
+        self.cloud.arrive(first)
+        self.clock.advance(30)
+        self.look()
+        # It has not left, and is no more in the way.
+        self.assertEqual([first, second], [
+            one for one, _to in self.cloud.evacuations])
+
+    def test_one_that_never_was_asked_for_comes_first(self):
+        servers = [self.runs()[1] for _number in range(2)]
+        self.fail()
+        look = self.cloud.look
+
+        def slowly(server_id):
+            self.clock.advance(evacuation._WORK + 1)
+            return look(server_id)
+
+        with mock.patch.object(self.cloud, 'look', slowly):
+            self.look()
+            (first, _to), = self.cloud.evacuations
+            self.cloud.arrive(first)
+            self.clock.advance(evacuation.AGAIN)
+            self.look()
+        self.assertEqual(set(servers), {
+            one for one, _to in self.cloud.evacuations})
+
+    def test_one_of_several_asks(self):
+        self.runs()
+        self.fail()
+        other, ask = self.new_relocating(INTERVAL), self.relocating._ask
+
+        def first(stay):
+            other.look(self.certain)
+            self.cloud.arrive(stay.server_id)
+            ask(stay)
+
+        with mock.patch.object(self.relocating, '_ask', first):
+            self.look()
+        self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_who_stood_still_does_not_ask(self):
+        self.runs()
+        self.fail()
+        look = self.cloud.look
+
+        def slowly(server_id):
+            self.clock.advance(60)
+            return look(server_id)
+
+        with mock.patch.object(self.cloud, 'look', slowly):
+            self.look()
+        self.assertEqual([], self.cloud.evacuations)
+
+    def test_who_stood_still_over_the_commit_does_not_ask(self):
+        self.runs()
+        self.fail()
+        retried, pauses = self.database.retried, [60]
+
+        def commit(work, *args):
+            done = retried(work, *args)
+            if pauses and work.__name__ == '_written':
+                self.clock.advance(pauses.pop())
+            return done
+
+        with mock.patch.object(self.database, 'retried', commit):
+            self.look()
+        self.assertEqual(([], []), (pauses, self.cloud.evacuations))
+
+    def test_who_dies_before_he_asks_is_followed_by_another_one(self):
+        _lease, server_id = self.runs()
+        self.fail()
+
+        class Killed(BaseException):
+            pass
+
+        def reached(step, _what):
+            if step is fault_points.FaultPoint.RELOCATE_TAKEN:
+                raise Killed
+
+        with mock.patch.object(fault_points, 'fault_point', reached):
+            self.assertRaises(Killed, self.look)
+        self.assertEqual([], self.cloud.evacuations)
+        other = self.new_relocating(INTERVAL)
+        self.clock.advance(evacuation.AGAIN - 1)
+        other.look(self.certain)
+        self.assertEqual([], self.cloud.evacuations)
+        self.clock.advance(1)
+        other.look(self.certain)
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+
+    def test_without_another_host_it_waits_for_one(self):
+        _lease, server_id = self.runs()
+        _other, in_the_way, _too = self.runs(name='two', count=2)
+        self.fail()
+        self.look()
+        self.assertEqual([], self.cloud.evacuations)
+        self.assertIn(alternatives.NO_ROOM, self.log.output)
+        self.cloud.servers.pop(in_the_way)
+        self.lifecycle.observing.check(in_the_way)
+        self.clock.advance(30)
+        self.look()
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+
+    def test_nothing_is_done_to_one_at_which_somebody_is(self):
+        _lease, server_id = self.runs()
+        self.fail()
+        for seen in ({'busy': True}, {'host': self.uuid_of('two')},
+                     {'host': None, 'rest': cloud_api.RestingState.SHELVED},
+                     {'state': State.LEAVING}):
+            known = self.cloud.servers[server_id]
+            self.at(server_id, **seen)
+            self.look()
+            self.clock.advance(evacuation.AGAIN)
+            self.cloud.servers[server_id] = known
+        self.assertEqual([], self.cloud.evacuations)
+
+    def test_nothing_is_done_for_a_lease_that_is_over(self):
+        lease, _server_id = self.runs()
+        self.fail()
+        self.change_lease(lease, status='TERMINATING')
+        self.look()
+        self.assertEqual([], self.cloud.evacuations)
+
+    def test_one_that_fails_keeps_no_other_one(self):
+        servers = [self.runs()[1] for _number in range(2)]
+        self.fail()
+        look = self.cloud.look
+
+        def at(server_id):
+            if server_id == servers[0]:
+                raise ValueError('Boom.')
+            return look(server_id)
+
+        with mock.patch.object(self.cloud, 'look', at):
+            self.look()
+        self.assertEqual([(servers[1], None)], self.cloud.evacuations)
+        self.assertIn('Boom.', self.log.output)
+
+    def change_lease(self, lease, **values):
+        with self.database.writer() as session:
+            for name, value in values.items():
+                setattr(session.get(models.Lease, lease['id']), name, value)
+
+
+class TestMaintenance(RelocatingTestCase):
+
+    def test_what_runs_is_moved_as_the_time_comes_near(self):
+        _lease, server_id = self.runs(end=3 * INTERVAL)
+        self.take(start=INTERVAL + 10, end=2 * INTERVAL)
+        self.look()
+        self.assertEqual([], self.cloud.moves)
+        self.clock.advance(10)
+        self.look()
+        self.assertEqual(([(server_id, None)], [], []), (
+            self.cloud.moves, self.cloud.evacuations, self.fenced))
+
+    def test_nobody_has_to_want_evacuations_for_that(self):
+        _lease, server_id = self.runs()
+        self.take()
+        self.relocating.look()
+        self.assertEqual([(server_id, None)], self.cloud.moves)
+
+    def test_what_is_over_by_then_stays(self):
+        self.runs(end=100)
+        self.take(start=100)
+        self.look()
+        self.assertEqual([], self.cloud.moves)
+
+    def test_when_it_is_over_nothing_is_moved(self):
+        self.runs()
+        self.take(start=0, end=100)
+        self.clock.advance(100)
+        self.look()
+        self.assertEqual([], self.cloud.moves)
+
+    def test_what_is_bound_to_its_host_stays(self):
+        _lease, server_id = self.runs()
+        self.cloud.bound.add(server_id)
+        self.take()
+        self.look()
+        self.assertEqual([], self.cloud.moves)
+        self.assertIn('migrate it by hand', self.log.output)
+
+    def test_where_the_host_fails_it_is_evacuated(self):
+        _lease, server_id = self.runs()
+        self.take(start=0)
+        self.fail()
+        self.look()
+        self.assertEqual(([], [(server_id, None)]), (
+            self.cloud.moves, self.cloud.evacuations))
+
+    def test_where_the_host_fails_nobody_is_moved_as_it_runs(self):
+        self.runs()
+        self.take(start=0)
+        self.fail()
+        self.relocating.look()
+        self.assertEqual(([], []), (
+            self.cloud.moves, self.cloud.evacuations))
+
+    def test_it_is_named_what_would_not_be(self):
+        (lease, server_id), = [self.runs()]
+        self.assertEqual([(lease['id'], '')], self.promised())
+        self.cloud.bound.add(server_id)
+        (_id, why), = self.promised()
+        self.assertIn('migrate it by hand', why)
+        self.cloud.bound.clear()
+        self.at(server_id, busy=True)
+        self.assertEqual([(lease['id'], 'It has a task under way.')],
+                         self.promised())
+        self.at(server_id, host=self.uuid_of('two'))
+        self.assertEqual([(lease['id'], '')], self.promised())
+        self.at(server_id, host=self.uuid_of('one'))
+        self.runs(name='two', count=2)
+        self.assertEqual([(lease['id'], alternatives.NO_ROOM)],
+                         self.promised())
+        self.cloud.broken['needs'] = errors.CloudUnavailable('No.')
+        self.assertEqual([
+            (lease['id'], 'Whether it can is not known now: No.')],
+            self.promised())
+
+    def test_those_of_one_lease_are_judged_together(self):
+        lease, *_servers = self.runs(count=2)
+        self.runs(name='two')
+        self.assertEqual([
+            (lease['id'], ''), (lease['id'], alternatives.NO_ROOM),
+        ], sorted(self.promised()))
+
+    def test_who_was_listed_stays_when_the_host_is_given_back(self):
+        self.runs()
+        self.take()
+        ask = self.relocating._ask
+
+        def late(stay):
+            self.maintenance.give_back('one')
+            ask(stay)
+
+        with mock.patch.object(self.relocating, '_ask', late):
+            self.look()
+        self.assertEqual([], self.cloud.moves)
+
+    def test_so_it_does_when_it_is_given_back_even_later(self):
+        self.runs()
+        self.take()
+        needs = self.cloud.needs
+
+        def late(server_id):
+            self.maintenance.give_back('one')
+            return needs(server_id)
+
+        with mock.patch.object(self.cloud, 'needs', late):
+            self.look()
+        self.assertEqual([], self.cloud.moves)
+
+    def test_what_has_failed_comes_first(self):
+        self.with_host('three', VCPU=2)
+        self.runs()
+        _lease, server_id = self.runs(name='three')
+        self.take()
+        self.fail('three')
+        order = []
+        with mock.patch.object(self.relocating, '_ask', order.append):
+            self.look()
+        self.assertEqual([True, False], [stay.failed for stay in order])
+        self.assertEqual(server_id, order[0].server_id)
+
+    def test_those_that_are_apart_stay_so(self):
+        self.with_host('three', VCPU=2)
+        self.cloud.hosts.add(self.uuid_of('three'))
+        lease = self.reserve(0, INTERVAL, self.places(2, affinity=False),
+                             active=True)
+        names = self.hosts_of(lease)
+        for server_id in self.occupy(lease, 2):
+            self.cloud.servers[server_id] = cloud_api.ObservedServer(
+                State.RUNNING, self.uuid_of(self.host_of(server_id)))
+            self.lifecycle.observing.check(server_id)
+        left, = set(self.uuids) - set(names)
+        # The only other host on which none of them is.
+        self.with_host(left, usage=2, VCPU=2)
+        self.take(names[0], start=0)
+        self.assertEqual([(lease['id'], alternatives.NO_ROOM)],
+                         self.promised(names[0], start=0))
+        self.with_host(left, VCPU=2)
+        self.look()
+        self.assertEqual([names[0]], [
+            self.host_of(server_id) for server_id, _to in self.cloud.moves])

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Property expressions."""
+
+import json
+import operator
+import sys
+
+import hypothesis
+from hypothesis import strategies as st
+import testtools
+
+from blazar_core.common import errors
+from blazar_core.common import host_properties
+from tests import examples
+
+HOST = {'vcpus': 9, 'memory_mb': '16384', 'gpu': 'True', 'arch': 'x86_64',
+        'load': 0.5, 'ssd': True}
+
+#: Names of operators and what they mean, for the oracle.
+MEANING = {'=': operator.eq, '==': operator.eq, '!=': operator.ne,
+           '<': operator.lt, '>': operator.gt, '<=': operator.le,
+           '>=': operator.ge}
+
+
+def matches(expression: object, host: host_properties.Properties) -> bool:
+    return host_properties.matching(expression, {'host': host}) == ['host']
+
+
+def says(expression: object) -> bool:
+    return matches(host_properties.parse(expression), HOST)
+
+
+class SpecTest(testtools.TestCase):
+    """Properties that are compared as extra specs of flavors are."""
+
+    def has(self, gpu, spec, operator='='):
+        return matches(host_properties.parse(
+            [operator, '$capabilities:gpu', spec]), {'gpu': gpu})
+
+    def test_each_operator(self):
+        for spec, yes, no in (
+                ('A100', 'A100', 'A1'), ('a b', 'a b', 'a'),
+                ('s== A100', 'A100', 'H100'), ('s!= A100', 'H100', 'A100'),
+                ('s< b', 'a', 'b'), ('s<= b', 'b', 'c'),
+                ('s> b', 'c', 'b'), ('s>= b', 'b', 'a'),
+                ('== 8', '8.0', '9'), ('!= 8', '9', '8'), ('< 8', '7', '10'),
+                ('<= 8', '8', '10'), ('> 8', '10', '8'), ('>= 8', '8', '7'),
+                ('= 8', '10', '7'), ('<in> A1', 'A100', 'H100'),
+                ('<or> A100 <or> H100', 'H100', 'H1'),
+                ('<all-in> aes mmx', "['aes', 'mmx', 'x']", "['aes']"),
+                ('<range-in> [ 1 4 )', '1', '4')):
+            self.assertTrue(self.has(yes, spec), spec)
+            self.assertFalse(self.has(no, spec), spec)
+
+    def test_what_cannot_be_compared_does_not_match(self):
+        for gpu, spec in (('A100', '>= 8'), ('aes', '<all-in> aes'),
+                          ('x', '<range-in> [ 1 4 ]')):
+            self.assertFalse(self.has(gpu, spec), spec)
+        self.assertFalse(matches(host_properties.parse(
+            ['=', '$capabilities:rack', '7']), {'gpu': '7'}))
+
+    def test_it_is_said_what_to_write(self):
+        for spec in ('', '>=', '>= many', '== x', '<in>', '<or>',
+                     '<range-in> 1 4', '<range-in> [ 4 1 ]'):
+            self.assertIn('Write for example ">= 8"', str(self.assertRaises(
+                errors.InvalidLeaseParams, self.has, '8', spec)), spec)
+        self.assertIn('has its own operator', str(self.assertRaises(
+            errors.InvalidLeaseParams, self.has, '8', '8', '>=')))
+
+    def test_who_may_ask_for_the_property_may_ask_so(self):
+        expression = host_properties.parse(['in', '$capabilities:gpu', 'a',
+                                            'b'])
+        host_properties.check(expression, ['gpu'])
+        self.assertRaises(errors.InvalidLeaseParams, host_properties.check,
+                          expression, ['rack'])
+
+
+class ExpressionTest(testtools.TestCase):
+
+    def test_each_operator(self):
+        for expression, expected in (
+                (['=', '$arch', 'x86_64'], True),
+                (['==', '$arch', 'aarch64'], False),
+                (['!=', '$arch', 'aarch64'], True),
+                (['<', '$vcpus', '10'], True),
+                (['>', '$vcpus', '10'], False),
+                (['<=', '$vcpus', 9], True),
+                (['>=', '$memory_mb', 16384.5], False),
+                (['in', '$arch', 'aarch64', 'x86_64'], True),
+                (['in', '$arch', ['aarch64', 'ppc64']], False),
+                (['=', '$gpu', 'True'], True),
+                (['=', '$ssd', 'True'], True),
+                (['<', '$load', '1'], True),
+                (['and', ['=', '$gpu', 'True'], ['>', '$vcpus', '8']], True),
+                (['or', ['=', '$gpu', 'no'], ['>', '$vcpus', '99']], False)):
+            self.assertEqual(expected, says(json.dumps(expression)),
+                             expression)
+            self.assertEqual(expected, says(expression), expression)
+
+    def test_numbers_compare_as_numbers_and_text_as_text(self):
+        self.assertFalse(says(['>=', '$vcpus', '10']))
+        self.assertTrue(says(['=', '$vcpus', '9.0']))
+        self.assertTrue(says(['>', '$arch', '9']))
+
+    def test_what_a_host_does_not_have_matches_nothing(self):
+        for name in MEANING:
+            self.assertFalse(says([name, '$unknown', '1']), name)
+
+    def test_what_is_no_number_and_what_is_deep(self):
+        for value in (float('nan'), float('inf'), -float('inf')):
+            self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
+                              ['=', '$load', value])
+        # As deep as what reads JSON may leave it, and no further.
+        deep: list[object] = []
+        for _level in range(sys.getrecursionlimit()):
+            deep = [deep]
+        for expression in (deep, ['=', deep, 1], ['=', '$load', deep]):
+            self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
+                              expression)
+
+    def test_nothing_is_no_condition(self):
+        for nothing in ('', ' ', '[]', [], None):
+            self.assertTrue(says(nothing))
+
+    def test_what_is_no_expression_is_answered_with_a_sentence(self):
+        for text, part in (
+                ('[', 'not JSON'), ('"text"', 'begins with an operator'),
+                ('{}', 'begins with an operator'),
+                ('[1]', 'begins with an operator'),
+                ('["xor", ["=", "$a", "1"]]', '"xor" is no operator'),
+                ('["and"]', '"and" needs one or more'),
+                ('["=", "$a"]', '"=" needs a property and a value'),
+                ('["=", "$a", "1", "2"]', '"=" needs a property'),
+                ('["in", "$a"]', '"in" needs a property and values'),
+                ('["=", "a", "1"]', 'must be a property such as "$vcpus"'),
+                ('["=", "$", "1"]', 'must be a property'),
+                ('["=", "$a", null]', 'text or a number'),
+                ('["=", "$a", {"b": 1}]', 'text or a number'),
+                ('[' * 5000, 'not JSON'),
+                ('["and", ' * 25 + '["=", "$a", "1"]' + ']' * 25, 'deeper'),
+                ('["=", "$a", "' + 'x' * 20000 + '"]', 'longer than')):
+            error = self.assertRaises(
+                errors.InvalidLeaseParams, host_properties.parse, text)
+            self.assertIn(part, str(error), text[:50])
+
+    def test_hosts_are_judged_by_themselves(self):
+        hosts = {'a': {'n': 1}, 'b': {'n': '1'}, 'c': {'n': 2}, 'd': {},
+                 'e': {'n': True}, 'f': {'n': 1, 'm': 2}}
+        self.assertEqual(['a', 'b', 'f'], host_properties.matching(
+            host_properties.parse(['=', '$n', 1]), hosts))
+        self.assertEqual(['e'], host_properties.matching(
+            host_properties.parse(['=', '$n', 'True']), hosts))
+        self.assertEqual(['c', 'f'], host_properties.matching(
+            host_properties.parse(['or', ['=', '$n', 2], ['>', '$m', 0]]),
+            hosts))
+
+    def test_hosts_that_are_alike_are_judged_once(self):
+        asked = []
+
+        class Noted(host_properties.Comparison):
+            def matches(self, host):
+                asked.append(host)
+                return super().matches(host)
+
+        found = host_properties.matching(Noted('=', 'arch', ('x86',)), {
+            number: {'arch': ('x86', 'arm')[number % 2], 'name': number}
+            for number in range(1000)})
+        self.assertEqual((500, 2), (len(found), len(asked)))
+
+    def test_only_public_properties_may_be_asked_for(self):
+        asked = host_properties.parse(
+            ['and', ['=', '$a', 1], ['or', ['<', '$b', 2]]])
+        host_properties.check(asked, ['b', 'a'])
+        host_properties.check(None, [])
+        for public, sentence in (
+                (['b', 'c'], '"$a" is no property of hosts that may be asked '
+                             'for. Write one or more of "$b", "$c".'),
+                ([], '"$a" is no property of hosts that may be asked for. '
+                     'There is none: leave the properties out.')):
+            self.assertEqual(sentence, str(self.assertRaises(
+                errors.InvalidLeaseParams, host_properties.check, asked,
+                public)))
+
+    def test_an_expression_compares_with_so_many_values(self):
+        least = ['in', '$a', *range(host_properties.MAX_VALUES - 1)]
+        host_properties.check(host_properties.parse(
+            ['or', least, ['=', '$a', 1]]), ['a'])
+        error = self.assertRaises(
+            errors.InvalidLeaseParams, host_properties.check,
+            host_properties.parse(['or', least, ['in', '$a', 1, 2]]), ['a'])
+        self.assertIn('compares with 51 values. Write one with at most 50.',
+                      str(error))
+
+    def test_what_combines_nothing_costs_nothing(self):
+        node = comparison = ['=', '$a', 1]
+        for number in range(host_properties.MAX_DEPTH - 1):
+            node = ['or' if number % 2 else 'and', node]
+        self.assertEqual(host_properties.parse(comparison),
+                         host_properties.parse(node))
+
+    def test_it_is_short_however_it_is_written(self):
+        long = ['or', *[['=', '$a', 1]] * host_properties.MAX_BYTES]
+        for text in (long, json.dumps(long)):
+            self.assertIn('is longer than 16384 bytes', str(self.assertRaises(
+                errors.InvalidLeaseParams, host_properties.parse, text)))
+
+    def test_in_compares_with_something(self):
+        self.assertIn('"$a" is compared with none', str(
+            self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
+                              ['in', '$a', []])))
+
+    @examples.repeatable(100)
+    @hypothesis.given(st.sampled_from(sorted(MEANING)),
+                      st.integers(-100, 100), st.integers(-100, 100))
+    def test_comparisons_of_numbers_however_written(self, name, left, right):
+        expected = MEANING[name](left, right)
+        for one in (left, str(left), float(left)):
+            for other in (right, str(right), f'{right}.0'):
+                self.assertEqual(expected, matches(
+                    host_properties.parse([name, '$n', other]), {'n': one}))
+
+    @examples.repeatable(100)
+    @hypothesis.given(st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+    def test_any_json_is_an_expression_or_an_error(self, anything):
+        try:
+            parsed = host_properties.parse(anything)
+        except errors.InvalidLeaseParams as exc:
+            self.assertTrue(str(exc).isprintable() or exc)
+        else:
+            self.assertIn(matches(parsed, HOST), (True, False))

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers within leases of hosts leave one that has failed."""
+
+import dataclasses
+from unittest import mock
+
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.healing import evacuation
+from blazar_core.healing import host_status
+from blazar_core.plugins import cloud_api
+from tests.unit.blazar_core import test_whole_hosts
+
+State = cloud_api.ServerState
+
+
+class TestLodgers(test_whole_hosts.WholeHostsTestCase):
+    """A lease of two hosts, of which the one with two servers fails."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuids = {name: self.host(name, VCPU=2) for name in (
+            'one', 'two', 'three')}
+        for name in self.uuids:
+            self.enrol(name)
+        self.machines.among = model.HostPool.ENROLLED
+        self.cloud.hosts = set(self.uuids.values())
+        self.health = host_status.HostStatus(
+            self.database, self.clock, host_status.Thresholds(0, 0, 3600),
+            lambda event, lease: self.notified.append((event, lease['id'])))
+        self.relocating = self.new_relocating()
+        self.says = True
+        self.lease_ = self.hosts_of(['one', 'two'])
+        self.new_engine().run_due()
+        self.has('one', 'first', 'second')
+
+    def hosts_of(self, names, start=0):
+        wanted = self.machines_of(len(names), len(names))
+        return self.reserve(start, 7200, dataclasses.replace(
+            wanted, demand=dataclasses.replace(
+                wanted.demand, hosts=frozenset(
+                    self.uuids[name] for name in names))))
+
+    def has(self, name, *server_ids):
+        """So many servers are within the lease, on a host."""
+        its = self.machines.full.setdefault(
+            self.lease_['reservations'][0]['id'], [])
+        for server_id in server_ids:
+            its.append(server_id)
+            self.cloud.servers[server_id] = cloud_api.ObservedServer(
+                State.RUNNING, self.uuids[name])
+
+    def host_id(self, name):
+        return self.scalars(models.Host.id, models.Host.name == name)[0]
+
+    def fail(self, *names):
+        self.health.see({uuid: host_status.Down('It is off.', certain=True)
+                         if name in names else None
+                         for name, uuid in self.uuids.items()})
+
+    def look(self):
+        self.relocating.look(lambda failed: [*failed] if self.says else [])
+
+    def evacuated(self):
+        self.look()
+        asked = [server_id for server_id, _host in self.cloud.evacuations]
+        self.cloud.evacuations.clear()
+        return sorted(asked)
+
+    def test_while_nothing_has_failed_they_stay(self):
+        self.assertEqual([], self.evacuated())
+        self.fail('three')
+        self.assertEqual([], self.evacuated())
+
+    def test_they_leave_for_the_other_hosts_of_the_lease(self):
+        self.has('two', 'third')
+        self.fail('one')
+        self.assertEqual(['first', 'second'], self.evacuated())
+        # They are asked for again after a while, if they are there yet.
+        self.assertEqual([], self.evacuated())
+        for server_id in ('first', 'second'):
+            self.cloud.arrive(server_id)
+        self.clock.advance(evacuation.AGAIN - 1)
+        self.assertEqual([], self.evacuated())
+        self.clock.advance(1)
+        self.assertEqual(['first', 'second'], self.evacuated())
+        for server_id in ('first', 'second'):
+            self.cloud.arrive(server_id, self.uuids['two'])
+        self.clock.advance(2 * evacuation.AGAIN)
+        self.assertEqual([], self.evacuated())
+
+    def test_nobody_leaves_while_nobody_is_certain(self):
+        self.says = False
+        self.fail('one')
+        self.assertEqual([], self.evacuated())
+        self.says = True
+        self.assertEqual(['first', 'second'], self.evacuated())
+
+    def test_those_with_leases_of_their_own_leave_by_those(self):
+        own, = self.scalars(models.Booking, models.Booking.host_id ==
+                            self.host_id('two'))
+        with self.database.writer() as session:
+            session.add(models.Booking(
+                reservation_id=own.reservation_id, server_id='first',
+                host_id=self.host_id('one'), start_date=own.start_date,
+                end_date=own.end_date, resources={'VCPU': 1}))
+        self.fail('one')
+        self.assertEqual(['second'], self.evacuated())
+
+    def test_none_leaves_for_a_host_that_is_not_of_the_lease(self):
+        self.cloud.reach = {'first': frozenset([self.uuids['three']])}
+        self.fail('one')
+        self.assertEqual(['second'], self.evacuated())
+
+    def test_as_many_leave_as_there_is_room_for(self):
+        """The other one may be asked for when there is more."""
+        self.cloud.left[self.uuids['two']] = 0
+        self.fail('one')
+        self.assertEqual([], self.evacuated())
+        self.clock.advance(29)
+        self.cloud.left[self.uuids['two']] = 1
+        self.assertEqual([], self.evacuated())
+        self.clock.advance(1)
+        first, = self.evacuated()
+        self.cloud.arrive(first, self.uuids['two'])
+        self.clock.advance(evacuation.AGAIN - 1)
+        self.assertEqual([], self.evacuated())
+        self.clock.advance(1)
+        self.assertEqual([*{'first', 'second'} - {first}], self.evacuated())
+
+    def test_no_two_are_asked_to_go_where_one_can(self):
+        """From two hosts, before the cloud counts the first."""
+        self.lease_ = self.hosts_of(['three'])
+        self.new_engine().run_due()
+        with self.database.writer() as session:
+            session.get(models.Booking, 3).reservation_id = session.get(
+                models.Booking, 1).reservation_id
+        its, = self.machines.full
+        self.machines.full[its] = ['first']
+        self.has('three', 'third')
+        self.machines.full[its].append('third')
+        self.cloud.left[self.uuids['two']] = 1
+        self.fail('one', 'three')
+        self.assertEqual(1, len(self.evacuated()))
+
+    def test_one_that_cannot_leave_is_not_asked_for_all_the_time(self):
+        """Beside one that would be, and does not."""
+        self.cloud.servers['first'] = dataclasses.replace(
+            self.cloud.servers['first'], busy=True)
+        self.fail('one')
+        asked = 0
+        for _second in range(600):
+            asked += len(self.evacuated())
+            if self.cloud.servers['second'].busy:
+                self.cloud.arrive('second')
+            self.clock.advance(1)
+        self.assertEqual(3, asked)
+
+    def test_those_at_the_end_have_their_turn(self):
+        """There is not the time for all, again and again."""
+        self.fail('one')
+        needs, seen = self.cloud.needs, set()
+
+        def slowly(server_id):
+            seen.add(server_id)
+            self.clock.advance(11)
+            return dataclasses.replace(needs(server_id), hosts=frozenset())
+
+        self.cloud.needs = slowly
+        for _look in range(8):
+            self.assertEqual([], self.evacuated())
+            self.clock.advance(30)
+        self.assertEqual({'first', 'second'}, seen)
+
+    def test_one_of_which_nothing_is_known_keeps_no_other_one(self):
+        self.fail('one')
+        look = self.cloud.look
+
+        def looked(server_id):
+            if server_id == 'first':
+                raise ValueError('It is odd.')
+            return look(server_id)
+
+        self.cloud.look = looked
+        self.assertEqual(['second'], self.evacuated())
+
+    def test_they_leave_for_one_that_it_got_instead(self):
+        """Then it lacks nothing any more."""
+        self.fail('one', 'two')
+        self.watching().look()
+        for server_id in ('first', 'second'):
+            self.assertEqual(self.uuids['one'], self.cloud.look(
+                server_id).host)
+        self.assertEqual(['first', 'second'], self.evacuated())
+
+    def test_where_the_lease_has_no_other_host_they_stay(self):
+        self.fail('one', 'two')
+        asked = mock.Mock(return_value=())
+        self.relocating.look(asked)
+        asked.assert_not_called()
+        self.assertEqual([], self.cloud.evacuations)
+
+    def test_one_that_fails_keeps_no_other_one(self):
+        self.cloud.broken['first'] = 'It does not like that.'
+        self.fail('one')
+        self.assertEqual(['second'], self.evacuated())
+
+    def test_one_of_several_asks(self):
+        """Another one looks when it has seen that they are due, too."""
+        self.fail('one')
+        others, ask = self.new_relocating(), self.relocating._ask
+
+        def first(stay):
+            others.look(lambda failed: [*failed])
+            for server_id in ('first', 'second'):
+                self.cloud.arrive(server_id)
+            ask(stay)
+
+        with mock.patch.object(self.relocating, '_ask', first):
+            self.assertEqual(['first', 'second'], self.evacuated())
+
+    def test_when_the_host_is_there_again_nobody_leaves(self):
+        self.fail('one')
+        guests = self.machines.guests
+
+        def late(*args):
+            self.fail()
+            self.clock.advance(1)
+            self.fail()
+            return guests(*args)
+
+        self.machines.guests = late
+        self.assertEqual([], self.evacuated())
+
+    def test_for_those_that_are_many_there_is_not_all_the_time(self):
+        self.fail('one')
+        needs = self.cloud.needs
+
+        def slowly(server_id):
+            self.clock.advance(21)
+            return needs(server_id)
+
+        self.cloud.needs = slowly
+        self.assertEqual([], self.evacuated())
+        self.cloud.needs = needs
+        self.clock.advance(30)
+        self.assertEqual(['first', 'second'], self.evacuated())
+
+    def test_when_their_lease_is_over_they_end_with_it(self):
+        self.fail('one')
+        self.lifecycle.ending.delete(self.lease_['id'])
+        self.assertEqual([], self.evacuated())

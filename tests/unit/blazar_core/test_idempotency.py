@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A lease that is asked for twice by one key is made once."""
+
+import dataclasses
+import sys
+import threading
+
+from blazar_core.capacity import admissions
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_core.leases import idempotency
+from blazar_core.leases import leases
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+BODY = {'name': 'lease', 'end_date': '2027-01-01 00:00'}
+
+
+class TestRepeats(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+
+    def key(self, text='key', body=BODY, project='project', user='user'):
+        return idempotency.key_of(project, user, text, body)
+
+    def make(self, key, by=None):
+        return (by or self.leases).making.create(dataclasses.replace(
+            self.new_lease(100, 200), key=key), self.vault.seal('call'))
+
+    def made(self, key):
+        return idempotency.made_by(self.database, key)
+
+    def test_the_lease_that_was_made_first_is_found(self):
+        self.assertIsNone(self.made(self.key()))
+        lease = self.make(self.key())
+        self.assertEqual(lease['id'], self.made(self.key())['id'])
+        # However the same thing is written.
+        self.assertEqual(lease['id'], self.made(
+            self.key(body=dict(reversed(BODY.items()))))['id'])
+        # Another key, and the same key of somebody else.
+        for other in (self.key('other'), self.key(project='other'),
+                      self.key(user='other')):
+            self.assertIsNone(self.made(other))
+
+    def test_a_key_is_for_one_lease(self):
+        lease = self.make(self.key())
+        for body in ({}, {**BODY, 'name': 'other'}):
+            refused = self.assertRaises(
+                errors.Conflict, self.made, self.key(body=body))
+            self.assertIn(f'Another lease, {lease["id"]}', str(refused))
+        self.assertRaises(errors.Conflict, self.make, self.key())
+        self.assertEqual(1, self.count_rows()['leases'])
+
+    def test_a_lease_that_was_deleted_is_not_made_again(self):
+        lease = self.make(self.key())
+        self.leases.making.withdraw(lease['id'])
+        refused = self.assertRaises(errors.Conflict, self.made, self.key())
+        self.assertIn('has been deleted. Write a new key', str(refused))
+
+    def test_nor_is_one_that_is_being_deleted(self):
+        lease = self.running_lease(0, 100)
+        key = self.key()
+        with self.database.begin() as connection:
+            idempotency.keep(connection, base.NOW, key, lease['id'])
+        self.assertEqual(lease['id'], self.made(key)['id'])
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.ending.delete(lease['id'])
+        self.assertEqual('DELETING', self.status(lease))
+        self.assertRaises(errors.Conflict, self.made, key)
+
+    def test_what_is_nested_too_deeply_is_refused(self):
+        body = []
+        for _level in range(sys.getrecursionlimit()):
+            body = [body]
+        self.assertRaises(errors.InvalidLeaseParams, self.key, body=body)
+
+    def test_a_lease_that_was_refused_leaves_its_key_free(self):
+        self.lease(100, 200, count=4)
+        self.assertRaises(errors.Refused, self.make, self.key())
+        self.assertEqual(0, self.count_rows()['request_keys'])
+
+    def test_keys_are_forgotten_after_a_day(self):
+        self.make(self.key())
+        for seconds, left in ((idempotency.KEEP, 1), (1, 0)):
+            self.clock.advance(seconds)
+            idempotency.trim(self.database, self.clock.now())
+            self.assertEqual(left, self.count_rows()['request_keys'])
+
+    def test_what_is_no_key(self):
+        for text in ('', 'x' * 256, 'a\nb', 'ä', '\0'):
+            self.assertRaises(errors.InvalidLeaseParams, self.key, text)
+        self.key('x' * 255)
+
+    def test_of_many_at_once_one_makes_it(self):
+        """Each by a connection of its own, as processes have them."""
+        together, answers = threading.Barrier(4), []
+
+        def ask(by):
+            together.wait(20)
+            try:
+                answers.append(self.make(self.key(), by)['id'])
+            except errors.Conflict:
+                answers.append(self.made(self.key())['id'])
+
+        threads = []
+        for _number in range(4):
+            database = self.books.connect()
+            threads.append(self.in_thread(lambda by=leases.Leases(
+                database, self.clock, admissions.Admission(
+                    database, self.clock), self.types): ask(by)))
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual(4, len(answers))
+        self.assertEqual(1, len(set(answers)))
+        self.assertEqual((1, 1), (
+            len(self.scalars(models.Lease.id)),
+            len(self.scalars(models.RequestKey.digest))))

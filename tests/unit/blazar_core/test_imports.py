@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Leases that were made elsewhere: as they were, and never too much."""
+
+from concurrent import futures
+import dataclasses
+import threading
+
+import fixtures
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.capacity import enrollment
+from blazar_core.capacity import ledger
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import imports
+from blazar_core.leases import limits
+from blazar_core.leases import views
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_whole_hosts
+
+NOW = base.NOW
+
+load_tests = databases.load_tests
+
+
+class AdoptingTestCase(test_whole_hosts.WholeHostsTestCase):
+    """Two hosts that are enrolled, the first of them in use already."""
+
+    scenarios = databases.SCENARIOS
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.host('two', VCPU=4)
+        self.machines.among = model.HostPool.ENROLLED
+        self.ids = {name: self.enrol(name) for name in ('one', 'two')}
+        self.adopting = imports.LeaseImport(
+            self.database, self.clock, self.types)
+
+    def known(self, start, end, *names, **values):
+        """A lease of hosts; a name of none is one that is missing."""
+        lease_id = uuidutils.generate_uuid()
+        return imports.KnownLease(**{
+            'id': lease_id, 'name': 'old', 'project_id': 'project',
+            'user_id': 'user', 'window': model.Window(
+                NOW + start, NOW + end), 'active': False, 'cleaning_time': 0,
+            'created_at': NOW - 500, 'updated_at': NOW - 400,
+            'reservations': (imports.KnownReservation(
+                uuidutils.generate_uuid(), 'machine',
+                {'min': 1, 'max': len(names)},
+                tuple(self.ids.get(name) for name in names), None,
+                NOW - 500, NOW - 400),),
+            'events': (), **values})
+
+    def in_use(self, *server_ids):
+        """Servers run on the first host."""
+        with self.database.writer() as session:
+            host = session.get(models.Host, self.ids['one'])
+            host.consumers = {one: ({'VCPU': 1}, NOW) for one in server_ids}
+            host.usage = {'VCPU': len(server_ids)}
+
+
+class TestPending(AdoptingTestCase):
+
+    def test_all_of_it_stays_as_it_was(self):
+        events = tuple(imports.KnownEvent(
+            uuidutils.generate_uuid(), event_type, NOW + time, status)
+            for event_type, time, status in (
+                ('start_lease', 10, 'UNDONE'), ('mine', 5, 'ERROR'),
+                ('before_end_lease', 15, 'UNDONE')))
+        known = self.known(10, 20, 'one', 'two', events=events)
+        self.assertTrue(self.adopting.adopt(known))
+        lease = views.get(self.database, known.id)
+        self.assertEqual(
+            ('PENDING', 'old', NOW + 10, NOW + 20, NOW + 15, NOW - 500,
+             'delete'), tuple(lease[key] for key in (
+                 'status', 'name', 'start_date', 'end_date',
+                 'before_end_date', 'created_at', 'on_end')))
+        reservation, = lease['reservations']
+        self.assertEqual(
+            (known.reservations[0].id, 'pending', 2, {'min': 1, 'max': 2},
+             False), tuple(reservation[key] for key in (
+                 'id', 'status', 'amount', 'params', 'missing_resources')))
+        self.assertEqual({'one': {'VCPU': 4}, 'two': {'VCPU': 4}},
+                         self.bookings_of(lease))
+        # An end comes to every lease.
+        there = {event['event_type']: event for event in lease['events']}
+        self.assertEqual(
+            {'mine': ('ERROR', NOW + 5), 'start_lease': ('UNDONE', NOW + 10),
+             'before_end_lease': ('UNDONE', NOW + 15),
+             'end_lease': ('UNDONE', NOW + 20)}, {
+                 name: (event['status'], event['time'])
+                 for name, event in there.items()})
+        self.assertEqual({event.id for event in events}, {
+            there[event.event_type]['id'] for event in events})
+
+    def test_it_begins_and_ends_as_any_other(self):
+        known = self.known(10, 20, 'one')
+        self.adopting.adopt(known)
+        worker = self.new_engine()
+        self.clock.advance(10)
+        worker.run_due()
+        self.assertEqual('ACTIVE', self.status({'id': known.id}))
+        self.assertEqual({'one': known.reservations[0].id}, self.held())
+        self.clock.advance(10)
+        worker.run_due()
+        self.assertEqual('TERMINATED', self.status({'id': known.id}))
+        self.assertEqual({}, self.held())
+
+    def test_once_is_enough(self):
+        known = self.known(10, 20, 'one')
+        self.assertTrue(self.adopting.adopt(known))
+        before = self.everything()
+        self.assertFalse(self.adopting.adopt(known))
+        # Who counts what a project has is told that somebody was here.
+        self.assertEqual(before | {'projects': None},
+                         self.everything() | {'projects': None})
+
+    def test_what_would_overbook_is_refused_and_nothing_is_left(self):
+        there = self.reserve_machines(10, 20)
+        name, = self.bookings_of(there)
+        before = self.everything()
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt, self.known(19, 30, name))
+        self.assertEqual(f'Host {name} has no capacity for it: it is booked '
+                         f'in its time by lease {there["id"]}.', str(exc))
+        self.assertEqual(before, self.everything())
+        self.adopting.adopt(self.known(20, 30, name))
+
+    def test_cleaning_takes_its_time(self):
+        self.adopting.adopt(self.known(10, 20, 'one', cleaning_time=5))
+        for start in (20, 24):
+            self.assertRaises(errors.Conflict, self.adopting.adopt,
+                              self.known(start, 30, 'one'))
+        self.adopting.adopt(self.known(25, 30, 'one'))
+
+    def test_a_host_that_is_missing_is_looked_for(self):
+        known = self.known(10, 20, 'one', 'none')
+        self.adopting.adopt(known)
+        reservation, = views.get(self.database, known.id)['reservations']
+        self.assertEqual((2, True), (
+            reservation['amount'], reservation['missing_resources']))
+        self.watching().look()
+        self.assertEqual({'one', 'two'}, self.bookings_of(
+            {'id': known.id}).keys())
+
+    def test_only_on_hosts_that_serve_leases_alone(self):
+        self.host('three', VCPU=4)
+        self.ids['three'] = self.enrol('three', finish=False)
+        exc = self.assertRaises(errors.Conflict, self.adopting.adopt,
+                                self.known(10, 20, 'three'))
+        self.assertEqual('Host three is not enrolled.', str(exc))
+
+    def test_of_a_host_of_which_no_more_is_reserved(self):
+        with self.database.writer() as session:
+            enrollment.change(session, NOW, self.ids['one'], {}, False)
+        self.adopting.adopt(self.known(10, 20, 'one'))
+
+    def test_who_counts_a_project_counts_again(self):
+        self.adopting.adopt(self.known(10, 20, 'one'))
+        self.adopting.adopt(self.known(20, 30, 'one'))
+        self.assertEqual([2], self.scalars(
+            models.Project.generation, models.Project.id == 'project'))
+        with self.database.begin() as connection:
+            limits.lock(connection, 'other')
+        self.assertEqual([1], self.scalars(
+            models.Project.generation, models.Project.id == 'other'))
+
+
+class TestActive(AdoptingTestCase):
+
+    def test_its_hosts_are_its_own_with_the_servers_there(self):
+        self.in_use('server')
+        known = self.known(-10, 20, 'one', active=True,
+                           servers=frozenset(['server']))
+        self.adopting.adopt(known)
+        self.assertEqual('ACTIVE', self.status({'id': known.id}))
+        self.assertEqual({'one': known.reservations[0].id}, self.held())
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
+                         self.events_of({'id': known.id}))
+        # Its servers are within it, and no usage beside it.
+        self.assertEqual([{}], self.scalars(
+            models.Host.usage, models.Host.name == 'one'))
+        self.assertEqual([NOW], self.scalars(models.Booking.claimed_at))
+
+    def test_nobody_else_may_be_there(self):
+        self.in_use('server', 'stranger')
+        known = self.known(-10, 20, 'one', active=True,
+                           servers=frozenset(['server']))
+        before = self.everything()
+        exc = self.assertRaises(errors.Conflict, self.adopting.adopt, known)
+        self.assertEqual('Host one has servers that are not of this lease: '
+                         'stranger.', str(exc))
+        self.assertEqual(before, self.everything())
+
+    def test_nor_anybody_of_whom_nothing_is_known(self):
+        with self.database.writer() as session:
+            host = session.get(models.Host, self.ids['one'])
+            host.consumers, host.usage = None, {'VCPU': 1}
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt,
+            self.known(-10, 20, 'one', active=True))
+        self.assertIn('It is not known yet what runs on host one', str(exc))
+
+    def test_of_two_that_have_a_host_one_is_refused(self):
+        self.adopting.adopt(self.known(-10, 20, 'one', active=True))
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt,
+            self.known(-5, 10, 'one', active=True))
+        self.assertIn('Host one has no capacity for it', str(exc))
+
+    def test_one_that_should_be_over_has_its_hosts_until_it_is(self):
+        known = self.known(-20, -10, 'one', active=True)
+        self.adopting.adopt(known)
+        self.assertEqual({'one': known.reservations[0].id}, self.held())
+        self.machines.full[known.reservations[0].id] = ['server']
+        self.cloud.servers['server'] = test_whole_hosts.cloud_api.ObservedServer(
+            base.State.RUNNING, self.uuid_of('one'))
+        worker = self.new_engine()
+        worker.run_due()
+        self.assertEqual(['server'], self.cloud.deleted)
+        self.machines.full.clear()
+        self.clock.advance(600)
+        worker.run_due()
+        self.assertEqual('TERMINATED', self.status({'id': known.id}))
+
+    def test_the_state_is_one_that_is_known(self):
+        known = self.known(-10, 20, 'one', active=True)
+        self.adopting.adopt(dataclasses.replace(known, events=(
+            imports.KnownEvent('e', 'end_lease', NOW + 20,
+                               states.Event.UNDONE),)))
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
+                         self.events_of({'id': known.id}))
+
+
+class TestPlaces(AdoptingTestCase):
+    """Of 2 VCPU each; two are a host."""
+
+    def places(self, start, end, *names, servers=(), amounts=(2,), **values):
+        return self.known(start, end, reservations=tuple(
+            imports.KnownReservation(
+                uuidutils.generate_uuid(), 'virtual:instance',
+                {'amount': len(names), 'vcpus': amount},
+                tuple(self.ids.get(name) for name in names), None, NOW - 500,
+                NOW - 400, {'VCPU': amount}, {'kept': 'this'}, servers)
+            for amount in amounts), **values)
+
+    def server(self, name, host='one', running=True):
+        return imports.KnownServer(name, self.ids.get(host), running)
+
+    def rows(self):
+        """The bookings, by host and server."""
+        with self.database.reader() as session:
+            return sorted(session.execute(sa.select(
+                models.Host.name, models.Booking.server_id,
+                models.Booking.running, models.Booking.dispatched_at,
+                models.Booking.claimed_at).join(
+                    models.Host, models.Host.id == models.Booking.host_id)
+            ).tuples(), key=str)
+
+    def test_each_is_booked_where_it_is(self):
+        known = self.places(10, 20, 'one', 'two', 'one')
+        self.adopting.adopt(known)
+        self.assertEqual([('one', None, False, None, None)] * 2 + [
+            ('two', None, False, None, None)], self.rows())
+        self.assertEqual([3], self.scalars(models.Reservation.amount))
+        self.assertEqual([{'VCPU': 2}], self.scalars(
+            models.Reservation.resources))
+        self.assertEqual([{'kept': 'this'}], self.scalars(
+            models.Reservation.spec))
+
+    def test_parts_of_a_host_until_it_is_full(self):
+        self.adopting.adopt(self.places(10, 20, 'one'))
+        self.adopting.adopt(self.places(10, 20, 'one'))
+        before = self.everything()
+        for known in (self.places(19, 30, 'one'), self.known(19, 30, 'one')):
+            exc = self.assertRaises(
+                errors.Conflict, self.adopting.adopt, known)
+            self.assertIn('Host one has no capacity for it', str(exc))
+        self.assertEqual(before, self.everything())
+        self.adopting.adopt(self.places(19, 30, 'two', 'two'))
+        self.assertRaises(errors.Conflict, self.adopting.adopt, self.places(
+            40, 50, 'one', amounts=(3, 2)))
+
+    def test_servers_have_their_places_and_are_counted_no_more(self):
+        self.in_use('server', 'building')
+        known = self.places(
+            -10, 20, 'two', 'one', 'one', 'one', amounts=(1,), active=True,
+            servers=(self.server('shelved', None), self.server('server'),
+                     self.server('building', running=False)))
+        self.adopting.adopt(known)
+        self.assertEqual([
+            ('one', 'building', False, NOW, NOW),
+            ('one', 'server', True, NOW, NOW),
+            ('one', None, False, None, None),
+            ('two', 'shelved', True, NOW, NOW)], self.rows())
+        self.assertEqual([{}], self.scalars(
+            models.Host.usage, models.Host.name == 'one'))
+        self.assertEqual('ACTIVE', self.status({'id': known.id}))
+        self.assertEqual({}, self.held())
+
+    def test_others_are_still_counted(self):
+        self.in_use('server', 'other', 'third', 'fourth')
+        known = self.places(-10, 20, 'one', active=True,
+                            servers=(self.server('server'),))
+        before = self.everything()
+        exc = self.assertRaises(errors.Conflict, self.adopting.adopt, known)
+        self.assertIn('or has servers without a lease', str(exc))
+        self.assertEqual(before, self.everything())
+        self.in_use('server', 'other')
+        self.adopting.adopt(known)
+        self.assertEqual([{'VCPU': 1}], self.scalars(
+            models.Host.usage, models.Host.name == 'one'))
+
+    def test_more_servers_than_places(self):
+        self.in_use('server', 'other')
+        before = self.everything()
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt, self.places(
+                -10, 20, 'one', 'two', active=True,
+                servers=(self.server('server'), self.server('other'))))
+        self.assertIn('Server other has no place', str(exc))
+        self.assertEqual(before, self.everything())
+
+    def test_nobody_of_whom_nothing_is_known(self):
+        with self.database.writer() as session:
+            host = session.get(models.Host, self.ids['one'])
+            host.consumers, host.usage = None, {'VCPU': 1}
+        exc = self.assertRaises(
+            errors.Conflict, self.adopting.adopt, self.places(
+                -10, 20, 'one', active=True,
+                servers=(self.server('server'),)))
+        self.assertIn('It is not known yet what runs on host one', str(exc))
+
+
+class TestRaces(AdoptingTestCase):
+    """Two operators import at once; so does who makes a lease meanwhile."""
+
+    scenarios = databases.SERVERS
+
+    def adopted(self, count=4):
+        """How many of so many leases of one host and one time are."""
+        both = threading.Barrier(count)
+
+        def adopt(known):
+            work = imports.LeaseImport(
+                self.books.connect(), self.clock, self.types)
+            both.wait(20)
+            try:
+                return work.adopt(known)
+            except errors.Conflict:
+                return False
+
+        with futures.ThreadPoolExecutor(count) as pool:
+            return sum(pool.map(adopt, [
+                self.known(10, 20, 'one') for _number in range(count)]))
+
+    def test_a_host_is_promised_once(self):
+        self.assertEqual(1, self.adopted())
+        self.assertEqual(1, len(self.scalars(models.Booking.id)))
+
+    def test_this_test_fails_without_the_guard(self):
+        """Each has read when the others write, and nothing keeps them."""
+        real, read = ledger._check, threading.Barrier(4)
+
+        def check(*args):
+            real(*args)
+            read.wait(20)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.capacity.ledger._check', check))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.capacity.host_generations.advance',
+            lambda *args, **values: None))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.limits.lock', lambda *args: None))
+        self.assertEqual(4, self.adopted())
+
+    def test_a_lease_is_adopted_once(self):
+        known = self.known(10, 20, 'one')
+        both = threading.Barrier(2)
+
+        def adopt(_number):
+            work = imports.LeaseImport(
+                self.books.connect(), self.clock, self.types)
+            both.wait(20)
+            return work.adopt(known)
+
+        with futures.ThreadPoolExecutor(2) as pool:
+            self.assertEqual([False, True], sorted(pool.map(adopt, range(2))))

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""One process at a time."""
+
+from concurrent import futures
+import signal
+import subprocess
+import sys
+import threading
+
+from blazar_core.common import clocks
+from blazar_core.db import leader_election
+from blazar_core.db import models
+from tests import databases
+from tests import imports
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+
+
+class TurnsTest(base.DatabaseTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.one, self.other = self.turns('one'), self.turns('other')
+
+    def turns(self, worker, database=None):
+        return leader_election.Leader(database or self.database, self.clock,
+                                      'it', worker, interval=300, patience=60)
+
+    def worker(self):
+        return self.scalars(models.Turn.worker)
+
+    def test_it_is_done_once_in_an_interval_altogether(self):
+        self.assertIsNone(self.one.take())
+        self.assertEqual(NOW + 60, self.other.take())
+        self.clock.advance(30)
+        self.one.done()
+        # Whoever did it does it again, as long as he lives.
+        self.assertEqual(NOW + 300, self.one.take())
+        self.assertEqual(NOW + 360, self.other.take())
+        self.clock.advance(270)
+        self.assertEqual(NOW + 360, self.other.take())
+        self.assertIsNone(self.one.take())
+
+    def test_who_is_slow_keeps_it(self):
+        self.one.take()
+        for _time in range(5):
+            self.clock.advance(59)
+            self.assertTrue(self.one.extend())
+            self.assertIsNotNone(self.other.take())
+
+    def test_who_dies_at_work_is_replaced_soon(self):
+        self.one.take()
+        self.clock.advance(59)
+        self.assertEqual(NOW + 60, self.other.take())
+        self.clock.advance(1)
+        self.assertIsNone(self.other.take())
+        # It only stood still.
+        self.assertFalse(self.one.extend())
+        self.one.done()
+        self.one.leave(done=False)
+        self.assertEqual(['other'], self.worker())
+        self.assertEqual(NOW + 120, self.one.take())
+
+    def test_who_dies_in_between_is_replaced(self):
+        self.one.take()
+        self.one.done()
+        self.clock.advance(359)
+        self.assertIsNotNone(self.other.take())
+        self.clock.advance(1)
+        self.assertIsNone(self.other.take())
+
+    def test_who_ends_leaves_it_to_the_others(self):
+        self.one.take()
+        self.one.leave(done=False)
+        self.assertIsNone(self.other.take())
+        self.other.done()
+        self.other.leave(done=True)
+        self.assertEqual(NOW + 300, self.one.take())
+        self.clock.advance(300)
+        self.assertIsNone(self.one.take())
+
+    def test_it_is_done_at_once_when_somebody_asks(self):
+        self.one.take()
+        self.one.done()
+        self.other.hurry()
+        self.assertIsNotNone(self.other.take())
+        self.assertIsNone(self.one.take())
+        # Once more: this one may have passed by that already.
+        self.other.hurry()
+        self.assertIsNotNone(self.other.take())
+        self.one.done()
+        self.assertIsNone(self.one.take())
+        self.one.done()
+        self.assertEqual(NOW + 300, self.one.take())
+
+    def test_who_is_dead_when_somebody_asks_is_not_waited_for(self):
+        self.one.take()
+        self.one.done()
+        self.other.hurry()
+        self.clock.advance(60)
+        self.assertIsNone(self.other.take())
+
+
+class WrongClockTest(base.DatabaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def test_a_clock_that_was_ahead_keeps_nobody_from_it(self):
+        def turn(worker, clock):
+            return leader_election.Leader(self.database, clock, 'it', worker,
+                                          300, 60)
+
+        ahead = clocks.ManualClock(self.clock.now() + 86400)
+        for worker in 'one', 'another':
+            wrong = turn(worker, ahead)
+            self.assertIsNone(wrong.take())
+            wrong.done()
+            # It is set right; or its process is gone.
+            self.assertIsNone(turn(worker, self.clock).take())
+            ahead.advance(86400)
+            self.assertIsNone(turn(worker, ahead).take())
+            self.assertIsNone(turn('other', self.clock).take())
+            ahead.advance(86400)
+
+
+class ProcessTest(base.DatabaseTestCase):
+    """A process that has its turn dies, or stands still."""
+
+    scenarios = databases.SERVERS
+
+    #: Takes the turn, says so, and extends it when it is told to.
+    WORK = """
+import sys
+from blazar_core.common import clock as clocks
+from blazar_core.db import api
+from blazar_core.db import turns
+from tests import databases
+one = turns.Turns(
+    api.Database(databases.configuration(sys.argv[1])),
+    clocks.ManualClock(int(sys.argv[2])), 'it', 'process', 300, 60)
+print(one.take(), flush=True)
+sys.stdin.readline()
+print(one.extend(), flush=True)
+one.leave(done=False)
+print('left', flush=True)
+"""
+
+    def process(self):
+        process = subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', self.WORK, self.books.url,
+             str(self.clock.now())], cwd=imports.ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.assertEqual('None', process.stdout.readline().strip())
+        return process
+
+    def take(self):
+        return leader_election.Leader(
+            self.database, self.clock, 'it', 'other', 300, 60).take()
+
+    def test_who_is_killed_is_replaced(self):
+        process = self.process()
+        process.kill()
+        process.wait(20)
+        self.assertEqual(self.clock.now() + 60, self.take())
+        self.clock.advance(60)
+        self.assertIsNone(self.take())
+
+    def test_who_stood_still_takes_nothing_away(self):
+        process = self.process()
+        process.send_signal(signal.SIGSTOP)
+        self.clock.advance(60)
+        self.assertIsNone(self.take())
+        process.send_signal(signal.SIGCONT)
+        process.stdin.write('go on\n')
+        process.stdin.flush()
+        self.assertEqual('False', process.stdout.readline().strip())
+        self.assertEqual('left', process.stdout.readline().strip())
+        self.assertEqual(['other'], self.scalars(models.Turn.worker))
+
+
+class Together:
+    """A database whose users have all read before one of them writes.
+
+    Each waits once for the others.
+    """
+
+    def __init__(self, database, barrier):
+        self._database = database
+        self._barrier = barrier
+
+    def __getattr__(self, name):
+        return getattr(self._database, name)
+
+    def begin(self):
+        if self._barrier is not None:
+            barrier, self._barrier = self._barrier, None
+            barrier.wait(20)
+        return self._database.begin()
+
+
+class RaceTest(base.DatabaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def test_of_many_one_has_it(self):
+        # The first time there is no row.
+        for _time in range(3):
+            together = threading.Barrier(4)
+            with futures.ThreadPoolExecutor(4) as pool:
+                taken = [*pool.map(
+                    lambda one: one.take() is None, [leader_election.Leader(
+                        Together(self.database, together), self.clock, 'it',
+                        str(number), 300, 60) for number in range(4)])]
+            self.assertEqual(1, taken.count(True))
+            self.clock.advance(60)

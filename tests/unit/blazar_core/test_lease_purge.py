@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Leases that were over long ago are deleted, and nothing else is."""
+
+import threading
+from unittest import mock
+
+import fixtures
+import sqlalchemy as sa
+
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import feed
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_core.leases import lease_purge
+from blazar_core.leases import usage
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_series
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+DAY = 86400
+
+
+class Purging:
+    """What the tests of it have in common."""
+
+    def setUp(self):
+        super().setUp()
+        self.told = []
+
+    def over(self, **columns):
+        """A lease that was over a moment ago, with what it has left."""
+        lease = self.running_lease(0, 10 * DAY, **columns)
+        for server_id in base.servers_of(lease):
+            self.cloud.servers.pop(server_id)
+            self.lifecycle.observing.check(server_id)
+        self.assertEqual('TERMINATED', self.status(lease))
+        return lease
+
+    def purge(self, before=None, **how):
+        """
+        :param before: seconds ago; None: as few as may be
+        """
+        return lease_purge.LeasePurge(
+            self.books.connect(), self.clock, self.told.append).purge(
+                self.clock.now() - (lease_purge.LEAST_AGE if before is None
+                                    else before), **how)
+
+    def later(self, seconds=2 * DAY):
+        self.clock.advance(seconds)
+
+    def set(self, lease, **columns):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Lease).where(
+                models.Lease.id == lease['id']).values(**columns))
+
+    def add(self, *rows):
+        with self.database.writer() as session:
+            session.add_all(rows)
+
+
+class TestPurging(Purging, base.LeaseTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.host('host', VCPU=64)
+
+    def test_what_was_over_goes_with_all_that_it_has_left(self):
+        before = self.everything()
+        lease = self.over()
+        with self.database.writer() as session:
+            session.add(models.Move(
+                project_id='project',
+                lease_id=lease['id'], server_id='server', source=1, target=2,
+                resources={}, status='moved', updated_at=NOW))
+            session.add(models.Move(
+                project_id='project',
+                lease_id='withdrawn', server_id='server', source=1, target=2,
+                resources={}, status='planned', updated_at=NOW))
+            session.add(models.HeldBuild(
+                lease_id=lease['id'], sealed='', created_at=NOW))
+            session.add(models.Orphan(
+                lease_id=lease['id'], missing='user', seen_at=NOW,
+                claimed_until=0))
+            session.add(models.RequestKey(
+                digest='digest', asked='asked', lease_id=lease['id'],
+                created_at=NOW))
+        self.later()
+        self.assertEqual((1, 0), self.purge())
+        after = self.everything()
+        for name in ('changes', 'hosts', 'settings'):
+            del before[name], after[name]
+        self.assertEqual(before, after)
+
+    def test_what_is_not_over_or_was_not_then_stays(self):
+        self.later()
+        ages = {name: self.over() for name in ('long ago', 'after it')}
+        self.set(ages['long ago'], end_date=NOW, updated_at=NOW)
+        kept = [ages['after it']]
+        for column in ('end_date', 'updated_at', 'deleted_at'):
+            kept.append(self.over())
+            self.set(kept[-1], **{
+                'end_date': NOW, 'updated_at': NOW, column: NOW + 2 * DAY})
+        kept += [self.lease(0, 5), self.lease(100, 200)]
+        self.assertEqual((1, 0), self.purge())
+        self.assertEqual({one['id'] for one in kept},
+                         set(self.scalars(models.Lease.id)))
+
+    def test_what_leases_need_that_are_there_stays(self):
+        lease = self.lease(100, 200)
+        self.set(lease, recurrence_id='recurrence')
+        self.over()
+        for name in 'recurrence', 'no more':
+            self.add(models.Recurrence(
+                id=name, rule='FREQ=DAILY', timezone='UTC', between='delete',
+                servers=[], left_out=[], created_at=NOW))
+        # One is just being made, before its leases are.
+        self.add(models.Move(
+            project_id='project',
+            lease_id=lease['id'], server_id='server', source=1, target=2,
+            resources={}, status='moved', updated_at=NOW))
+        self.later()
+        self.add(models.Recurrence(
+            id='new', rule='FREQ=DAILY', timezone='UTC', between='delete',
+            servers=[], left_out=[], created_at=self.clock.now()))
+        self.assertEqual((1, 0), self.purge())
+        self.assertEqual({'recurrence', 'new'}, set(
+            self.scalars(models.Recurrence.id)))
+        self.assertEqual([lease['id']], self.scalars(models.Move.lease_id))
+
+    def test_what_comes_to_be_unfinished_before_it_is_deleted_stays(self):
+        lease = self.over()
+        self.later()
+        remember = lease_purge.LeasePurge._remember
+
+        def late(this, before):
+            remember(this, before)
+            # It is told before anything is gone.
+            self.assertEqual(before, lease_purge.purged_before(self.database))
+            self.assertEqual([lease['id']], self.scalars(models.Lease.id))
+            self.add(models.Credential(
+                lease_id=lease['id'], sealed='', created_at=0))
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.lease_purge.LeasePurge._remember', late))
+        self.purge()
+        self.assertEqual([lease['id']], self.scalars(models.Lease.id))
+
+    def test_what_is_to_be_finished_stays(self):
+        trust, booking, event, holder = (self.over() for _one in range(4))
+        self.add(
+            models.Credential(lease_id=trust['id'], sealed='', created_at=0),
+            models.Booking(
+                reservation_id=booking['reservations'][0]['id'],
+                host_id=None, server_id='server', start_date=0, end_date=1,
+                resources={}, failed_at=NOW),
+            models.Event(
+                id='event', lease_id=event['id'], event_type='end_lease',
+                time=0, status='UNDONE', due=0, created_at=0, updated_at=0))
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                assigned_to=holder['reservations'][0]['id']))
+        self.later()
+        before = self.everything()
+        self.assertEqual((0, 4), self.purge())
+        self.assertEqual({**before, 'changes': []},
+                         {**self.everything(), 'changes': []})
+        with self.database.writer() as session:
+            session.execute(sa.delete(models.Credential))
+            session.execute(sa.delete(models.Booking))
+            session.execute(sa.update(models.Event).values(status='DONE'))
+            session.execute(sa.update(models.Host).values(assigned_to=None))
+        self.assertEqual((4, 0), self.purge())
+
+    def test_what_limits_and_quotas_count_is_the_same(self):
+        self.over()
+        self.running_lease(0, 10 * DAY, count=2)
+        self.lease(5 * DAY, 6 * DAY)
+        self.later()
+
+        def counted():
+            with self.database.connection() as connection:
+                return sorted(map(repr, connection.execute(
+                    usage.books_of('project', None, ()))))
+
+        before = counted()
+        self.assertEqual(3, len(before))
+        self.assertEqual((1, 0), self.purge())
+        self.assertEqual(before, counted())
+
+    def test_a_follower_has_nothing_to_read(self):
+        self.over()
+        kept = self.running_lease(0, 10 * DAY)
+        self.later()
+        index = booking_index.Index(self.database, self.clock)
+        with index.fresh():
+            pass
+        generation = self.generation('host')
+        with (mock.patch.object(index, '_load') as load,
+              mock.patch.object(index, '_apply') as apply):
+            self.assertEqual((1, 0), self.purge())
+            self.clock.advance(feed.COMPARE)
+            with index.fresh():
+                pass
+        load.assert_not_called()
+        (_timeline, found, _now), = (one.args for one in apply.mock_calls)
+        self.assertEqual(([], []), (found.ids, found.steps))
+        self.assertEqual(generation, self.generation('host'))
+        self.assertEqual('ACTIVE', self.status(kept))
+
+    def test_a_date_too_near_is_refused(self):
+        self.over()
+        self.assertIn('24 hours', str(self.assertRaises(
+            errors.InvalidLeaseParams, self.purge, DAY - 1)))
+        self.assertEqual(1, len(self.scalars(models.Lease.id)))
+
+    def test_where_no_listener_runs_changes_are_bounded_by_it(self):
+        self.over()
+        self.assertGreater(len(self.scalars(models.Change.id)), 1)
+        self.later()
+        self.purge()
+        self.assertEqual(1, len(self.scalars(models.Change.id)))
+
+    def test_it_can_be_only_counted(self):
+        self.over()
+        self.later()
+        before = self.everything()
+        self.assertEqual((1, 0), self.purge(dry_run=True))
+        self.assertEqual(before, self.everything())
+
+    def test_up_to_when_leases_may_be_gone_is_known(self):
+        known = lease_purge.purged_before
+        self.later()
+        self.assertEqual((0, 0), self.purge())
+        self.assertIsNone(known(self.database))
+        for days in (2, 5, 3):
+            self.set(self.over(), end_date=NOW - 9 * DAY,
+                     updated_at=NOW - 9 * DAY)
+            self.purge(days * DAY)
+            self.assertEqual(NOW, known(self.database))
+
+    def test_one_that_is_deleted_meanwhile_stays(self):
+        lease = self.over()
+        self.later()
+        real = lease_purge.LeasePurge._delete
+
+        def delete(*given):
+            self.lifecycle.ending.delete(lease['id'])
+            return real(*given)
+
+        with mock.patch.object(lease_purge.LeasePurge, '_delete', delete):
+            self.assertEqual((0, 0), self.purge())
+        self.assertEqual([lease['id']], self.scalars(models.Lease.id))
+
+
+class TestBatches(Purging, base.LeaseTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.host('host', VCPU=64)
+        self.made = [self.over() for _one in range(7)]
+        # The same end for several: pages go on within it.
+        for number, one in enumerate(self.made):
+            self.set(one, end_date=NOW + number // 4, updated_at=NOW)
+        self.later()
+        of_two = mock.patch.object(
+            lease_purge, '_OVER', lease_purge._OVER.limit(2))
+        of_two.start()
+        self.addCleanup(of_two.stop)
+
+    def test_many_are_deleted_in_several_transactions(self):
+        batches = []
+        real = lease_purge.LeasePurge._delete
+
+        def delete(one, ids, before):
+            batches.append(len(ids))
+            return real(one, ids, before)
+
+        with mock.patch.object(lease_purge.LeasePurge, '_delete', delete):
+            self.assertEqual((7, 0), self.purge())
+        self.assertEqual([2, 2, 2, 1], batches)
+        self.assertEqual(4, len(self.told))
+        self.assertEqual((0, 0), self.purge())
+
+    def test_what_an_interruption_leaves_goes_the_next_time(self):
+        with mock.patch.object(self, 'told') as told:
+            told.append.side_effect = [None, KeyboardInterrupt]
+            self.assertRaises(KeyboardInterrupt, self.purge)
+        self.assertEqual(3, len(self.scalars(models.Lease.id)))
+        self.assertEqual((3, 0), self.purge())
+
+
+class TestTwoAtOnce(Purging, base.LeaseTestCase):
+
+    scenarios = databases.SERVERS
+    options = {'admission_retries': 1000}
+
+    def test_each_lease_is_deleted_by_one(self):
+        self.host('host', VCPU=64)
+        for _one in range(12):
+            self.over()
+        kept = self.running_lease(0, 10 * DAY)
+        self.later()
+        done = []
+        with mock.patch.object(
+                lease_purge, '_OVER', lease_purge._OVER.limit(3)):
+            threads = [threading.Thread(
+                target=lambda: done.append(self.purge().deleted))
+                for _one in range(3)]
+            for thread in threads:
+                thread.start()
+            # Users work on meanwhile.
+            self.lease(0, 5)
+            for thread in threads:
+                thread.join()
+        self.assertEqual((3, 12), (len(done), sum(done)))
+        self.assertIn(kept['id'], self.scalars(models.Lease.id))
+        self.assertEqual(2, len(self.scalars(models.Lease.id)))
+
+
+class TestRecurring(Purging, test_series.RecurringTestCase):
+
+    def end(self, lease_id):
+        self.lifecycle.ending.delete(lease_id)
+        self.lifecycle.ending.end(lease_id)
+
+    def test_occurrences_stay_until_all_may_go(self):
+        first, second = (one['id'] for one in self.make(
+            100, 3 * DAY)['occurrences'])
+        self.end(first)
+        self.later()
+        self.assertEqual((0, 1), self.purge())
+        self.end(second)
+        self.assertEqual((0, 1), self.purge())
+        self.later(4 * DAY)
+        self.assertEqual((2, 0), self.purge())
+        self.assertEqual([], self.scalars(models.Recurrence.id))

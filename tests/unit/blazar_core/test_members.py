@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers that run already: in the books."""
+
+import itertools
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+from sqlalchemy.orm import attributes
+
+from blazar_core.audit import audit
+from blazar_core.capacity import assignments
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import creation
+from blazar_core.leases import members
+from blazar_core.leases import views
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests.unit import base
+
+NOW = base.NOW
+RUNNING = cloud_api.ServerState.RUNNING
+
+load_tests = databases.load_tests
+
+
+class Died(BaseException):
+    """A process has; nothing handles this."""
+
+
+class JoiningTestCase(base.LeaseTestCase):
+    """A host with eight CPUs, on which servers run that have no lease."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuid = self.host('one', VCPU=8)
+
+    def runs(self, *sizes):
+        """Servers of so many CPUs that run, as the books have it."""
+        joiners = [members.NewMember(
+            uuidutils.generate_uuid(), self.uuid, {'VCPU': size})
+            for size in sizes]
+        consumers = {one.id: ({'VCPU': size}, NOW)
+                     for one, size in zip(joiners, sizes, strict=True)}
+        with self.database.writer() as session:
+            host = session.scalars(sa.select(models.Host)).one()
+            session.execute(sa.update(models.Host).values(
+                consumers={**(host.consumers or {}), **consumers},
+                usage={'VCPU': sum(sizes) + host.usage.get('VCPU', 0)}))
+        for one in joiners:
+            self.cloud.servers[one.id] = cloud_api.ObservedServer(RUNNING,
+                                                                  self.uuid)
+        return joiners
+
+    def adopt(self, joiners, end=100, **wanted):
+        return self.leases.joining.create(creation.NewLease(
+            'project', 'user', self.request(0, end, **wanted),
+            self.leases.joining.reservations(joiners)), joiners)
+
+    def join(self, lease, joiners):
+        return self.leases.joining.join(
+            lease['id'], joiners, self.leases.joining.reservations(joiners),
+            None)
+
+    def leave(self, lease, *joiners):
+        return self.lifecycle.leaving.leave(
+            lease['id'], {one.id: True for one in joiners})
+
+    def amounts(self, lease):
+        return [one['amount'] for one in views.get(
+            self.database, lease['id'])['reservations']]
+
+    def used(self):
+        usage, = self.scalars(models.Host.usage)
+        return usage.get('VCPU', 0)
+
+    def differences(self):
+        return [*audit.Audit(
+            self.database, self.clock, self.lifecycle, self.vault.open, 10,
+        ).differences()]
+
+
+class TestAdopting(JoiningTestCase):
+
+    def test_a_host_that_another_process_has_changed_is_read_again(self):
+        """Its usage would be what it was before that process."""
+        server, = self.runs(2)
+        with self.database.writer() as session:
+            host = session.scalars(sa.select(models.Host)).one()
+            attributes.set_committed_value(
+                host, 'generation', host.generation - 1)
+            self.assertRaises(api.LostRace, assignments.convert_usage, session,
+                              NOW, {host.id: [server.id]})
+
+    def test_its_room_is_free_after_the_lease(self):
+        servers = self.runs(4, 4)
+        self.assertRaises(
+            errors.Refused, self.reserve, 200, 300, self.places(1))
+        lease = self.adopt(servers)
+        self.assertEqual('ACTIVE', lease['status'])
+        self.assertEqual(0, self.used())
+        self.reserve(200, 300, self.places(8))
+        self.assertRaises(
+            errors.Refused, self.reserve, 50, 300, self.places(1))
+        self.assertEqual([], self.differences())
+
+    def test_each_size_is_a_reservation(self):
+        lease = self.adopt(self.runs(1, 2, 1))
+        self.assertEqual([1, 2], sorted(self.amounts(lease)))
+
+    def test_what_is_not_on_the_host_by_the_books(self):
+        self.assert_conflict('is changing at this moment', [
+            members.NewMember(
+                uuidutils.generate_uuid(), self.uuid, {'VCPU': 1})])
+
+    def test_one_that_counts_twice_while_it_is_resized_in_its_place(self):
+        server, = self.runs(1)
+        self.assert_conflict('is changing at this moment', [
+            server._replace(takes={'VCPU': 2})])
+        # Of what the host does not have nothing is in the books.
+        self.adopt([server._replace(takes={'VCPU': 1, 'VGPU': 1})])
+
+    def test_one_that_has_a_lease(self):
+        servers = self.runs(1)
+        lease = self.adopt(servers)
+        self.assertIn('has a lease already', str(self.assertRaises(
+            errors.Conflict, self.adopt, servers)))
+        self.assertEqual([lease['id']], self.scalars(models.Lease.id))
+
+    def test_one_on_a_host_of_leases_only(self):
+        servers = self.runs(1)
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(assigned_to='other'))
+        self.assert_conflict('serves leases only', servers)
+
+    def assert_conflict(self, part, servers):
+        self.assertIn(part, str(self.assertRaises(
+            errors.Conflict, self.adopt, servers)))
+        self.assertEqual([], self.scalars(models.Lease.id))
+
+
+class TestMembers(JoiningTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.servers = self.runs(1, 1)
+        self.adopted = self.adopt(self.servers)
+
+    def test_who_joins_is_in_the_reservation_of_its_size(self):
+        joined = self.join(self.adopted, self.runs(1, 2))
+        self.assertEqual([(1, 1), (3, 3)], sorted(
+            (one['amount'], len(one['servers']))
+            for one in joined['reservations']))
+        self.assertEqual([1, 3], sorted(self.amounts(self.adopted)))
+        self.assertEqual(0, self.used())
+        self.assertEqual([], self.differences())
+
+    def test_who_leaves_is_not_counted_in_the_lease(self):
+        left = self.leave(self.adopted, self.servers[0])
+        self.assertEqual([1], [one['amount'] for one in left['reservations']])
+        self.assertEqual([1], self.amounts(self.adopted))
+        self.assertEqual([self.servers[0].id], self.cloud.released)
+        self.assertEqual(1, self.used())
+        self.assertEqual([], self.differences())
+        self.join(self.adopted, self.servers[:1])
+        self.assertEqual([2], self.amounts(self.adopted))
+
+    def test_who_was_deleted_is_not_counted_when_another_joins(self):
+        gone = self.servers[0].id
+        self.cloud.servers.pop(gone)
+        self.lifecycle.observing.check(gone)
+        self.join(self.adopted, self.runs(1))
+        self.assertEqual([2], self.amounts(self.adopted))
+
+    def test_none_joins_a_reservation_that_has_failed(self):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Reservation).values(
+                status='error'))
+        self.join(self.adopted, self.runs(1))
+        self.assertEqual([1, 2], sorted(self.amounts(self.adopted)))
+
+    def test_all_of_a_size_leave_and_join_again(self):
+        other = self.runs(2)
+        for _round in range(3):
+            self.join(self.adopted, other)
+            self.assertEqual([1, 2], sorted(self.amounts(self.adopted)))
+            self.leave(self.adopted, *other)
+            self.assertEqual([2], self.amounts(self.adopted))
+        self.assertEqual([], self.differences())
+
+    def test_the_last_one_ends_the_lease(self):
+        self.leave(self.adopted, *self.servers)
+        self.assertEqual('TERMINATED', self.status(self.adopted))
+        self.assertEqual(2, self.used())
+        self.assertEqual([], self.cloud.deleted)
+        self.assertEqual([], self.differences())
+
+    def test_all_leave_or_none(self):
+        stranger, = self.runs(1)
+        self.assertRaises(errors.Conflict, self.leave, self.adopted,
+                          self.servers[0], stranger)
+        self.assertEqual([2], self.amounts(self.adopted))
+        self.assertEqual(1, self.used())
+        self.assertEqual([], self.cloud.released)
+
+    def test_none_leaves_what_is_promised(self):
+        self.reserve(200, 300, self.places(8))
+        before = self.everything()
+        self.assertIn('promised to others', str(self.assertRaises(
+            errors.Conflict, self.leave, self.adopted, self.servers[0])))
+        self.assertEqual(before, self.everything())
+        self.assertEqual([], self.cloud.released)
+
+    def test_one_that_the_cloud_does_not_let_go_stays_in_the_lease(self):
+        self.cloud.broken['release'] = errors.CloudUnavailable('Not now.')
+        before = self.everything()
+        self.assertRaises(errors.CloudUnavailable, self.leave, self.adopted,
+                          self.servers[0])
+        self.assertEqual(before, self.everything())
+
+    def test_none_joins_or_leaves_what_ends(self):
+        other = self.runs(1)
+        self.cloud.stubborn |= {one.id for one in self.servers}
+        self.clock.advance(100)
+        # It is due, and nobody has come to it yet.
+        self.assertRaises(errors.Conflict, self.join, self.adopted, other)
+        self.assertRaises(
+            errors.Conflict, self.leave, self.adopted, self.servers[0])
+        self.new_engine().run_due()
+        self.assertEqual('TERMINATING', self.status(self.adopted))
+        self.assertRaises(errors.Conflict, self.join, self.adopted, other)
+        self.assertRaises(
+            errors.Conflict, self.leave, self.adopted, self.servers[0])
+        self.assertEqual(1, self.used())
+
+    def test_none_joins_a_reservation_that_servers_are_booted_into(self):
+        lease = self.reserve(0, 100, self.places(1), active=True)
+        self.assertRaises(errors.Conflict, self.join, lease, self.runs(1))
+
+
+class TestDying(JoiningTestCase):
+    """A process dies, and another one goes on."""
+
+    def dies(self, commits, work, *args):
+        """Carry something out until one more than so many commits are to be
+        done; returns whether it came to that.
+        """
+        left = iter(range(commits))
+
+        def commit(_connection):
+            if next(left, None) is None:
+                raise Died
+
+        sa.event.listen(self.database.engine, 'commit', commit)
+        try:
+            work(*args)
+        except Died:
+            return True
+        finally:
+            sa.event.remove(self.database.engine, 'commit', commit)
+        return False
+
+    def deaths(self, work):
+        """Carry something out that dies later each time, with a server of
+        its own; returns whether each has died.
+        """
+        for commits in itertools.count():
+            servers = self.runs(1)
+            died = self.dies(commits, work, servers)
+            self.assertEqual([], self.differences())
+            yield servers, died
+            if not died:
+                self.assertGreater(commits, 0)
+                return
+
+    def ends(self):
+        """Nothing is left when all leases have ended."""
+        self.clock.advance(100)
+        self.new_engine().run_due()
+        self.assertEqual({'TERMINATED'}, {*self.scalars(models.Lease.status)})
+        self.assertEqual([], self.scalars(models.Booking.id))
+        self.assertEqual([], self.differences())
+
+    def test_making_a_lease(self):
+        for servers, died in self.deaths(self.adopt):
+            self.assertEqual(1 if died else 0, self.used())
+            if died:
+                self.adopt(servers)
+        self.ends()
+        self.assertEqual({}, self.cloud.servers)
+
+    def test_joining_one(self):
+        lease = self.adopt(self.runs(1))
+        for servers, died in self.deaths(
+                lambda servers: self.join(lease, servers)):
+            self.assertEqual(1 if died else 0, self.used())
+            if died:
+                self.join(lease, servers)
+        self.ends()
+        self.assertEqual({}, self.cloud.servers)
+
+    def leaves(self, commits):
+        """A server whose process dies as it leaves its lease, alone in it."""
+        server, = self.runs(1)
+        lease = self.adopt([server])
+        self.assertTrue(self.dies(commits, self.leave, lease, server))
+        self.assertEqual([server.id], self.cloud.released)
+        return server, lease
+
+    def test_leaving_before_the_books_know_of_it(self):
+        server, _lease = self.leaves(0)
+        self.assertEqual([], self.differences())
+        self.assertEqual(0, self.used())
+        self.ends()
+        self.assertEqual([server.id], self.cloud.deleted)
+        self.assertEqual(0, self.used())
+
+    def test_leaving_once_more(self):
+        server, lease = self.leaves(0)
+        self.leave(lease, server)
+        self.assertEqual(1, self.used())
+        self.ends()
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_leaving_before_the_lease_is_over(self):
+        _server, lease = self.leaves(1)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.lifecycle.observing.settle_left()
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.ends()
+        self.assertEqual([], self.cloud.deleted)
+        self.assertEqual(1, self.used())

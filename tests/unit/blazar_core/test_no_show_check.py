@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Leases of which nobody has used anything."""
+
+from blazar_core.audit import audit
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import no_show_check
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests.unit import base
+
+NOW = base.NOW
+
+load_tests = databases.load_tests
+
+
+class NoShowTestCase(base.LeaseTestCase):
+    """A host with two CPUs; who does not come for 100 s is announced, and
+    after 50 more his lease is ended.
+    """
+
+    no_shows = (100, 50)
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+        self.engine = self.new_engine()
+
+    def look(self, after=0):
+        self.clock.advance(after)
+        self.lifecycle.no_shows.look()
+
+    def told(self, lease):
+        return [event for event, lease_id in self.notified
+                if lease_id == lease['id']].count(no_show_check.EVENT)
+
+    def begun(self, start=0, end=1000):
+        lease = self.reserve(start, end, self.places(2))
+        self.clock.advance(start)
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        return lease
+
+
+class TestNoShows(NoShowTestCase):
+
+    def test_it_is_announced_and_ended(self):
+        lease = self.begun()
+        self.look(99)
+        self.assertEqual(0, self.told(lease))
+        self.look(1)
+        self.look()
+        self.assertEqual(1, self.told(lease))
+        self.assertIn('it ends at 2027-01-15 08:02:30 UTC, unless a server',
+                      self.reason(lease))
+        self.look(49)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.look(1)
+        self.assertEqual([], [*audit.Audit(
+            self.database, self.clock, self.lifecycle, self.vault.open, 10,
+        ).differences()])
+        self.engine.run_due()
+        found = views.get(self.database, lease['id'])
+        self.assertEqual(
+            ('TERMINATED', NOW + 150, 'It was ended at 2027-01-15 08:02:30 '
+             'UTC, as it had not been used since its start.'),
+            (found['status'], found['end_date'], found['status_reason']))
+        self.assertEqual({}, self.places_type.open)
+        # All of it can be had at once.
+        self.reserve(150, 1000, self.places(2))
+
+    def test_one_that_ends_by_itself_before_waits_for_nobody(self):
+        lease = self.begun(end=120)
+        self.look(100)
+        self.assertIn('unless a server', self.reason(lease))
+        self.clock.advance(20)
+        self.engine.run_due()
+        self.assertEqual(('TERMINATED', ''), (
+            self.status(lease), self.reason(lease)))
+
+    def test_a_clock_that_was_ahead_delays_nothing(self):
+        self.clock.step(900)
+        first = self.begun(end=9000)
+        self.clock.step(-900)
+        self.look(99)
+        self.assertEqual(0, self.told(first))
+        self.clock.step(900)
+        self.look(901)
+        self.clock.step(-900)
+        self.assertEqual(1, self.told(first))
+        self.look()
+        self.look(49)
+        self.assertEqual('ACTIVE', self.status(first))
+        self.look(1)
+        self.assertEqual('TERMINATING', self.status(first))
+
+    def test_one_that_is_set_right_meanwhile_ends_nothing_early(self):
+        lease = self.begun()
+        self.look(100)
+        end = self.lifecycle.no_shows.end
+
+        def set_right(lease_id):
+            self.clock.step(-700)
+            end(lease_id)
+
+        self.lifecycle.no_shows.end = set_right
+        self.clock.step(700)
+        self.look()
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_who_comes_in_time_keeps_it(self):
+        first = self.begun()
+        self.look(100)
+        server_id, = self.occupy(first)
+        self.assertEqual('', self.reason(first))
+        self.look(60)
+        self.assertEqual('ACTIVE', self.status(first))
+        # Once is enough.
+        self.lifecycle.observing.observe(
+            server_id, cloud_api.ObservedServer(cloud_api.ServerState.GONE))
+        self.look(500)
+        self.look(100)
+        self.assertEqual(('ACTIVE', 1), (
+            self.status(first), self.told(first)))
+
+    def test_what_comes_with_a_boot_is_used(self):
+        lease = self.running_lease(0, 2000)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.look(500)
+        self.look(500)
+        self.assertEqual(0, self.told(lease))
+
+    def test_hosts_are_used_when_servers_are_let_in(self):
+        lease = self.begun()
+        reservation_id = lease['reservations'][0]['id']
+        self.assertTrue(self.leases.places.use(reservation_id))
+        self.assertFalse(self.leases.places.use(reservation_id))
+        self.look(500)
+        self.assertEqual(0, self.told(lease))
+
+    def test_what_no_server_can_use_is_no_no_show(self):
+        self.addCleanup(setattr, base.FakeType, 'for_servers', True)
+        base.FakeType.for_servers = False
+        lease = self.begun()
+        self.look(500)
+        self.assertEqual(0, self.told(lease))
+
+    def test_the_time_begins_when_it_could_be_used(self):
+        self.places_type.broken['start'] = errors.CloudUnavailable('away')
+        lease = self.reserve(0, 1000, self.places(2))
+        self.engine.run_due()
+        self.look(150)
+        del self.places_type.broken['start']
+        self.clock.advance(400)
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.look(99)
+        self.assertEqual(0, self.told(lease))
+        self.look(1)
+        self.assertEqual(1, self.told(lease))
+
+    def test_who_dies_over_the_announcement_is_followed_by_another(self):
+        lease = self.begun()
+        write = self.lifecycle.no_shows._write_down
+        self.lifecycle.no_shows._write_down = lambda *_: 1 / 0
+        self.look(100)
+        self.lifecycle.no_shows._write_down = write
+        self.look(1)
+        self.assertEqual(2, self.told(lease))
+        self.look(49)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.look(1)
+        self.assertEqual('TERMINATING', self.status(lease))
+
+    def test_one_that_cannot_be_told_of_keeps_no_other_from_its_turn(self):
+        one, two = (self.reserve(0, 1000, self.places(1)) for _ in range(2))
+        self.engine.run_due()
+        views_of = self.lifecycle.no_shows._announce
+        first = sorted((one['id'], two['id']))[0]
+        self.lifecycle.no_shows._announce = lambda lease_id: (
+            1 / 0 if lease_id == first else views_of(lease_id))
+        self.look(100)
+        self.assertEqual(1, self.told(one) + self.told(two))
+
+    def test_what_is_over_or_was_deleted_is_left_alone(self):
+        self.begun(end=120)
+        self.look(100)
+        self.clock.advance(20)
+        self.engine.run_due()
+        deleted = self.begun(end=5000)
+        self.look(100)
+        self.lifecycle.ending.delete(deleted['id'])
+        self.look(100)
+        for rows in self.scalars(models.Lease.conditions):
+            self.assertIsNone(conditions.find(
+                rows, conditions.Type.ENDED_EARLY))
+
+    def test_prolonging_it_is_no_use_of_it(self):
+        lease = self.begun()
+        self.look(100)
+        self.leases.changing.update(
+            lease['id'], updates.LeaseChange(end=NOW + 5000))
+        self.look(50)
+        self.assertEqual('TERMINATING', self.status(lease))
+
+    def test_it_is_said_beside_why_it_is_not_prolonged(self):
+        def refuse(_lease, _change):
+            raise errors.LimitExceeded('Enough.')
+
+        lease = self.reserve(0, 0, self.places(2), request=self.request(
+            0, 620, auto_extend=600))
+        self.lifecycle.extending._granting = refuse
+        self.engine.run_due()
+        self.clock.advance(20)
+        self.engine.run_due()
+        self.assertIn('Enough.', self.reason(lease))
+        self.look(80)
+        self.assertIn('it ends at', self.reason(lease))
+        self.lifecycle.extending.extend(lease['id'])
+        reason = self.reason(lease)
+        self.assertIn('it ends at', reason)
+        self.assertIn('Enough.', reason)
+
+    def test_nobody_gets_in_when_it_has_been_ended(self):
+        lease = self.begun()
+        self.look(100)
+        self.look(50)
+        self.assertRaises(errors.Conflict, self.occupy, lease)
+
+
+class TestNobodyLooks(NoShowTestCase):
+
+    no_shows = (0, 0)
+
+    def test_it_stays(self):
+        lease = self.begun()
+        self.look(900)
+        self.assertEqual((0, 'ACTIVE'), (
+            self.told(lease), self.status(lease)))

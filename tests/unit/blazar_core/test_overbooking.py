@@ -1,0 +1,732 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import threading
+
+import fixtures
+import sqlalchemy as sa
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import inventory
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.healing import overbooking
+from blazar_core.leases import creation
+from blazar_core.leases import reassignment
+from blazar_core.leases import views
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+
+
+class WatchTestCase(base.LeaseTestCase):
+    """A watch, and a cloud that says of each project what it may use.
+
+    :ivar wanted: by project, what its servers need, or what is raised
+    :ivar asked: what the cloud was asked about
+    """
+
+    patience = 300
+
+    def setUp(self):
+        super().setUp()
+        self.wanted = {}
+        self.asked = []
+        self.uuids = {}
+        self.places_type.demand_of = self.demand_of
+        self.watch = self.new_watch()
+        self.log = self.useFixture(fixtures.FakeLogger(
+            format='%(levelname)s %(message)s'))
+
+    def new_watch(self):
+        """One on connections of its own."""
+        database = self.books.connect()
+        search = admissions.Admission(database, self.clock)
+        return overbooking.OverbookingCheck(
+            database, self.clock, search,
+            reassignment.Reassignment(database, self.clock, self.types),
+            self.vault.open, self.types,
+            lambda event, lease: self.notified.append((event, lease['id'])),
+            self.patience)
+
+    def demand_of(self, promise):
+        self.asked.append(promise)
+        demand = self.wanted.get(promise.project_id, model.Demand({}))
+        if isinstance(demand, Exception):
+            raise demand
+        return demand
+
+    def with_host(self, name, usage=0, **capacity):
+        """Write down what a host has and what of it is used."""
+        if name in self.uuids:
+            self.report(self.uuids[name], name, {'VCPU': usage}, capacity)
+        else:
+            self.uuids[name] = self.host(name, {'VCPU': usage}, **capacity)
+
+    def hosts_of(self, lease):
+        """The names of the hosts of its bookings, oldest first."""
+        with self.database.reader() as session:
+            return list(session.scalars(
+                sa.select(models.Host.name).select_from(models.Booking)
+                .join(models.Reservation)
+                .outerjoin(models.Host,
+                           models.Host.id == models.Booking.host_id)
+                .where(models.Reservation.lease_id == lease['id'])
+                .order_by(models.Booking.id)))
+
+    def change(self, lease, **values):
+        """Write into all bookings of a lease."""
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.reservation_id.in_([
+                    one['id'] for one in lease['reservations']])).values(
+                        **values))
+
+    def get(self, lease):
+        return views.get(self.database, lease['id'])
+
+    def told(self, lease):
+        """How often its change was told."""
+        return self.notified.count(('lease.update', lease['id']))
+
+
+class TestElsewhere(WatchTestCase):
+
+    def test_where_all_fits_nothing_is_done(self):
+        self.with_host('one', VCPU=2)
+        lease = self.lease(50, 100, count=2)
+        before = self.everything()
+        self.watch.look()
+        self.assertEqual(before, self.everything())
+        self.assertEqual(([], []), (self.asked, self.notified))
+        self.assertIs(False, self.get(lease)['degraded'])
+
+    def test_what_is_sent_meanwhile_is_left_alone(self):
+        self.with_host('one', VCPU=2)
+        lease = self.lease(50, 100, count=2)
+        self.with_host('two', VCPU=2)
+        self.with_host('one', usage=1, VCPU=2)
+        bind_all, found = self.watch._bind_all, []
+
+        def send_and_bind(rows):
+            found.extend(rows)
+            self.change(lease, dispatched_at=NOW)
+            with self.database.writer() as session:
+                session.execute(sa.delete(models.HeldBuild))
+            bind_all(found)
+
+        self.watch._bind_all = send_and_bind
+        self.watch.look()
+        self.assertEqual(1, len(found))
+        self.assertEqual((['one', 'one'], []),
+                         (self.hosts_of(lease), self.asked))
+
+    def test_what_does_not_fit_any_more_is_bound_to_another_host(self):
+        self.with_host('one', VCPU=2)
+        lease = self.lease(50, 100, count=2)
+        self.with_host('two', VCPU=2)
+        self.with_host('one', usage=1, VCPU=2)
+        self.watch.look()
+        # The one that was booked last.
+        self.assertEqual(['one', 'two'], self.hosts_of(lease))
+        found = self.get(lease)
+        self.assertEqual((True, False, ''), (
+            found['reservations'][0]['resources_changed'],
+            found['reservations'][0]['missing_resources'],
+            found['status_reason']))
+        self.assertEqual(1, self.told(lease))
+        self.assertIn('is bound to host two now; before: one', self.log.output)
+        before = self.everything()
+        self.watch.look()
+        self.assertEqual(before, self.everything())
+
+    def test_the_newest_goes_and_only_where_it_does_not_fit(self):
+        self.with_host('one', VCPU=2)
+        first = self.lease(50, 100)
+        second = self.lease(50, 100)
+        later = self.lease(200, 300, count=2)
+        brief = self.lease(100, 110)
+        self.with_host('two', VCPU=9)
+        self.with_host('one', usage=1, VCPU=2)
+        self.watch.look()
+        self.assertEqual(
+            [['one'], ['two'], ['one', 'two'], ['one']],
+            [self.hosts_of(one) for one in (first, second, later, brief)])
+
+    def test_from_a_host_that_is_gone_all_go(self):
+        self.with_host('one', VCPU=2)
+        lease = self.lease(50, 100, count=2)
+        self.with_host('two', VCPU=2)
+        with self.database.writer() as session:
+            inventory.retain(session, [self.uuids['two']], NOW)
+        self.watch.look()
+        self.assertEqual(['two', 'two'], self.hosts_of(lease))
+
+    def when_it_is_gone(self, count):
+        """Leases on a host that is away, and room for them on another one."""
+        self.with_host('one', VCPU=count)
+        leases = [self.lease(50, 100) for _time in range(count)]
+        self.with_host('two', VCPU=count)
+        self.with_host('one', VCPU=0)
+        return leases
+
+    def test_one_that_changes_while_others_are_bound_is_bound_as_it_is(self):
+        first, second = self.when_it_is_gone(2)
+        notify = self.watch._rebinding._notify
+
+        def change(event, lease):
+            notify(event, lease)
+            if event == 'lease.healed' and lease['id'] == first['id']:
+                with self.database.writer() as session:
+                    api.locked(session, second['id']).name = 'another'
+
+        self.watch._rebinding._notify = change
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(first))
+        self.assertEqual(['two'], self.hosts_of(second))
+        self.assertEqual('another', self.get(second)['name'])
+
+    def test_one_that_goes_while_others_are_bound_is_in_no_ones_way(self):
+        first, second, third = self.when_it_is_gone(3)
+        notify = self.watch._rebinding._notify
+
+        def change(event, lease):
+            notify(event, lease)
+            if event == 'lease.healed' and lease['id'] == first['id']:
+                self.leases.making.withdraw(second['id'])
+
+        self.watch._rebinding._notify = change
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(third))
+
+    def test_those_that_cannot_be_read_together_are_bound_one_by_one(self):
+        """One that cannot be read at all is in the way of no other one, and
+        is looked for again.
+        """
+        leases = self.when_it_is_gone(3)
+        bad = leases[1]['reservations'][0]['id']
+        cases, broken = self.watch._others.cases, [True]
+
+        def fail(reservation_ids):
+            if bad in reservation_ids and broken:
+                raise ZeroDivisionError
+            return cases(reservation_ids)
+
+        self.watch._others.cases = fail
+        self.watch.look()
+        self.assertEqual([['two'], ['one'], ['two']],
+                         [self.hosts_of(one) for one in leases])
+        broken.clear()
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(leases[1]))
+
+    def test_many_are_bound_together(self):
+        """In a few transactions, and each has what the one before leaves."""
+        leases, begun = self.when_it_is_gone(20), []
+        engine = self.watch._database.engine
+        sa.event.listen(engine, 'begin', begun.append)
+        self.watch.look()
+        for lease in leases:
+            self.assertEqual(['two'], self.hosts_of(lease))
+        self.assertEqual([1] * 20, list(map(self.told, leases)))
+        self.assertLess(len(begun), 15)
+
+    def test_each_of_many_gets_what_others_leave(self):
+        leases, begun = self.when_it_is_gone(2), []
+        self.with_host('two', VCPU=1)
+        self.with_host('three', VCPU=1)
+        engine = self.watch._database.engine
+        sa.event.listen(engine, 'begin', begun.append)
+        self.watch.look()
+        self.assertEqual({'two', 'three'}, {
+            host for lease in leases for host in self.hosts_of(lease)})
+        self.assertLess(len(begun), 15)
+
+    def test_each_of_many_gets_what_others_have_left(self):
+        """Nobody is told that it lacks a host for which one falls free."""
+        self.with_host('small', VCPU=2)
+        self.with_host('gone', VCPU=1)
+        leases = []
+        for vcpus in (2, 1):
+            leases.append(self.lease(50, 100, resources={'VCPU': vcpus}))
+            self.clock.advance(1)
+        self.with_host('large', VCPU=2)
+        self.with_host('small', VCPU=1)
+        self.with_host('gone', VCPU=0)
+        self.watch.look()
+        self.assertEqual([['large'], ['small']],
+                         list(map(self.hosts_of, leases)))
+        self.assertNotIn('lease.degraded', dict(self.notified))
+
+    def test_the_oldest_lease_comes_first_with_all_that_it_has(self):
+        self.with_host('one', VCPU=3)
+        older = self.reserve(50, 100, self.places(), self.places())
+        self.clock.advance(1)
+        younger = self.reserve(50, 100)
+        self.with_host('two', VCPU=2)
+        self.with_host('one', VCPU=0)
+        self.watch.look()
+        self.assertEqual([['two', 'two'], [None]],
+                         list(map(self.hosts_of, (older, younger))))
+
+    def test_one_that_goes_while_many_are_bound_keeps_nobody(self):
+        leases, begun = self.when_it_is_gone(16), []
+        rebind = self.watch._binding.rebind
+
+        def rebind_late(*moves):
+            if not begun:
+                sa.event.listen(
+                    self.watch._database.engine, 'begin', begun.append)
+                self.leases.making.withdraw(leases[3]['id'])
+            return rebind(*moves)
+
+        self.watch._binding.rebind = rebind_late
+        self.watch.look()
+        del leases[3]
+        self.assertEqual([['two']] * 15, list(map(self.hosts_of, leases)))
+        self.assertLess(len(begun), 15)
+
+    def test_where_another_one_is_busy_is_not_looked_first(self):
+        leases = self.when_it_is_gone(1)
+        self.with_host('three', VCPU=1)
+        busy, = self.scalars(models.Host.id, models.Host.name == 'two')
+        rebind = self.watch._binding.rebind
+
+        def rebind_late(*moves):
+            if busy in moves[0].hosts.values():
+                raise api.LostRace(busy)
+            return rebind(*moves)
+
+        self.watch._binding.rebind = rebind_late
+        self.watch.look()
+        self.assertEqual(['three'], self.hosts_of(leases[0]))
+
+    def test_who_finds_what_another_one_has_bound_leaves_it_there(self):
+        """Also where another host would be better by now."""
+        leases = self.when_it_is_gone(2)
+        self.with_host('two', VCPU=1)
+        self.with_host('three', VCPU=1)
+        other, bind_all = self.new_watch(), self.watch._bind_all
+
+        def bind_late(rows):
+            rows = list(rows)
+            other.look()
+            self.with_host('better', VCPU=4)
+            self.lease(50, 100, count=1)
+            bind_all(rows)
+
+        self.watch._bind_all = bind_late
+        self.watch.look()
+        self.assertEqual({'two', 'three'}, {
+            host for lease in leases for host in self.hosts_of(lease)})
+        self.assertEqual([1] * 2, list(map(self.told, leases)))
+
+    def test_from_one_with_less_than_before_some_go(self):
+        self.with_host('one', VCPU=4, MEMORY_MB=4)
+        resources = {'VCPU': 1, 'MEMORY_MB': 1}
+        lease = self.lease(50, 100, count=4, resources=resources)
+        self.with_host('two', VCPU=4, MEMORY_MB=4)
+        self.with_host('one', VCPU=4, MEMORY_MB=3)
+        self.watch.look()
+        self.assertEqual(['one'] * 3 + ['two'], self.hosts_of(lease))
+
+    def test_it_goes_only_where_the_cloud_lets_it(self):
+        self.with_host('one', VCPU=1)
+        lease = self.lease(50, 100, call='the call')
+        self.with_host('two', VCPU=1)
+        self.with_host('three', VCPU=1)
+        self.wanted['project'] = model.Demand(
+            {}, hosts=frozenset([self.uuids['three']]))
+        self.with_host('one', usage=1, VCPU=1)
+        self.watch.look()
+        self.assertEqual(['three'], self.hosts_of(lease))
+        reservation, = lease['reservations']
+        self.assertEqual([resource_types.ReservationContext(
+            reservation['id'], lease['id'], 'project', 'user', {}, {},
+            (self.uuids['one'],), 'the call', {self.uuids['one']: 'one'}, (),
+            model.Window(NOW + 50, NOW + 100),
+            tuple(base.servers_of(lease)))], self.asked)
+
+    def test_places_go_together_if_they_belong_together(self):
+        self.with_host('one', VCPU=3)
+        lease = self.reserve(50, 100, self.places(2, affinity=True))
+        self.wanted['project'] = model.Demand(
+            {}, affinity=model.Affinity.SAME)
+        self.with_host('two', VCPU=1)
+        self.with_host('three', VCPU=2)
+        self.with_host('one', usage=2, VCPU=3)
+        self.watch.look()
+        self.assertEqual(['three', 'three'], self.hosts_of(lease))
+        self.assertEqual({'vcpus': 1}, self.asked[0].spec)
+        self.assertIsNone(self.asked[0].call)
+
+    def test_those_that_are_to_be_apart_stay_so(self):
+        self.with_host('one', VCPU=2)
+        self.with_host('two', VCPU=1)
+        lease = self.reserve(50, 100, self.places(2, affinity=False))
+        self.wanted['project'] = model.Demand(
+            {}, affinity=model.Affinity.DIFFERENT)
+        self.with_host('three', VCPU=1)
+        self.with_host('two', usage=1, VCPU=1)
+        self.watch.look()
+        self.assertEqual({'one', 'three'}, set(self.hosts_of(lease)))
+
+    def test_free_places_go_and_those_that_are_taken_stay(self):
+        self.with_host('one', VCPU=2)
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        server_id, = self.occupy(lease)
+        self.with_host('two', VCPU=2)
+        self.clock.advance(10)
+        self.with_host('one', usage=1, VCPU=2)
+        self.watch.look()
+        self.assertEqual('one', self.host_of(server_id))
+        self.assertEqual(['one', 'two'], sorted(self.hosts_of(lease)))
+
+    def test_a_place_waits_for_its_sibling_that_takes_it(self):
+        for name in ('one', 'two'):
+            self.with_host(name, VCPU=1)
+        lease = self.reserve(0, 1000, self.places(2), active=True)
+        server_id, = self.occupy(lease)
+        self.lifecycle.observing.observe(server_id, cloud_api.ObservedServer(
+            cloud_api.ServerState.RUNNING,
+            self.uuids[self.host_of(server_id)]))
+        there, = {'one', 'two'} - {self.host_of(server_id)}
+        scheduler_claims.Claims(
+            self.database, self.clock, self.admission.index).claim(
+                server_id, {self.uuids[there]: {'VCPU': 1}})
+        before = self.hosts_of(lease)
+        self.watch.look()
+        self.assertEqual((before, []), (self.hosts_of(lease), self.asked))
+        # It stays where it was, and something else has come.
+        self.clock.advance(overbooking.AGAIN + 1)
+        with self.database.writer() as session:
+            uuid = self.uuids[there]
+            inventory.report_usage(
+                session, self.clock.now(), uuid, {'other': {'VCPU': 1}},
+                inventory.generations(session, [uuid])[uuid])
+        self.watch.look()
+        self.assertIn(None, self.hosts_of(lease))
+
+    def test_an_offer_goes_too(self):
+        self.with_host('one', VCPU=1)
+        offer = self.leases.making.offer(creation.NewLease(
+            'project', 'user', self.request(50, 100), (self.places(),)), 40)
+        self.with_host('two', VCPU=1)
+        self.with_host('one', usage=1, VCPU=1)
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(offer))
+
+
+class TestWhatStays(WatchTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.with_host('one', VCPU=1)
+
+    def crowd(self):
+        self.with_host('two', VCPU=1)
+        self.with_host('one', usage=1, VCPU=1)
+
+    def test_a_server_that_runs_is_not_touched_but_told_of_once(self):
+        lease = self.running_lease(0, 1000)
+        self.crowd()
+        for _look in range(3):
+            self.clock.advance(overbooking.AGAIN)
+            self.watch.look()
+        self.assertEqual(['one'], self.hosts_of(lease))
+        self.assertEqual(1, self.log.output.count('WARNING Host one is'))
+        self.with_host('one', usage=2, VCPU=1)
+        self.watch.look()
+        self.assertEqual(2, self.log.output.count('WARNING Host one is'))
+
+    def test_one_that_is_on_its_way_is_not_touched(self):
+        lease = self.lease(50, 100)
+        self.crowd()
+        for column in ('dispatched_at', 'claimed_at'):
+            self.change(lease, **{column: NOW})
+            self.watch.look()
+            self.assertEqual(['one'], self.hosts_of(lease), column)
+            self.change(lease, **{column: None})
+        self.clock.advance(overbooking.AGAIN)
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(lease))
+
+    def test_one_that_starts_at_once_is_not_touched(self):
+        lease = self.lease(0, 100)
+        self.crowd()
+        self.watch.look()
+        self.assertEqual(['one'], self.hosts_of(lease))
+
+    def test_a_server_that_overstays_drives_nobody_away_at_once(self):
+        self.running_lease(0, 100)
+        lease = self.lease(100, 9000)
+        self.with_host('two', VCPU=1)
+        self.clock.advance(100)
+        self.watch.look()
+        self.clock.advance(self.patience - 1)
+        self.watch.look()
+        self.assertEqual(['one'], self.hosts_of(lease))
+        self.clock.advance(overbooking.AGAIN)
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(lease))
+
+    def test_what_runs_without_an_end_is_not_our_business_alone(self):
+        self.with_host('one', usage=2, VCPU=1)
+        self.watch.look()
+        self.assertNotIn('WARNING', self.log.output)
+
+
+class TestMissing(WatchTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.with_host('one', VCPU=2)
+
+    def crowd(self, usage=2):
+        self.with_host('one', usage=usage, VCPU=2)
+
+    def test_what_has_no_room_anywhere_is_flagged_at_once(self):
+        lease = self.lease(50, 100, count=2)
+        self.crowd(1)
+        self.watch.look()
+        self.assertEqual(['one', None], self.hosts_of(lease))
+        found = self.get(lease)
+        self.assertEqual(
+            ('PENDING', True, True), (
+                found['status'], found['degraded'],
+                found['reservations'][0]['missing_resources']))
+        self.assertIn('There is no capacity for this lease in its time.',
+                      found['status_reason'])
+        self.assertEqual(1, self.told(lease))
+        self.assertIn(f'WARNING Lease {lease["id"]}: ', self.log.output)
+        self.assertIn('has no capacity on host one any more', self.log.output)
+
+    def test_it_is_said_once(self):
+        lease = self.lease(50, 1000, count=2)
+        self.crowd(1)
+        for _look in range(5):
+            self.watch.look()
+            self.clock.advance(20)
+        self.assertEqual(1, self.told(lease))
+        self.assertEqual(1, self.log.output.count('any more. '))
+
+    def test_it_says_when_there_would_be_room(self):
+        lease = self.lease(50, 100, count=2)
+        self.with_host('two', VCPU=2)
+        self.lease(40, 500, count=2)
+        self.crowd()
+        self.watch.look()
+        self.assertEqual([None, None], self.hosts_of(lease))
+        self.assertIn('next_start: 2027-01-15T08:08:20',
+                      self.get(lease)['status_reason'])
+
+    def test_it_gets_its_room_as_soon_as_there_is_some(self):
+        lease = self.lease(50, 1000, count=2)
+        self.crowd()
+        self.watch.look()
+        self.assertEqual([None, None], self.hosts_of(lease))
+        self.crowd(1)
+        self.watch.look()
+        self.assertEqual(['one', None], self.hosts_of(lease))
+        self.assertEqual(['CapacityMissing'], [
+            one['type'] for one in self.get(lease)['conditions']])
+        self.crowd(0)
+        self.watch.look()
+        self.assertEqual(['one', 'one'], self.hosts_of(lease))
+        found = self.get(lease)
+        self.assertEqual((False, ''), (
+            found['reservations'][0]['missing_resources'],
+            found['status_reason']))
+        self.assertEqual(3, self.told(lease))
+
+    def test_nothing_is_said_any_more_of_what_was_bound_by_others(self):
+        lease = self.lease(50, 1000)
+        self.crowd()
+        self.watch.look()
+        self.change(lease, host_id=self.scalars(models.Host.id)[0],
+                    claimed_at=NOW)
+        self.clock.advance(overbooking.AGAIN)
+        self.watch.look()
+        self.assertEqual('', self.get(lease)['status_reason'])
+        self.assertEqual(2, self.told(lease))
+
+    def test_a_large_lease_keeps_no_small_one_from_its_room(self):
+        large = self.lease(50, 100, resources={'VCPU': 2})
+        self.clock.advance(1)
+        small = self.lease(200, 300)
+        self.crowd()
+        self.watch.look()
+        self.assertEqual([[None], [None]], [
+            self.hosts_of(one) for one in (large, small)])
+        self.crowd(1)
+        self.watch.look()
+        self.assertEqual([[None], ['one']], [
+            self.hosts_of(one) for one in (large, small)])
+
+    def test_the_oldest_lease_comes_first(self):
+        made = []
+        for _number in range(2):
+            made.append(self.lease(50, 100))
+            self.clock.advance(1)
+        self.crowd()
+        self.watch.look()
+        self.crowd(1)
+        self.watch.look()
+        self.assertEqual([['one'], [None]], list(map(self.hosts_of, made)))
+
+    def test_places_that_belong_together_are_missing_together(self):
+        lease = self.reserve(50, 100, self.places(2, affinity=True))
+        self.wanted['project'] = model.Demand(
+            {}, affinity=model.Affinity.SAME)
+        self.crowd(1)
+        self.watch.look()
+        self.assertEqual([None, None], self.hosts_of(lease))
+        self.crowd(0)
+        self.watch.look()
+        self.assertEqual(['one', 'one'], self.hosts_of(lease))
+
+    def test_a_lease_that_may_use_no_host_says_so(self):
+        lease = self.lease(50, 100)
+        self.with_host('two', VCPU=2)
+        self.wanted['project'] = errors.Refused(refusals.Refusal(
+            refusals.Reason.NO_HOST, 0, 0, None))
+        self.crowd()
+        self.watch.look()
+        self.assertEqual([None], self.hosts_of(lease))
+        self.assertIn('There is no host that this lease may use. '
+                      'next_start: none. fits_now: 0 of 1.',
+                      self.get(lease)['status_reason'])
+
+    def test_while_the_cloud_does_not_answer_nothing_is_said(self):
+        lease = self.lease(50, 100)
+        other = self.lease(50, 100, project='other')
+        self.wanted['project'] = errors.CloudUnavailable('away')
+        self.wanted['other'] = RuntimeError('broken')
+        self.with_host('two', VCPU=2)
+        self.crowd()
+        self.watch.look()
+        self.assertEqual([['one'], ['one']],
+                         [self.hosts_of(one) for one in (lease, other)])
+        self.assertEqual([], self.notified)
+        self.wanted.clear()
+        # It is not waited for again in every look.
+        self.watch.look()
+        self.assertEqual([['one'], ['two']],
+                         [self.hosts_of(one) for one in (lease, other)])
+        self.clock.advance(overbooking.AGAIN)
+        self.watch.look()
+        self.assertEqual([['two'], ['two']],
+                         [self.hosts_of(one) for one in (lease, other)])
+
+    def test_looking_for_many_goes_on_in_the_next_look(self):
+        """Each costs a search, and what has just become too much waits."""
+        found = [self.lease(50, 100, project=name) for name in 'ab']
+        self.crowd()
+        self.watch.look()
+        self.assertEqual([[None]] * 2, list(map(self.hosts_of, found)))
+        bind_all, tried = self.watch._bind_all, []
+
+        def slow(rows):
+            rows = list(rows)
+            tried.extend(row.lease_id for row in rows)
+            if rows:
+                self.clock.advance(overbooking.PAUSE + 1)
+            bind_all(rows)
+
+        self.watch._bind_all = slow
+        self.with_host('full', VCPU=0)
+        for _look in range(2):
+            self.watch.look()
+        self.assertEqual([lease['id'] for lease in sorted(
+            found, key=lambda lease: (lease['created_at'], lease['id']))],
+            tried)
+
+    def test_the_cloud_is_not_asked_in_every_round(self):
+        self.lease(50, 1000)
+        self.crowd()
+        for usage in range(3, 8):
+            self.watch.look()
+            self.crowd(usage)
+        self.assertEqual(1, len(self.asked))
+        self.clock.advance(overbooking.AGAIN)
+        self.watch.look()
+        self.assertEqual(2, len(self.asked))
+
+    def test_a_lease_that_failed_or_goes_is_left_alone(self):
+        failed = self.lease(50, 100)
+        gone = self.lease(60, 100)
+        self.lifecycle.starting.give_up(failed['id'], 'start_lease')
+        self.with_host('two', VCPU=2)
+        self.crowd()
+        self.lifecycle.ending.delete(gone['id'])
+        before = self.everything()
+        self.watch.look()
+        self.assertEqual(before, self.everything())
+
+
+class TestTogether(WatchTestCase):
+
+    def test_several_may_do_it_at_once(self):
+        self.with_host('one', VCPU=8)
+        made = [self.lease(50, 100) for _number in range(8)]
+        self.with_host('two', VCPU=8)
+        self.with_host('one', usage=4, VCPU=8)
+        watches = [self.new_watch() for _number in range(3)]
+        together = threading.Barrier(3)
+
+        def look(one):
+            together.wait(20)
+            one.look()
+
+        for thread in [self.in_thread(lambda one=one: look(one))
+                       for one in watches]:
+            thread.join(60)
+        self.watch.look()
+        self.assertEqual([['one']] * 4 + [['two']] * 4,
+                         list(map(self.hosts_of, made)))
+        self.assertEqual([0] * 4 + [1] * 4, list(map(self.told, made)))
+
+    def test_who_is_late_leaves_it_as_it_is(self):
+        self.with_host('one', VCPU=1)
+        lease = self.lease(50, 100)
+        self.with_host('two', VCPU=1)
+        self.with_host('one', usage=1, VCPU=1)
+        other = self.new_watch()
+        real = self.watch._binding.rebind
+
+        def rebind(*args):
+            # Meanwhile another one does it.
+            other.look()
+            return real(*args)
+
+        self.watch._binding.rebind = rebind
+        self.watch.look()
+        self.assertEqual(['two'], self.hosts_of(lease))
+        self.assertEqual(1, self.told(lease))
+
+    def test_room_that_goes_meanwhile_is_looked_for_again(self):
+        self.with_host('one', VCPU=1)
+        lease = self.lease(50, 100)
+        self.with_host('two', VCPU=1)
+        self.with_host('one', usage=1, VCPU=1)
+        real = self.watch._binding.rebind
+        taken = []
+
+        def rebind(*args):
+            if not taken:
+                taken.append(self.lease(50, 100))
+                self.with_host('three', VCPU=1)
+            return real(*args)
+
+        self.watch._binding.rebind = rebind
+        self.watch.look()
+        self.assertEqual([['two'], ['three']],
+                         [self.hosts_of(one) for one in (*taken, lease)])

@@ -1,0 +1,518 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A resource type that has nothing to do with servers, in its own file.
+
+All that the project knows of parking lots stands in :class:`ParkingLots`.
+"""
+
+import itertools
+import types
+import typing as ty
+
+from oslo_utils import uuidutils
+
+from blazar_core.capacity import inventory
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.healing import overbooking
+from blazar_core.leases import creation
+from blazar_core.leases import reassignment
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
+from tests import databases
+from tests.unit import base
+
+NOW = base.NOW
+
+load_tests = databases.load_tests
+
+
+class ParkingLots(resource_types.ResourceType):
+    """So many lots in a garage; the barrier lets in who has some.
+
+    :ivar garages: how wide each is
+    :ivar barrier: by reservation, in which garages its lots are
+    :ivar swept: the reservations whose lots were swept
+    """
+
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'amount': '2', 'width': '3'}
+
+    def __init__(self) -> None:
+        self.garages: list[model.HostFacts] = []
+        self.barrier: dict[str, tuple[str, ...]] = {}
+        self.swept: list[tuple[str, str]] = []
+        self.stuck = False
+
+    def read(self, values: resource_types.Values) -> resource_types.Values:
+        return {key: inputs.integer(inputs.needed(values, key), key, 1)
+                for key in self.parameters}
+
+    def wanted(self, asking: ty.Any, params: resource_types.Values,
+               ) -> resource_types.Requirements:
+        return resource_types.Requirements(
+            self._demand(params), {'owner': asking.project_id})
+
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
+        return self._demand(reserved.params)
+
+    def _demand(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
+        return model.Demand(
+            {'CUSTOM_LOT_WIDTH': params['width']}, params['amount'])
+
+    def start(self, reserved: resource_types.ReservationContext) -> None:
+        if self.stuck:
+            raise RuntimeError('the barrier is stuck')
+        self.barrier[reserved.id] = reserved.hosts
+
+    def end(self, reserved: resource_types.ReservationContext) -> None:
+        if self.stuck:
+            raise RuntimeError('the barrier is stuck')
+        self.barrier.pop(reserved.id, None)
+
+    def changed(self, reserved: resource_types.ReservationContext) -> None:
+        self.start(reserved)
+
+    def events(self, window: model.Window) -> ty.Mapping[str, int]:
+        return {'sweep': (window.start + window.end) // 2}
+
+    def happens(self, event_type: str,
+                reserved: resource_types.ReservationContext) -> None:
+        self.swept.append((event_type, reserved.id))
+
+    def hosts(self) -> ty.Iterable[model.HostFacts]:
+        return self.garages
+
+    def opened(self) -> ty.Collection[str]:
+        return list(self.barrier)
+
+
+#: Who asks.
+ASKING = types.SimpleNamespace(project_id='project', user_id='user')
+
+
+class TestParkingLots(base.LeaseTestCase):
+    """The whole life of what is no server."""
+
+    def more_types(self):
+        self.lots = ParkingLots()
+        return {'parking:lot': self.lots}
+
+    def setUp(self):
+        super().setUp()
+        self.garage = self.garage_of('garage', 10)
+        self.host('compute', VCPU=10)
+        self.engine = self.new_engine()
+
+    def garage_of(self, name, width, uuid=None):
+        """Write down what a garage has; returns its uuid."""
+        uuid = uuid or uuidutils.generate_uuid()
+        with self.database.writer() as session:
+            inventory.report(session, NOW, model.HostFacts(
+                uuid, name, '', {'CUSTOM_LOT_WIDTH': width},
+                pool='parking:lot'), {}, inventory.generations(
+                    session, [uuid]).get(uuid))
+        return uuid
+
+    def lots_of(self, amount=2, width=3):
+        params = self.lots.read({'amount': str(amount), 'width': width})
+        wanted = self.lots.wanted(ASKING, params)
+        return creation.NewReservation(
+            wanted.demand, resource_type='parking:lot', params=params,
+            spec=wanted.spec)
+
+    def times(self, lease):
+        return {event['event_type']: event['time'] - NOW
+                for event in views.get(self.database, lease['id'])['events']}
+
+    def free(self):
+        """How much of the garage nobody has booked, for ever."""
+        with self.admission.index.fresh() as timeline:
+            window = model.Window(self.clock.now(), model.FOREVER)
+            return int(timeline.fits(
+                model.Demand({'CUSTOM_LOT_WIDTH': 1}, 100), window).max())
+
+    def test_they_live(self):
+        lease = self.reserve(50, 150, self.lots_of(), self.places(),
+                             request=self.request(50, 150,
+                                                  before_end=NOW + 140))
+        reservation = lease['reservations'][0]
+        self.assertEqual(
+            ('parking:lot', {'amount': 2, 'width': 3}, []), (
+                reservation['resource_type'], reservation['params'],
+                reservation['servers']))
+        self.assertEqual(4, self.free())
+        self.assertEqual(
+            {'start_lease': 50, 'parking:lot:sweep': 100, 'end_lease': 150,
+             'before_end_lease': 140}, self.times(lease))
+        self.clock.advance(50)
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual({reservation['id']: (self.garage, self.garage)},
+                         self.lots.barrier)
+        self.clock.advance(50)
+        self.engine.run_due()
+        self.assertEqual([('sweep', reservation['id'])], self.lots.swept)
+        self.clock.advance(40)
+        self.engine.run_due()
+        self.assertEqual(('before_end_lease', reservation['id']),
+                         self.lots.swept[-1])
+        self.clock.advance(10)
+        self.engine.run_due()
+        self.assertEqual({}, self.lots.barrier)
+        self.assertEqual(10, self.free())
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertIn('lease.event.parking:lot:sweep',
+                      [event for event, _lease in self.notified])
+
+    def test_there_are_no_more_than_there_are(self):
+        self.reserve(0, 100, self.lots_of(3, 3))
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 50, 100, self.lots_of(1, 3))
+        self.assertEqual(NOW + 100, refused.refusal.next_start)
+
+    def test_its_events_move_with_the_lease(self):
+        lease = self.reserve(50, 150, self.lots_of())
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
+            start=NOW + 100, end=NOW + 300, events=()))
+        self.assertEqual(
+            {'start_lease': 100, 'parking:lot:sweep': 200, 'end_lease': 300},
+            self.times(lease))
+
+    def test_what_cannot_be_done_now_is_done_later(self):
+        lease = self.reserve(0, 1000, self.lots_of())
+        self.lots.stuck = True
+        self.engine.run_due()
+        self.assertEqual('STARTING', self.status(lease))
+        self.lots.stuck = False
+        self.clock.advance(10)
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(1, len(self.lots.barrier))
+        self.lots.stuck = True
+        self.lifecycle.ending.delete(lease['id'])
+        self.assertEqual('DELETING', self.status(lease))
+        self.lots.stuck = False
+        self.clock.advance(300)
+        self.engine.run_due()
+        self.assertEqual({}, self.lots.barrier)
+        self.assertEqual(10, self.free())
+
+    def watching(self):
+        database = self.books.connect()
+        return overbooking.OverbookingCheck(
+            database, self.clock, self.admission,
+            reassignment.Reassignment(database, self.clock, self.types),
+            self.vault.open, self.types,
+            lambda event, lease: None, self.patience)
+
+    def test_when_their_garage_shrinks_they_move(self):
+        """And the barrier is told, however often that has to be tried."""
+        lease = self.reserve(0, 1000, self.lots_of())
+        self.engine.run_due()
+        other = self.garage_of('other garage', 6)
+        self.garage_of('garage', 2, self.garage)
+        self.watching().look()
+        self.lots.stuck = True
+        self.engine.run_due()
+        reservation, = views.get(self.database, lease['id'])['reservations']
+        self.assertTrue(reservation['resources_changed'])
+        self.assertEqual({reservation['id']: (self.garage,) * 2},
+                         self.lots.barrier)
+        self.lots.stuck = False
+        self.clock.advance(10)
+        self.engine.run_due()
+        self.assertEqual({reservation['id']: (other, other)},
+                         self.lots.barrier)
+
+    def resize(self, lease, amount):
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
+            reservations={lease['reservations'][0]['id']:
+                          self.lots_of(amount)}))
+
+    def test_the_barrier_is_told_of_more_and_of_fewer(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        self.engine.run_due()
+        for amount in (3, 1):
+            self.resize(lease, amount)
+            self.engine.run_due()
+            self.assertEqual([(self.garage,) * amount],
+                             [*self.lots.barrier.values()])
+        # Only the last time is remembered, and none of it is shown.
+        self.assertEqual([':changed'], self.scalars(
+            models.Event.event_type, models.Event.event_type.like(':%')))
+        self.assertNotIn(':changed', self.times(lease))
+
+    def test_one_who_stands_still_while_it_changes_tells_of_the_last(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        self.engine.run_due()
+        self.resize(lease, 3)
+        changed, calls = self.lots.changed, []
+
+        def late(reserved):
+            if not calls:
+                calls.append(reserved)
+                self.resize(lease, 1)
+                self.engine.run_due()
+            changed(reserved)
+
+        self.lots.changed = late
+        self.assertIsNone(self.lifecycle.telling.changed(lease['id']))
+        self.assertEqual([(self.garage,)], [*self.lots.barrier.values()])
+
+    def test_what_changes_again_and_again_is_told_later(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        self.engine.run_due()
+        amounts = itertools.cycle([3, 1])
+        self.lots.changed = lambda _reserved: self.resize(
+            lease, next(amounts))
+        later = self.lifecycle.telling.changed(lease['id'])
+        self.assertEqual(lease_status.AGAIN, later.seconds)
+
+    def test_what_ends_while_it_changes_is_closed(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        self.engine.run_due()
+        self.resize(lease, 3)
+        start = self.lots.start
+
+        def late(reserved):
+            self.lifecycle.ending.delete(lease['id'])
+            start(reserved)
+
+        self.lots.start = late
+        self.engine.run_due()
+        self.assertEqual('DELETED', self.status_of(lease))
+        self.assertEqual({}, self.lots.barrier)
+
+    def status_of(self, lease):
+        """DELETED when nobody sees it any more."""
+        try:
+            return self.status(lease)
+        except errors.NotFound:
+            return 'DELETED'
+
+    def test_what_is_bound_elsewhere_while_it_starts_is_told_again(self):
+        lease = self.reserve(0, 1000, self.lots_of(2))
+        start, calls = self.lots.start, []
+
+        def late(reserved):
+            if not calls:
+                calls.append(reserved)
+                self.garage_of('other garage', 6)
+                self.garage_of('garage', 2, self.garage)
+                self.watching().look()
+                # Who is told of it now is told of more than is so in the end.
+                self.assertEqual(1, self.new_engine().run_due())
+            start(reserved)
+
+        self.lots.start = late
+        for _time in range(2):
+            self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        (where, _other), = self.lots.barrier.values()
+        self.assertNotEqual(self.garage, where)
+
+    def test_what_cannot_be_opened_at_all_is_closed(self):
+        """Before its room goes to others."""
+        lease = self.reserve(0, 10 ** 6, self.lots_of(), self.places())
+        self.places_type.broken['start'] = RuntimeError('no')
+        while self.status(lease) == 'STARTING' or self.clock.now() == NOW:
+            self.engine.run_due()
+            self.clock.advance(300)
+        self.assertEqual('ERROR', self.status(lease))
+        self.assertEqual({}, self.lots.barrier)
+        self.assertEqual(
+            'What was reserved could not be made ready for use. start_lease: '
+            'internal error RuntimeError; the log of blazar-listener says '
+            'more.',
+            views.get(self.database, lease['id'])['status_reason'])
+
+    def test_what_was_opened_when_it_was_over_is_closed(self):
+        """By a process that stood still, and died when it had done that."""
+        lease = self.reserve(0, 100, self.lots_of())
+        self.engine.run_due()
+        (own,) = self.lots.barrier
+        self.lifecycle.closing.close_left()
+        self.assertEqual({own}, self.lots.barrier.keys())
+        self.clock.advance(100)
+        self.engine.run_due()
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.lots.barrier))
+        self.lifecycle.starting.open(lease['id'])
+        self.lots.barrier['of an older database'] = ()
+        self.lifecycle.closing.close_left()
+        self.assertEqual(['of an older database'], [*self.lots.barrier])
+        self.assertEqual(['of an older database'], [
+            one.id for _kind, one in self.lifecycle.closing.left_open()])
+
+    def test_what_has_to_wait_is_no_failure(self):
+        lease = self.reserve(0, 10 ** 6, self.places())
+        self.places_type.broken['start'] = errors.CloudUnavailable('wait')
+        for _time in range(30):
+            self.engine.run_due()
+            self.clock.advance(300)
+        self.assertEqual('STARTING', self.status(lease))
+        self.places_type.broken.clear()
+        self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_one_begins_when_the_other_has_ended(self):
+        first = self.reserve(0, 100, self.lots_of(3))
+        self.engine.run_due()
+        second = self.reserve(100, 200, self.lots_of(3))
+        self.clock.advance(100)
+        self.lots.stuck = True
+        self.engine.run_due()
+        self.lots.stuck = False
+        self.assertEqual(('TERMINATING', 'PENDING'), (
+            self.status(first), self.status(second)))
+        for _time in range(3):
+            self.clock.advance(20)
+            self.engine.run_due()
+        self.assertEqual(('TERMINATED', 'ACTIVE'), (
+            self.status(first), self.status(second)))
+
+    def test_what_is_put_off_happens_again(self):
+        lease = self.reserve(0, 100, self.lots_of())
+        self.clock.advance(50)
+        self.engine.run_due()
+        self.leases.changing.update(
+            lease['id'], updates.LeaseChange(end=NOW + 1000))
+        self.assertEqual(500, self.times(lease)['parking:lot:sweep'])
+        self.clock.advance(450)
+        self.engine.run_due()
+        self.assertEqual(2, len(self.lots.swept))
+
+    def test_longer_leases_get_more_events_and_shorter_ones_fewer(self):
+        self.days()
+        lease = self.reserve(50, 80, self.lots_of())
+        for end, days in ((100, 5), (70, 2)):
+            self.leases.changing.update(
+                lease['id'], updates.LeaseChange(end=NOW + end))
+            self.assertEqual(
+                {f'parking:lot:day{number}': 50 + 10 * number
+                 for number in range(days)}, self.own_events(lease))
+
+    def days(self):
+        """Have an event each ten seconds."""
+        self.lots.events = lambda window: {
+            f'day{number}': window.start + 10 * number
+            for number in range((window.end - window.start) // 10)}
+
+    def own_events(self, lease):
+        """When the events of types' own happen to a lease."""
+        return {name: time for name, time in self.times(lease).items()
+                if ':' in name}
+
+    def change(self, lease, **times):
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
+            **{name: NOW + time for name, time in times.items()}))
+
+    def test_what_has_happened_stays_in_the_record(self):
+        self.days()
+        lease = self.reserve(0, 100, self.lots_of())
+        self.clock.advance(25)
+        self.engine.run_due()
+        self.change(lease, end=28)
+        self.lots.events = lambda window: {}
+        self.change(lease, end=60)
+        self.assertEqual({f'parking:lot:day{number}': 10 * number
+                          for number in range(3)}, self.own_events(lease))
+
+    def test_of_an_offer_nothing_happens(self):
+        self.days()
+        lease = self.leases.making.offer(creation.NewLease(
+            'project', 'user', self.request(50, 80), (self.lots_of(),)), 600)
+        self.change(lease, end=150)
+        self.assertEqual(10, len(self.own_events(lease)))
+        self.clock.advance(200)
+        self.assertEqual(0, self.engine.run_due())
+        self.assertEqual([], self.notified)
+
+    def test_events_of_what_is_not_installed_stay_as_they_are(self):
+        lease = self.reserve(50, 150, self.lots_of())
+        del self.types.named['parking:lot']
+        self.change(lease, end=1000)
+        self.assertEqual({'parking:lot:sweep': 100}, self.own_events(lease))
+
+    def test_events_that_cannot_be_are_refused(self):
+        for name in ('a:b', '', 'x' * 60):
+            self.lots.events = lambda window, name=name: {name: window.start}
+            self.assertRaises(errors.ConfigurationError, self.reserve, 50, 80,
+                              self.lots_of())
+        self.lots.events = lambda window: {'early': 0, 'late': 10 ** 12}
+        times = self.times(self.reserve(50, 80, self.lots_of()))
+        self.assertEqual((50, 80), (
+            times['parking:lot:early'], times['parking:lot:late']))
+
+    def test_the_world_is_told_whatever_the_type_makes_of_it(self):
+        self.reserve(0, 100, self.lots_of())
+        self.engine.run_due()
+        self.lots.happens = lambda *_args: 1 / 0
+        self.clock.advance(50)
+        self.engine.run_due()
+        self.assertIn('lease.event.parking:lot:sweep',
+                      [event for event, _lease in self.notified])
+
+    def test_nothing_happens_before_the_start(self):
+        lease = self.reserve(0, 100, self.lots_of())
+        self.lots.stuck = True
+        self.clock.advance(50)
+        self.engine.run_due()
+        self.assertEqual([], self.lots.swept)
+        self.lots.stuck = False
+        for _time in range(2):
+            self.clock.advance(10)
+            self.engine.run_due()
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(1, len(self.lots.swept))
+
+    def test_while_it_is_not_installed_all_else_goes_on(self):
+        lease = self.reserve(0, 100, self.lots_of(), self.places())
+        self.engine.run_due()
+        server_id = uuidutils.generate_uuid()
+        self.leases.places.occupy(
+            lease['reservations'][1]['id'], 'project', [server_id])
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            base.State.RUNNING)
+        del self.types.named['parking:lot']
+        self.leases.changing.update(
+            lease['id'], updates.LeaseChange(end=NOW + 200))
+        self.watching().look()
+        self.clock.advance(200)
+        self.engine.run_due()
+        self.assertEqual([server_id], self.cloud.deleted)
+        self.assertEqual({}, self.places_type.open)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertIn('could not be closed', views.get(
+            self.database, lease['id'])['status_reason'])
+        self.types.named['parking:lot'] = self.lots
+        self.clock.advance(300)
+        self.engine.run_due()
+        self.assertEqual(('TERMINATED', ''), (
+            self.status(lease), views.get(
+                self.database, lease['id'])['status_reason']))
+        self.assertEqual({}, self.lots.barrier)
+
+    def test_what_has_not_begun_moves_without_a_word(self):
+        lease = self.reserve(50, 1000, self.lots_of())
+        self.garage_of('other garage', 6)
+        self.garage_of('garage', 2, self.garage)
+        self.watching().look()
+        self.assertTrue(views.get(self.database, lease['id'])[
+            'reservations'][0]['resources_changed'])
+        self.assertEqual([], self.scalars(
+            models.Event.id, models.Event.event_type == ':changed'))
+
+    def test_a_pool_that_nova_does_not_know_stays(self):
+        with self.database.writer() as session:
+            self.assertEqual(['compute'], inventory.retain(session, [], NOW))
+        self.assertEqual(10, self.free())
+        self.assertEqual([{}], self.scalars(
+            models.Host.capacity, models.Host.name == 'compute'))

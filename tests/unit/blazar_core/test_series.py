@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""Leases that recur: admitted together, told as one, and their servers."""
+
+import datetime
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import recurrences
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import creation
+from blazar_core.leases import requests
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+State = cloud_api.ServerState
+
+
+class RecurringTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('host', VCPU=1)
+
+    def policies(self):
+        return {end_policies.DELETE: end_policies.Delete(),
+                end_policies.SHELVE: end_policies.Shelve()}
+
+    def wanted(self, *starts, between='delete', some=False, lasts=50,
+               count=1):
+        """How it recurs, and its occurrences: each of one CPU."""
+        windows = tuple(model.Window(NOW + start, NOW + start + lasts)
+                        for start in starts)
+        asked = requests.Recurrence(
+            'FREQ=HOURLY;COUNT=3', 'UTC', between, some, windows)
+        recurrence_id = uuidutils.generate_uuid()
+        return asked, [creation.NewLease(
+            'project', 'user', request, (creation.NewReservation(
+                model.Demand({'VCPU': 1}, count), () if (
+                    between == 'shelve' and number) else tuple(
+                        uuidutils.generate_uuid() for _one in range(count))),),
+            credential=self.vault.seal(f'trust{number}'),
+            recurrence_id=recurrence_id)
+            for number, request in enumerate(self.request(
+                starts[0], starts[0] + lasts, recurrence=asked).occurrences)]
+
+    def make(self, *starts, **how):
+        asked, wanted = self.wanted(*starts, **how)
+        recurring = self.leases.recurring
+        fits, left_out = recurring.fitting(wanted, asked.some)
+        kept = wanted[0].server_ids if asked.keeps_servers else ()
+        recurring.create(wanted[0].recurrence_id, asked, fits, [
+            self.vault.seal('call') if one.server_ids else None
+            for one in fits], left_out, kept)
+        return recurring.get(wanted[0].recurrence_id)
+
+    def statuses(self, lease):
+        return [one['status'] for one in self.leases.recurring.get(
+            lease['id'])['occurrences']]
+
+
+class TestAdmission(RecurringTestCase):
+
+    def test_all_of_them_are_booked(self):
+        lease = self.make(100, 200, 300)
+        self.assertEqual([NOW + 100, NOW + 200, NOW + 300], sorted(
+            self.scalars(models.Booking.start_date)))
+        self.assertEqual(['PENDING'] * 3, self.statuses(lease))
+        self.assertEqual(lease['id'], lease['recurrence_id'])
+
+    def test_or_none_and_it_is_said_which(self):
+        self.lease(190, 210)
+        before = self.everything()
+        error = self.assertRaises(errors.Refused, self.make, 100, 200, 300)
+        self.assertIn('Occurrence of 2027-01-15 08:03:20 UTC', str(error))
+        self.assertEqual(before, self.everything())
+
+    def test_or_some_and_it_is_said_which(self):
+        self.lease(190, 210)
+        lease = self.make(100, 200, 300, some=True)
+        self.assertEqual(['PENDING', 'LEFT_OUT', 'PENDING'],
+                         self.statuses(lease))
+        self.assertIn('There is no capacity',
+                      lease['occurrences'][1]['reason'])
+
+    def test_but_not_none_of_some(self):
+        self.lease(100, 400)
+        self.assertRaises(errors.Refused, self.make, 100, 200, some=True)
+
+    def test_none_that_overlap(self):
+        error = self.assertRaises(
+            errors.InvalidLeaseParams, self.make, 100, 149)
+        self.assertIn('an earlier end', str(error))
+        self.make(100, 150)
+
+    def test_events_move_along(self):
+        asked, _leases = self.wanted(100, 200)
+        one, other = self.request(
+            100, 150, before_end=NOW + 140, events=(
+                requests.EventRequest('tea', NOW + 120),),
+            recurrence=asked).occurrences
+        self.assertEqual((NOW + 140, NOW + 120), (
+            one.before_end, one.events[0].time))
+        self.assertEqual((NOW + 240, NOW + 220), (
+            other.before_end, other.events[0].time))
+
+
+class TestMoved(RecurringTestCase):
+    """All in one transaction."""
+
+    def move(self, lease, by, also=None):
+        found = self.leases.recurring.unfinished(lease['id'])
+        if by > 0:
+            found.reverse()
+        return self.leases.changing.update_all({one['id']: updates.LeaseChange(
+            start=one['start_date'] + by, end=one['end_date'] + by)
+            for one in found}, also)
+
+    def starts(self, lease):
+        return [one['start_date'] - NOW for one in self.leases.recurring.get(
+            lease['id'])['occurrences']]
+
+    def test_over_each_other(self):
+        lease = self.make(100, 200, 300)
+        for by, starts in ((100, [200, 300, 400]), (-90, [110, 210, 310])):
+            self.move(lease, by)
+            self.assertEqual(starts, self.starts(lease))
+
+    def test_all_or_none(self):
+        lease = self.make(100, 200, 300)
+        self.lease(380, 410)
+        before = self.everything()
+        error = self.assertRaises(errors.Refused, self.move, lease, 60)
+        self.assertEqual(NOW + 360, error.refusal.occurrence)
+        self.assertEqual(before, self.everything())
+
+    def test_one_that_runs_is_not_refused_for_another_one(self):
+        lease = self.make(0, 100)
+        self.lifecycle.starting.start(lease['occurrences'][0]['id'])
+        found = self.leases.recurring.unfinished(lease['id'])
+        self.assertIn(found[0]['status'], states.BEGUN)
+        # In the way of the second one, on the host of both.
+        self.lease(155, 165)
+        before = self.everything()
+        error = self.assertRaises(
+            errors.Refused, self.leases.changing.update_all, {
+                one['id']: updates.LeaseChange(end=one['end_date'] + 10)
+                for one in found})
+        self.assertEqual(NOW + 100, error.refusal.occurrence)
+        self.assertEqual(before, self.everything())
+
+    def test_nor_is_what_is_said_of_them(self):
+        lease = self.make(100, 200)
+        recurring = self.leases.recurring
+        dates = recurrences.Dates(
+            datetime.datetime(2027, 3, 28, 2, 15),
+            datetime.datetime(2027, 3, 28, 2, 45))
+        window = model.Window(NOW + 110, NOW + 160)
+        self.lease(400, 410)
+        self.assertRaises(errors.Refused, self.move, lease, 200,
+                          recurring.shift(lease['id'], {window: dates}))
+        self.assertEqual({}, recurring.nominal(lease['id']))
+        self.move(lease, 10, recurring.shift(lease['id'], {window: dates}))
+        self.assertEqual({window: dates}, recurring.nominal(lease['id']))
+        one, other = recurring.get(lease['id'])['occurrences']
+        self.assertIn('2027-03-28 02:15 to 2027-03-28 02:45 (UTC)',
+                      one['reason'])
+        self.assertEqual('', other['reason'])
+
+
+class TestStatements(RecurringTestCase):
+    """Nobody waits for a series longer than for one lease."""
+
+    def setUp(self):
+        super().setUp()
+        self.statements = []
+        sa.event.listen(
+            self.database.engine, 'before_cursor_execute',
+            lambda _connection, _cursor, statement, *_rest:
+                self.statements.append(statement))
+
+    def written(self, work, *args):
+        del self.statements[:]
+        work(*args)
+        # PostgreSQL gets all rows in one list of values.
+        return sorted(one.partition(' VALUES ')[0] for one in self.statements
+                      if one.startswith(('INSERT', 'UPDATE')))
+
+    def test_all_are_written_by_those_of_one(self):
+        one = self.written(self.make, 100)
+        self.assertEqual(one, self.written(self.make, *range(200, 3200, 100)))
+
+    def test_all_are_renamed_by_one(self):
+        lease = self.make(*range(100, 3100, 100))
+        other = self.make(4000)
+        over = lease['occurrences'][0]['id']
+        with self.database.writer() as session:
+            session.get(models.Lease, over).status = 'TERMINATED'
+        before = self.generations(lease)
+        self.assertEqual(1, len(self.written(
+            self.leases.recurring.rename, lease['id'], 'tea')))
+        names = dict(self.names())
+        self.assertNotEqual('tea', names.pop(over))
+        self.assertNotEqual('tea', names.pop(other['occurrences'][0]['id']))
+        self.assertEqual(['tea'] * 29, [*names.values()])
+        # Who has read one of them before finds that it was changed.
+        self.assertEqual([number + 1 for number in before[1:]],
+                         self.generations(lease)[1:])
+
+    def test_one_whose_end_has_begun_is_left_as_it_is(self):
+        lease = self.make(100, 200)
+        ending, after = (one['id'] for one in lease['occurrences'])
+        with self.database.writer() as session:
+            session.get(models.Lease, ending).enter('TERMINATING', NOW + 150)
+        self.clock.advance(160)
+        self.leases.recurring.rename(lease['id'], 'tea')
+        with self.database.reader() as session:
+            one = session.get(models.Lease, ending)
+            self.assertEqual(
+                (NOW + 150, NOW + 150), (one.updated_at, one.ending_at))
+            self.assertNotEqual('tea', one.name)
+            self.assertEqual('tea', session.get(models.Lease, after).name)
+
+    def names(self):
+        with self.database.reader() as session:
+            return session.execute(sa.select(
+                models.Lease.id, models.Lease.name)).all()
+
+    def generations(self, lease):
+        with self.database.reader() as session:
+            return [session.get(models.Lease, one['id']).generation
+                    for one in lease['occurrences']]
+
+
+class TestAsOne(RecurringTestCase):
+
+    def page(self, **query):
+        return [one['id'] for one in views.page(
+            self.database, views.Query(**query))[0]]
+
+    def test_the_next_one_stands_for_all(self):
+        lease = self.make(100, 200, 300)
+        ids = [one['id'] for one in lease['occurrences']]
+        self.assertEqual(ids[:1], self.page())
+        self.assertEqual(ids, self.page(occurrences=True))
+        self.lifecycle.ending.delete(ids[0])
+        self.cloud.servers.clear()
+        self.lifecycle.ending.end(ids[0])
+        self.assertEqual(ids[1:2], self.page())
+        self.assertEqual(ids[1], self.leases.recurring.current(lease['id']))
+        self.assertEqual(['DELETED', 'PENDING', 'PENDING'],
+                         self.statuses(lease))
+
+    def test_of_what_is_over_the_last_one_does(self):
+        lease = self.make(100, 200)
+        ids = [one['id'] for one in lease['occurrences']]
+        self.clock.advance(1000)
+        for lease_id in ids:
+            self.lifecycle.ending.end(lease_id)
+        self.assertEqual([], self.page())
+        self.assertEqual(ids[1:], self.page(ended=True))
+
+    def test_what_was_deleted_is_not_there(self):
+        lease = self.make(100, 200)
+        for one in lease['occurrences']:
+            self.lifecycle.ending.delete(one['id'])
+            self.lifecycle.ending.end(one['id'])
+        self.assertRaises(errors.NotFound, self.leases.recurring.get,
+                          lease['id'])
+        self.assertEqual([], self.page(ended=True))
+
+
+class TestKept(RecurringTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.lease = self.make(100, 200, 300, between='shelve')
+        self.ids = [one['id'] for one in self.lease['occurrences']]
+        self.server, = self.lease['reservations'][0]['servers']
+
+    def start(self, number):
+        self.clock.advance(max(0, NOW + 100 * (number + 1) -
+                               self.clock.now()))
+        return self.lifecycle.starting.start(self.ids[number], True)
+
+    def reason(self, number):
+        return views.get(self.database, self.ids[number])['status_reason']
+
+    def runs(self):
+        self.cloud.servers[self.server] = cloud_api.ObservedServer(
+            State.RUNNING, self.uuid_of('host'))
+        self.lifecycle.observing.check(self.server)
+
+    def end(self, number):
+        self.clock.advance(max(0, NOW + 100 * (number + 1) + 50 -
+                               self.clock.now()))
+        self.lifecycle.ending.end(self.ids[number], True)
+
+    def test_it_is_shelved_and_brought_back_and_deleted(self):
+        self.start(0)
+        self.runs()
+        for number in (1, 2):
+            self.end(number - 1)
+            self.assertEqual((self.server, cloud_api.RestingState.SHELVED),
+                             self.cloud.rests[-1])
+            self.assertEqual('TERMINATED',
+                             self.statuses(self.lease)[number - 1])
+            self.assertIsNotNone(self.start(number))
+            self.assertEqual([self.server] * number, self.cloud.woken)
+            self.runs()
+            self.assertIsNone(self.start(number))
+            self.assertEqual('ACTIVE', self.statuses(self.lease)[number])
+        self.end(2)
+        self.assertEqual([self.server], self.cloud.deleted)
+
+    def test_who_dies_over_it_is_followed_by_another(self):
+        """The room was given to it, and it was not brought back."""
+        self.start(0)
+        self.runs()
+        self.end(0)
+        self.cloud.broken['wake'] = RuntimeError('dead')
+        self.assertRaises(RuntimeError, self.start, 1)
+        del self.cloud.broken['wake']
+        self.assertEqual('STARTING', self.statuses(self.lease)[1])
+        self.lifecycle.observing.check(self.server)
+        self.assertEqual('STARTING', self.statuses(self.lease)[1])
+        self.start(1)
+        self.assertEqual([self.server], self.cloud.woken)
+
+    def test_what_cannot_be_brought_back_is_said_and_tried_again(self):
+        self.start(0)
+        self.runs()
+        self.end(0)
+        self.cloud.broken['wake'] = errors.CloudUnavailable('glance is away')
+        self.assertIsNotNone(self.start(1))
+        self.assertIn('glance is away', self.reason(1))
+
+    def test_who_stood_still_brings_nothing_back(self):
+        """By then the occurrence may be over, and the server of none."""
+        self.start(0)
+        self.runs()
+        self.end(0)
+        closing = self.lifecycle.starting._resuming._closing
+        closing.credential = lambda _lease_id: self.clock.advance(21)
+        self.assertIsNotNone(self.start(1))
+        self.assertEqual([], self.cloud.woken)
+
+    def test_it_waits_until_the_one_before_is_over(self):
+        self.start(0)
+        self.runs()
+        self.assertIn('host is not empty', self.start(1).why)
+        self.lifecycle.starting._patience = 0
+        self.assertIn('occurrence before', self.start(1).why)
+        self.assertEqual([], self.cloud.woken)
+        self.assertIn('occurrence before', self.reason(1))
+        self.end(0)
+        self.assertIsNotNone(self.start(1))
+        self.assertEqual([self.server], self.cloud.woken)
+        self.assertEqual('', self.reason(1))
+
+    def test_where_it_was_deleted_the_next_one_ends(self):
+        self.start(0)
+        self.runs()
+        self.end(0)
+        self.cloud.servers.clear()
+        told = []
+        self.lifecycle.starting._resuming._notify = lambda event, lease: (
+            told.append((event, self.status(lease))))
+        self.assertIsNone(self.start(1))
+        # When it is told, it is so for everybody.
+        self.assertEqual([('lease.event.end_lease', 'TERMINATED')], told)
+        self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
+        self.assertEqual([NOW + 300],
+                         self.scalars(models.Booking.start_date))
+
+    def test_one_that_ends_so_waits_for_nothing_any_more(self):
+        self.start(0)
+        self.runs()
+        self.lifecycle.starting._patience = 0
+        self.assertIn('occurrence before', self.start(1).why)
+        self.end(0)
+        self.cloud.servers.clear()
+        self.assertIsNone(self.start(1))
+        self.assertEqual('Its servers were deleted, or left, before it began.',
+                         self.reason(1))
+
+    def test_who_has_left_is_in_no_other_occurrence(self):
+        self.start(0)
+        self.runs()
+        # Where it is by now there is room for it.
+        self.host('other', VCPU=1)
+        self.cloud.servers[self.server] = cloud_api.ObservedServer(
+            State.RUNNING, self.uuid_of('other'))
+        self.lifecycle.observing.check(self.server)
+        self.lifecycle.leaving.leave(self.ids[0], {self.server: True})
+        self.start(1)
+        self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
+        self.assertIn('left', self.reason(1))
+        self.assertEqual([None], self.scalars(models.Booking.server_id))
+
+    def test_at_the_end_of_what_is_the_last_by_now_it_is_deleted(self):
+        self.start(0)
+        self.runs()
+        for lease_id in self.ids[1:]:
+            self.lifecycle.ending.delete(lease_id)
+        self.end(0)
+        self.assertEqual([self.server], self.cloud.deleted)

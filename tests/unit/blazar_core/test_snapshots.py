@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Images of servers that are made at an event of their lease."""
+
+import dataclasses
+
+import sqlalchemy as sa
+
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import requests
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
+from tests import databases
+from tests.unit import base
+
+NOW = base.NOW
+SNAPSHOT = states.Action.SNAPSHOT
+
+load_tests = databases.load_tests
+
+
+class CopyingTestCase(base.LeaseTestCase):
+    """Servers of one VCPU on a host of four, and an event of their lease."""
+
+    def policies(self):
+        return {**super().policies(), 'snapshot': end_policies.Snapshot()}
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.engine = self.new_engine()
+
+    def at(self, *times, action=SNAPSHOT):
+        return tuple(requests.EventRequest('mine', NOW + time, action)
+                     for time in times)
+
+    def leased(self, *times, count=1, **request):
+        """A lease until 100 with such events, and its servers."""
+        lease = self.running_lease(0, 100, request=self.request(
+            0, 100, name='it', events=self.at(*times), **request),
+            count=count, credential='trust')
+        return lease, base.servers_of(lease)
+
+    def run_at(self, time):
+        self.clock.advance(NOW + time - self.clock.now())
+        self.engine.run_due()
+
+    def images(self):
+        """Of which servers, with what is last in their names."""
+        return [(server, label[:-len('-2027-01-15T08:00')])
+                for (server, _event), (label, _trust) in
+                self.cloud.copied_at.items()]
+
+    def told(self, event='mine'):
+        return [one for one, _lease in self.notified].count(
+            f'lease.event.{event}')
+
+    def event(self, lease, event_type='mine'):
+        """Its state."""
+        return self.events_of(lease)[event_type]
+
+
+class TestImages(CopyingTestCase):
+
+    def test_one_is_made_of_each_server_and_then_it_is_told(self):
+        lease, servers = self.leased(50, count=2)
+        self.cloud.slow.add(servers[1])
+        self.run_at(49)
+        self.assertEqual({}, self.cloud.copied_at)
+        self.run_at(50)
+        self.assertEqual([(one, 'mine') for one in servers], self.images())
+        self.assertEqual({('mine-2027-01-15T08:00', 'trust')},
+                         {*self.cloud.copied_at.values()})
+        self.run_at(60)
+        self.assertEqual((0, 'UNDONE', ''), (
+            self.told(), self.event(lease), self.reason(lease)))
+        self.cloud.slow.clear()
+        self.run_at(90)
+        self.assertEqual((1, 'DONE', 2, {}), (
+            self.told(), self.event(lease), len(self.images()),
+            self.cloud.copies))
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_each_event_makes_one_and_so_does_the_end(self):
+        lease, (server,) = self.leased(
+            20, 50, on_end='snapshot,delete', before_end=NOW + 70,
+            before_end_action=SNAPSHOT)
+        for time in (20, 23, 50, 53, 70, 73):
+            self.run_at(time)
+        self.assertEqual([(server, 'mine'), (server, 'mine'), (
+            server, 'before_end_lease')], self.images())
+        self.assertEqual(({}, []), (self.cloud.copies, self.cloud.deleted))
+        self.run_at(100)
+        self.assertEqual(({server: 'it'}, [server]), (
+            self.cloud.copies, self.cloud.deleted))
+        self.assertEqual(3, len(self.cloud.copied_at))
+
+    def test_it_is_done_again_after_a_crash(self):
+        lease, (server,) = self.leased(50)
+        self.run_at(50)
+        event_id, = self.scalars(
+            models.Event.id, models.Event.event_type == 'mine')
+        for _time in range(2):
+            self.lifecycle.telling.happen(lease['id'], 'mine', event_id)
+        self.assertEqual([(server, 'mine')], self.images())
+
+    def test_what_only_tells_makes_none(self):
+        lease = self.running_lease(0, 100, request=self.request(
+            0, 100, events=self.at(50, action=states.Action.NOTIFY)))
+        self.run_at(50)
+        self.assertEqual((1, {}), (self.told(), self.cloud.copied_at))
+        event, = (one for one in views.get(
+            self.database, lease['id'])['events']
+            if one['event_type'] == 'mine')
+        self.assertEqual('notify', event['action'])
+
+    def test_of_what_does_not_run_there_is_none(self):
+        lease, (shelved, gone, failed, held) = self.leased(50, count=4)
+        self.cloud.servers[shelved] = cloud_api.ObservedServer(
+            base.State.RUNNING, None, rest=cloud_api.RestingState.SHELVED)
+        del self.cloud.servers[gone]
+        self.cloud.servers[failed] = cloud_api.ObservedServer(base.State.ERROR)
+        self.cloud.servers[held] = cloud_api.ObservedServer(base.State.HELD)
+        self.run_at(50)
+        self.assertEqual(({}, 1, 'DONE'), (
+            self.cloud.copied_at, self.told(), self.event(lease)))
+
+    def test_what_is_being_built_is_waited_for(self):
+        lease, (server,) = self.leased(50)
+        seen = self.cloud.servers[server]
+        self.cloud.servers[server] = dataclasses.replace(
+            seen, state=base.State.BUILDING)
+        self.run_at(50)
+        self.assertEqual(({}, 0), (self.cloud.copied_at, self.told()))
+        self.cloud.servers[server] = seen
+        self.run_at(60)
+        self.assertEqual([(server, 'mine')], self.images())
+
+    def test_what_is_refused_is_said_and_tried_again(self):
+        lease, (first, second) = self.leased(50, count=2)
+        self.cloud.broken[first] = errors.CloudUnavailable('Nova refuses.')
+        self.run_at(50)
+        self.assertEqual([(second, 'mine')], self.images())
+        self.assertEqual(
+            f'Its snapshots are tried again: mine: server {first}: Nova '
+            f'refuses.',
+            self.reason(lease))
+        self.cloud.broken[first] = errors.TrustUnavailable('No trust.')
+        self.run_at(60)
+        self.assertIn('No trust.', self.reason(lease))
+        self.assertNotIn('refuses', self.reason(lease))
+        self.cloud.broken.clear()
+        for time in (80, 99):
+            self.run_at(time)
+        self.assertEqual(('', 1, 2), (
+            self.reason(lease), self.told(), len(self.images())))
+
+    def test_what_another_event_says_stays(self):
+        lease, (server,) = self.leased(50)
+        with self.database.writer() as session:
+            conditions.update(session.get(models.Lease, lease['id']), NOW,
+                              lease_status.no_image('other', 'x'))
+        self.run_at(50)
+        self.run_at(60)
+        self.assertEqual(('DONE', lease_status.no_image('other', 'x').message),
+                         (self.event(lease), self.reason(lease)))
+
+    def test_what_is_another_project_s_is_left_out(self):
+        lease, (server,) = self.leased(50)
+        self.cloud.broken['copy'] = errors.Forbidden('It is of another one.')
+        self.run_at(50)
+        self.assertEqual(('DONE', ''), (self.event(lease),
+                                        self.reason(lease)))
+
+    def test_one_that_fails_keeps_no_other(self):
+        lease, (first, second) = self.leased(50, count=2)
+        self.cloud.broken[first] = ValueError()
+        self.run_at(50)
+        self.assertEqual([(second, 'mine')], self.images())
+        self.assertIn('the log says why', self.reason(lease))
+
+    def test_an_end_before_gives_it_up(self):
+        lease, (server,) = self.leased(50, 60)
+        self.cloud.slow.add(server)
+        self.cloud.broken['is_copied'] = errors.CloudUnavailable('x')
+        self.run_at(50)
+        self.leases.changing.update(lease['id'], updates.LeaseChange(
+            end=NOW + 55))
+        self.cloud.stubborn.add(server)
+        self.run_at(55)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertNotIn('Its snapshots', self.reason(lease))
+        before = dict(self.cloud.copied_at)
+        self.run_at(58)
+        self.assertEqual((before, 0), (self.cloud.copied_at, self.told()))
+        self.cloud.stubborn.clear()
+        self.cloud.servers.clear()
+        self.run_at(400)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(['DONE', 'DONE', 'DONE', 'ERROR'], sorted(
+            row.status for row in self.scalars(models.Event)))
+
+    def test_what_could_not_be_done_by_the_end_was_given_up(self):
+        lease, (server,) = self.leased(50)
+        self.cloud.slow.add(server)
+        self.run_at(50)
+        self.run_at(100)
+        self.assertEqual(('TERMINATED', 'ERROR', 0), (
+            self.status(lease), self.event(lease), self.told()))
+
+    def test_the_owner_who_deletes_his_lease_wants_none(self):
+        lease, (server,) = self.leased(50)
+        self.cloud.stubborn.add(server)
+        self.lifecycle.ending.delete(lease['id'])
+        self.run_at(50)
+        self.assertEqual({}, self.cloud.copied_at)
+
+    def test_an_end_that_begins_over_it_stops_it(self):
+        lease, servers = self.leased(50, count=2)
+        look = self.cloud.look
+
+        def late(server_id):
+            self.cloud.look = look
+            self.cloud.stubborn.update(servers)
+            self.lifecycle.ending.delete(lease['id'])
+            return look(server_id)
+
+        self.cloud.look = late
+        self.run_at(50)
+        self.assertEqual([(servers[0], 'mine')], self.images())
+        self.assertEqual(0, self.told())
+
+    def test_who_is_on_whole_hosts_is_copied_too(self):
+        lease = self.reserve(0, 100, request=self.request(
+            0, 100, events=self.at(50)), active=True)
+        self.cloud.servers['guest'] = cloud_api.ObservedServer(
+            base.State.RUNNING, 'one')
+        self.places_type.guests = lambda _reserved: ['guest']
+        self.run_at(50)
+        self.assertEqual([('guest', 'mine')], self.images())
+        self.places_type.guests = self.away
+        self.run_at(55)
+        self.assertIn('away', self.reason(lease))
+
+    def away(self, _reserved):
+        raise errors.CloudUnavailable('Nova is away')
+
+
+class TestBeforeTheEnd(CopyingTestCase):
+
+    def before(self, lease):
+        return sorted((row.time - NOW, row.action, row.status) for row in
+                      self.scalars(models.Event, models.Event.event_type == (
+                          'before_end_lease')))
+
+    def change(self, lease, **values):
+        return self.leases.changing.update(
+            lease['id'], updates.LeaseChange(**values))
+
+    def test_it_moves_with_the_end_and_is_done_again(self):
+        lease, (server,) = self.leased(
+            before_end=NOW + 90, before_end_action=SNAPSHOT)
+        self.run_at(90)
+        self.run_at(93)
+        self.change(lease, end=NOW + 200)
+        self.assertEqual([(90, SNAPSHOT, 'DONE'), (190, SNAPSHOT, 'UNDONE')],
+                         self.before(lease))
+        self.run_at(190)
+        self.assertEqual(2, len(self.images()))
+
+    def test_one_that_moves_before_it_is_done_makes_another(self):
+        lease, (server,) = self.leased(
+            before_end=NOW + 90, before_end_action=SNAPSHOT)
+        self.run_at(90)
+        self.change(lease, end=NOW + 200)
+        self.assertEqual([(190, SNAPSHOT, 'UNDONE')], self.before(lease))
+        self.run_at(190)
+        self.assertEqual(2, len(self.images()))
+
+    def test_what_is_done_may_be_changed(self):
+        lease, _servers = self.leased(before_end=NOW + 90)
+        self.change(lease, before_end_action=SNAPSHOT)
+        self.assertEqual([(90, SNAPSHOT, 'UNDONE')], self.before(lease))
+        self.change(lease, before_end=NOW + 80)
+        self.assertEqual([(80, SNAPSHOT, 'UNDONE')], self.before(lease))
+        self.change(lease, before_end=NOW + 70,
+                    before_end_action=states.Action.NOTIFY)
+        self.assertEqual([(70, None, 'UNDONE')], self.before(lease))
+
+    def test_what_cannot_be_is_refused(self):
+        lease, _servers = self.leased()
+        for change in ({'before_end_action': SNAPSHOT},
+                       {'before_end_action': SNAPSHOT,
+                        'before_end': NOW + 100},
+                       {'events': self.at(100)}):
+            self.assertRaises(errors.InvalidLeaseParams, self.change, lease,
+                              **change)
+        self.change(lease, events=self.at(
+            100, action=states.Action.NOTIFY))
+
+
+class TestSlowness(CopyingTestCase):
+    """Two of eight workers make images."""
+
+    def test_some_workers_are_there_for_the_others(self):
+        for _number in range(4):
+            self.leased(10)
+        self.clock.advance(10)
+        claims = self.engine._claim_due(8)
+        self.assertEqual(2, len(claims))
+        self.assertTrue(all(claim.slow for claim in claims))
+        for claim in claims:
+            self.engine._hold(claim)
+        self.assertEqual([], self.engine._claim_due(6))
+        # What is left waits for a worker, and not for a time.
+        self.assertLess(self.clock.now(), self.engine._next_look())
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Event).where(
+                models.Event.event_type == 'end_lease').values(due=NOW))
+        self.assertEqual(4, len(self.engine._claim_due(6)))
+
+    def test_those_of_a_dead_worker_are_taken_over(self):
+        lease, (server,) = self.leased(10)
+        self.clock.advance(10)
+        self.engine._claim_due(1)
+        self.run_at(80)
+        self.assertEqual([(server, 'mine')], self.images())

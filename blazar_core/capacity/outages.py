@@ -48,8 +48,8 @@ def failures(session: orm.Session) -> dict[str, models.Outage]:
 def has_failed(host_id: ty.Any) -> sa.ColumnElement[bool]:
     """Whether a host has failed, in a statement."""
     return sa.exists().where(
-        models.Outage.host_id == host_id, models.Outage.kind == FAILURE,
-        models.Outage.began_at.is_not(None))
+        _FAILED.host_id == host_id, _FAILED.kind == FAILURE,
+        _FAILED.began_at.is_not(None))
 
 
 def note_fenced(connection: sa.Connection, uuid: str, now: int) -> None:
@@ -150,6 +150,8 @@ def are_away(connection: sa.Connection, host_ids: ty.Collection[int | None],
         _ROWS.start_date <= when, _ROWS.end_date > when)).first() is not None
 
 
+#: Not the outages of an enclosing statement.
+_FAILED = orm.aliased(models.Outage)
 _HOSTS = models.Host.__table__
 _LOCK = sa.update(_HOSTS).where(
     _HOSTS.c.uuid == sa.bindparam('host')).values(

@@ -14,8 +14,8 @@ from blazar_core.common import errors
 
 __all__ = ['Action', 'BEFORE', 'BEGUN', 'ENDING', 'EVENT', 'Event',
            'EventType', 'HOLDING', 'LEASE', 'Lease', 'MOVE', 'Machine', 'Move',
-           'OPEN', 'RESERVATION', 'Reservation', 'SEEKING', 'TO_START',
-           'UNSETTLED']
+           'MoveReason', 'OPEN', 'OPEN_MOVES', 'RESERVATION', 'Reservation',
+           'SEEKING', 'TO_START', 'UNSETTLED']
 
 
 class Lease(enum.StrEnum):
@@ -62,19 +62,36 @@ class Event(enum.StrEnum):
     ERROR = 'ERROR'
 
 
-class Move(enum.StrEnum):
-    """How far the move of a server is by which room is made for a lease.
+class MoveReason(enum.StrEnum):
+    """Why a server moves to another host.
 
-    ASKED: somebody is about to ask for it, or has died over that. UNDER_WAY:
-    the cloud has taken it up. MOVED: the server is not where it was. FAILED:
-    it is, and stays there.
+    BEST_EFFORT: to free capacity for a lease of another server; it is
+    requested once. MAINTENANCE: its host is in maintenance, or soon will be.
+    FAILED_HOST: its host has failed. Those two are requested until the server
+    has left.
+    """
+
+    BEST_EFFORT = 'best_effort'
+    MAINTENANCE = 'maintenance'
+    FAILED_HOST = 'failed_host'
+
+
+class Move(enum.StrEnum):
+    """How far the move of a server to another host is.
+
+    PLANNED: it is to be requested from Nova. REQUESTED: a process is about to
+    request it, or has died meanwhile. ACCEPTED: Nova has accepted the request.
+    MOVED: the server is no longer on that host. FAILED: it is still there,
+    and the move is not requested again. CANCELLED: it is still there, and no
+    longer has to leave.
     """
 
     PLANNED = 'planned'
-    ASKED = 'asked'
-    UNDER_WAY = 'under way'
+    REQUESTED = 'requested'
+    ACCEPTED = 'accepted'
     MOVED = 'moved'
     FAILED = 'failed'
+    CANCELLED = 'cancelled'
 
 
 class Enrollment(enum.StrEnum):
@@ -160,16 +177,21 @@ EVENT = Machine('event', {
     Event.ERROR: [Event.UNDONE, Event.DONE],
 })
 
+#: What has not come to anything is planned again where the reason lasts.
 MOVE = Machine('move', {
-    Move.PLANNED: [Move.ASKED],
-    Move.ASKED: [Move.UNDER_WAY, Move.MOVED, Move.FAILED],
-    Move.UNDER_WAY: [Move.MOVED, Move.FAILED],
+    Move.PLANNED: [Move.REQUESTED, Move.MOVED, Move.CANCELLED],
+    Move.REQUESTED: [Move.ACCEPTED, Move.PLANNED, Move.MOVED, Move.FAILED,
+                     Move.CANCELLED],
+    Move.ACCEPTED: [Move.PLANNED, Move.MOVED, Move.FAILED, Move.CANCELLED],
     Move.MOVED: [],
     Move.FAILED: [],
+    Move.CANCELLED: [],
 })
 
-#: The states of a move of which it is not known what becomes of it.
-UNSETTLED = (Move.ASKED, Move.UNDER_WAY)
+#: The states of a move that Nova has been asked for, or may have been.
+UNSETTLED = (Move.REQUESTED, Move.ACCEPTED)
+#: Those of a move that is not over.
+OPEN_MOVES = (Move.PLANNED, *UNSETTLED)
 
 #: The states of an event that is still to be carried out.
 OPEN = (Event.UNDONE, Event.IN_PROGRESS)

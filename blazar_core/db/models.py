@@ -22,8 +22,8 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Move', 'Orphan',
-           'Outage', 'Recurrence', 'RequestKey', 'Reservation', 'Setting',
+           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Orphan', 'Outage',
+           'Recurrence', 'RequestKey', 'Reservation', 'ServerMove', 'Setting',
            'Turn', 'WouldEnd']
 
 #: SQLite counts up only on a column that it calls INTEGER.
@@ -315,10 +315,8 @@ class Booking(Base):
     gone its capacity is taken there, whatever the dates say; ``running`` is
     true from when it runs. ``migrating_to`` is the host that a
     scheduler has let a running server move to. ``host_failed_at`` is since
-    when its host is known to have failed under it; ``next_evacuation_at`` is
-    from when on its server may be asked, once more, to leave a host that is
-    away, and ``evacuations`` how often it was. With an ``outage`` it is of no
-    reservation: the host is away (:class:`blazar_core.db.models.Outage`).
+    when its host is known to have failed under it. With an ``outage`` it is of
+    no reservation: the host is away (:class:`blazar_core.db.models.Outage`).
     """
 
     __tablename__ = 'bookings'
@@ -345,9 +343,6 @@ class Booking(Base):
     running: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
     migrating_to: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     host_failed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    next_evacuation_at: orm.Mapped[int | None] = orm.mapped_column(
-        sa.BigInteger)
-    evacuations: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
 
     reservation: orm.Mapped[Reservation] = orm.relationship(
         back_populates='bookings')
@@ -358,29 +353,42 @@ class Booking(Base):
         return self.outage is not None or self.reservation.whole
 
 
-class Move(Stateful, Base):
-    """A server that moves, or has moved, so that there is room for a lease.
+class ServerMove(Stateful, Base):
+    """A server that moves, has moved or is to move to another host
+    (:mod:`blazar_core.lifecycle.server_moves`).
 
-    ``source`` and ``target`` are ids of hosts, ``resources`` what it takes. It
-    is asked for at ``asked_at``, once for a lease, which ``project_id`` has.
+    ``lease_id`` is the lease for which capacity is freed, or that of the
+    server; ``project_id`` is that of the lease. ``source`` and ``target`` are
+    ids of hosts (target None: Nova's scheduler chooses), ``resources`` is what
+    the server takes there, from when that is known. The move was requested
+    from Nova ``attempts`` times, the last time at ``requested_at`` (None: Nova
+    has refused). ``next_at`` is from when on it may be looked at or requested
+    again.
     """
 
-    __tablename__ = 'moves'
-    __table_args__ = (sa.Index('moves_project_idx', 'project_id', 'asked_at'),)
+    __tablename__ = 'server_moves'
+    __table_args__ = (
+        sa.Index('server_moves_open_idx', 'reason', 'status', 'next_at'),
+        sa.Index('server_moves_project_idx', 'project_id', 'requested_at'),
+    )
     machine = states.MOVE
 
+    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
     # No foreign key: the lease may be withdrawn first.
-    lease_id: orm.Mapped[str] = orm.mapped_column(
-        sa.String(36), primary_key=True)
-    server_id: orm.Mapped[str] = orm.mapped_column(
-        sa.String(36), primary_key=True)
-    source: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    target: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
-    status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    asked_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, index=True)
+    lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), index=True)
     project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    server_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
+    reason: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    status: orm.Mapped[str] = orm.mapped_column(
+        sa.String(16), default=states.Move.PLANNED)
+    source: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    target: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(
+        sa.JSON, default=dict)
+    attempts: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    next_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
+    requested_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, index=True)
 
 
 class Change(Base):

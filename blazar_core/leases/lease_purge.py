@@ -58,15 +58,15 @@ _OVER = sa.select(_LEASES.c.id, _LEASES.c.end_date).where(
 
 #: What has a row for each lease, or several.
 _PARTS = tuple(one.__table__ for one in (
-    models.Event, models.HeldBuild, models.Move, models.Orphan,
-    models.Reservation))
+    models.Event, models.HeldBuild, models.Orphan,
+    models.Reservation, models.ServerMove))
 
 #: What was made for leases that may not be there any more: how it is called,
 #: since when it is as it is, and what a lease would have that needs it.
 _REMAINS = ((
     models.Recurrence.__table__.c.id, models.Recurrence.__table__.c.created_at,
-    _LEASES.c.recurrence_id), (models.Move.__table__.c.lease_id,
-                               models.Move.__table__.c.updated_at,
+    _LEASES.c.recurrence_id), (models.ServerMove.__table__.c.lease_id,
+                               models.ServerMove.__table__.c.updated_at,
                                _LEASES.c.id))
 
 

@@ -22,7 +22,9 @@ As soon as there is room the lease gets it, as one that has waited for it
 (:mod:`blazar_core.lifecycle.admission_queue`).
 """
 
+import collections
 import dataclasses
+import functools
 import itertools
 import typing as ty
 
@@ -51,8 +53,8 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
-__all__ = ['BestEffort', 'Left', 'MovePlanning', 'PERIOD', 'Pace', 'SETTLE',
-           'left', 'recently_moved', 'said']
+__all__ = ['AT_ONCE', 'BestEffort', 'Left', 'MovePlanning', 'PERIOD', 'Pace',
+           'SETTLE', 'left', 'of_others', 'recently_moved', 'said']
 
 LOG = logging.getLogger(__name__)
 
@@ -102,7 +104,7 @@ def left(session: orm.Session, project_id: str, per_hour: int, lease_id: str,
 
     :param lease_id: of the lease whose own plan is about to be replaced
     """
-    asked = [at for at in session.scalars(_ASKED, {
+    asked = [at for at in session.scalars(_REQUESTED, {
         'project': project_id, 'since': now - PERIOD}) if at is not None]
     planned = session.scalar(_PLANNED, {
         'project': project_id, 'lease': lease_id}) or 0
@@ -131,21 +133,23 @@ def said(per_hour: int, interval: int, left: Left, most: int,
                f'{clocks.minute(min(until))} UTC.')
 
 
+_MOVE = models.ServerMove
+_BEST_EFFORT = _MOVE.reason == states.MoveReason.BEST_EFFORT
 _RECENT = sa.select(
-    models.Move.server_id, models.Move.updated_at, models.Move.target,
+    _MOVE.server_id, _MOVE.updated_at, _MOVE.target,
 ).where(
-    models.Move.asked_at.is_not(None),
-    models.Move.updated_at > sa.bindparam('since'),
-).order_by(models.Move.updated_at)
-_ASKED = sa.select(models.Move.asked_at).where(
-    models.Move.project_id == sa.bindparam('project'),
-    models.Move.asked_at > sa.bindparam('since'),
-).order_by(models.Move.asked_at)
-_PLANNED = sa.select(sa.func.count()).select_from(models.Move).join(
-    models.Lease, models.Lease.id == models.Move.lease_id).where(
-    models.Move.project_id == sa.bindparam('project'),
-    models.Move.lease_id != sa.bindparam('lease'),
-    models.Move.status == states.Move.PLANNED,
+    _BEST_EFFORT, _MOVE.requested_at.is_not(None),
+    _MOVE.updated_at > sa.bindparam('since'),
+).order_by(_MOVE.updated_at)
+_REQUESTED = sa.select(_MOVE.requested_at).where(
+    _BEST_EFFORT, _MOVE.project_id == sa.bindparam('project'),
+    _MOVE.requested_at > sa.bindparam('since'),
+).order_by(_MOVE.requested_at)
+_PLANNED = sa.select(sa.func.count()).select_from(_MOVE).join(
+    models.Lease, models.Lease.id == _MOVE.lease_id).where(
+    _BEST_EFFORT, _MOVE.project_id == sa.bindparam('project'),
+    _MOVE.lease_id != sa.bindparam('lease'),
+    _MOVE.status == states.Move.PLANNED,
     models.Lease.status == states.Lease.IN_PROGRESS)
 
 
@@ -219,8 +223,9 @@ class MovePlanning:
             lease = api.found(session, lease_id)
             own = [row for one in lease.reservations
                    for row in admission_queue.wanting(one)]
-            asked = server_moves.asked(session, lease_id)
-            others = server_moves.of_others(session, lease_id)
+            asked = [move for move in server_moves.of_lease(session, lease_id)
+                     if move.status != states.Move.PLANNED]
+            others = of_others(session, lease_id)
             resting = recently_moved(session, self._pace.interval, now)
             left = self._left(session, lease, now)
         if not own:
@@ -235,7 +240,8 @@ class MovePlanning:
                 [demand.fewest() for demand in alike.values()], window,
                 [row for row in own if row.host_id is not None],
                 {*resting, *(move.server_id for move in (*asked, *others))},
-                [(move.target, move.resources) for move in others])
+                [(move.target, move.resources) for move in others
+                 if move.target is not None])
             most = self._most - len(asked)
             made = self._best(scene, self._movable(scene), min(
                 most, left.remaining) - len(plan.moves), known)
@@ -313,7 +319,8 @@ class MovePlanning:
 
     def _write(self, lease_id: str, project_id: str, plan: _Plan,
                wanted: ty.Mapping[str, model.Demand],
-               others: ty.Iterable[models.Move]) -> lease_status.Lease | None:
+               others: ty.Iterable[models.ServerMove],
+               ) -> lease_status.Lease | None:
         """Write a plan down, if it still goes by what is so.
 
         The lease is booked where it is going to be: the rule is not asked, as
@@ -338,27 +345,27 @@ class MovePlanning:
                 return None
             self._check_pace(session, lease, plan, now)
             known = {(move.server_id, move.target) for move in others}
-            for move in server_moves.of_others(session, lease_id):
+            for move in of_others(session, lease_id):
                 if (move.server_id, move.target) not in known:
-                    raise api.LostRace(move.target)
+                    raise api.LostRace(move.source)
             ledger.amend(session, now, _edits(
                 lease, plan, wanted), force=True, seen={
                 host_id: plan.generations[host_id] for host_id in hosts})
-            session.execute(sa.delete(models.Move).where(
-                models.Move.lease_id == lease_id,
-                models.Move.status == states.Move.PLANNED))
-            session.add_all(models.Move(
-                lease_id=lease_id, server_id=move.server_id,
-                source=move.source, target=move.target, asked_at=None,
-                resources={rc: amount for rc, amount in move.takes.items()
-                           if rc != model.HOST},
-                status=states.Move.PLANNED, updated_at=now,
-                project_id=lease.project_id)
+            session.execute(sa.delete(models.ServerMove).where(
+                models.ServerMove.lease_id == lease_id,
+                models.ServerMove.reason == states.MoveReason.BEST_EFFORT,
+                models.ServerMove.status == states.Move.PLANNED))
+            session.add_all(models.ServerMove(
+                lease_id=lease_id, project_id=lease.project_id,
+                server_id=move.server_id,
+                reason=states.MoveReason.BEST_EFFORT, source=move.source,
+                target=move.target, resources={
+                    rc: amount for rc, amount in move.takes.items()
+                    if rc != model.HOST}, updated_at=now)
                 for move in plan.moves)
             session.flush()
-            conditions.update(
-                lease, now, server_moves.progress(session.scalars(sa.select(
-                    models.Move).where(models.Move.lease_id == lease_id))))
+            conditions.update(lease, now, server_moves.progress(
+                server_moves.of_lease(session, lease_id)))
             lease.updated_at = now
             session.flush()
             session.expire(lease)
@@ -396,6 +403,18 @@ class MovePlanning:
                 for row in lease.bookings if row.host_id is not None])
 
 
+def of_others(session: orm.Session, lease_id: str) -> list[models.ServerMove]:
+    """Return the moves by which capacity is freed for other leases, and that
+    are not over.
+    """
+    return list(session.scalars(sa.select(models.ServerMove).join(
+        models.Lease, models.Lease.id == models.ServerMove.lease_id).where(
+        models.ServerMove.lease_id != lease_id,
+        models.ServerMove.reason == states.MoveReason.BEST_EFFORT,
+        models.ServerMove.status.in_(states.OPEN_MOVES),
+        models.Lease.status == states.Lease.IN_PROGRESS)))
+
+
 def _edits(lease: models.Lease, plan: _Plan,
            wanted: ty.Mapping[str, model.Demand]) -> list[ledger.Edit]:
     """What becomes of the bookings of a lease by a plan.
@@ -414,6 +433,8 @@ def _edits(lease: models.Lease, plan: _Plan,
     return edits
 
 
+#: How many servers move for a lease at the same time.
+AT_ONCE = 4
 #: Seconds after the last move until the books are sure to know of it.
 SETTLE = 30
 #: Seconds until somebody looks again where nothing could be done.
@@ -427,15 +448,17 @@ class BestEffort:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 cloud: cloud_api.Cloud, notify: ty.Callable[[
+                     str, lease_status.Lease], None],
                  seeking: admission_queue.DeferredAdmission,
-                 plans: MovePlanning, moving: server_moves.Moving) -> None:
+                 plans: MovePlanning) -> None:
         self._database = database
         self._clock = clock
+        self._cloud = cloud
         self._notify = notify
         self._seeking = seeking
         self._plans = plans
-        self._moving = moving
+        self._moving = server_moves.ServerMoves(database, clock, cloud, notify)
 
     def go_on(self, lease_id: str) -> lease_status.Result:
         """Do what can be done for a lease now.
@@ -446,27 +469,87 @@ class BestEffort:
             lease = api.found(session, lease_id)
         if lease.status != states.Lease.IN_PROGRESS:
             return None
-        moves = self._moving.follow(lease_id)
+        moves = self._follow(lease_id)
         why = self._try(lease_id)
         if why is None:
             LOG.info('Lease %s has its room. %s', lease_id,
-                     server_moves.whole(moves))
+                     _summary(moves))
             return None
         left = (lease.retry_until or 0) - self._clock.now()
         if left <= 0:
             self._time_out(lease_id, why)
             return None
         pause = lease_status.AGAIN
-        if not any(move.status in (states.Move.PLANNED, *states.UNSETTLED)
-                   for move in moves):
+        if not any(move.status in states.OPEN_MOVES for move in moves):
             settled = max((move.updated_at for move in moves
                            if move.status == states.Move.MOVED), default=None)
             if settled is None or not (
                     0 <= self._clock.now() - settled < SETTLE):
                 planned = self._plans.make(lease_id, why)
                 pause = lease_status.AGAIN if planned else _PAUSE
-        self._moving.ask(lease_id)
+        self.request(lease_id)
         return lease_status.RetryAfter(min(pause, left), why)
+
+    def _follow(self, lease_id: str) -> list[models.ServerMove]:
+        """See what has become of the moves for a lease; returns all of them.
+
+        What cannot be looked at now is looked at the next time.
+        """
+        news = {}
+        for move in self._moves(lease_id):
+            if move.status in states.UNSETTLED:
+                try:
+                    status = self._moving.judge(
+                        move, self._cloud.look(move.server_id),
+                        self._uuid(move.source))
+                except errors.CloudUnavailable as exc:
+                    LOG.warning('Lease %s: server %s, which is to move, '
+                                'cannot be looked at: %s', lease_id,
+                                move.server_id, exc)
+                    continue
+                if status != move.status:
+                    news[move.id] = status
+        if news:
+            self._moving.write(lease_id, news)
+            fault_points.fault_point(fault_points.FaultPoint.ROOM_SEEN,
+                                     lease_id)
+        return self._moves(lease_id)
+
+    def request(self, lease_id: str) -> None:
+        """Request the next moves for a lease, so many at the same time."""
+        moves = self._moves(lease_id)
+        under_way = sum(move.status in states.UNSETTLED for move in moves)
+        for move in moves:
+            if move.status == states.Move.PLANNED and under_way < AT_ONCE:
+                why = self._moving.request(
+                    move, functools.partial(self._carry_out, move))
+                under_way += not why
+                if why:
+                    LOG.warning('Lease %s: server %s stays where it is: %s',
+                                lease_id, move.server_id, why)
+
+    def _carry_out(self, move: models.ServerMove, deadline: cloud_api.Deadline,
+                   ) -> str:
+        """
+        :returns: why the server stays: Nova refuses, or it has got a lease
+            since the move was planned; empty: it moves
+        """
+        with self._database.reader() as session:
+            leased = lease_status.booking_of(session,
+                                             move.server_id) is not None
+        if leased and not self._cloud.movable(
+                [move.server_id]).get(move.server_id):
+            return 'it has a lease by now.'
+        return self._cloud.move(move.server_id, self._uuid(
+            ty.cast(int, move.target)), move.lease_id, deadline)
+
+    def _moves(self, lease_id: str) -> list[models.ServerMove]:
+        with self._database.reader() as session:
+            return server_moves.of_lease(session, lease_id)
+
+    def _uuid(self, host_id: int) -> str:
+        with self._database.reader() as session:
+            return session.get_one(models.Host, host_id).uuid
 
     def _try(self, lease_id: str) -> str | None:
         """Give a lease its room; says why there is none, None: it has it."""
@@ -497,13 +580,25 @@ class BestEffort:
             now = self._clock.now()
             if lease.status != states.Lease.IN_PROGRESS:
                 return None, []
-            moves = list(session.scalars(sa.select(models.Move).where(
-                models.Move.lease_id == lease_id)))
+            moves = server_moves.of_lease(session, lease_id)
             admission_queue.fail(
                 session, lease, f'No room could be made for it until '
-                f'{clocks.minute(now)} UTC: {why} {server_moves.whole(moves)}',
+                f'{clocks.minute(now)} UTC: {why} {_summary(moves)}',
                 states.EventType.MAKE_ROOM, now)
             session.flush()
             return views.describe(lease), [
                 move.server_id for move in moves
                 if move.status == states.Move.MOVED]
+
+
+def _summary(moves: ty.Iterable[models.ServerMove]) -> str:
+    """Return what is said, when it is over, of what was moved for a lease.
+
+    Whose servers they are does not concern its owner.
+    """
+    counts = collections.Counter(move.status for move in moves)
+    said = [f'Servers moved for it: {counts[states.Move.MOVED]}']
+    said += [f'{what}: {count}' for what, count in (
+        ('being moved', sum(counts[one] for one in states.UNSETTLED)),
+        ('not moved', counts[states.Move.FAILED])) if count]
+    return ', '.join(said) + '.'

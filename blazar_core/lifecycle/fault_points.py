@@ -42,16 +42,14 @@ class FaultPoint(enum.Enum):
     RETRY_ADMITTED = 'retry: it has got its room'
     # While room is made for it.
     ROOM_PLANNED = 'room: it is written down who is to move'
-    ROOM_TAKEN = 'room: a move is about to be asked for'
-    ROOM_ASKED = 'room: it is asked for, and that is not written down yet'
     ROOM_SEEN = 'room: it is written down what has become of moves'
     # When hosts have failed on which it has something.
     HEAL_NOTED = 'heal: a host is believed to have failed'
     HEAL_PLANNED = 'heal: other hosts are found'
     HEAL_BOUND = 'heal: it is bound to them, and nobody is told'
-    # While servers of it leave a host that is away.
-    RELOCATE_TAKEN = 'relocate: a server is about to be asked for'
-    RELOCATE_ASKED = 'relocate: it is asked for'
+    # While servers move: so that it has room, or from a host that is away.
+    MOVE_RECORDED = 'move: a request is recorded, and not made yet'
+    MOVE_REQUESTED = 'move: it is made, and the answer is not recorded yet'
     # Its end.
     END_CLAIMED = 'end: the event is claimed'
     END_BEGUN = 'end: nothing of it can start any more'

@@ -30,7 +30,6 @@ from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import no_show_check
 from blazar_core.lifecycle import notices
 from blazar_core.lifecycle import reconciliation
-from blazar_core.lifecycle import server_moves
 from blazar_core.lifecycle import server_removal
 from blazar_core.lifecycle import snapshots
 from blazar_core.plugins import cloud_api
@@ -98,9 +97,10 @@ class Handlers:
         self.retrying = admission_queue.AdmissionQueue(
             database, clock, admission.index, notify, self.seeking)
         self.making_room = best_effort.BestEffort(
-            database, clock, notify, self.seeking, best_effort.MovePlanning(
-                database, clock, admission, cloud, notify, self.seeking, moves,
-                pace), server_moves.Moving(database, clock, cloud, notify))
+            database, clock, cloud, notify, self.seeking,
+            best_effort.MovePlanning(
+                database, clock, admission, cloud, notify, self.seeking,
+                moves, pace))
         self.telling = notices.Notices(
             database, clock, notify, self.closing, snapshots.Snapshots(
                 database, clock, cloud, self.closing, types), types)

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The moves of servers by which room is made for a lease.
+"""Moves of servers to other hosts, whatever their reason.
 
-They are rows, written down before anything is asked for. Each is asked for at
-most once, by who has written down that he is about to; what becomes of it is
-seen in the cloud, by whoever looks. So whoever carries on finds all that is
-under way, and asks for none of it again.
+A move is a row of ``server_moves``, written before Nova is asked for anything.
+Each request is recorded before it is made. It is made by the process that has
+recorded it, within some seconds or not at all. What becomes of it is looked up
+in Nova, by any process, before the move may be requested again. So whoever
+carries on finds what is under way, and repeats none of it.
+
+Which servers have to move, where to, and how Nova is asked is for the callers:
+:mod:`~blazar_core.lifecycle.best_effort` (best effort) and
+:mod:`~blazar_core.healing.evacuation` (hosts in maintenance, failed hosts).
 """
 
 import collections
@@ -20,6 +25,7 @@ from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
+from blazar_core.db import clock_skew
 from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.leases import waiting
@@ -27,218 +33,243 @@ from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
-__all__ = ['AT_ONCE', 'LOST', 'Moving', 'asked', 'of_others', 'progress',
-           'whole']
+__all__ = ['AGAIN', 'AWAY', 'LATE', 'LOST', 'ServerMoves', 'is_due', 'is_open',
+           'of_lease', 'progress']
 
 LOG = logging.getLogger(__name__)
 
-#: How many servers move at the same time.
-AT_ONCE = 4
-#: Seconds after which nobody asks for a move any more that he was about to ask
-#: for, and after which one that has left no trace is taken to be lost.
+#: The reasons for which a server has to leave a host that is away.
+AWAY = (states.MoveReason.MAINTENANCE, states.MoveReason.FAILED_HOST)
+#: Seconds after which a move is requested again whose server is still there,
+#: twice as many each time, and how often they are doubled.
+AGAIN, _DOUBLED = 120, 5
+#: Seconds within which a process may make a request that it has recorded, and
+#: after which one without a trace in Nova is lost.
 _SEND, LOST = 20, 60
+#: Why a move was not requested.
+LATE = 'Others were requested first.'
 
 _State = cloud_api.ServerState
+_Status = states.Move
 
 
-class Moving:
-    """Asks for moves, and sees what becomes of them.
+class ServerMoves:
+    """Records moves, requests them from Nova, and follows them.
 
     :param notify: told of an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud,
-                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+                 notify: ty.Callable[[str, lease_status.Lease], None] = (
+                     lambda *_what: None)) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
 
-    def follow(self, lease_id: str) -> list[models.Move]:
-        """See what has become of the moves of a lease; returns all of them.
-
-        What cannot be looked at now is looked at the next time.
+    def plan(self, lease_id: str, reason: str, source: int,
+             server_ids: ty.Iterable[str]) -> None:
+        """Record that servers of a lease have to leave a host that is away;
+        moves of some that are recorded already stay as they are.
         """
-        news = {}
-        for move in self._rows(lease_id):
-            if move.status in states.UNSETTLED:
-                try:
-                    status = self._judge(move)
-                except errors.CloudUnavailable as exc:
-                    LOG.warning('Lease %s: server %s, which is to move, '
-                                'cannot be looked at: %s', lease_id,
-                                move.server_id, exc)
-                    continue
-                if status != move.status:
-                    news[move.server_id] = status
-        if news:
-            self.write(lease_id, news)
-            fault_points.fault_point(fault_points.FaultPoint.ROOM_SEEN,
-                                     lease_id)
-        return self._rows(lease_id)
+        self._database.retried(
+            self._plan, lease_id, reason, source, server_ids)
 
-    def _judge(self, move: models.Move) -> str:
-        """What has become of a move that was asked for, or may have been."""
-        seen = self._cloud.look(move.server_id)
-        if seen.state is _State.GONE or (
-                seen.state is _State.LEAVING and seen.host is None):
-            return states.Move.MOVED
-        if seen.busy:
-            # Somebody is at it, mostly because it was asked for.
-            return states.Move(move.status)
-        if seen.host != self._uuid(move.source):
-            return states.Move.MOVED
-        lost = not clocks.is_within(
-            (move.asked_at or 0) + LOST, self._clock.now(), 2 * LOST)
-        return states.Move.FAILED if (
-            lost or move.status == states.Move.UNDER_WAY
-        ) else states.Move(move.status)
+    def _plan(self, lease_id: str, reason: str, source: int,
+              server_ids: ty.Iterable[str]) -> None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            known = set(session.scalars(sa.select(
+                models.ServerMove.server_id).where(
+                    models.ServerMove.lease_id == lease_id, is_open)))
+            session.add_all(models.ServerMove(
+                lease_id=lease_id, project_id=lease.project_id,
+                server_id=server_id, reason=reason, source=source,
+                updated_at=self._clock.now())
+                for server_id in server_ids if server_id not in known)
 
-    def ask(self, lease_id: str) -> None:
-        """Ask for the next moves of a lease, so many at the same time."""
-        moves = self._rows(lease_id)
-        under_way = sum(move.status in states.UNSETTLED for move in moves)
-        for move in moves:
-            if move.status != states.Move.PLANNED or under_way >= AT_ONCE:
-                continue
-            # It counts from before the commit: a process may stand still
-            # right behind that.
-            deadline = cloud_api.Deadline(self._clock, _SEND)
-            if not self.write(lease_id, {move.server_id: states.Move.ASKED}):
-                return
-            fault_points.fault_point(fault_points.FaultPoint.ROOM_TAKEN,
-                                     lease_id)
-            try:
-                why = self._why_stays(move.server_id) or self._cloud.move(
-                    move.server_id, self._uuid(move.target), lease_id,
-                    deadline)
-            except errors.CloudUnavailable as exc:
-                LOG.warning('Lease %s: whether server %s moves is not known '
-                            'yet: %s', lease_id, move.server_id, exc)
-                under_way += 1
-                continue
-            fault_points.fault_point(fault_points.FaultPoint.ROOM_ASKED,
-                                     lease_id)
-            if why:
-                LOG.warning('Lease %s: server %s stays where it is: %s',
-                            lease_id, move.server_id, why)
-            under_way += not why
-            self.write(lease_id, {move.server_id: states.Move.FAILED if why
-                                  else states.Move.UNDER_WAY}, bool(why))
-
-    def _why_stays(self, server_id: str) -> str:
-        """Why a server stays that came under a lease after its move was
-        planned; empty: it may move.
-
-        :raises CloudUnavailable: when that cannot be said now
+    def put_off(self, move: models.ServerMove, seconds: int) -> bool:
+        """Leave a move alone for a while; says whether no other process has
+        taken it meanwhile.
         """
-        with self._database.reader() as session:
-            if lease_status.booking_of(session, server_id) is None:
-                return ''
-        return '' if self._cloud.movable([server_id]).get(server_id) else (
-            'it has a lease by now.')
-
-    def write(self, lease_id: str, news: ty.Mapping[str, str],
-              refused: bool = False) -> bool:
-        """Write down how far moves are; says whether room is still made, and
-        all of them may get there.
-
-        :param refused: nothing has come of asking for them
-        """
-        described = self._database.retried(
-            self._write, lease_id, news, refused)
-        if described is None:
+        next_at = self._clock.now() + seconds
+        if not self._database.retried(self._put_off, {
+                'move': move.id, 'seen': move.next_at, 'next': next_at}):
             return False
-        if described:
-            self._notify('lease.update', described)
+        move.next_at = next_at
         return True
 
-    def _write(self, lease_id: str, news: ty.Mapping[str, str],
-               refused: bool) -> lease_status.Lease | None:
+    def _put_off(self, values: dict[str, ty.Any]) -> bool:
+        with self._database.begin() as connection:
+            return connection.execute(_PUT_OFF, values).rowcount == 1
+
+    def judge(self, move: models.ServerMove, seen: cloud_api.ObservedServer,
+              source: str) -> states.Move:
+        """Return the state of a move, by what is seen of its server.
+
+        :param source: the uuid of the host that it leaves
         """
-        :returns: the lease if it says something else now, nothing if not;
-            None: no room is made for it any more
+        if seen.state is _State.GONE or (
+                seen.state is _State.LEAVING and seen.host is None):
+            return _Status.MOVED
+        if seen.busy:
+            # Mostly because that was requested.
+            return _Status(move.status)
+        if seen.host != source:
+            return _Status.MOVED
+        if move.status not in states.UNSETTLED or (
+                move.status == _Status.REQUESTED and clocks.is_within(
+                    (move.requested_at or 0) + LOST, self._clock.now(),
+                    2 * LOST)):
+            return _Status(move.status)
+        return _Status.PLANNED if move.reason in AWAY else _Status.FAILED
+
+    def request(self, move: models.ServerMove,
+                call: ty.Callable[[cloud_api.Deadline], str],
+                deadline: cloud_api.Deadline | None = None, **values: ty.Any,
+                ) -> str | None:
+        """Request a move from Nova, if nobody else has.
+
+        :param call: makes the request; returns why Nova refuses it
+        :param deadline: after that it is not made
+        :param values: what else is recorded of the move
+        :returns: why the server stays; empty: Nova has accepted; None: that is
+            not known yet, or the move is not wanted any more
+        """
+        # It counts from before the commit: a process may stand still right
+        # behind that.
+        deadline = deadline or cloud_api.Deadline(self._clock, _SEND)
+        if deadline.passed():
+            return LATE
+        if not self.write(move.lease_id, {move.id: _Status.REQUESTED},
+                          move.next_at, **values):
+            return None
+        fault_points.fault_point(fault_points.FaultPoint.MOVE_RECORDED,
+                                 move.lease_id)
+        try:
+            why = call(deadline)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s: whether server %s moves is not known yet: '
+                        '%s', move.lease_id, move.server_id, exc)
+            return None
+        fault_points.fault_point(fault_points.FaultPoint.MOVE_REQUESTED,
+                                 move.lease_id)
+        if why:
+            # No server was disturbed: it counts for no pace.
+            self.write(move.lease_id, {
+                move.id: _Status.PLANNED if move.reason in AWAY
+                else _Status.FAILED}, requested_at=None)
+        else:
+            self.write(move.lease_id, {move.id: _Status.ACCEPTED})
+        return why
+
+    def write(self, lease_id: str, news: ty.Mapping[int, str],
+              seen: int | None = None, **values: ty.Any) -> bool:
+        """Record the states of moves; says whether they are still wanted.
+
+        :param seen: from when on the move that is to be requested could be
+        :param values: what else is recorded of them
+        """
+        described = self._database.retried(
+            self._write, lease_id, news, seen, values)
+        if described:
+            self._notify('lease.update', described)
+        return described is not None
+
+    def _write(self, lease_id: str, news: ty.Mapping[int, str],
+               seen: int | None, values: ty.Mapping[str, ty.Any],
+               ) -> lease_status.Lease | None:
+        """
+        :returns: the lease if its conditions have changed; empty: they have
+            not; None: the moves are not wanted any more
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             now = self._clock.now()
-            if lease.status != states.Lease.IN_PROGRESS:
-                return None
-            rows = {row.server_id: row for row in session.scalars(
-                _OF_LEASE, {'lease': lease_id})}
-            for server_id, status in news.items():
-                row = rows.get(server_id)
-                if row is None or (
-                        status == states.Move.ASKED and _is_taken(row)):
+            rows = [session.get(models.ServerMove, one) for one in news]
+            for row in rows:
+                if row is None or not _is_wanted(
+                        session, lease, row, news[row.id]) or (
+                        news[row.id] == _Status.REQUESTED and
+                        _is_taken(row, seen)):
                     return None
                 if row.status in states.MOVE.final():
-                    # Somebody else has seen it, too.
+                    # Another process has seen it, too.
                     continue
-                row.enter(status, now)
-                if status == states.Move.ASKED:
-                    row.asked_at = now
-                elif refused:
-                    # No server was disturbed: it counts for no pace.
-                    row.asked_at = None
-            if not conditions.update(lease, now, progress(rows.values())):
+                _enter(row, news[row.id], now, values)
+            if any(row.reason in AWAY for row in rows if row) or (
+                    not conditions.update(lease, now, progress(
+                        of_lease(session, lease_id)))):
                 return {}
             lease.updated_at = now
             session.flush()
             return views.describe(lease)
 
-    def _rows(self, lease_id: str) -> list[models.Move]:
-        with self._database.reader() as session:
-            return list(session.scalars(_OF_LEASE, {'lease': lease_id}))
 
-    def _uuid(self, host_id: int) -> str:
-        with self._database.reader() as session:
-            return session.get_one(models.Host, host_id).uuid
+def _enter(row: models.ServerMove, status: str, now: int,
+           values: ty.Mapping[str, ty.Any]) -> None:
+    row.enter(status, now)
+    if status == _Status.REQUESTED:
+        row.requested_at = now
+        row.attempts += 1
+        if row.reason in AWAY:
+            row.next_at = now + _pause(row.attempts)
+    for name, value in values.items():
+        setattr(row, name, value)
 
 
-def _is_taken(move: models.Move) -> bool:
-    """Whether somebody has asked for a move, or was about to."""
-    return move.status != states.Move.PLANNED
+def _is_taken(move: models.ServerMove, seen: int | None) -> bool:
+    """Whether another process has requested a move, or is about to."""
+    return move.status != _Status.PLANNED or move.next_at != seen
 
 
-def progress(moves: ty.Iterable[models.Move]) -> conditions.Condition:
+def _is_wanted(session: orm.Session, lease: models.Lease,
+               move: models.ServerMove, status: str) -> bool:
+    """Whether a move may enter a state. One for other servers is for nothing
+    when their lease no longer waits; one from a host that is no longer away is
+    not requested, but may come to its end.
+    """
+    if move.reason not in AWAY:
+        return lease.status == states.Lease.IN_PROGRESS
+    return status != _Status.REQUESTED or (
+        lease.status not in states.ENDING and bool(session.scalar(sa.select(
+            sa.exists().where(models.Outage.host_id == move.source)))))
+
+
+def progress(moves: ty.Iterable[models.ServerMove]) -> conditions.Condition:
     """Return the condition of a lease while servers move for it."""
     counts = collections.Counter(move.status for move in moves)
-    failed = counts.pop(states.Move.FAILED, 0)
-    said = f'{counts[states.Move.MOVED]} of {counts.total()} servers moved.'
+    failed = counts.pop(_Status.FAILED, 0)
+    said = f'{counts[_Status.MOVED]} of {counts.total()} servers moved.'
     return waiting.made(
         f'{said} {failed} could not be moved.' if failed else said)
 
 
-def whole(moves: ty.Iterable[models.Move]) -> str:
-    """What is said, when it is over, of what was moved for a lease.
-
-    Whose servers they are does not concern its owner.
-    """
-    counts = collections.Counter(move.status for move in moves)
-    said = [f'Servers moved for it: {counts[states.Move.MOVED]}']
-    said += [f'{what}: {count}' for what, count in (
-        ('being moved', sum(counts[one] for one in states.UNSETTLED)),
-        ('not moved', counts[states.Move.FAILED])) if count]
-    return ', '.join(said) + '.'
+def of_lease(session: orm.Session, lease_id: str) -> list[models.ServerMove]:
+    """Return the moves by which capacity is freed for a lease."""
+    return list(session.scalars(sa.select(models.ServerMove).where(
+        models.ServerMove.lease_id == lease_id,
+        models.ServerMove.reason == states.MoveReason.BEST_EFFORT,
+    ).order_by(models.ServerMove.server_id)))
 
 
-def asked(session: orm.Session, lease_id: str) -> list[models.Move]:
-    """The moves of a lease that were asked for."""
-    return list(session.scalars(sa.select(models.Move).where(
-        models.Move.lease_id == lease_id,
-        models.Move.status != states.Move.PLANNED)))
+def _pause(attempts: int) -> int:
+    """Seconds until a move is requested again that was so often."""
+    return AGAIN << min(attempts - 1, _DOUBLED)
 
 
-def of_others(session: orm.Session, lease_id: str) -> list[models.Move]:
-    """The moves for other leases that are to come, or under way."""
-    return list(session.scalars(sa.select(models.Move).join(
-        models.Lease, models.Lease.id == models.Move.lease_id).where(
-        models.Move.lease_id != lease_id,
-        models.Lease.status == states.Lease.IN_PROGRESS,
-        models.Move.status.in_((states.Move.PLANNED, *states.UNSETTLED)))))
-
-
-_OF_LEASE = sa.select(models.Move).where(
-    models.Move.lease_id == sa.bindparam('lease')).order_by(
-        models.Move.server_id)
+_MOVE = models.ServerMove.__table__.c
+_PUT_OFF = sa.update(models.ServerMove.__table__).where(
+    _MOVE.id == sa.bindparam('move'), _MOVE.next_at == sa.bindparam('seen'),
+    _MOVE.status.in_(states.OPEN_MOVES),
+).values(next_at=sa.bindparam('next'))
+#: Whether a move from a host that is away is not over.
+is_open = sa.and_(_MOVE.reason.in_(AWAY), _MOVE.status.in_(states.OPEN_MOVES))
+#: Whether a move may be looked at or requested again: twice its pause is the
+#: longest time that a right clock has written.
+is_due = clock_skew.is_over(
+    _MOVE.next_at, sa.bindparam('now', type_=sa.BigInteger), sa.case(*(
+        (_MOVE.attempts <= attempts, 2 * _pause(attempts))
+        for attempts in range(1, _DOUBLED + 1)),
+        else_=2 * _pause(_DOUBLED + 1)))

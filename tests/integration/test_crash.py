@@ -334,8 +334,8 @@ class RoomTest(CrashTestCase, test_best_effort.CheapTestCase):
         self.assertEqual('IN_PROGRESS', lease['status'])
         # Nobody knows whether the move that was taken was asked for: there
         # is time for that to be seen, and then the other server moves.
-        for step in (Step.ROOM_PLANNED, Step.ROOM_TAKEN, Step.ROOM_ASKED,
-                     Step.ROOM_SEEN):
+        for step in (Step.ROOM_PLANNED, Step.MOVE_RECORDED,
+                     Step.MOVE_REQUESTED, Step.ROOM_SEEN):
             self.listener_dies_at(step)
         self.new_listener()
         self.wait_for_lease(lease['id'], 'ACTIVE', PATIENCE)

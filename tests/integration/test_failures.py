@@ -271,11 +271,12 @@ class FailuresTest(FailuresTestCase):
         self.addCleanup(self.force_down, failing, False)
         self.cloud.kill(process)
         self.force_down(failing)
-        for step in test_crash.steps_of('RELOCATE'):
+        for step in test_crash.steps_of('MOVE'):
             self.listener_dies_at(step)
             # Who was about to ask has had time for it.
-            self.write('UPDATE bookings SET next_evacuation_at = 0 '
-                       'WHERE server_id = :server', server=server_id)
+            self.write('UPDATE server_moves SET next_at = 0, '
+                       'requested_at = 0 WHERE server_id = :server',
+                       server=server_id)
         self.new_listener()
         other = self.wait_until_moved(server_id, failing)
         self.wait_for_server(server_id)

@@ -182,6 +182,11 @@ def left(world: worlds.World) -> ty.Iterator[str]:
         yield f'{name} is still away: {kind}'
     if world.look("SELECT 1 FROM bookings WHERE outage = 'failure' LIMIT 1"):
         yield 'a host is still booked away'
+    for server_id, reason, status in world.look(
+            "SELECT server_id, reason, status FROM server_moves "
+            "WHERE reason <> 'best_effort' "
+            "AND status IN ('planned', 'requested', 'accepted')"):
+        yield f'{server_id} still has to leave a host: {reason}, {status}'
     if world.look(
             'SELECT 1 FROM bookings WHERE host_failed_at IS NOT NULL LIMIT 1'):
         yield 'something is still stranded'

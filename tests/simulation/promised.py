@@ -17,7 +17,8 @@ __all__ = ['Promised', 'left']
 #: The states of a lease that has begun.
 BEGUN = ('STARTING', 'ACTIVE')
 #: The moves of which it is not known yet what becomes of them.
-OPEN = "moves.status IN ('planned', 'asked', 'under way')"
+OPEN = ("server_moves.reason = 'best_effort' AND server_moves.status IN "
+        "('planned', 'requested', 'accepted')")
 
 
 class Promised:
@@ -44,7 +45,7 @@ class Promised:
 
     def wrong(self) -> ty.Iterator[str]:
         """What does not hold."""
-        if self._is_new('moves', 'leases'):
+        if self._is_new('server_moves', 'leases'):
             yield from self._nobody_moves_for_two()
             yield from self._no_target_is_promised_twice()
         if self._is_new('leases'):
@@ -93,8 +94,8 @@ class Promised:
     def _nobody_moves_for_two(self) -> ty.Iterator[str]:
         """No server is to move for two leases at the same time."""
         for server_id, count in self._world.look(
-                f"SELECT server_id, count(*) FROM moves "
-                f"JOIN leases ON leases.id = moves.lease_id "
+                f"SELECT server_id, count(*) FROM server_moves "
+                f"JOIN leases ON leases.id = server_moves.lease_id "
                 f"WHERE leases.status = 'IN_PROGRESS' AND {OPEN} "
                 f"GROUP BY server_id HAVING count(*) > 1"):
             yield f'{server_id} is to move for {count} leases'
@@ -104,8 +105,8 @@ class Promised:
         what is there and will be, when it is decided.
         """
         planned = {tuple(row) for row in self._world.look(
-            "SELECT lease_id, server_id, target FROM moves "
-            "WHERE status = 'planned'")}
+            "SELECT lease_id, server_id, target FROM server_moves "
+            "WHERE status = 'planned' AND reason = 'best_effort'")}
         new, self._planned = planned - self._planned, planned
         for host_id in sorted({target for _lease, _server, target in new}):
             (uuid, capacity, consumers), = self._world.look(
@@ -114,8 +115,9 @@ class Promised:
             there = json.loads(consumers or '{}')
             level = sum(_vcpus(takes) for takes, _told in there.values())
             for server_id, source, target, takes in self._world.look(
-                    f"SELECT server_id, source, target, resources FROM moves "
-                    f"JOIN leases ON leases.id = moves.lease_id "
+                    f"SELECT server_id, source, target, resources "
+                    f"FROM server_moves "
+                    f"JOIN leases ON leases.id = server_moves.lease_id "
                     f"WHERE leases.status = 'IN_PROGRESS' AND {OPEN}"):
                 if target == host_id and server_id not in there:
                     level += _vcpus(json.loads(takes))

@@ -571,8 +571,10 @@ class World:
                     if self.cloud.hosts[uuid].forced_down})
             self.baton.let_pass(evacuation.PAUSE)
             self.baton.wait(
-                lambda: self._promises() != seen, evacuation.AGAIN if
-                self.look('SELECT 1 FROM outages LIMIT 1') else REST)
+                lambda: self._promises() != seen, 2 * AGAIN if self.look(
+                    "SELECT 1 FROM outages UNION SELECT 1 FROM server_moves "
+                    "WHERE reason <> 'best_effort' AND status IN "
+                    "('planned', 'requested', 'accepted')") else REST)
 
     def _retry(self, core: Core) -> None:
         """Give those room who wait for it, where something has changed."""

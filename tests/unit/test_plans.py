@@ -359,10 +359,12 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
             'between_policy': 'delete', 'servers': [], 'left_out': [],
             'created_at': start}
     if number % 10 == 0:
-        yield 'moves', {
+        yield 'server_moves', {
             'lease_id': lease_id, 'server_id': 'server', 'source': 1,
-            'target': 2, 'resources': {}, 'status': 'moved',
-            'updated_at': start, 'project_id': f'{number % 50}'}
+            'target': 2, 'resources': {}, 'status': 'moved', 'attempts': 1,
+            'reason': ('best_effort', 'maintenance')[number % 20 // 10],
+            'next_at': 0, 'updated_at': start,
+            'project_id': f'{number % 50}'}
     if number % 20 == 0:
         # More than a page, which a server would read in full.
         yield 'held_builds', {

@@ -54,7 +54,6 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import event_queue
 from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import lease_close
-from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
@@ -195,8 +194,8 @@ GUARDS = {
     'haste': ('blazar_core.leases.slots.Slots._lease_of', find_slowly),
     'owner': ('blazar_core.leases.slots._check_owner', lambda *_what: None),
     'asked': ('blazar_core.lifecycle.server_moves._is_taken',
-              lambda _move: False),
-    'due': ('blazar_core.healing.evacuation.Evacuation._write',
+              lambda _move, _seen: False),
+    'due': ('blazar_core.lifecycle.server_moves.ServerMoves.put_off',
             lambda *_what: True),
     'seen': ('blazar_core.leases.reassignment._decided', decided_unguarded),
     'confirm': ('blazar_core.leases.limits.Granted.confirm',
@@ -501,9 +500,7 @@ class Racer:
     def ask_moves(self) -> list[Answer]:
         """Ask for the moves that make room for a lease."""
         try:
-            server_moves.Moving(self.database, self.clock, FileCloud(
-                self.task['path']), lambda *_args: None).ask(
-                    self.task['lease_id'])
+            self._lifecycle().making_room.request(self.task['lease_id'])
         except errors.InvalidTransition:
             # Without the guard the table of states notices, if too late.
             return [{'failed': True}]

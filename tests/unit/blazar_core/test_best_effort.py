@@ -118,7 +118,7 @@ class RoomTestCase(base.LeaseTestCase):
     def moves(self, lease):
         with self.database.reader() as session:
             return {row.server_id: row.status for row in session.query(
-                models.Move).filter_by(lease_id=lease['id'])}
+                models.ServerMove).filter_by(lease_id=lease['id'])}
 
     def bookings(self):
         with self.database.reader() as session:
@@ -341,7 +341,7 @@ class TestMoving(FourHosts):
         self.assertEqual([], self.cloud.moves)
 
     def test_one_that_is_deleted_moves_nobody_any_more(self):
-        with mock.patch.object(server_moves, 'AT_ONCE', 1):
+        with mock.patch.object(best_effort, 'AT_ONCE', 1):
             lease = self.wanted()
             self.go_on()
             self.lifecycle.ending.delete(lease['id'])
@@ -431,9 +431,10 @@ class TestMoving(FourHosts):
         lease = self.wanted()
         self.go_on()
         with self.database.writer() as session:
-            session.execute(sa.update(models.Move).values(
-                asked_at=self.clock.now() + 3600))
-        self.assertEqual(['asked', 'asked'], [*self.moves(lease).values()])
+            session.execute(sa.update(models.ServerMove).values(
+                requested_at=self.clock.now() + 3600))
+        self.assertEqual(
+            ['requested', 'requested'], [*self.moves(lease).values()])
         del self.cloud.broken['move']
         self.go_on(server_moves.LOST)
         self.assertEqual(2, [*self.moves(lease).values()].count('failed'))
@@ -446,7 +447,8 @@ class TestMoving(FourHosts):
         del self.cloud.broken['movable']
         self.cloud.broken['move'] = errors.CloudUnavailable('It is away.')
         self.go_on(10)
-        self.assertEqual(['asked', 'asked'], [*self.moves(lease).values()])
+        self.assertEqual(
+            ['requested', 'requested'], [*self.moves(lease).values()])
         del self.cloud.broken['move']
         # Nobody knows whether it was asked for: not again, in any case.
         self.go_on(10)
@@ -455,7 +457,7 @@ class TestMoving(FourHosts):
         self.go_on(2)
         self.assertEqual(2, len(self.cloud.moves))
         self.assertEqual(
-            ['failed', 'failed', 'under way', 'under way'],
+            ['accepted', 'accepted', 'failed', 'failed'],
             sorted(self.moves(lease).values()))
 
     def test_room_that_falls_free_is_taken(self):
@@ -601,7 +603,7 @@ class TestPace(FourHosts):
         self.chase(2)
         self.assertEqual(2, len(self.cloud.moves))
         with self.database.writer() as session:
-            session.execute(sa.update(models.Move).values(
+            session.execute(sa.update(models.ServerMove).values(
                 project_id='another'))
         self.go_on(10)
         self.assertEqual(4, len(self.cloud.moves))
@@ -630,10 +632,11 @@ class TestPace(FourHosts):
                 with self.database.writer() as session:
                     other = session.scalars(sa.select(models.Lease)).one()
                     for number in range(2):
-                        session.add(models.Move(
+                        session.add(models.ServerMove(
                             lease_id='deleted', server_id=f'other{number}',
                             source=1, target=2, resources={},
-                            status='moved', asked_at=self.clock.now(),
+                            status='moved', reason='best_effort',
+                            requested_at=self.clock.now(),
                             updated_at=self.clock.now(),
                             project_id=other.project_id))
             return write(*args)
@@ -704,7 +707,7 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         # None that serves everybody, and where least is left.
         self.assertEqual('three', to)
         with self.database.reader() as session:
-            move, = session.query(models.Move)
+            move, = session.query(models.ServerMove)
             self.assertEqual({'VCPU': 1, 'MEMORY_MB': 512}, move.resources)
         self.assertEqual('IN_PROGRESS', self.status(lease))
         self.arrive()
@@ -841,10 +844,12 @@ class TestStandingStill(FourHosts):
         other, write, stopped = self.new_engine('other'), (
             server_moves.Moving.write), []
 
-        def stop(mover, lease_id, news, refused=False):
-            done = write(mover, lease_id, news, refused)
-            if not stopped and states.Move.ASKED in news.values():
-                stopped.extend(news)
+        def stop(mover, lease_id, news, *args, **values):
+            done = write(mover, lease_id, news, *args, **values)
+            if not stopped and states.Move.REQUESTED in news.values():
+                stopped.extend(self.scalars(
+                    models.ServerMove.server_id,
+                    models.ServerMove.id.in_(news)))
                 self.clock.advance(120)
                 other.run_due()
             return done
@@ -861,8 +866,8 @@ class TestDeath(FourHosts):
 
     def test_at_every_step(self):
         for step in (fault_points.FaultPoint.ROOM_PLANNED,
-                     fault_points.FaultPoint.ROOM_TAKEN,
-                     fault_points.FaultPoint.ROOM_ASKED,
+                     fault_points.FaultPoint.MOVE_RECORDED,
+                     fault_points.FaultPoint.MOVE_REQUESTED,
                      fault_points.FaultPoint.ROOM_SEEN,
                      fault_points.FaultPoint.RETRY_ADMITTED):
             with self.subTest(step):
@@ -902,7 +907,7 @@ class TestDeath(FourHosts):
     def reset(self):
         """As it was before."""
         with self.database.writer() as session:
-            session.query(models.Move).delete()
+            session.query(models.ServerMove).delete()
         for lease_id in self.scalars(models.Lease.id):
             self.lifecycle.ending.delete(lease_id)
             for server_id in self.scalars(

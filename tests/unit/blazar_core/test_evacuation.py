@@ -9,6 +9,7 @@ from blazar_core.db import models
 from blazar_core.healing import alternatives
 from blazar_core.healing import evacuation
 from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.unit import base
@@ -53,9 +54,18 @@ class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
 
     def due(self):
         """From when on servers may be asked for again."""
-        return [one and one - self.clock.now() for one in self.scalars(
-            models.Booking.next_evacuation_at,
-            models.Booking.outage.is_(None))]
+        return [one - self.clock.now() for one in self.scalars(
+            models.ServerMove.next_at)]
+
+    def states(self):
+        """The reasons and the states of the moves."""
+        with self.database.reader() as session:
+            return [(row.reason, row.status, row.attempts) for row in
+                    session.query(models.ServerMove).order_by('id')]
+
+    def change_moves(self, **values):
+        with self.database.writer() as session:
+            session.query(models.ServerMove).update(values)
 
 
 class TestEvacuating(RelocatingTestCase):
@@ -74,13 +84,12 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(
             ([(server_id, None)], [], [{self.uuid_of('one'): True}]),
             (self.cloud.evacuations, self.cloud.moves, self.fenced))
-        self.assertEqual([evacuation.AGAIN], self.due())
-        self.assertEqual([1], self.scalars(
-            models.Booking.evacuations, models.Booking.outage.is_(None)))
+        self.assertEqual([server_moves.AGAIN], self.due())
+        self.assertEqual([('failed_host', 'accepted', 1)], self.states())
         self.assertIs(True, self.get(lease)['reservations'][0][
             'missing_resources'])
         # It is on its way.
-        self.clock.advance(2 * evacuation.AGAIN)
+        self.clock.advance(2 * server_moves.AGAIN)
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
@@ -93,6 +102,8 @@ class TestEvacuating(RelocatingTestCase):
         with mock.patch.object(self.lifecycle.observing, '_notify',
                                lambda *what: said.append(what)):
             self.lifecycle.observing.check(server_id)
+        self.look()
+        self.assertEqual([('failed_host', 'moved', 1)], self.states())
         (event_type, told), = said
         self.assertEqual(('lease.healed', [{
             'reservation_id': lease['reservations'][0]['id'],
@@ -102,7 +113,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual((False, True), (
             reservation['missing_resources'],
             reservation['resources_changed']))
-        self.clock.advance(evacuation.AGAIN)
+        self.clock.advance(server_moves.AGAIN)
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
@@ -179,7 +190,7 @@ class TestEvacuating(RelocatingTestCase):
         self.fail()
         self.relocating.look()
         self.assertEqual([], self.cloud.evacuations)
-        self.assertEqual([None], self.due())
+        self.assertEqual([], self.due())
 
     def test_nothing_is_while_nobody_is_certain(self):
         self.runs()
@@ -218,7 +229,7 @@ class TestEvacuating(RelocatingTestCase):
         self.fail()
         self.look()
         self.cloud.arrive(server_id)
-        self.clock.advance(evacuation.AGAIN - 1)
+        self.clock.advance(server_moves.AGAIN - 1)
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
         self.clock.advance(1)
@@ -226,42 +237,120 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(2, len(self.cloud.evacuations))
         # And then after twice as long, as it may be asked for in vain.
         self.cloud.arrive(server_id)
-        self.clock.advance(2 * evacuation.AGAIN - 1)
+        self.clock.advance(2 * server_moves.AGAIN - 1)
         self.look()
         self.assertEqual(2, len(self.cloud.evacuations))
         self.clock.advance(1)
         self.look()
         self.assertEqual(3, len(self.cloud.evacuations))
 
+    def test_what_nova_may_have_accepted_is_looked_at_before_it_is_repeated(
+            self):
+        _lease, server_id = self.runs()
+        self.fail()
+        evacuate = self.cloud.evacuate
+
+        def lost(*args):
+            evacuate(*args)
+            raise errors.CloudUnavailable('It said nothing.')
+
+        with mock.patch.object(self.cloud, 'evacuate', lost):
+            self.look()
+        self.assertEqual([('failed_host', 'requested', 1)], self.states())
+        for _time in range(3):
+            self.clock.advance(2 * server_moves.AGAIN)
+            self.look()
+            self.assertEqual([('failed_host', 'requested', 1)], self.states())
+        self.assertEqual(1, len(self.cloud.evacuations))
+        self.cloud.arrive(server_id, self.uuid_of('two'))
+        self.lifecycle.observing.check(server_id)
+        self.look()
+        self.assertEqual([('failed_host', 'moved', 1)], self.states())
+
+    def test_what_may_be_under_way_is_not_lost_before_a_minute(self):
+        self.runs()
+        self.fail()
+        self.cloud.broken['evacuate'] = errors.CloudUnavailable('No.')
+        self.look()
+        del self.cloud.broken['evacuate']
+        self.change_moves(next_at=0)
+        self.clock.advance(server_moves.LOST - 1)
+        self.look()
+        self.assertEqual([('failed_host', 'requested', 1)], self.states())
+        self.change_moves(next_at=0)
+        self.clock.advance(1)
+        self.look()
+        self.assertEqual([('failed_host', 'accepted', 2)], self.states())
+
+    def test_one_that_nova_refuses_is_in_no_others_way(self):
+        servers = [self.runs()[1] for _number in range(2)]
+        self.runs(name='two')
+        self.fail()
+        self.cloud.broken[servers[0]] = 'It may not.'
+        self.cloud.broken[servers[1]] = 'It may not.'
+        self.look()
+        self.assertEqual(
+            2 * [('failed_host', 'planned', 1)], self.states())
+        self.assertNotIn(alternatives.NO_ROOM, self.log.output)
+
+    def test_one_whose_host_fails_again_leaves_again(self):
+        _lease, server_id = self.runs()
+        for name, other in ('one', 'two'), ('two', 'one'):
+            self.fail(name)
+            self.look()
+            self.cloud.arrive(server_id, self.uuid_of(other))
+            self.lifecycle.observing.check(server_id)
+            self.see(**dict.fromkeys(self.uuids))
+            self.clock.advance(test_host_status.BACK)
+            self.see(**dict.fromkeys(self.uuids))
+            self.look()
+        self.assertEqual(2 * [('failed_host', 'moved', 1)], self.states())
+        self.assertEqual(2 * [(server_id, None)], self.cloud.evacuations)
+
+    def test_one_whose_lease_ends_need_not_leave(self):
+        lease, server_id = self.runs()
+        self.fail()
+        self.look()
+        self.cloud.arrive(server_id)
+        self.change_lease(lease, status='TERMINATING')
+        self.clock.advance(server_moves.AGAIN)
+        self.look()
+        self.assertEqual([('failed_host', 'cancelled', 1)], self.states())
+        self.assertEqual(1, len(self.cloud.evacuations))
+
     def test_one_that_is_busy_for_long_is_told_of(self):
         self.runs()
         self.fail()
         self.look()
         self.assertNotIn(evacuation.BUSY, self.log.output)
-        self.clock.advance(evacuation.AGAIN)
+        self.clock.advance(server_moves.AGAIN)
         self.look()
         self.assertIn(evacuation.BUSY, self.log.output)
 
     def test_a_clock_that_was_wrong_by_days_keeps_nobody_there(self):
-        lease, server_id = self.runs()
-        self.change(lease, next_evacuation_at=NOW + 5 * 86400, evacuations=1)
+        _lease, server_id = self.runs()
         self.fail()
         self.look()
-        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+        self.cloud.arrive(server_id)
+        self.change_moves(next_at=NOW + 5 * 86400)
+        self.look()
+        self.assertEqual(2 * [(server_id, None)], self.cloud.evacuations)
 
     def test_one_that_was_wrong_by_an_hour_delays_by_no_more_than_a_pause(
             self):
-        lease, server_id = self.runs()
+        _lease, server_id = self.runs()
         self.fail()
-        for tries, due, asked in (
-                (None, 300, 1), (1, 3600 + 120, 1), (2, 400, 0),
+        self.look()
+        for attempts, due, asked in (
+                (0, 300, 1), (1, 3600 + 120, 1), (2, 400, 0),
                 (2, 3600, 1), (6, 3600, 0), (6, 12_000, 1)):
             del self.cloud.evacuations[:]
             self.cloud.arrive(server_id)
-            self.change(lease, next_evacuation_at=self.clock.now() + due,
-                        evacuations=tries)
+            self.change_moves(next_at=self.clock.now() + due,
+                              attempts=attempts)
             self.look()
-            self.assertEqual(asked, len(self.cloud.evacuations), (tries, due))
+            self.assertEqual(
+                asked, len(self.cloud.evacuations), (attempts, due))
 
     def test_no_two_are_asked_to_go_where_one_can(self):
         """The books know where the first one goes only a moment later."""
@@ -292,7 +381,7 @@ class TestEvacuating(RelocatingTestCase):
             self.look()
             (first, _to), = self.cloud.evacuations
             self.cloud.arrive(first)
-            self.clock.advance(evacuation.AGAIN)
+            self.clock.advance(server_moves.AGAIN)
             self.look()
         self.assertEqual(set(servers), {
             one for one, _to in self.cloud.evacuations})
@@ -300,16 +389,29 @@ class TestEvacuating(RelocatingTestCase):
     def test_one_of_several_asks(self):
         self.runs()
         self.fail()
-        other, ask = self.new_relocating(INTERVAL), self.relocating._ask
+        other, go_on = self.new_relocating(INTERVAL), self.relocating._go_on
 
-        def first(stay):
+        def first(one):
             other.look(self.certain)
-            self.cloud.arrive(stay.server_id)
-            ask(stay)
+            self.cloud.arrive(one.move.server_id)
+            go_on(one)
 
-        with mock.patch.object(self.relocating, '_ask', first):
+        with mock.patch.object(self.relocating, '_go_on', first):
             self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_one_of_several_records_that_it_has_to_leave(self):
+        self.runs()
+        self.fail()
+        other, plan = self.new_relocating(INTERVAL), self.relocating._plan
+
+        def later(stays):
+            other.look(self.certain)
+            plan(stays)
+
+        with mock.patch.object(self.relocating, '_plan', later):
+            self.look()
+        self.assertEqual([('failed_host', 'accepted', 1)], self.states())
 
     def test_who_stood_still_does_not_ask(self):
         self.runs()
@@ -331,7 +433,7 @@ class TestEvacuating(RelocatingTestCase):
 
         def commit(work, *args):
             done = retried(work, *args)
-            if pauses and work.__name__ == '_written':
+            if pauses and work.__name__ == '_write':
                 self.clock.advance(pauses.pop())
             return done
 
@@ -347,14 +449,14 @@ class TestEvacuating(RelocatingTestCase):
             pass
 
         def reached(step, _what):
-            if step is fault_points.FaultPoint.RELOCATE_TAKEN:
+            if step is fault_points.FaultPoint.MOVE_RECORDED:
                 raise Killed
 
         with mock.patch.object(fault_points, 'fault_point', reached):
             self.assertRaises(Killed, self.look)
         self.assertEqual([], self.cloud.evacuations)
         other = self.new_relocating(INTERVAL)
-        self.clock.advance(evacuation.AGAIN - 1)
+        self.clock.advance(server_moves.AGAIN - 1)
         other.look(self.certain)
         self.assertEqual([], self.cloud.evacuations)
         self.clock.advance(1)
@@ -383,9 +485,10 @@ class TestEvacuating(RelocatingTestCase):
             known = self.cloud.servers[server_id]
             self.at(server_id, **seen)
             self.look()
-            self.clock.advance(evacuation.AGAIN)
+            self.clock.advance(server_moves.AGAIN)
             self.cloud.servers[server_id] = known
         self.assertEqual([], self.cloud.evacuations)
+        self.assertEqual([('failed_host', 'planned', 0)], self.states())
 
     def test_nothing_is_done_for_a_lease_that_is_over(self):
         lease, _server_id = self.runs()
@@ -407,6 +510,21 @@ class TestEvacuating(RelocatingTestCase):
         with mock.patch.object(self.cloud, 'look', at):
             self.look()
         self.assertEqual([(servers[1], None)], self.cloud.evacuations)
+        self.assertIn('Boom.', self.log.output)
+
+    def test_one_lease_that_fails_keeps_no_other_one(self):
+        (broken, _), (_, server_id) = self.runs(), self.runs()
+        self.fail()
+        plan = server_moves.ServerMoves.plan
+
+        def planned(mover, lease_id, *args):
+            if lease_id == broken['id']:
+                raise ValueError('Boom.')
+            plan(mover, lease_id, *args)
+
+        with mock.patch.object(server_moves.ServerMoves, 'plan', planned):
+            self.look()
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
         self.assertIn('Boom.', self.log.output)
 
     def change_lease(self, lease, **values):
@@ -462,6 +580,17 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual(([], [(server_id, None)]), (
             self.cloud.moves, self.cloud.evacuations))
 
+    def test_one_that_was_to_be_moved_is_evacuated_then(self):
+        _lease, server_id = self.runs()
+        self.take(start=0)
+        self.look()
+        self.cloud.arrive(server_id)
+        self.fail()
+        self.clock.advance(server_moves.AGAIN)
+        self.look()
+        self.assertEqual([('failed_host', 'accepted', 2)], self.states())
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+
     def test_where_the_host_fails_nobody_is_moved_as_it_runs(self):
         self.runs()
         self.take(start=0)
@@ -501,15 +630,18 @@ class TestMaintenance(RelocatingTestCase):
     def test_who_was_listed_stays_when_the_host_is_given_back(self):
         self.runs()
         self.take()
-        ask = self.relocating._ask
+        go_on = self.relocating._go_on
 
-        def late(stay):
+        def late(one):
             self.maintenance.give_back('one')
-            ask(stay)
+            go_on(one)
 
-        with mock.patch.object(self.relocating, '_ask', late):
+        with mock.patch.object(self.relocating, '_go_on', late):
             self.look()
         self.assertEqual([], self.cloud.moves)
+        self.clock.advance(server_moves.AGAIN)
+        self.look()
+        self.assertEqual([('maintenance', 'cancelled', 0)], self.states())
 
     def test_so_it_does_when_it_is_given_back_even_later(self):
         self.runs()
@@ -531,10 +663,10 @@ class TestMaintenance(RelocatingTestCase):
         self.take()
         self.fail('three')
         order = []
-        with mock.patch.object(self.relocating, '_ask', order.append):
+        with mock.patch.object(self.relocating, '_go_on', order.append):
             self.look()
-        self.assertEqual([True, False], [stay.failed for stay in order])
-        self.assertEqual(server_id, order[0].server_id)
+        self.assertEqual([True, False], [one.failed for one in order])
+        self.assertEqual(server_id, order[0].move.server_id)
 
     def test_those_that_are_apart_stay_so(self):
         self.with_host('three', VCPU=2)

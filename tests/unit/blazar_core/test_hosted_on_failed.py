@@ -5,10 +5,12 @@
 import dataclasses
 from unittest import mock
 
+import sqlalchemy as sa
+
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.healing import evacuation
 from blazar_core.healing import host_status
+from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 from tests.unit.blazar_core import test_whole_hosts
 
@@ -81,13 +83,13 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
         self.assertEqual([], self.evacuated())
         for server_id in ('first', 'second'):
             self.cloud.arrive(server_id)
-        self.clock.advance(evacuation.AGAIN - 1)
+        self.clock.advance(server_moves.AGAIN - 1)
         self.assertEqual([], self.evacuated())
         self.clock.advance(1)
         self.assertEqual(['first', 'second'], self.evacuated())
         for server_id in ('first', 'second'):
             self.cloud.arrive(server_id, self.uuids['two'])
-        self.clock.advance(2 * evacuation.AGAIN)
+        self.clock.advance(2 * server_moves.AGAIN)
         self.assertEqual([], self.evacuated())
 
     def test_nobody_leaves_while_nobody_is_certain(self):
@@ -124,7 +126,7 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
         self.clock.advance(1)
         first, = self.evacuated()
         self.cloud.arrive(first, self.uuids['two'])
-        self.clock.advance(evacuation.AGAIN - 1)
+        self.clock.advance(29)
         self.assertEqual([], self.evacuated())
         self.clock.advance(1)
         self.assertEqual([*{'first', 'second'} - {first}], self.evacuated())
@@ -142,6 +144,19 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
         self.machines.full[its].append('third')
         self.cloud.left[self.uuids['two']] = 1
         self.fail('one', 'three')
+        self.assertEqual(1, len(self.evacuated()))
+
+    def test_another_process_knows_where_they_go(self):
+        """Before placement counts them."""
+        self.cloud.left[self.uuids['two']] = 1
+        self.fail('one')
+        self.assertEqual(1, len(self.evacuated()))
+        self.relocating = self.new_relocating()
+        with self.database.writer() as session:
+            session.execute(sa.update(models.ServerMove).where(
+                models.ServerMove.status == 'planned').values(next_at=0))
+        self.assertEqual([], self.evacuated())
+        self.clock.advance(30)
         self.assertEqual(1, len(self.evacuated()))
 
     def test_one_that_cannot_leave_is_not_asked_for_all_the_time(self):
@@ -209,15 +224,15 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
     def test_one_of_several_asks(self):
         """Another one looks when it has seen that they are due, too."""
         self.fail('one')
-        others, ask = self.new_relocating(), self.relocating._ask
+        others, go_on = self.new_relocating(), self.relocating._go_on
 
-        def first(stay):
+        def first(one):
             others.look(lambda failed: [*failed])
             for server_id in ('first', 'second'):
                 self.cloud.arrive(server_id)
-            ask(stay)
+            go_on(one)
 
-        with mock.patch.object(self.relocating, '_ask', first):
+        with mock.patch.object(self.relocating, '_go_on', first):
             self.assertEqual(['first', 'second'], self.evacuated())
 
     def test_when_the_host_is_there_again_nobody_leaves(self):

@@ -219,7 +219,7 @@ class TestActive(AdoptingTestCase):
         self.adopting.adopt(known)
         self.assertEqual({'one': known.reservations[0].id}, self.held())
         self.machines.full[known.reservations[0].id] = ['server']
-        self.cloud.servers['server'] = test_whole_hosts.cloud_api.ObservedServer(
+        self.cloud.servers['server'] = base.cloud_api.ObservedServer(
             base.State.RUNNING, self.uuid_of('one'))
         worker = self.new_engine()
         worker.run_due()

@@ -74,14 +74,15 @@ class TestPurging(Purging, base.LeaseTestCase):
         before = self.everything()
         lease = self.over()
         with self.database.writer() as session:
-            session.add(models.Move(
+            session.add(models.ServerMove(
                 project_id='project',
                 lease_id=lease['id'], server_id='server', source=1, target=2,
-                resources={}, status='moved', updated_at=NOW))
-            session.add(models.Move(
+                resources={}, reason='best_effort', status='moved',
+                updated_at=NOW))
+            session.add(models.ServerMove(
                 project_id='project',
                 lease_id='withdrawn', server_id='server', source=1, target=2,
-                resources={}, status='planned', updated_at=NOW))
+                resources={}, reason='best_effort', updated_at=NOW))
             session.add(models.HeldBuild(
                 lease_id=lease['id'], sealed='', created_at=NOW))
             session.add(models.Orphan(
@@ -120,10 +121,11 @@ class TestPurging(Purging, base.LeaseTestCase):
                 id=name, rule='FREQ=DAILY', timezone='UTC', between='delete',
                 servers=[], left_out=[], created_at=NOW))
         # One is just being made, before its leases are.
-        self.add(models.Move(
+        self.add(models.ServerMove(
             project_id='project',
             lease_id=lease['id'], server_id='server', source=1, target=2,
-            resources={}, status='moved', updated_at=NOW))
+            resources={}, reason='best_effort', status='moved',
+            updated_at=NOW))
         self.later()
         self.add(models.Recurrence(
             id='new', rule='FREQ=DAILY', timezone='UTC', between='delete',
@@ -131,7 +133,8 @@ class TestPurging(Purging, base.LeaseTestCase):
         self.assertEqual((1, 0), self.purge())
         self.assertEqual({'recurrence', 'new'}, set(
             self.scalars(models.Recurrence.id)))
-        self.assertEqual([lease['id']], self.scalars(models.Move.lease_id))
+        self.assertEqual([lease['id']], self.scalars(
+            models.ServerMove.lease_id))
 
     def test_what_comes_to_be_unfinished_before_it_is_deleted_stays(self):
         lease = self.over()

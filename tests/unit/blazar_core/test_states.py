@@ -125,7 +125,7 @@ class TestTables(base.BaseTestCase):
     def test_every_state_fits_its_column(self):
         for machine, table in zip(
                 MACHINES, (models.Lease, models.Reservation, models.Event,
-                           models.Move),
+                           models.ServerMove),
                 strict=True):
             width = table.__table__.c.status.type.length
             for state in machine.steps:

@@ -27,11 +27,11 @@ def upgrade() -> None:
     _host_properties()
     _hosts()
     _leases()
-    _moves()
     _orphans()
     _projects()
     _recurrences()
     _request_keys()
+    _server_moves()
     _settings()
     _slot_builds()
     _turns()
@@ -153,22 +153,6 @@ def _leases() -> None:
         sa.Index('leases_status_idx', 'status', 'end_date'))
 
 
-def _moves() -> None:
-    _create(
-        'moves',
-        sa.Column('lease_id', sa.String(36), primary_key=True),
-        sa.Column('server_id', sa.String(36), primary_key=True),
-        sa.Column('source', sa.BigInteger, nullable=False),
-        sa.Column('target', sa.BigInteger, nullable=False),
-        sa.Column('resources', sa.JSON, nullable=False),
-        sa.Column('status', sa.String(16), nullable=False),
-        sa.Column('asked_at', sa.BigInteger),
-        sa.Column('updated_at', sa.BigInteger, nullable=False),
-        sa.Column('project_id', sa.String(255), nullable=False),
-        sa.Index('ix_moves_updated_at', 'updated_at'),
-        sa.Index('moves_project_idx', 'project_id', 'asked_at'))
-
-
 def _orphans() -> None:
     _create(
         'orphans',
@@ -208,6 +192,28 @@ def _request_keys() -> None:
         sa.Column('created_at', sa.BigInteger, nullable=False),
         sa.Index('request_keys_created_idx', 'created_at'),
         sa.Index('request_keys_lease_idx', 'lease_id'))
+
+
+def _server_moves() -> None:
+    _create(
+        'server_moves',
+        sa.Column('id', _SERIAL, primary_key=True),
+        sa.Column('lease_id', sa.String(36), nullable=False),
+        sa.Column('project_id', sa.String(255), nullable=False),
+        sa.Column('server_id', sa.String(36), nullable=False),
+        sa.Column('reason', sa.String(16), nullable=False),
+        sa.Column('status', sa.String(16), nullable=False),
+        sa.Column('source', sa.BigInteger, nullable=False),
+        sa.Column('target', sa.BigInteger),
+        sa.Column('resources', sa.JSON, nullable=False),
+        sa.Column('attempts', sa.Integer, nullable=False),
+        sa.Column('next_at', sa.BigInteger, nullable=False),
+        sa.Column('requested_at', sa.BigInteger),
+        sa.Column('updated_at', sa.BigInteger, nullable=False),
+        sa.Index('ix_server_moves_lease_id', 'lease_id'),
+        sa.Index('ix_server_moves_updated_at', 'updated_at'),
+        sa.Index('server_moves_open_idx', 'reason', 'status', 'next_at'),
+        sa.Index('server_moves_project_idx', 'project_id', 'requested_at'))
 
 
 def _settings() -> None:
@@ -331,8 +337,6 @@ def _bookings() -> None:
         sa.Column('running', sa.Boolean, nullable=False),
         sa.Column('migrating_to', sa.BigInteger),
         sa.Column('host_failed_at', sa.BigInteger),
-        sa.Column('next_evacuation_at', sa.BigInteger),
-        sa.Column('evacuations', sa.Integer),
         sa.Index('bookings_end_idx', 'end_date'),
         sa.Index('bookings_host_idx', 'host_id', 'end_date', 'start_date'),
         sa.Index('bookings_reservation_idx', 'reservation_id'))

@@ -401,7 +401,7 @@ To go on:
     ./tools/demo --keep                 the same, and the cloud stays for you
     ./tools/stack up                    a whole OpenStack, each service for
                                         itself
-    less doc/source/user/recipes.rst    a nightly CI fleet, a training class,
+    less doc/source/user/index.rst      a nightly CI pool, a training class,
                                         a GPU for a week ...''')
 
 

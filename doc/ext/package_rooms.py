@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The directive ``package-rooms``: the rooms of a package, and who knows whom.
+"""The directive ``package-rooms``: subpackages, and which import which others.
 
     .. package-rooms:: blazar_core
 
@@ -14,7 +14,7 @@ from tests import imports
 
 
 class PackageRooms(rst.Directive):
-    """One row for each room, under those that it knows."""
+    """One row for each subpackage, under those that it imports."""
 
     required_arguments = 1
 
@@ -23,7 +23,7 @@ class PackageRooms(rst.Directive):
         knows = _knows(package)
         order = _ordered(knows)
         width = max(map(len, order)) + 2
-        lines = [' ' * (width + 4) + 'knows']
+        lines = [' ' * (width + 4) + 'imports']
         for number, name in enumerate(order, 1):
             marks = ' '.join(f'{other:2}' if order[other - 1] in knows[name]
                              else ' .' for other in range(1, number))
@@ -36,7 +36,7 @@ class PackageRooms(rst.Directive):
 
 
 def _knows(package):
-    """By room, which others its files import."""
+    """By subpackage, which others its files import."""
     knows = {}
     for path, others in imports.arrows(package).items():
         if path.count('/') > 1 or others or path.count('/') == 1:
@@ -51,7 +51,7 @@ def _knows(package):
 
 
 def _ordered(knows):
-    """So that each stands below all that it knows."""
+    """In an order in which each is below all that it imports."""
     order = []
     while len(order) < len(knows):
         order.append(min(

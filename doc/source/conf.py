@@ -9,10 +9,17 @@ sys.path.insert(0, os.path.abspath('../..'))
 sys.path.insert(0, os.path.abspath('../ext'))
 
 extensions = [
+    'cliff.sphinxext',
+    'lease_api',
     'nova_seams',
     'openstackdocstheme',
+    'os_api_ref',
+    'oslo_config.sphinxconfiggen',
     'oslo_config.sphinxext',
+    'oslo_policy.sphinxext',
+    'oslo_policy.sphinxpolicygen',
     'package_rooms',
+    'program_help',
     'state_machine',
 ]
 
@@ -28,3 +35,15 @@ version = release = ''
 html_theme = 'openstackdocs'
 pygments_style = 'native'
 exclude_patterns = []
+
+_SAMPLES = os.path.abspath('../../etc/nova-leases')
+config_generator_config_file = [
+    (os.path.join(_SAMPLES, 'config-generator.conf'), '_static/nova-leases')]
+policy_generator_config_file = [
+    (os.path.join(_SAMPLES, 'policy-generator.conf'), '_static/nova-leases')]
+autoprogram_cliff_application = 'openstack'
+# Those of each command that prints something.
+autoprogram_cliff_ignored = [
+    '--help', '--format', '--column', '--quote', '--noindent', '--max-width',
+    '--fit-width', '--print-empty', '--prefix', '--sort-column',
+    '--sort-ascending', '--sort-descending']

@@ -17,7 +17,7 @@ __all__ = ['DOCUMENTS', 'Operation', 'description', 'operations', 'problems',
 #: The folder of the API reference.
 DOCUMENTS = os.path.join(
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
-    'doc', 'source', 'api')
+    'doc', 'source', 'api-ref')
 
 _URI = 'urn:lease-api'
 _METHODS = ('get', 'put', 'post', 'delete', 'patch', 'head', 'options')

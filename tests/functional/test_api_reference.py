@@ -54,7 +54,7 @@ _EXPIRES = re.compile(r'("expire_offer",\s+"time": ")[^"]*"')
 
 
 class DescriptionTest(testtools.TestCase):
-    """doc/source/api/openapi.yaml and the code."""
+    """doc/source/api-ref/openapi.yaml and the code."""
 
     def test_every_schema_is_one(self):
         for schema in openapi.description()['components']['schemas'].values():
@@ -129,7 +129,7 @@ class DescriptionTest(testtools.TestCase):
 
 
 class SamplesTest(test_api.ApiTestCase):
-    """doc/source/api/samples and the answers of a real nova-api."""
+    """doc/source/api-ref/samples and the answers of a real nova-api."""
 
     def test_a_lease_from_its_making_to_its_end(self):
         made = self.sample('POST', '/leases', 'lease-create', 201)['lease']

@@ -1,18 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the documentation has one type."""
+"""The commands that the documentation prints, and what types them."""
 
 import os
 import re
 import shlex
 import typing as ty
 
-__all__ = ['Block', 'blocks']
+__all__ = ['ELSEWHERE', 'PAGES', 'STORIES', 'Block', 'blocks']
 
 _DOC = os.path.join(os.path.dirname(__file__), '..', '..')
 _BLOCK = re.compile(r'( *)\.\. code-block:: console$')
 #: What stands before a block that is left out, with the reason.
 _LEFT_OUT = re.compile(r' *\.\. not run: \S')
+
+#: By page, the title of the section of each block that test_commands types,
+#: and the method that makes what the block needs.
+PAGES: dict[str, tuple[tuple[str, str | None], ...]] = {
+    'README.rst': (('nova-leases', None),),
+    'doc/source/user/index.rst': (('User guide', None), ('Terms', None)),
+    'doc/source/user/future-server.rst': (
+        ('A server for later', None),
+        ('While the server is RESERVED', 'held')),
+    'doc/source/user/server-class.rst': (
+        ('A class of forty', 'few'),
+        ('Create a lease without a boot', None),
+        ('Boot into the lease', 'reserved')),
+    'doc/source/user/whole-hosts.rst': (
+        ('Request hosts', 'enrolled'),
+        ('Boot on the hosts', 'hosts_leased'),
+        ('Boot on the hosts', 'hosts_leased'),
+        ('Change and end', 'hosts_leased')),
+    'doc/source/user/recurring.rst': (('A recurring boot', None),),
+    'doc/source/user/best-effort.rst': (
+        ('Wait for capacity', 'enrolled'),
+        ('Have servers moved', None),
+        ('Your own servers', 'servers')),
+    'doc/source/user/change-and-end.rst': (
+        ('Change a lease', 'booted'),
+        ('Change a lease', 'booted'),
+        ('Extend automatically', None),
+        ('What happens at the end', None)),
+    'doc/source/user/existing-servers.rst': (('Add servers', 'servers'),),
+    'doc/source/user/default-leases.rst': (
+        ('Keep the server', 'booted'), ('Keep the server', None)),
+    'doc/source/user/troubleshooting.rst': (('What can go wrong', None),),
+    'doc/source/cli/openstack.rst': (
+        ('openstack reservation ...', 'booted'),
+        ('See what fits', None),
+        ('Quote', None),
+        ('Offer and accept', None),
+        ('Request a lease', None),
+        ('Recurring leases', 'occurrence'),
+        ('Share hosts', 'hosts_leased'),
+        ('Delete', 'several'),
+        ('Existing servers', 'servers'),
+        ('Acknowledge a host change', 'reserved'),
+        ('Transfer', 'handed_over'),
+        ('Wait', 'starting')),
+    'doc/source/cli/blazar-nova-manage.rst': (('blazar-nova-manage', None),),
+    'doc/source/cli/blazar-nova-status.rst': (
+        ('blazar-nova-status', 'warnings'),),
+    'doc/source/install/index.rst': (
+        ('5. Create the tables and start', None),),
+    'doc/source/admin/best-effort.rst': (
+        ('Servers that are moved', 'two_flavors'),),
+    'doc/source/admin/consistency.rst': (('Verifying and fixing', None),),
+    'doc/source/admin/database.rst': (('Database and keys', None),),
+    'doc/source/admin/maintenance.rst': (
+        ('Maintenance', 'host'), ('Several hosts', 'host')),
+    'doc/source/admin/monitoring.rst': (('Monitoring', None),),
+    'doc/source/admin/troubleshooting.rst': (('Troubleshooting', None),),
+    'doc/source/admin/whole-hosts.rst': (('Whole hosts', 'host'),),
+}
+#: By page and title, the method of test_recipes that checks what all blocks
+#: of the section have done together.
+STORIES: dict[tuple[str, str], str] = {
+    ('doc/source/user/future-server.rst', 'A demo that ends itself'):
+        'demo_is_over',
+    ('doc/source/user/recurring.rst', 'A training class on Mondays'):
+        'one_class_is_skipped',
+    ('doc/source/user/nightly-ci.rst', 'A fleet for the nightly builds'):
+        'each_night_has_a_server',
+    ('doc/source/user/whole-hosts.rst', 'A host with a GPU for a week'):
+        'the_host_is_given_back',
+    ('doc/source/user/change-and-end.rst', 'Keep what a server has become'):
+        'it_is_gone',
+}
+#: By page, the module that types all of it.
+ELSEWHERE = {
+    'doc/source/install/horizon.rst': 'test_horizon',
+    'doc/source/admin/blazar-migration.rst': 'test_changing_over',
+}
 
 
 class Block(ty.NamedTuple):

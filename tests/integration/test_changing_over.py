@@ -25,7 +25,7 @@ from tests import stack
 from tests.stack import blazar as blazars
 from tests.stack import configuration
 
-PAGE = 'doc/source/admin/changing_over.rst'
+PAGE = 'doc/source/admin/blazar-migration.rst'
 #: Nova's own filters in front of Blazar's.
 FILTERS = [*samples.sections()['filter_scheduler']['enabled_filters'][0]
            .split(',')[:-1], *blazars.FILTERS]

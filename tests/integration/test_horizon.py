@@ -23,7 +23,7 @@ from tests import stack
 from tests.stack import configuration
 from tests.stack import horizon
 
-PAGE = 'doc/source/admin/horizon.rst'
+PAGE = 'doc/source/install/horizon.rst'
 PICTURES = os.path.join(base.ROOT, '.test-results', 'horizon')
 SAMPLES = os.path.join(base.ROOT, 'etc', 'nova-leases')
 METADEFS = os.path.join(SAMPLES, 'metadefs')

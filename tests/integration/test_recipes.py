@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""The recipes of the user guide, typed as they are printed."""
+"""The stories of the user guide, typed as they are printed."""
 
 import re
-import typing as ty
 
 from tests.integration import base
 from tests.integration import consoles
@@ -14,28 +13,22 @@ from tests.integration import test_hosts
 class RecipesTest(test_hosts.HostsTestCase):
 
     def test_each_does_what_it_says(self) -> None:
-        typed: dict[str, str] = {}
-        for block in consoles.blocks('doc/source/user/recipes.rst'):
-            if block.is_run:
-                typed[block.title] = '\n'.join(
-                    [*filter(None, [typed.get(block.title)]), block.typed])
-        checks: dict[str, ty.Callable[[str], None]] = {
-            'A demo that ends itself': self.demo_is_over,
-            'A training class on Mondays': self.one_class_is_skipped,
-            'A fleet for the nightly builds': self.each_night_has_a_server,
-            'A host with a GPU for a week': self.the_host_is_given_back,
-            'Keep what a server has become': self.it_is_gone}
-        self.assertEqual(checks.keys(), typed.keys())
+        typed: dict[tuple[str, str], list[str]] = {}
+        for page in {page for page, _title in consoles.STORIES}:
+            for block in consoles.blocks(page):
+                if block.is_run:
+                    typed.setdefault((page, block.title), []).append(
+                        block.typed)
         self.enrol(self.hosts()[0])
         for name in 'class', 'gpu', 'gpu-later':
             self.addCleanup(self.run_client, 'openstack', 'reservation',
                             'lease', 'delete', name)
-        for title, check in checks.items():
+        for story, check in consoles.STORIES.items():
             done = self.run_process(
-                'bash', '-euo', 'pipefail', '-c', typed[title])
+                'bash', '-euo', 'pipefail', '-c', '\n'.join(typed[story]))
             self.assertEqual(0, done.returncode,
-                             f'{title}: {done.stdout}\n{done.stderr}')
-            check(done.stdout)
+                             f'{story}: {done.stdout}\n{done.stderr}')
+            getattr(self, check)(done.stdout)
 
     def ended(self, name: str) -> base.Json:
         """The lease of a name, which is over."""

@@ -191,5 +191,6 @@ class TestWhatIsFound(ExampleTestCase):
                  TestDocumentation.scenarios}
         self.assertLessEqual({
             f'doc/source/admin/{name}.rst' for name in (
-                'hosts', 'every_boot', 'index', 'limits', 'failures',
-                'owners')}, names)
+                'best-effort', 'budget-service', 'default-leases',
+                'host-failures', 'limits', 'owners', 'trusts',
+                'unused-leases', 'whole-hosts')}, names)

@@ -2,7 +2,6 @@
 
 import configparser
 import os
-import re
 import textwrap
 
 import fixtures
@@ -311,14 +310,6 @@ class TestSample(base.TestCase):
             generator._generate_sample(['blazar_nova'], path)
         with open(path) as file:
             return file.read()
-
-    def test_the_documentation_shows_it(self):
-        with open(os.path.join(imports.ROOT,
-                               'doc/source/admin/policy.rst')) as file:
-            shown = re.search(r'^\.\. code-block:: yaml\n   :name: sample\n\n'
-                              r'((?:   .*\n|\n)+)', file.read(), re.M)
-        self.assertEqual(self.sample().strip().splitlines(),
-                         textwrap.dedent(shown[1]).strip().splitlines())
 
     def test_each_rule_names_its_operations(self):
         sample = self.sample()

@@ -20,7 +20,8 @@ from tests import imports
 from tests.unit import base
 
 NOW = base.NOW
-DOCUMENT = os.path.join(imports.ROOT, 'doc', 'source', 'api', 'states.rst')
+DOCUMENT = os.path.join(imports.ROOT, 'doc', 'source', 'reference',
+                        'states.rst')
 #: What may be asked, by the names of methods below.
 REQUESTS = ('rename', 'prolong', 'shorten', 'move', 'grow', 'accept',
             'hand_over', 'delete')

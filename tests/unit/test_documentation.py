@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The pages of the documentation: what types their commands, and which
+commands and requests they list.
+"""
+
+import argparse
+import collections
+import glob
+import os
+import re
+
+from oslotest import base
+import yaml
+
+from blazar_nova.cmd import manage
+from tests.integration import consoles
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+INTEGRATION = os.path.join(TOP, 'tests', 'integration')
+
+
+def read(*names):
+    with open(os.path.join(TOP, *names), encoding='utf-8') as file:
+        return file.read()
+
+
+class TestConsoles(base.BaseTestCase):
+
+    def pages(self):
+        """Every page that prints commands, with the titles above them."""
+        paths = glob.glob('doc/source/**/*.rst', root_dir=TOP, recursive=True)
+        for page in ['README.rst', 'devstack/README.rst', *paths]:
+            titles = [block.title for block in consoles.blocks(page)
+                      if block.is_run]
+            if titles:
+                yield page, titles
+
+    def test_a_test_types_each_block(self):
+        stories = collections.defaultdict(set)
+        for page, title in consoles.STORIES:
+            stories[page].add(title)
+        found = {}
+        for page, titles in self.pages():
+            if page not in consoles.ELSEWHERE:
+                self.assertLessEqual(stories[page], set(titles))
+                found[page] = tuple(
+                    title for title in titles if title not in stories[page])
+        self.assertEqual({
+            page: tuple(title for title, _prepare in blocks)
+            for page, blocks in consoles.PAGES.items()},
+            {page: titles for page, titles in found.items() if titles})
+
+    def test_pages_that_another_test_types(self):
+        for page, module in consoles.ELSEWHERE.items():
+            self.assertIn(f"PAGE = '{page}'", read(
+                'tests', 'integration', f'{module}.py'))
+
+    def test_what_prepares_and_checks_exists(self):
+        prepared = {prepare for blocks in consoles.PAGES.values()
+                    for _title, prepare in blocks if prepare}
+        for module, names in (('test_commands', prepared),
+                              ('test_recipes', consoles.STORIES.values())):
+            defined = re.findall(r'    def (\w+)\(self', read(
+                'tests', 'integration', f'{module}.py'))
+            self.assertLessEqual(set(names), set(defined))
+
+
+class TestCommands(base.BaseTestCase):
+
+    def commands(self, parser, *words):
+        """Every command of a parser that has none below it."""
+        below = [action for action in parser._actions
+                 if isinstance(action, argparse._SubParsersAction)]
+        if not below:
+            yield ' '.join(words)
+        for action in below:
+            for name, one in action.choices.items():
+                yield from self.commands(one, *words, name)
+
+    def test_the_page_has_each_command(self):
+        page = read('doc', 'source', 'cli', 'blazar-nova-manage.rst')
+        shown = re.findall(
+            r'^\.\. program-help:: blazar-nova-manage (.+)$', page, re.M)
+        self.assertEqual(sorted(self.commands(manage._parser())),
+                         sorted(shown))
+
+    def test_the_page_of_the_client_has_each_command(self):
+        commands = re.findall(
+            r'^    reservation_(\w+) = ', read('setup.cfg'), re.M)
+        shown = re.findall(r'^   :command: reservation (.+)$', read(
+            'doc', 'source', 'cli', 'openstack.rst'), re.M)
+        self.assertEqual(sorted(commands), sorted(
+            name.replace(' ', '_') for name in shown))
+
+    def test_the_page_of_the_api_has_each_request(self):
+        described = yaml.safe_load(read(
+            'doc', 'source', 'api-ref', 'openapi.yaml'))['paths']
+        shown = re.findall(r'^\.\. lease-api:: (\w+) (.+)$', read(
+            'doc', 'source', 'api-ref', 'index.rst'), re.M)
+        self.assertEqual(sorted(
+            (method.upper(), path) for path, item in described.items()
+            for method in item if method not in ('parameters', 'servers')),
+            sorted(shown))
+
+
+class TestFiles(base.BaseTestCase):
+
+    #: Written by commands that the page names.
+    WRITTEN = {'etc/nova-leases/nova-leases.conf.sample',
+               'etc/nova-leases/policy.yaml.sample'}
+
+    def missing(self, *names):
+        return [name for name in names if name not in self.WRITTEN and
+                not os.path.exists(os.path.join(TOP, name))]
+
+    def test_those_that_pages_name_exist(self):
+        paths = glob.glob('doc/source/**/*.rst', root_dir=TOP, recursive=True)
+        for page in ['README.rst', 'HACKING.rst', 'CONTRIBUTING.rst',
+                     'devstack/README.rst', *paths]:
+            self.assertEqual([], self.missing(*re.findall(
+                r'``((?:benchmarks|blazar_core|blazar_nova|devstack|doc|etc|'
+                r'tests|tools)/[\w./-]+)``', read(page))), page)
+
+    def test_those_of_the_page_that_lists_them_exist(self):
+        page = read('doc', 'source', 'contributor', 'where.rst')
+        for row in page.split('\n   * - ')[2:]:
+            _purpose, package, files = re.split(r'\n     - ', row)
+            self.assertEqual([], self.missing(*(
+                name if name.startswith('blazar_') else f'{package}/{name}'
+                for name in re.findall(r'``([\w/]+(?:\.py)?)``', files)
+                if '/' in name)), row)

@@ -43,6 +43,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import bodies
 from blazar_nova.api import lease_params
+from tests import driven
 from tests.unit.blazar_core import racer
 
 HOSTS, BOOKINGS, LEASES = 1000, 100_000, 20_000
@@ -225,7 +226,7 @@ class Member:
     def tidy(self) -> None:
         """Take back what was made."""
         while self.made:
-            self.leases.making.withdraw(self.made.pop())
+            driven.withdraw(self.leases, self.made.pop())
 
     def list(self, marker: bool, **values: ty.Any) -> None:
         asked = {key: str(value) for key, value in values.items()

@@ -27,12 +27,12 @@ from benchmarks import world as worlds
 from blazar_core.capacity import admissions
 from blazar_core.capacity import eligibility
 from blazar_core.capacity import scheduler_claims
-from blazar_core.common import clocks
 from blazar_core.common import host_properties
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import models
 from blazar_core.leases import views
+from tests import driven
 
 HOSTS, BOOKINGS = 1000, 10_000
 #: Those that can be leased whole, and how many of them are asked for.
@@ -82,7 +82,7 @@ def whole(kind: str, url: str, size: int) -> ty.Iterator[records.Record]:
             extra={'gpu': 'A100'}))
         session.execute(sa.update(table).where(table.c.id % 2 == 0).values(
             extra={'gpu': 'none'}))
-    search = admissions.Admission(database, clocks.ManualClock(worlds.NOW))
+    search = admissions.Admission(database, driven.ManualClock(worlds.NOW))
     windows = [model.Window(worlds.NOW + day * worlds.DAY,
                             worlds.NOW + (day + 7) * worlds.DAY)
                for day in range(1, 300)]
@@ -108,7 +108,7 @@ def measure(kind: str, url: str, world: worlds.World,
             ) -> ty.Iterator[records.Record]:
     """Ask everything."""
     database = filled.connect(url)
-    clock = clocks.ManualClock(worlds.NOW)
+    clock = driven.ManualClock(worlds.NOW)
     search = admissions.Admission(database, clock)
     log = logging.getLogger('blazar_core.capacity.admissions')
     log.setLevel(logging.INFO)

@@ -20,7 +20,7 @@ from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.capacity import booking_index
-from blazar_core.common import clocks
+from tests import driven
 
 HOSTS, BOOKINGS, LEASES = 10_000, 1_000_000, 10_000
 
@@ -52,7 +52,7 @@ def load(url: str) -> dict[str, float]:
     database = filled.connect(url)
     with database.reader() as session:
         session.connection()
-    books = booking_index.Index(database, clocks.ManualClock(worlds.NOW))
+    books = booking_index.Index(database, driven.ManualClock(worlds.NOW))
     before = records.memory()[0]
     start, cpu = time.perf_counter(), time.process_time()
     with books.fresh() as timeline:

@@ -21,9 +21,9 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_core.common import clocks
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.listener import mirror
+from tests import driven
 
 HOSTS, SERVERS = 1000, 20
 
@@ -90,7 +90,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 def _compare(url: str, placement: Placement, hosts: int,
              ) -> ty.Iterator[records.Record]:
-    clock = clocks.ManualClock(worlds.NOW)
+    clock = driven.ManualClock(worlds.NOW)
     parts: ty.Any = types.SimpleNamespace(
         database=filled.connect(url), clock=clock)
     compares = mirror.Mirror(parts, lambda *_args: None)

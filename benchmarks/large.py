@@ -40,6 +40,7 @@ from blazar_core.lifecycle import handlers
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 HOSTS, SERVERS, LEASES = 1000, 400, 5
@@ -109,11 +110,11 @@ def measure(name: str, place: servers.Place, hosts: int, count: int,
     """What a large lease costs."""
     books = Books(place.url)
     # Everything is read, connected and compiled.
-    books.leases.making.withdraw(books.make(2, 1)['id'])
+    driven.withdraw(books.leases, books.make(2, 1)['id'])
     made: list[dict[str, ty.Any]] = []
     for what, work in (('make', lambda: made.append(books.make(hosts, 8))),
-                       ('end', lambda: books.leases.making.withdraw(
-                           made[0]['id']))):
+                       ('end', lambda: driven.withdraw(
+                           books.leases, made[0]['id']))):
         books.statements, begin = 0, time.perf_counter()
         work()
         yield records.Record(f'{name}.{what}', 'seconds',

@@ -39,6 +39,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_nova.parts import granting
 from tests import databases
+from tests import driven
 from tests.unit.blazar_core import racer
 
 HOSTS, BOOKINGS, LEASES = 300, 30_000, 6_000
@@ -92,8 +93,8 @@ class Member:
         new, = self.granted([self.new(requests.LeaseRequest(
             'lease', model.Window(start, start + 3600), None, (), 'delete',
             False), 1, model.Affinity.NONE)])
-        self.leases.making.withdraw(
-            self.leases.making.create(new, None)['id'])
+        driven.withdraw(
+            self.leases, self.leases.making.create(new, None)['id'])
 
     def make(self) -> str:
         """Make the largest series; returns its id."""
@@ -135,7 +136,7 @@ class Member:
 
     def delete(self, recurrence_id: str) -> None:
         for one in self.leases.recurring.unfinished(recurrence_id):
-            self.leases.making.withdraw(one['id'])
+            driven.withdraw(self.leases, one['id'])
 
 
 def wait(url: str) -> None:

@@ -28,11 +28,11 @@ from benchmarks import world as worlds
 from blazar_core.capacity import admissions
 from blazar_core.capacity import eligibility
 from blazar_core.capacity import inventory
-from blazar_core.common import clocks
 from blazar_core.common import host_properties
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
+from tests import driven
 
 HOSTS, BOOKINGS, LEASES = 100_000, 800_000, 50_000
 #: What placement gives Nova at most ([scheduler] max_placement_results).
@@ -61,7 +61,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 def ask(database: api.Database) -> ty.Iterator[records.Record]:
     """What is asked, one after the other."""
-    chance, clock = random.Random(worlds.SEED), clocks.ManualClock(worlds.NOW)
+    chance, clock = random.Random(worlds.SEED), driven.ManualClock(worlds.NOW)
     searching = admissions.Admission(database, clock)
     judging = eligibility.Eligibility(database, clock, searching.index)
     with database.connection() as connection:

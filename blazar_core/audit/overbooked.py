@@ -2,7 +2,6 @@
 
 """Capacity: whether more of a host is promised than it has."""
 
-import collections
 import itertools
 import typing as ty
 
@@ -11,7 +10,7 @@ import sqlalchemy as sa
 from blazar_core.audit.findings import Difference
 from blazar_core.audit.findings import when
 from blazar_core.capacity import inventory
-from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
 from blazar_core.common import clocks
 from blazar_core.common import states
 from blazar_core.db import api
@@ -51,24 +50,21 @@ def overbooked(database: api.Database, clock: clocks.Clock,
 
 def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
               ) -> Difference | None:
-    """The first instant at which more of a host is promised than it has."""
-    steps: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
-    for row in rows:
-        stay = ledger.occupied(
-            row.start_date, row.end_date, row.claimed_at, now)
-        for rc, amount in row.resources.items():
-            steps[rc] += ((max(stay.start, now), amount),
-                          (stay.end, -amount))
-    first = min((found for rc in sorted(steps) if (
-        found := _first_over(host, rc, steps[rc])) is not None),
-        default=None)
+    """Return the first instant at which more of a host is reserved than it
+    has.
+    """
+    stays = [(rule.occupied(max(row.start_date, now), row.end_date,
+                            row.claimed_at, now), row) for row in rows]
+    first = next(((instant, min(lacking), levels) for instant, levels, _more
+                  in rule.levels((stay, row.resources) for stay, row in stays)
+                  if (lacking := rule.lacking(
+                      host.capacity, host.usage, levels))), None)
     if first is None:
         return None
-    instant, rc, level = first
+    instant, rc, levels = first
     leases = sorted({
-        row.lease_id for row in rows
-        if row.start_date <= instant < ledger.occupied(
-            row.start_date, row.end_date, row.claimed_at, now).end})
+        row.lease_id for stay, row in stays
+        if stay.start <= instant < stay.end})
     more = f' and {len(leases) - _NAMED} more' if len(leases) > _NAMED else ''
     concerned = ', '.join(leases[:_NAMED]) + more
     if not host.capacity:
@@ -82,23 +78,8 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     return Difference(
         ('overfull', host.uuid),
         f'Host {host.name} has {host.capacity.get(rc, 0)} {rc}, but at '
-        f'{when(instant)} {level} are in use or promised; leases: '
-        f'{concerned}.',
+        f'{when(instant)} {host.usage.get(rc, 0) + levels[rc]} are in use or '
+        f'promised; leases: {concerned}.',
         'blazar-listener binds what has not begun to other hosts within '
         'seconds; of what runs, move servers away from it, or let leases end '
         'earlier')
-
-
-def _first_over(host: ty.Any, rc: str, steps: list[tuple[int, int]],
-                ) -> tuple[int, str, int] | None:
-    if host.capacity and rc in ledger.SHARED and rc not in host.capacity:
-        # A shared provider has it: Nova judges alone.
-        return None
-    most = host.capacity.get(rc, 0)
-    level = host.usage.get(rc, 0)
-    steps.sort()
-    for instant, group in itertools.groupby(steps, key=lambda one: one[0]):
-        level += sum(amount for _instant, amount in group)
-        if level > most:
-            return instant, rc, level
-    return None

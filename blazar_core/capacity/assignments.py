@@ -15,6 +15,7 @@ from sqlalchemy import orm
 from blazar_core.capacity import host_generations
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
 from blazar_core.common import model
 from blazar_core.db import models
 
@@ -148,7 +149,7 @@ def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
     :raises LostRace: when another process decided about one meanwhile
     """
     whole = [one.id for one in lease.reservations if one.whole]
-    if not whole or now < ledger.OVERDUE + lease.booked(model.Window(
+    if not whole or now < rule.OVERDUE + lease.booked(model.Window(
             lease.start_date, lease.end_date)).end:
         return
     for host in session.scalars(sa.select(models.Host).where(

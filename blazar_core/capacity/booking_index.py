@@ -27,7 +27,6 @@ What is found here is a hint: each decision is made in the database.
 """
 
 import contextlib
-import ctypes
 import functools
 import threading
 import typing as ty
@@ -38,7 +37,8 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.capacity import feed
-from blazar_core.capacity import ledger
+from blazar_core.capacity import host_memory
+from blazar_core.capacity import rule
 from blazar_core.capacity import snapshot
 from blazar_core.capacity import stale_index
 from blazar_core.capacity import timelines
@@ -97,7 +97,8 @@ class Index:
         #: Held from the first :meth:`follow` on.
         self._followed = threading.Lock()
         self._timeline: timelines.Timeline | None = None
-        self._known = feed.FeedState({}, None, 0, snapshot.InternedRecords())
+        self._known = feed.FeedState({}, None, 0,
+                                     host_memory.InternedRecords())
         self.ids_by_uuid: dict[str, int] = {}
         self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
         self._apart: DedicatedHosts | None = None
@@ -256,7 +257,7 @@ class Index:
         assert self._timeline is not None
         for one in bookings:
             self._timeline.apply(
-                one.host_id, ledger.occupied(
+                one.host_id, rule.occupied(
                     one.start_date, one.end_date, one.claimed_at,
                     self._known.at), one.resources, sign)
 
@@ -275,7 +276,7 @@ class Index:
         self._timeline = timeline
         self._forgotten = now
         self._since = now - KEEP
-        _give_back()
+        host_memory.trim_heap()
 
     # -- following -----------------------------------------------------------
 
@@ -294,7 +295,7 @@ class Index:
             # What is over would pile up as long as the process lives.
             timeline.forget(now - KEEP)
             self._forgotten, self._since = now, now - KEEP
-            _give_back()
+            host_memory.trim_heap()
         # A load that does not come this far leaves none: the next reads all.
         self._timeline = timeline
 
@@ -328,7 +329,7 @@ class Index:
                        rows: ty.Iterable[ty.Any], now: int) -> None:
         """Servers that overstay keep their capacity."""
         overdue = [(row.host_id, model.Window(row.end_date,
-                                              now + ledger.OVERDUE),
+                                              now + rule.OVERDUE),
                     row.resources) for row in rows
                    if row.host_id in self.hosts]
         if overdue != self._overdue:
@@ -384,12 +385,3 @@ def _reader(database: api.Database, given: sa.Connection | None,
             ) -> contextlib.AbstractContextManager[sa.Connection]:
     return (database.connection() if given is None
             else contextlib.nullcontext(given))
-
-
-def _give_back() -> None:
-    """Let the system have the memory that was used on the way: the C library
-    keeps it else, as much again as all hosts and bookings take.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        # Only glibc has it, and keeps so much.
-        ctypes.CDLL(None).malloc_trim(0)

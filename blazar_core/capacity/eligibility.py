@@ -14,7 +14,7 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.capacity import booking_index
-from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
 from blazar_core.capacity import selection
 from blazar_core.capacity import timelines
 from blazar_core.common import clocks
@@ -97,7 +97,7 @@ class Eligibility:
                 return Eligible(None, dict.fromkeys(
                     apart.held.get(reservation_id, ()), selection.MANY), 0)
             window = model.Window(now, model.FOREVER if mine is None else max(
-                mine.end_date, now + ledger.OVERDUE))
+                mine.end_date, now + rule.OVERDUE))
             affinity = mine and (mine.params or {}).get('affinity')
             siblings = [] if affinity is None else _siblings(connection, mine)
             with self._index.without(own):

@@ -7,6 +7,7 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.capacity import host_memory
 from blazar_core.capacity import inventory
 from blazar_core.capacity import snapshot
 from blazar_core.common import model
@@ -87,7 +88,7 @@ class FeedState:
     """
 
     def __init__(self, hosts: dict[int, model.Host], top: ty.Any, at: int,
-                 alike: snapshot.InternedRecords) -> None:
+                 alike: host_memory.InternedRecords) -> None:
         self.hosts = hosts
         self.top = top
         self.at = self.compared = at

@@ -2,19 +2,16 @@
 
 """Deciding: what is written into the books, and by which rule.
 
-The rule, for every instant t of a booking's window::
-
-    open_ended_usage(host) + booked(host, t) <= capacity(host)
-
-Every decision is a list of edits of bookings (:func:`amend`): one comes, one
-goes, or one becomes another. A lease that is made, prolonged, moved, resized
-or ended, and a server that changes its host, are all that. A decision is all
-or nothing, and it is guarded: it reads its hosts, and with them their
-generations, no later than their bookings, and then takes each host with
-``UPDATE ... WHERE generation = :seen``. Another transaction that decided about
-one of these hosts in between has moved its generation, so that the update
-finds no row, and this transaction is rolled back and run again: it is always
-the later one that loses, and nothing of it is left.
+The rule is in :mod:`blazar_core.capacity.rule`. Every decision is a list of
+edits of bookings (:func:`amend`): one comes, one goes, or one becomes another.
+A lease that is made, prolonged, moved, resized or ended, and a server that
+changes its host, are all that. A decision is all or nothing, and it is
+guarded: it reads its hosts, and with them their generations, no later than
+their bookings, and then takes each host with ``UPDATE ... WHERE generation =
+:seen``. Another transaction that decided about one of these hosts in between
+has moved its generation, so that the update finds no row, and this transaction
+is rolled back and run again: it is always the later one that loses, and
+nothing of it is left.
 
 Each decision leaves behind what it changed (:class:`models.LeaseChange`), for
 the processes that keep the books in memory.
@@ -33,21 +30,15 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.capacity import host_generations
+from blazar_core.capacity import rule
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Edit', 'OverCapacity', 'NewBooking', 'OVERDUE', 'RESERVABLE',
-           'SEEN', 'SHARED', 'HostLoad', 'TAKES', 'add', 'amend', 'decide',
-           'fits', 'follow', 'hold', 'new_of', 'occupied']
-
-#: Seconds that a server which should be gone by now is expected to need yet.
-OVERDUE = 60
-
-#: Classes that a host may offer through a shared provider: where it reports
-#: none of its own, Nova judges alone.
-SHARED = frozenset({'DISK_GB'})
+__all__ = ['Edit', 'OverCapacity', 'NewBooking', 'RESERVABLE', 'SEEN',
+           'HostLoad', 'TAKES', 'add', 'amend', 'decide', 'follow', 'hold',
+           'new_of']
 
 
 class OverCapacity(api.LostRace):
@@ -236,10 +227,10 @@ class _Change(ty.NamedTuple):
     sign: int
     claimed_at: int | None
 
-    def counts(self, now: int) -> model.Window:
-        """The window over which it counts."""
-        return occupied(
-            self.window.start, self.window.end, self.claimed_at, now)
+    def taken(self, now: int) -> rule.Taken:
+        """Return the window over which it counts, and the amounts."""
+        return rule.occupied(self.window.start, self.window.end,
+                             self.claimed_at, now), self.resources
 
 
 class HostLoad(ty.NamedTuple):
@@ -260,11 +251,6 @@ class HostLoad(ty.NamedTuple):
             return among is not model.HostPool.ENROLLED
         return among is not model.HostPool.COMMON and bool(
             self.reservable) and (self.enrolment == states.Enrollment.ENROLLED)
-
-    def free(self) -> dict[str, int]:
-        """Capacity less open-ended usage, per resource class."""
-        return {rc: total - self.usage.get(rc, 0)
-                for rc, total in self.capacity.items()}
 
 
 def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
@@ -341,61 +327,17 @@ _WITH_BOOKINGS = _ALONE.add_columns(
            _BOOKINGS.c.claimed_at.is_not(None))))
 
 
-def occupied(start: int, end: int, claimed_at: int | None, now: int,
-             ) -> model.Window:
-    """The window of a booking as it counts.
-
-    A server that overstays keeps its capacity until it is really gone, whether
-    it runs or is being built.
-    """
-    return model.Window(start, end if claimed_at is None or end > now
-                        else now + OVERDUE)
-
-
-def fits(host: HostLoad, now: int, there: ty.Iterable[NewBooking],
-         coming: ty.Iterable[NewBooking]) -> bool:
-    """Whether the rule would hold on a host with what comes there, if no more
-    is there than this. No whole hosts: they say what they are.
-    """
-    others, changes = ([
-        _Change(one.window, one.resources, 1, one.claimed_at)
-        for one in some] for some in (there, coming))
-    try:
-        _check(host, now, others, changes)
-    except OverCapacity:
-        return False
-    return True
-
-
 def _check(host: HostLoad, now: int, others: ty.Iterable[_Change],
            changes: ty.Sequence[_Change]) -> None:
-    """The rule, at every instant at which a host gets more than before.
+    """Check the rule at every instant at which a host gets more than before.
 
     :raises OverCapacity: when it does not hold
     """
-    steps = collections.defaultdict[int, list[tuple[str, int, int]]](list)
-    for change in others:
-        window = change.counts(now)
-        for rc, amount in change.resources.items():
-            steps[window.start].append((rc, amount, 0))
-            steps[window.end].append((rc, -amount, 0))
-    for change in changes:
-        window = change.counts(now)
-        for rc, amount in change.resources.items():
-            more = change.sign * amount
-            steps[window.start].append((rc, max(more, 0), more))
-            steps[window.end].append((rc, -max(more, 0), -more))
-    free = host.free()
-    after: dict[str, int] = collections.defaultdict(int)
-    gain: dict[str, int] = collections.defaultdict(int)
-    for when in sorted(steps):
-        for rc, booked, more in steps[when]:
-            after[rc] += booked
-            gain[rc] += more
-        for rc, more in gain.items():
-            if more > 0 and after[rc] > free.get(rc, 0) and (
-                    rc in free or rc not in SHARED):
-                raise OverCapacity(host.id)
+    if rule.lacking(host.capacity, host.usage, rule.peaks(
+            (one.taken(now) for one in others),
+            (one.taken(now) for one in changes if one.sign > 0),
+            (one.taken(now) for one in changes if one.sign < 0))):
+        raise OverCapacity(host.id)
 
 
 def add(connection: sa.Connection, edits: ty.Iterable[Edit]) -> None:

@@ -34,7 +34,7 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 
-from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
 from blazar_core.common import model
 
 __all__ = ['Amounts', 'FEW', 'HUGE', 'MOVE', 'Movable', 'Option', 'Placing',
@@ -152,7 +152,7 @@ def is_complete(places: ty.Iterable[PlannedHost],
 
 def _take(room: collections.Counter[str], takes: model.Resources) -> None:
     for rc, amount in takes.items():
-        if rc in room or rc not in ledger.SHARED:
+        if rc in room or rc not in rule.SHARED:
             room[rc] -= amount
 
 
@@ -203,7 +203,7 @@ class State:
 
     def _table(self, rooms: ty.Iterable[model.Resources]) -> Amounts:
         return np.array([[
-            room.get(rc, HUGE if rc in ledger.SHARED else 0)
+            room.get(rc, HUGE if rc in rule.SHARED else 0)
             for rc in self.classes] for room in rooms], np.int64).reshape(
                 -1, len(self.classes))
 

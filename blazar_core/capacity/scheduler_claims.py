@@ -24,6 +24,7 @@ from blazar_core.capacity import eligibility
 from blazar_core.capacity import host_generations
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
 from blazar_core.capacity import timelines
 from blazar_core.common import clocks
 from blazar_core.common import errors
@@ -186,7 +187,7 @@ class Claims:
             forced = forced and not host.enrolled
             fits = forced or self._fits(
                 timeline, host, takes, model.Window(
-                    now, max(mine.end_date, now + ledger.OVERDUE)),
+                    now, max(mine.end_date, now + rule.OVERDUE)),
                 [one for one in own if one.id != mine.id])
         try:
             with self._locked(

@@ -11,13 +11,13 @@ Picking: which hosts of the timeline demands get, in one look at it.
 import contextlib
 import dataclasses
 import heapq
-import itertools
 import typing as ty
 
 import numpy as np
 from numpy import typing as npt
 
 from blazar_core.capacity import booking_index
+from blazar_core.capacity import rule
 from blazar_core.capacity import timelines
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -161,11 +161,9 @@ class HostBound:
 
     def _most(self, wanted: int, window: model.Window) -> int:
         """On how many its leases are at the same time at most."""
-        steps: list[tuple[int, int]] = []
-        for one, count in (*self.leases, (window, wanted)):
-            steps += [(one.start, count), (one.end, -count)]
-        return max(itertools.accumulate(
-            count for _when, count in sorted(steps)))
+        return rule.peaks((), [
+            (one, {model.HOST: count})
+            for one, count in (*self.leases, (window, wanted))])[model.HOST]
 
 
 class _Order(ty.NamedTuple):

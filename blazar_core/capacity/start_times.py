@@ -11,7 +11,7 @@ import typing as ty
 import numpy as np
 
 from blazar_core.capacity import booking_index
-from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
 from blazar_core.capacity import selection
 from blazar_core.capacity import timelines
 from blazar_core.common import clocks
@@ -161,16 +161,14 @@ def _last(timeline: timelines.Timeline, host: model.Host | None,
     """Until when a host has so much beside what is booked there."""
     if host is None:
         return min(since, until)
-    free = {rc: total - host.usage.get(rc, 0)
-            for rc, total in host.capacity.items()}
     known, last = min(since, until), until
     while known < until:
         booked = timeline.peak(host.id, model.Window(since, until))
-        if all(amount + booked.get(rc, 0) <= free.get(rc, 0)
-               for rc, amount in amounts.items()
-               if amount and (rc in free or rc not in ledger.SHARED)):
-            known = until
-        else:
+        if rule.lacking(host.capacity, host.usage, {
+                rc: amount + booked.get(rc, 0)
+                for rc, amount in amounts.items() if amount}):
             last = until - 1
+        else:
+            known = until
         until = (known + last + 1) // 2
     return known

@@ -11,8 +11,7 @@ import threading
 import time
 import typing as ty
 
-__all__ = ['Clock', 'SystemClock', 'ManualClock', 'is_within', 'iso',
-           'minute', 'stamp']
+__all__ = ['Clock', 'SystemClock', 'is_within', 'iso', 'minute', 'stamp']
 
 
 class Clock(ty.Protocol):
@@ -44,42 +43,6 @@ class SystemClock:
         event.wait(max(0.0, until - time.time()))
 
 
-class ManualClock:
-    """A clock that moves only when it is told to."""
-
-    def __init__(self, now: int = 1_800_000_000) -> None:
-        self._now, self._ahead = now, 0
-        self._moved = threading.Condition()
-
-    def now(self) -> int:
-        with self._moved:
-            return self._now + self._ahead
-
-    def elapsed(self) -> float:
-        with self._moved:
-            return float(self._now)
-
-    def step(self, seconds: int) -> None:
-        """Set the clock to another time, while none passes."""
-        with self._moved:
-            self._ahead += seconds
-            self._moved.notify_all()
-
-    def advance(self, seconds: int) -> int:
-        """Move forward, wake everything that waits, return the new time."""
-        with self._moved:
-            self._now += seconds
-            self._moved.notify_all()
-            return self._now + self._ahead
-
-    def wait(self, event: threading.Event, until: int) -> None:
-        with self._moved:
-            while not event.is_set() and (
-                    self._now + self._ahead < until):
-                # The event cannot wake a condition: look at it now and then.
-                self._moved.wait(0.02)
-
-
 def is_within(until: float, now: float, longest: float) -> bool:
     """Whether a pause or a claim lasts yet.
 
@@ -104,12 +67,6 @@ def stamp(seconds: int) -> str:
     e.g. ``2026-12-01 16:07:00``.
     """
     return utc(seconds).replace(tzinfo=None).isoformat(sep=' ')
-
-
-def parse_iso(text: str) -> int:
-    """The instant that :func:`iso` wrote."""
-    return int(datetime.datetime.strptime(text, '%Y-%m-%dT%H:%M:%S.%f')
-               .replace(tzinfo=datetime.timezone.utc).timestamp())
 
 
 def minute(seconds: int) -> str:

@@ -61,6 +61,10 @@ class Window:
             raise ValueError(
                 f'A window must end after it starts: {self.start}, {self.end}')
 
+    def overlaps(self, other: 'Window') -> bool:
+        """Return whether both have an instant in common."""
+        return self.start < other.end and other.start < self.end
+
 
 class Affinity(enum.Enum):
     """How the servers of one demand may share hosts.

@@ -11,7 +11,6 @@ from oslo_config import cfg
 from oslo_db import api as oslo_db_api
 from oslo_db import exception as db_exception
 from oslo_db.sqlalchemy import enginefacade
-from oslo_serialization import jsonutils
 import sqlalchemy as sa
 from sqlalchemy import orm
 
@@ -87,14 +86,13 @@ class Database:
         self._facade = enginefacade.transaction_context()
         # Nobody waits here until it is there: that is the presence's.
         self._facade.configure(
-            connection=_in_time(
+            connection=pooling.with_plugin(_in_time(
                 url, CONNECT_SECONDS, None if patient else ANSWER_SECONDS,
-            ).render_as_string(hide_password=False), max_retries=0,
+            )).render_as_string(hide_password=False), max_retries=0,
             # Or each connection that is given back lets others run first,
             # which is for threads that are not the system's.
             thread_checkin=False,
-            sqlite_fk=True, json_deserializer=_read_json, **options)
-        self._facade.append_on_engine_create(pooling.spare_round_trips)
+            sqlite_fk=True, **options)
         self._facade.append_on_engine_create(_lock_sqlite_early)
         self._facade.append_on_engine_create(
             functools.partial(_set_up_sessions, patient))
@@ -293,14 +291,6 @@ _WHOLE = sa.select(models.Lease).where(
     orm.selectinload(models.Lease.reservations).joinedload(
         models.Reservation.bookings),
     orm.selectinload(models.Lease.events))
-
-#: Amounts of resources and properties of hosts are few texts in many rows.
-#: A value that was read is never changed in place.
-_read_short_json = functools.lru_cache(4096)(jsonutils.loads)
-
-
-def _read_json(text: str) -> ty.Any:
-    return (_read_short_json if len(text) < 512 else jsonutils.loads)(text)
 
 
 def is_disturbance(exc: BaseException) -> bool:

@@ -1,66 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is not asked of the database: whether it is there, and to undo nothing.
+"""Skip redundant pings and rollbacks on pooled connections.
 
-The pool asks each connection that it gives out whether it is still there, and
-has undone what is open in each that it gets back. Of the round trips of a
-short transaction that is nearly half, and mostly the database has answered a
-moment ago, or its last answer was that all is written.
+SQLAlchemy's pool pings each connection that it gives out, and rolls back each
+that it gets back. Of the round trips of a short transaction that is nearly
+half, and mostly the database has answered a moment ago, or its last answer
+was that all is committed.
+
+oslo.db has no option for either, so this is a plugin of SQLAlchemy, which the
+URL of the engine names.
 """
 
 import typing as ty
-import weakref
 
 import sqlalchemy as sa
+from sqlalchemy import dialects
+from sqlalchemy import engine as engines
 
 from blazar_core.common import clocks
 
-__all__ = ['FRESH_SECONDS', 'spare_round_trips']
+__all__ = ['FRESH_SECONDS', 'Pooling', 'with_plugin']
 
-#: A connection is taken to be there for so long after its last answer. Where
-#: it is not, the first statement says so, as it does in a transaction: who has
-#: it then is told that the database does not answer, once.
+#: A connection is taken to be alive for so long after its last answer. Where
+#: it is not, the first statement fails, as one within a transaction does: the
+#: caller gets the error that the database does not answer, once.
 FRESH_SECONDS = 0.1
 
+_NAME = 'blazar_pooling'
+#: Since when nothing is open in a connection, in the ``info`` of its record.
+_IDLE = 'blazar_idle_since'
 
-def spare_round_trips(engine: sa.Engine) -> None:
-    """Have an engine not ask what it knows.
+dialects.plugins.register(_NAME, __name__, 'Pooling')
 
-    Nothing is undone in a connection in which nothing has begun since its
-    last transaction was written or undone, and that was successful: whatever
-    fails is undone as before. What goes past the engine, by a raw connection,
-    has to be written or undone by who does so.
+
+def with_plugin(url: sa.URL) -> sa.URL:
+    """Return the URL of an engine that skips what is redundant.
+
+    A caller that uses a raw connection ends its transaction itself.
     """
-    dialect = engine.dialect
-    if dialect.name == 'sqlite':
-        # There nothing of that goes anywhere.
-        return
-    # That of the world: connections are, too.
-    clock = clocks.SystemClock()
-    begin, commit = dialect.do_begin, dialect.do_commit
-    rollback, ping = dialect.do_rollback, dialect.do_ping
-    #: Of connections in which nothing is open: since when.
-    idle: weakref.WeakKeyDictionary[ty.Any, float] = (
-        weakref.WeakKeyDictionary())
+    # SQLite has no round trips.
+    return url if url.get_backend_name() == 'sqlite' else (
+        url.update_query_dict({'plugin': _NAME}, append=True))
 
-    def _begin(connection: ty.Any) -> None:
-        idle.pop(connection.dbapi_connection, None)
-        begin(connection)
 
-    def _commit(connection: ty.Any) -> None:
-        commit(connection)
-        idle[connection.dbapi_connection] = clock.elapsed()
+class Pooling(engines.CreateEnginePlugin):
+    """Replaces the pool's pings and rollbacks by those that are needed."""
 
-    def _rollback(connection: ty.Any) -> None:
-        if connection.dbapi_connection not in idle:
-            rollback(connection)
-            idle[connection.dbapi_connection] = clock.elapsed()
+    def update_url(self, url: sa.URL) -> sa.URL:
+        return url
 
-    def _ping(connection: ty.Any) -> bool:
-        since = idle.get(connection)
-        return (since is not None and
-                clock.elapsed() < since + FRESH_SECONDS) or ping(connection)
+    def handle_pool_kwargs(self, _pool_cls: ty.Any,
+                           pool_args: dict[str, ty.Any]) -> None:
+        pool_args |= {'pre_ping': False, 'reset_on_return': None}
 
-    for name, action in (('do_begin', _begin), ('do_commit', _commit),
-                         ('do_rollback', _rollback), ('do_ping', _ping)):
-        setattr(dialect, name, action)
+    def engine_created(self, engine: sa.Engine) -> None:
+        # The machine's clock: connections are the machine's, too.
+        clock, dialect = clocks.SystemClock(), engine.dialect
+
+        def opened(connection: sa.Connection) -> None:
+            connection.info.pop(_IDLE, None)
+
+        def ends(connection: sa.Connection) -> None:
+            # Called before a commit or a rollback: ``failed`` takes it back.
+            if not connection.invalidated:
+                connection.info[_IDLE] = clock.elapsed()
+
+        def failed(context: sa.ExceptionContext) -> None:
+            if context.connection is not None and (
+                    not context.connection.invalidated):
+                opened(context.connection)
+
+        def connected(_dbapi: ty.Any, record: ty.Any) -> None:
+            record.info[_IDLE] = clock.elapsed()
+
+        def checked_out(dbapi: ty.Any, record: ty.Any, _proxy: ty.Any,
+                        ) -> None:
+            since = record.info.get(_IDLE)
+            if since is None or clock.elapsed() >= since + FRESH_SECONDS:
+                try:
+                    dialect.do_ping(dbapi)
+                except dialect.loaded_dbapi.Error as exc:
+                    if dialect.is_disconnect(exc, dbapi, None):
+                        raise sa.exc.InvalidatePoolError() from exc
+                    raise
+
+        def reset(dbapi: ty.Any, record: ty.Any, state: ty.Any) -> None:
+            if not state.transaction_was_reset and (
+                    record is None or _IDLE not in record.info):
+                dialect.do_rollback(dbapi)
+
+        for name, listener in (
+                ('begin', opened), ('commit', ends), ('rollback', ends),
+                ('handle_error', failed), ('connect', connected),
+                ('checkout', checked_out), ('reset', reset)):
+            sa.event.listen(engine, name, listener)

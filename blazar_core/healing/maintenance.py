@@ -18,8 +18,8 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
+from blazar_core.capacity import rule
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -156,7 +156,7 @@ class Maintenance:
         now = self._clock.now()
         return [row for row in session.scalars(_BOOKED, {
             'host': host.id, 'now': now, 'end': window.end,
-        }) if ledger.occupied(
+        }) if rule.occupied(
             row.start_date, row.end_date, row.claimed_at, now,
         ).end > window.start]
 

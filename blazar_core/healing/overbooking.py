@@ -20,8 +20,8 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.capacity import admissions
-from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
+from blazar_core.capacity import rule
 from blazar_core.capacity import timelines
 from blazar_core.common import clocks
 from blazar_core.common import conditions
@@ -202,7 +202,7 @@ class OverbookingCheck:
             coming = collections.Counter(session.scalars(_COMING, {
                 'host': host.id,
                 'reservations': [*{row.reservation_id for row in rows}]}))
-        line = timelines.Timeline(shared=ledger.SHARED)
+        line = timelines.Timeline(shared=rule.SHARED)
         line.set_host(host.id, host.capacity, host.usage, host.uuid,
                       host.providers)
         loose = []
@@ -213,7 +213,7 @@ class OverbookingCheck:
             if _may_move(row):
                 loose.append(row)
             elif row.end_date > now or row.end_date + self._patience <= now:
-                line.apply(host.id, ledger.occupied(
+                line.apply(host.id, rule.occupied(
                     row.start_date, row.end_date, row.claimed_at, now),
                     row.resources, 1)
         over = bool(line.overfull(now))

@@ -24,6 +24,7 @@ from blazar_core.capacity import admissions
 from blazar_core.capacity import feed
 from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
+from blazar_core.capacity import rule
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import logs
@@ -155,13 +156,15 @@ class Reshuffle:
         alike = self._alike(anywhere, {row.reservation_id for row in later})
         later = [row for row in later if row.reservation_id in alike]
         stays = {row.id for row in rows} - {row.id for row in later}
-        busy: dict[int, list[tuple[int, int]]] = {one: [] for one in hosts}
+        busy: dict[int, list[model.Window]] = {one: [] for one in hosts}
         for row in rows:
             if row.id in stays:
-                busy[row.host_id].append((row.start_date, row.end_date))
+                busy[row.host_id].append(
+                    model.Window(row.start_date, row.end_date))
         for row in overdue:
             if row.host_id in busy:
-                busy[row.host_id].append((row.end_date, now + ledger.OVERDUE))
+                busy[row.host_id].append(
+                    model.Window(row.end_date, now + rule.OVERDUE))
         its = self._admission.candidates(demand)
         going = _deal(busy, later, window, {
             one for one in hosts if one not in its or
@@ -230,7 +233,7 @@ class Reshuffle:
         return True
 
 
-def _deal(busy: ty.Mapping[int, list[tuple[int, int]]],
+def _deal(busy: ty.Mapping[int, list[model.Window]],
           later: ty.Iterable[ty.Any], window: model.Window,
           barred: ty.Collection[int], failed: ty.Collection[int],
           ) -> list[tuple[ty.Any, int]] | None:
@@ -249,32 +252,31 @@ def _deal(busy: ty.Mapping[int, list[tuple[int, int]]],
         own[row.host_id].append(row.start_date)
     going: list[tuple[ty.Any, int]] = []
 
-    def is_free(host_id: int, start: int, end: int) -> bool:
-        return all(end <= since or until <= start
-                   for since, until in busy[host_id])
+    def is_free(host_id: int, its: model.Window) -> bool:
+        return not any(its.overlaps(other) for other in busy[host_id])
 
-    def put(start: int, end: int, but: ty.Collection[int] = ()) -> int | None:
+    def put(its: model.Window, but: ty.Collection[int] = ()) -> int | None:
         """On a host that nobody else wants for as long as possible."""
         free = [(one not in failed,
-                 min((when for when in own[one] if when >= start),
+                 min((when for when in own[one] if when >= its.start),
                      default=model.FOREVER), one)
-                for one in busy if one not in but and is_free(one, start, end)]
+                for one in busy if one not in but and is_free(one, its)]
         if not free:
             return None
         host_id = max(free)[2]
-        busy[host_id].append((start, end))
+        busy[host_id].append(its)
         return host_id
 
-    for start, _id, row in sorted([(window.start, 0, None), *(
-            (row.start_date, row.id, row) for row in later)],
-            key=lambda item: item[:2]):
+    for its, _id, row in sorted([(window, 0, None), *(
+            (model.Window(row.start_date, row.end_date), row.id, row)
+            for row in later)], key=lambda item: (item[0].start, item[1])):
         if row is None:
-            if put(start, window.end, barred) is None:
+            if put(its, barred) is None:
                 return None
-        elif is_free(row.host_id, start, row.end_date):
-            busy[row.host_id].append((start, row.end_date))
+        elif is_free(row.host_id, its):
+            busy[row.host_id].append(its)
         else:
-            host_id = put(start, row.end_date)
+            host_id = put(its)
             if host_id is None or len(going) == _MOVED:
                 return None
             going.append((row, host_id))

@@ -2,7 +2,6 @@
 
 """How leases are made: by a request, or by an offer that is accepted."""
 
-import contextlib
 import dataclasses
 import itertools
 import typing as ty
@@ -20,7 +19,6 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.common import states
 from blazar_core.db import api
-from blazar_core.db import models
 from blazar_core.leases import budget_commits
 from blazar_core.leases import events
 from blazar_core.leases import idempotency
@@ -268,28 +266,6 @@ class LeaseCreation:
             events.begin(lease, states.EventType.EXPIRE, now)
             session.flush()
             return views.describe(lease)
-
-    def withdraw(self, lease_id: str) -> None:
-        """Take a lease out of the books whose servers were never asked for.
-
-        For a request that made it and then could not go on; safe to repeat.
-        """
-        with contextlib.suppress(errors.NotFound):
-            self._database.retried(self._withdraw, lease_id)
-
-    def _withdraw(self, lease_id: str) -> None:
-        with self._database.writer() as session:
-            # Locked: no process adds to it any more what would keep it.
-            lease = api.locked(session, lease_id)
-            ledger.amend(session, self._clock.now(), [
-                ledger.Edit(booking, None) for booking in lease.bookings])
-            session.execute(sa.delete(models.HeldBuild).where(
-                models.HeldBuild.lease_id == lease_id))
-            session.flush()
-            for row in (*lease.reservations, *lease.events):
-                session.delete(row)
-            session.flush()
-            session.delete(lease)
 
 
 def _keep_secrets(rows: new_leases.Rows, new: NewLease, sealed: str | None,

@@ -21,7 +21,7 @@ from oslo_config import cfg
 import sqlalchemy as sa
 
 from blazar_core.capacity import admissions
-from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
 from blazar_core.capacity import selection
 from blazar_core.common import clocks
 from blazar_core.common import errors
@@ -382,9 +382,9 @@ class Limits:
             if row.amount and not row.beside:
                 # Nobody knows when it goes that should have gone by now.
                 overdue = row.claimed_at is not None and (
-                    row.end_date + ledger.OVERDUE <= now)
+                    row.end_date + rule.OVERDUE <= now)
                 found.uses.append(usage.Use(
-                    ledger.occupied(
+                    rule.occupied(
                         row.start_date, model.FOREVER if overdue
                         else row.end_date, row.claimed_at, now),
                     amounts, bool(row.own), row.user_id))

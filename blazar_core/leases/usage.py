@@ -9,6 +9,7 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.capacity import rule
 from blazar_core.capacity import selection
 from blazar_core.common import model
 from blazar_core.common import states
@@ -183,27 +184,11 @@ def bound(
             session.connection(), project_id, lease_ids, times, wanted)
 
 
-def peaks(uses: ty.Iterable[Use], new: Use) -> dict[str, int]:
-    """What leases hold together, at the worst instant at which the new one
-    holds more than it did; by name, of what it holds more of at all.
+def peaks(uses: ty.Collection[Use], new: Use) -> dict[str, int]:
+    """Return what leases hold together at most while the new one holds more
+    than it did; by name, of what it holds more of at all.
     """
-    steps: dict[int, list[tuple[Use, int]]] = collections.defaultdict(list)
-    for use in (*uses, new):
-        steps[use.window.start].append((use, 1))
-        steps[use.window.end].append((use, -1))
-    together, gain = Amounts(), Amounts()
-    peaks: dict[str, int] = {}
-    for when in sorted(steps):
-        for use, sign in steps[when]:
-            for name, amount in use.amounts.items():
-                if use is new:
-                    gain[name] += sign * amount
-                elif use.own:
-                    gain[name] -= sign * amount
-                if use is new or not use.own:
-                    together[name] += sign * amount
-        if new.window.start <= when < new.window.end:
-            for name in new.amounts:
-                if gain[name] > 0:
-                    peaks[name] = max(peaks.get(name, 0), together[name])
-    return peaks
+    return rule.peaks(
+        ((one.window, one.amounts) for one in uses if not one.own),
+        [(new.window, new.amounts)],
+        ((one.window, one.amounts) for one in uses if one.own))

@@ -299,6 +299,10 @@ class Engine:
 
     def _act(self, claim: event_queue.Claim,
              read: lease_start.Read | None) -> None:
+        """Carry out the action of an event, and record its outcome.
+
+        :param read: what was read ahead for a start; None: nothing was
+        """
         before, after = _STEPS.get(claim.event_type, (None, None))
         try:
             if before is not None:

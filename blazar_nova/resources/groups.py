@@ -36,7 +36,7 @@ def in_group(demand: model.Demand, context: ty.Any, spec: ty.Any,
         return demand
     affinity = model.Affinity(group.policy)
     stays = [(host, its) for host, its in _stays(group, set(new), known)
-             if window is None or _overlap(its, window)]
+             if window is None or its.overlaps(window)]
     members = collections.Counter(host for host, _its in stays)
     if affinity is model.Affinity.SAME:
         hosts = demand.hosts
@@ -67,15 +67,11 @@ def check_apart(server_ids: ty.Collection[str], hosts: ty.Collection[str],
             group.policy != model.Affinity.DIFFERENT.value):
         return
     others = [its for host, its in _stays(group, set(server_ids), known)
-              if host in hosts and _overlap(its, window)]
+              if host in hosts and its.overlaps(window)]
     if others:
         raise errors.Refused(refusals.Refusal(
             refusals.Reason.TOO_LONG, len(server_ids), 0, None,
             latest_end=min(its.start for its in others), detail=_APART))
-
-
-def _overlap(one: model.Window, other: model.Window) -> bool:
-    return one.start < other.end and other.start < one.end
 
 
 def _together(stays: _Stays, window: model.Window | None) -> frozenset[str]:

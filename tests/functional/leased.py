@@ -11,6 +11,7 @@ import typing as ty
 from blazar_core.common import clocks
 from blazar_core.leases import views
 from blazar_nova.cmd import verify
+from tests import driven
 from tests.functional import base
 
 
@@ -36,7 +37,7 @@ class LeasedTestCase(base.FunctionalTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.began = clocks.SystemClock().now()
-        self.clock = clocks.ManualClock(self.began)
+        self.clock = driven.ManualClock(self.began)
         self.listener = self.new_listener(self.clock)
         self.fill_books()
 

@@ -24,6 +24,7 @@ from blazar_core.leases import views
 from blazar_nova.api import dates
 from blazar_nova.api import faults
 from blazar_nova.api import rest
+from tests import driven
 from tests.functional import openapi
 from tests.functional import test_api
 
@@ -277,7 +278,7 @@ def moved(text, seconds):
     def move(match):
         date = match.group()
         if 'T' in date:
-            return clocks.iso(clocks.parse_iso(date) + seconds)
+            return clocks.iso(driven.parse_iso(date) + seconds)
         return clocks.minute(dates.parse_date(date, 0) + seconds)
 
     return _DATE.sub(move, text)

@@ -10,6 +10,7 @@ from nova import exception
 from blazar_core.capacity import pending
 from blazar_core.common import clocks
 from blazar_core.lifecycle import best_effort
+from tests import driven
 from tests.functional import nova_box
 from tests.functional import test_api
 from tests.functional import test_whole_hosts
@@ -95,7 +96,7 @@ class TestBestEffort(BestEffortTestCase):
         lease = self.lease('mine')
         self.assertEqual('ACTIVE', lease['status'], lease)
         self.assertGreaterEqual(
-            clocks.parse_iso(lease['start_date']), self.began)
+            driven.parse_iso(lease['start_date']), self.began)
         moved = [one for one, host in self.where().items()
                  if host != before[one]]
         self.assertEqual(2, len(moved))

@@ -19,6 +19,7 @@ from blazar_core.plugins import cloud_api
 from blazar_nova.cmd import verify
 from blazar_nova.compat import deletion
 from blazar_nova.parts import vouching
+from tests import driven
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import test_api
@@ -348,7 +349,7 @@ class NothingLeftTest(DeletionTestCase):
     def test_one_without_a_lease(self):
         """nova-api died before it wrote the lease down."""
         server_id = self.hold('vm1')['id']
-        self.listener.parts.leases.making.withdraw(self.lease('vm1')['id'])
+        driven.withdraw(self.listener.parts.leases, self.lease('vm1')['id'])
         self.listener.mirror.delete_orphan(server_id)
         self.assertEqual({}, self.records())
 

@@ -11,11 +11,11 @@ from nova import context as nova_context
 from nova import objects
 import sqlalchemy as sa
 
-from blazar_core.common import clocks
 from blazar_core.db import models
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.parts import wiring
 from blazar_nova.scheduler import filters
+from tests import driven
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import nova_box
@@ -314,7 +314,7 @@ class LeasedPlacementTest(PlacementTestCase):
         """What the scheduler reads now gets no older, for it."""
         index = self.ours()._judge._index
         self.useFixture(fixtures.MockPatchObject(
-            index, 'clock', clocks.ManualClock(index.clock.now())))
+            index, 'clock', driven.ManualClock(index.clock.now())))
         with index.fresh():
             pass
 

@@ -2,7 +2,7 @@
 
 """Leases that are prolonged by themselves, and those that nobody uses."""
 
-from blazar_core.common import clocks
+from tests import driven
 from tests.functional import test_api
 from tests.functional import test_retrying
 
@@ -17,7 +17,7 @@ class TestExtending(test_api.ApiTestCase):
     def run_before_its_end(self, lease, seconds):
         """Carry out what is due so long before the end that it has now."""
         self.run_until(
-            clocks.parse_iso(self.get(lease)['end_date']) - seconds)
+            driven.parse_iso(self.get(lease)['end_date']) - seconds)
 
     def test_a_server_with_its_boot(self):
         server = self.boot_active('vm1', hints=self.lease_hints(
@@ -26,10 +26,10 @@ class TestExtending(test_api.ApiTestCase):
         before = self.lease('mine')
         self.assertEqual(('ACTIVE', 7200), (
             before['status'], before['auto_extend']))
-        end = clocks.parse_iso(before['end_date'])
+        end = driven.parse_iso(before['end_date'])
         for number in range(3):
             self.run_until(end + 7200 * (number - 1))
-            self.assertEqual(end + 7200 * (number + 1), clocks.parse_iso(
+            self.assertEqual(end + 7200 * (number + 1), driven.parse_iso(
                 self.lease('mine')['end_date']))
         self.change(before, auto_extend=0)
         self.run_until(end + 7200 * 3)
@@ -42,8 +42,8 @@ class TestExtending(test_api.ApiTestCase):
         self.run_before_its_end(lease, HOUR)
         prolonged = self.get(lease)
         self.assertEqual(
-            clocks.parse_iso(lease['end_date']) + HOUR,
-            clocks.parse_iso(prolonged['end_date']))
+            driven.parse_iso(lease['end_date']) + HOUR,
+            driven.parse_iso(prolonged['end_date']))
         self.flags(group='blazar_enforcement', max_lease_duration=4 * HOUR)
         self.run_before_its_end(lease, HOUR)
         kept = self.get(lease)

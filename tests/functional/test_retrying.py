@@ -7,6 +7,7 @@ from unittest import mock
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_nova.cmd import verify
+from tests import driven
 from tests.functional import test_api
 from tests.functional import test_deletion
 from tests.functional import test_whole_hosts
@@ -65,7 +66,7 @@ class TestRetrying(RetryingTestCase):
         self.fill_books()
         lease = self.lease('mine')
         self.assertEqual('ACTIVE', lease['status'])
-        start, end = (clocks.parse_iso(lease[key])
+        start, end = (driven.parse_iso(lease[key])
                       for key in ('start_date', 'end_date'))
         self.assertEqual(HOUR, end - start)
         self.assertGreaterEqual(start, self.began)

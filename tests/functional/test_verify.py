@@ -26,6 +26,7 @@ from blazar_nova.cmd import verify
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import reserved
 from blazar_nova.listener import hosts
+from tests import driven
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import test_api
@@ -296,8 +297,8 @@ class ServersTest(VerifyTestCase):
             server_id = self.hold('waits')['id']
             if not shown:
                 self.unmark(server_id)
-            self.listener.parts.leases.making.withdraw(
-                self.lease('waits')['id'])
+            driven.withdraw(
+                self.listener.parts.leases, self.lease('waits')['id'])
             self.assert_mended(f'Server {server_id} {words}')
             # Not before nova-api must have been done with it.
             self.assertFalse(self.exists(server_id))
@@ -306,7 +307,7 @@ class ServersTest(VerifyTestCase):
         """The listener's comparison does it, when nobody can be at it."""
         server_id = self.hold('waits')['id']
         self.hold('other')
-        self.listener.parts.leases.making.withdraw(self.lease('waits')['id'])
+        driven.withdraw(self.listener.parts.leases, self.lease('waits')['id'])
         self.listener.mirror.compare_all()
         self.assertTrue(self.exists(server_id))
         self.clock.advance(660)
@@ -321,14 +322,14 @@ class ServersTest(VerifyTestCase):
         waiting = [self.hold(name)['id'] for name in ('one', 'two', 'three')]
         with mock.patch('blazar_nova.listener.mirror._MOST_ORPHANS', 2):
             for name in ('one', 'two', 'three'):
-                self.listener.parts.leases.making.withdraw(
-                    self.lease(name)['id'])
+                driven.withdraw(
+                    self.listener.parts.leases, self.lease(name)['id'])
             self.clock.advance(660)
             with self.assertLogs('blazar_nova.listener', 'ERROR') as logged:
                 self.listener.mirror.compare_all()
             # All but one would do, were there leases at all.
-            self.listener.parts.leases.making.withdraw(
-                self.lease('other')['id'])
+            driven.withdraw(
+                self.listener.parts.leases, self.lease('other')['id'])
             self.alice.delete_server(waiting.pop())
             self.alice.delete_server(waiting.pop())
             with self.assertLogs('blazar_nova.listener', 'ERROR') as again:
@@ -373,7 +374,7 @@ class ServersTest(VerifyTestCase):
 
     def test_one_that_waits_without_a_lease_may_get_it_yet(self):
         server_id = self.hold('waits')['id']
-        self.listener.parts.leases.making.withdraw(self.lease('waits')['id'])
+        driven.withdraw(self.listener.parts.leases, self.lease('waits')['id'])
         report = self.compare(fix=True)
         self.assertEqual(1, len(report.mended))
         self.assertGreater(sum(self.pauses), 50, self.pauses)
@@ -389,7 +390,7 @@ class ServersTest(VerifyTestCase):
 
     def test_one_whose_lease_is_not_in_the_books_any_more(self):
         server_id = self.active('runs')
-        self.listener.parts.leases.making.withdraw(self.lease('runs')['id'])
+        driven.withdraw(self.listener.parts.leases, self.lease('runs')['id'])
         words = (f'Server {server_id} was booted with a lease, and the books '
                  f'have none of it that is not over')
         self.assert_left(words, 'in use without an end: nothing in the books')

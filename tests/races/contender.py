@@ -40,6 +40,7 @@ from blazar_core.leases import updates
 from blazar_core.lifecycle import handlers
 from blazar_core.plugins import cloud_api
 from tests import databases
+from tests import driven
 from tests.unit import base
 from tests.unit.blazar_core import racer
 
@@ -178,7 +179,7 @@ class Contender:
 
     def release(self) -> None:
         """Its bookings go with it."""
-        self.leases.making.withdraw(self._lease()[0].id)
+        driven.withdraw(self.leases, self._lease()[0].id)
 
     def leave(self) -> None:
         """The only server of a lease is found to be gone."""

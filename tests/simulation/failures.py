@@ -30,7 +30,6 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import admissions
 from blazar_core.capacity import inventory
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -47,6 +46,7 @@ from blazar_core.lifecycle import handlers
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 from tests import databases
+from tests import driven
 from tests.simulation import database as simulated
 from tests.unit import base
 
@@ -132,7 +132,7 @@ class Years:
         self._dice, self._hosts, self._heals = random.Random(
             seed), hosts, heals
         conf = databases.configuration(f'sqlite:///{folder}/{seed}.sqlite')
-        self._clock = clocks.ManualClock(base.NOW)
+        self._clock = driven.ManualClock(base.NOW)
         self._database = api.Database(conf, self._clock)
         sa.event.listen(
             self._database.engine, 'connect', lambda connection, _record:

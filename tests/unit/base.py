@@ -15,7 +15,6 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import admissions
 from blazar_core.capacity import inventory
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import encryption
@@ -35,6 +34,7 @@ from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 from tests import databases
+from tests import driven
 
 __all__ = ['DatabaseTestCase', 'FakeCloud', 'FakeType', 'LeaseTestCase', 'NOW',
            'RefusalTestCase', 'TestCase', 'WholeType']
@@ -376,7 +376,7 @@ class DatabaseTestCase(TestCase):
         self.books = self.useFixture(
             databases.Books(self.kind, **self.options))
         self.database = self.books.database
-        self.clock = clocks.ManualClock(NOW)
+        self.clock = driven.ManualClock(NOW)
 
     def host(self, name: str, usage: model.Resources | None = None,
              **capacity: int) -> str:

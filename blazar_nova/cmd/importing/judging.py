@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import enrollment
 from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -309,7 +310,7 @@ class _Leases:
 
     def _taking(self, lease_id: str, whole: bool, booking: ledger.NewBooking,
                 ) -> _Taken:
-        return _Taken(ledger.occupied(
+        return _Taken(rule.occupied(
             booking.window.start, booking.window.end, booking.claimed_at,
             self._now), lease_id, whole, booking)
 
@@ -341,13 +342,12 @@ class _Leases:
         """
         there = self._taken[host.id]
         # A whole host has one lease, even where it offers nothing.
-        others = [one for one in there for mine in its if (
-            one.window.start < mine.window.end and
-            mine.window.start < one.window.end)]
-        if any(host.capacity.values()) and ledger.fits(
-                ledger.HostLoad(host.id, host.generation, host.capacity, {}),
-                self._now, (one.booking for one in there),
-                [one.booking for one in its]):
+        others = [one for one in there for mine in its
+                  if one.window.overlaps(mine.window)]
+        if any(host.capacity.values()) and not rule.lacking(
+                host.capacity, {}, rule.peaks(*(
+                    [(one.window, one.booking.resources) for one in some]
+                    for some in (there, its)))):
             return
         if not others:
             wanted: collections.Counter[str] = collections.Counter()

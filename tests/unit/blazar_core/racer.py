@@ -32,7 +32,6 @@ from sqlalchemy.orm import exc as orm_exc
 from blazar_core.capacity import admissions
 from blazar_core.capacity import inventory
 from blazar_core.capacity import scheduler_claims
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
@@ -58,6 +57,7 @@ from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 
@@ -323,7 +323,7 @@ class Racer:
             task['url'], **task.get('options', {}))
         self.database = api.Database(self.conf)
         databases.compile_once(self.database.engine)
-        self.clock = clocks.ManualClock(task['now'])
+        self.clock = driven.ManualClock(task['now'])
         self.admission = search = admissions.Admission(
             self.database, self.clock)
         self.types = FileType.types(task.get('path', os.devnull))
@@ -372,7 +372,7 @@ class Racer:
         except errors.ConcurrentUpdate:
             return {'busy': True}
         if withdraw:
-            self.leases.making.withdraw(lease['id'])
+            driven.withdraw(self.leases, lease['id'])
         return {'admitted': lease['id']}
 
     def enlarge(self) -> list[Answer]:

@@ -16,13 +16,13 @@ from blazar_core.capacity import ledger
 from blazar_core.capacity import selection
 from blazar_core.capacity import start_times
 from blazar_core.capacity import timelines
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import models
 from tests import databases
+from tests import driven
 from tests import examples
 from tests.unit import base
 from tests.unit.blazar_core import oracle
@@ -45,7 +45,7 @@ class AgainstBruteForce(worlds.BooksTestCase):
             looked for the first time
         """
         admitting = admissions.Admission(
-            self.database, clocks.ManualClock(world.now))
+            self.database, driven.ManualClock(world.now))
         with self.database.writer() as session:
             (worlds.fill_hosts if followed else worlds.fill)(session, world)
         try:
@@ -559,7 +559,7 @@ class TestSeveralDemands(AdmissionTestCase):
         self.assertEqual(['two'], pick(1, (1, 1, 2), (2, 1, 0), start=5))
 
 
-class SlowClock(clocks.ManualClock):
+class SlowClock(driven.ManualClock):
     """Short spans are what a test adds to them."""
 
     spent = 0.0

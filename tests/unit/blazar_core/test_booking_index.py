@@ -17,8 +17,10 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import feed
+from blazar_core.capacity import host_memory
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
 from blazar_core.capacity import snapshot
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -283,7 +285,7 @@ class FollowingTest(IndexTestCase):
                 self.assertEqual(1, timeline.peak(
                     host_id, model.Window(now, now + 1))['VCPU'])
                 self.assertEqual(0, timeline.peak(host_id, model.Window(
-                    now + ledger.OVERDUE, now + 100))['VCPU'])
+                    now + rule.OVERDUE, now + 100))['VCPU'])
 
 
 class Fault(Exception):
@@ -569,7 +571,7 @@ class FollowTest(IndexTestCase):
 class AlikeTest(base.TestCase):
 
     def test_what_hosts_have_in_common_is_kept_once(self):
-        alike = snapshot.InternedRecords()
+        alike = host_memory.InternedRecords()
         first, second, other = (
             alike.of(json.loads(f'{{"rack one": "a b", "own": {number}}}'))
             for number in (1, 1, 2))
@@ -582,8 +584,8 @@ class AlikeTest(base.TestCase):
 
     def test_what_differs_is_remembered_no_longer_than_it_is_worth(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.capacity.snapshot._REMEMBERED', 2))
-        alike = snapshot.InternedRecords()
+            'blazar_core.capacity.host_memory._REMEMBERED', 2))
+        alike = host_memory.InternedRecords()
         some = [alike.of({'own': number}) for number in (1, 2, 1, 3, 3, 1)]
         self.assertEqual([1, 2, 1, 3, 3, 1], [one['own'] for one in some])
         self.assertIs(some[0], some[2])
@@ -591,7 +593,7 @@ class AlikeTest(base.TestCase):
         self.assertIsNot(some[0], some[5])
 
     def test_it_is_read_as_a_mapping(self):
-        one = snapshot.InternedRecords().of({'rack': 'a', 'own': None})
+        one = host_memory.InternedRecords().of({'rack': 'a', 'own': None})
         self.assertEqual(
             ('a', None, 'else', ['rack', 'own'], "{'rack': 'a', 'own': None}"),
             (one.get('rack'), one.get('own', 'else'), one.get('no', 'else'),

@@ -16,12 +16,12 @@ from blazar_core.capacity import admissions
 from blazar_core.capacity import eligibility
 from blazar_core.capacity import scheduler_claims
 from blazar_core.capacity import stale_index
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import circuit_breaker
 from blazar_core.db import models
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 
@@ -30,7 +30,7 @@ class TestPresence(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.clock = clocks.ManualClock(base.NOW)
+        self.clock = driven.ManualClock(base.NOW)
         self.probes = 0
         self.away = None
         self.presence = circuit_breaker.DatabaseStatus(self.clock, self.probe)
@@ -145,7 +145,7 @@ class TestTimes(base.TestCase):
         with socket.create_server(('127.0.0.1', 0)) as mute:
             database = api.Database(databases.configuration(
                 f'{scheme}://user@127.0.0.1:{mute.getsockname()[1]}'
-                f'/name{more}'), clocks.ManualClock(base.NOW))
+                f'/name{more}'), driven.ManualClock(base.NOW))
             begun = time.monotonic()
             self.assertRaises(errors.DatabaseUnavailable, self.read, database)
             self.assertRaises(errors.DatabaseUnavailable, self.read, database)

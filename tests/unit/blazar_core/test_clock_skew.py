@@ -20,6 +20,7 @@ from blazar_core.db import leader_election
 from blazar_core.db import models
 from blazar_core.lifecycle import engine
 from tests import databases
+from tests import driven
 from tests.unit import base
 from tests.unit.blazar_core import test_engine
 
@@ -51,7 +52,7 @@ class TestClockSkew(base.TestCase):
     def setUp(self):
         super().setUp()
         self.log = self.useFixture(fixtures.FakeLogger())
-        self.clock = clocks.ManualClock(base.NOW)
+        self.clock = driven.ManualClock(base.NOW)
         self.offset = 0
         self.asked = 0
         self.skew = clock_skew.ClockSkew(self.clock, 5, self.connect)

@@ -7,6 +7,7 @@ import fixtures
 
 from blazar_core.common import clocks
 from blazar_core.common import periodic
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -46,7 +47,7 @@ class TestRepeating(base.TestCase):
 
     def test_it_goes_on_after_a_failure_and_ends_when_it_is_told(self):
         log = self.useFixture(fixtures.FakeLogger())
-        manual, looks = clocks.ManualClock(0), []
+        manual, looks = driven.ManualClock(0), []
         stopping = threading.Event()
 
         def look():
@@ -67,7 +68,7 @@ class TestRepeating(base.TestCase):
 
     def test_after_a_failure_it_waits_whatever_the_news(self):
         self.useFixture(fixtures.FakeLogger())
-        manual, looks = clocks.ManualClock(0), []
+        manual, looks = driven.ManualClock(0), []
         stopping, news = threading.Event(), threading.Event()
 
         def look():
@@ -86,7 +87,7 @@ class TestRepeating(base.TestCase):
         self.assertGreaterEqual(looks[1] - looks[0], 5)
 
     def test_it_looks_at_once_when_there_is_news(self):
-        manual, looks = clocks.ManualClock(0), []
+        manual, looks = driven.ManualClock(0), []
         stopping, news = threading.Event(), threading.Event()
         thread = self.in_thread(lambda: periodic.run_periodically(
             manual, stopping, 30, 'What is short',
@@ -105,13 +106,13 @@ class TestRepeating(base.TestCase):
 class TestManualClock(base.TestCase):
 
     def test_it_moves_only_when_it_is_told_to(self):
-        manual = clocks.ManualClock(5)
+        manual = driven.ManualClock(5)
         self.assertEqual(5, manual.now())
         self.assertEqual(12, manual.advance(7))
         self.assertEqual(12, manual.now())
 
     def test_waiting_ends_when_it_shows_the_time(self):
-        manual = clocks.ManualClock(0)
+        manual = driven.ManualClock(0)
         thread = self.in_thread(
             lambda: manual.wait(threading.Event(), 10))
         manual.advance(9)
@@ -121,7 +122,7 @@ class TestManualClock(base.TestCase):
         self.assertFalse(thread.is_alive())
 
     def test_waiting_ends_when_the_event_is_set(self):
-        manual, event = clocks.ManualClock(0), threading.Event()
+        manual, event = driven.ManualClock(0), threading.Event()
         thread = self.in_thread(lambda: manual.wait(event, 10))
         event.set()
         thread.join(20)

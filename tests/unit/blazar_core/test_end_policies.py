@@ -17,6 +17,7 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -84,7 +85,7 @@ class TestGracePeriod(base.LeaseTestCase):
 
         later = self.lease(150, 300)
         self.assertRaises(errors.Refused, change, 51)
-        self.leases.making.withdraw(later['id'])
+        driven.withdraw(self.leases, later['id'])
         self.assertEqual(80, change(80)['grace_period'])
         self.assertEqual(base.NOW + 180, self.assertRaises(
             errors.Refused, self.lease, 150, 300).refusal.next_start)
@@ -388,7 +389,7 @@ class TestSteps(StepsTestCase):
                 *first, cloud_api.RestingState.SHELVED)], self.cloud.rests)
             self.assertEqual(('TERMINATED', 0), (
                 self.status(lease), self.usage()))
-            self.leases.making.withdraw(later['id'])
+            driven.withdraw(self.leases, later['id'])
 
     def test_what_overstays_does_not_stay_on_what_others_have_soon(self):
         lease, (server,) = self.ending('release')
@@ -405,7 +406,7 @@ class TestSteps(StepsTestCase):
         self.cloud.broken['bring'] = errors.CloudUnavailable('glance is away')
         self.run_at(100)
         self.assertIn('glance is away', self.reason(lease))
-        self.leases.making.withdraw(later['id'])
+        driven.withdraw(self.leases, later['id'])
         self.run_at(1000)
         self.assertEqual(('TERMINATED', '', 1), (
             self.status(lease), self.reason(lease), self.usage()))

@@ -9,7 +9,6 @@ import fixtures
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -18,6 +17,7 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import event_queue
 from blazar_core.lifecycle import lease_status
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -117,7 +117,7 @@ class Actions:
                 self.done.append((what, lease_id))
 
 
-class WatchedClock(clocks.ManualClock):
+class WatchedClock(driven.ManualClock):
     """A clock that keeps until when it was waited for."""
 
     def __init__(self, now):

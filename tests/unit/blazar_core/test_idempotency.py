@@ -12,6 +12,7 @@ from blazar_core.db import models
 from blazar_core.leases import idempotency
 from blazar_core.leases import leases
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -58,7 +59,7 @@ class TestRepeats(base.LeaseTestCase):
 
     def test_a_lease_that_was_deleted_is_not_made_again(self):
         lease = self.make(self.key())
-        self.leases.making.withdraw(lease['id'])
+        driven.withdraw(self.leases, lease['id'])
         refused = self.assertRaises(errors.Conflict, self.made, self.key())
         self.assertIn('has been deleted. Write a new key', str(refused))
 

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 
-from blazar_core.common import clocks
 from blazar_core.db import leader_election
 from blazar_core.db import models
 from tests import databases
+from tests import driven
 from tests import imports
 from tests.unit import base
 
@@ -116,7 +116,7 @@ class WrongClockTest(base.DatabaseTestCase):
             return leader_election.Leader(self.database, clock, 'it', worker,
                                           300, 60)
 
-        ahead = clocks.ManualClock(self.clock.now() + 86400)
+        ahead = driven.ManualClock(self.clock.now() + 86400)
         for worker in 'one', 'another':
             wrong = turn(worker, ahead)
             self.assertIsNone(wrong.take())
@@ -143,7 +143,7 @@ from blazar_core.db import turns
 from tests import databases
 one = turns.Turns(
     api.Database(databases.configuration(sys.argv[1])),
-    clocks.ManualClock(int(sys.argv[2])), 'it', 'process', 300, 60)
+    driven.ManualClock(int(sys.argv[2])), 'it', 'process', 300, 60)
 print(one.take(), flush=True)
 sys.stdin.readline()
 print(one.extend(), flush=True)

@@ -25,6 +25,7 @@ from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_status
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -213,9 +214,9 @@ class TestCreate(base.LeaseTestCase):
         first = self.lease(0, 100)
         self.assertRaises(errors.Refused, self.lease, 0, 100)
         database = self.books.connect()
-        leases.Leases(
-            database, self.clock, None, self.types).making.withdraw(
-                first['id'])
+        driven.withdraw(
+            leases.Leases(database, self.clock, None, self.types),
+            first['id'])
         self.assertEqual('one', self.host_of(
             *base.servers_of(self.lease(0, 100))))
         self.host('two', VCPU=1)
@@ -800,7 +801,7 @@ class TestResize(PlacesTestCase):
             self.assert_refused(errors.Refused, 'next_start: none' if active
                                 else 'larger than', lease, self.places(5))
             self.assertEqual(1, self.room())
-            self.leases.making.withdraw(lease['id'])
+            driven.withdraw(self.leases, lease['id'])
 
     def test_what_is_added_may_be_elsewhere(self):
         for active in (False, True):
@@ -808,7 +809,7 @@ class TestResize(PlacesTestCase):
             self.host('two', VCPU=2)
             self.update(lease, self.places(5))
             self.assertEqual(5, len(self.booked(lease)))
-            self.leases.making.withdraw(lease['id'])
+            driven.withdraw(self.leases, lease['id'])
 
     def test_a_lease_shrinks_and_gives_room_back(self):
         for active in (False, True):
@@ -817,7 +818,7 @@ class TestResize(PlacesTestCase):
             self.update(lease, self.places(1))
             self.assertEqual([('one', '')], self.booked(lease))
             self.assertEqual(3, self.room())
-            self.leases.making.withdraw(lease['id'])
+            driven.withdraw(self.leases, lease['id'])
 
     def test_places_with_servers_are_the_last_to_go(self):
         lease = self.reserve(0, 100, self.places(4), active=True)
@@ -883,7 +884,7 @@ class TestResize(PlacesTestCase):
                 one['amount'] for one in answer['reservations']])
             self.assertEqual([1, 3], [
                 len(self.booked(lease, number)) for number in range(2)])
-            self.leases.making.withdraw(lease['id'])
+            driven.withdraw(self.leases, lease['id'])
 
     def test_several_change_together_or_not_at_all(self):
         for active in (False, True):
@@ -894,7 +895,7 @@ class TestResize(PlacesTestCase):
                 len(self.booked(lease, number)) for number in range(2)])
             self.assert_refused(errors.Refused, 'next_start', lease,
                                 self.places(2), self.places(3), name='x')
-            self.leases.making.withdraw(lease['id'])
+            driven.withdraw(self.leases, lease['id'])
 
     def test_amount_dates_and_name_change_together_or_not_at_all(self):
         self.lease(200, 300)
@@ -908,7 +909,7 @@ class TestResize(PlacesTestCase):
                 ('full', 4), ((found := views.get(
                     self.database, lease['id']))['name'],
                     found['reservations'][0]['amount']))
-            self.leases.making.withdraw(lease['id'])
+            driven.withdraw(self.leases, lease['id'])
 
     def test_servers_together_stay_together_when_they_become_more(self):
         self.host('two', VCPU=9)
@@ -1127,7 +1128,7 @@ class TestUpdateOfTimes(PlacesTestCase):
                     end=120, before_end=110, events=self.events(80))
             self.update(lease, self.places(3), name='x', end=120,
                         before_end=110, events=self.events(80))
-            self.leases.making.withdraw(lease['id'])
+            driven.withdraw(self.leases, lease['id'])
 
     def fall(self, *args):
         raise RuntimeError('fell')
@@ -1463,7 +1464,7 @@ class TestOffers(OfferTestCase):
                 errors.NotFound, self.leases.making.accept, lease_id)
 
     def test_an_offer_may_be_withdrawn(self):
-        self.leases.making.withdraw(self.offer()['id'])
+        driven.withdraw(self.leases, self.offer()['id'])
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
     def test_an_offer_that_nobody_accepts_expires_by_itself(self):
@@ -1521,7 +1522,7 @@ class TestWithdraw(base.LeaseTestCase):
         for start in (0, 50):
             lease = self.lease(start, 100, count=2)
             generation = self.generation('one')
-            self.leases.making.withdraw(lease['id'])
+            driven.withdraw(self.leases, lease['id'])
             self.assertEqual(before, self.count_rows('changes'))
             self.assertEqual(generation + 1, self.generation('one'))
         self.assertEqual('PENDING', self.status(kept))
@@ -1529,13 +1530,13 @@ class TestWithdraw(base.LeaseTestCase):
     def test_it_may_be_withdrawn_twice(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
-        self.leases.making.withdraw(lease['id'])
-        self.leases.making.withdraw(lease['id'])
+        driven.withdraw(self.leases, lease['id'])
+        driven.withdraw(self.leases, lease['id'])
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
     def test_its_room_is_free_again(self):
         self.host('one', VCPU=1)
-        self.leases.making.withdraw(self.lease(0, 100)['id'])
+        driven.withdraw(self.leases, self.lease(0, 100)['id'])
         self.assertEqual('STARTING', self.lease(0, 100)['status'])
 
 

@@ -28,6 +28,7 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -54,7 +55,7 @@ class LifecycleTestCase(base.LeaseTestCase):
     def room(self):
         """How many servers of 1 VCPU would get a lease now, for long."""
         try:
-            self.leases.making.withdraw(self.lease(0, 10_000, count=99)['id'])
+            driven.withdraw(self.leases, self.lease(0, 10_000, count=99)['id'])
         except errors.Refused as exc:
             return exc.refusal.fits_now
 
@@ -99,7 +100,7 @@ class TestLockedAsRead(LifecycleTestCase):
         self.assertRaises(api.Outdated, self.lock)
 
     def test_one_that_is_gone_is_outdated(self):
-        self.leases.making.withdraw(self.lease_id)
+        driven.withdraw(self.leases, self.lease_id)
         self.assertRaises(api.Outdated, self.lock)
 
     def start(self):
@@ -158,7 +159,7 @@ class TestLockedAsRead(LifecycleTestCase):
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_one_that_has_gone_since_does_not_start(self):
-        self.leases.making.withdraw(self.lease_id)
+        driven.withdraw(self.leases, self.lease_id)
         self.assertRaises(errors.NotFound, self.start)
         self.assertEqual([], self.cloud.sent)
 
@@ -263,7 +264,7 @@ class TestStart(LifecycleTestCase):
             self.assertFalse(deadline.passed())
             late = getattr(self.clock, name)() + 1
             with fixtures.MonkeyPatch(
-                    f'blazar_core.common.clocks.ManualClock.{name}',
+                    f'tests.driven.ManualClock.{name}',
                     lambda _clock, late=late: late):
                 self.assertTrue(deadline.passed())
 
@@ -663,7 +664,7 @@ class TestFailure(LifecycleTestCase):
             self.assertEqual((True, [reservation]), (
                 reservation['missing_resources'], listed['reservations']))
         # It has an end, and others may come after it.
-        self.leases.making.withdraw(self.lease(100, 200, count=2)['id'])
+        driven.withdraw(self.leases, self.lease(100, 200, count=2)['id'])
         # As soon as it is free it is for others.
         report(ran=other)
         self.assertIsNone(self.host_of(server_id))
@@ -1121,7 +1122,7 @@ class TestCredentials(LifecycleTestCase):
                          (self.cloud.revoked, self.kept()))
 
     def test_that_of_a_lease_that_was_withdrawn_is_given_back(self):
-        self.leases.making.withdraw(self.held()['id'])
+        driven.withdraw(self.leases, self.held()['id'])
         self.lifecycle.closing.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
@@ -1273,7 +1274,7 @@ class TestCredentials(LifecycleTestCase):
         self.leases.credentials.entrust(lease['id'], self.vault.seal('late'))
         self.lifecycle.closing.revoke_over()
         self.assertEqual((['late'], []), (self.cloud.revoked, self.kept()))
-        self.leases.making.withdraw(lease['id'])
+        driven.withdraw(self.leases, lease['id'])
         self.assertRaises(
             errors.NotFound, self.leases.credentials.entrust, lease['id'],
             self.vault.seal('later'))

@@ -20,6 +20,7 @@ from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -201,7 +202,7 @@ class TestElsewhere(WatchTestCase):
         def change(event, lease):
             notify(event, lease)
             if event == 'lease.healed' and lease['id'] == first['id']:
-                self.leases.making.withdraw(second['id'])
+                driven.withdraw(self.leases, second['id'])
 
         self.watch._rebinding._notify = change
         self.watch.look()
@@ -285,7 +286,7 @@ class TestElsewhere(WatchTestCase):
             if not begun:
                 sa.event.listen(
                     self.watch._database.engine, 'begin', begun.append)
-                self.leases.making.withdraw(leases[3]['id'])
+                driven.withdraw(self.leases, leases[3]['id'])
             return rebind(*moves)
 
         self.watch._binding.rebind = rebind_late

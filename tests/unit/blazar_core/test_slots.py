@@ -25,13 +25,13 @@ load_tests = databases.load_tests
 #: right to send the build.
 DIES = """
 import os, signal, sys
-from blazar_core.common import clock as clocks
 from blazar_core.db import api
 from blazar_core.leases import places
 from tests import databases
+from tests import driven
 
 url, now, reservation_id, dispatches = sys.argv[1:]
-clock = clocks.ManualClock(int(now))
+clock = driven.ManualClock(int(now))
 taken = places.Places(api.Database(databases.configuration(url)), clock)
 taken.occupy(reservation_id, 'project', ['one', 'two'], 'sealed')
 if dispatches == 'True':

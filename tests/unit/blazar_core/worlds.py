@@ -235,7 +235,7 @@ class BooksTestCase(base.DatabaseTestCase):
                 count: int | None = None) -> None:
         """Check many examples, the same ones in every run."""
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.capacity.ledger.OVERDUE', OVERDUE))
+            'blazar_core.capacity.rule.OVERDUE', OVERDUE))
         examples.repeatable(count or self.count)(
             hypothesis.given(*drawn)(check))()
 

@@ -12,7 +12,6 @@ import os
 import sys
 
 from blazar_core.capacity import admissions
-from blazar_core.common import clocks
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.leases import creation
@@ -25,6 +24,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.parts import answers
 from blazar_nova.parts import external
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 __all__ = ['Payer', 'main']
@@ -39,7 +39,7 @@ class Payer:
             self.conf.set_override(f'external_service_{name}', value,
                                    'blazar_enforcement')
         self.database = api.Database(self.conf)
-        self.clock = clocks.ManualClock(now)
+        self.clock = driven.ManualClock(now)
         search = admissions.Admission(self.database, self.clock)
         kind = base.FakeType()
         types = resource_types.ResourceTypes({'virtual:instance': kind}, kind)

@@ -11,6 +11,7 @@ from blazar_core.db import leader_election
 from blazar_nova.listener import comparison
 from blazar_nova.listener import walking
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -209,7 +210,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.assertEqual([1, 1], self.compared())
 
 
-class WaitedClock(clocks.ManualClock):
+class WaitedClock(driven.ManualClock):
     """Time passes when somebody waits, and only then."""
 
     def wait(self, event, until):
@@ -257,5 +258,5 @@ class WalkTest(base.TestCase):
             raise errors.DatabaseUnavailable
 
         self.assertRaises(errors.DatabaseUnavailable, walking.walk,
-                          clocks.ManualClock(), 'things', range(40), look)
+                          driven.ManualClock(), 'things', range(40), look)
         self.assertLess(len(seen), 9)

@@ -7,12 +7,12 @@ from unittest import mock
 
 from oslo_config import cfg
 
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import opts
 from blazar_core.common import refusals
 from blazar_nova.api import defaulting
+from tests import driven
 from tests.unit import base
 
 DAY = 86400
@@ -29,7 +29,7 @@ class DefaultingTestCase(base.TestCase):
         self.set('default_reservation', 'on')
         self.noted = mock.Mock()
         self.by_default = defaulting.Defaulting(types.SimpleNamespace(
-            conf=self.conf, clock=clocks.ManualClock(base.NOW),
+            conf=self.conf, clock=driven.ManualClock(base.NOW),
             announcing=self.noted))
 
     def set(self, name, value, group='blazar'):

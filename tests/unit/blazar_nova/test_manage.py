@@ -35,6 +35,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import purging
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 
@@ -102,7 +103,7 @@ class ManageTest(base.TestCase):
 
     def hold(self, database):
         """A lease with a held build, sealed with the first key."""
-        clock = clocks.ManualClock(NOW)
+        clock = driven.ManualClock(NOW)
         with database.writer() as session:
             session.add(models.Host(
                 uuid='host', name='host', service_host='host',
@@ -175,7 +176,7 @@ class ManageTest(base.TestCase):
         self.assertEqual(([], [], {'leases_pending': 1}), (
             found['hosts'], found['leases'], self.counts(found)))
         host_status.HostStatus(
-            self.database(), clocks.ManualClock(NOW),
+            self.database(), driven.ManualClock(NOW),
             host_status.Thresholds(0, 0, 60), lambda event, lease: None).see(
                 {'host': host_status.Down('No power.', certain=True)})
         self.assertEqual(
@@ -216,7 +217,7 @@ class ManageTest(base.TestCase):
     def purge(self, *words):
         """Type the command, at the time of the tests."""
         with mock.patch.object(purging.clocks, 'SystemClock',
-                               lambda: clocks.ManualClock(self.now)):
+                               lambda: driven.ManualClock(self.now)):
             return self.manage('db', 'purge', *words)
 
     def test_leases_that_were_over_are_purged_and_it_is_said_since_when(self):
@@ -268,7 +269,7 @@ class ManageTest(base.TestCase):
         with database.writer() as session:
             (reservation,) = session.scalars(sa.select(models.Reservation))
             reservation.moved_at = NOW
-        sees = host_status.HostStatus(database, clocks.ManualClock(
+        sees = host_status.HostStatus(database, driven.ManualClock(
             NOW), host_status.Thresholds(0, 60, 3600), lambda *_said: None)
         sees.see({'uuid': host_status.Down('Its power is off.', certain=True)})
         code, text = self.manage('health')
@@ -301,7 +302,7 @@ class ManageTest(base.TestCase):
 
     def test_what_was_announced_is_listed(self):
         self.manage('db', 'sync')
-        database, clock = self.database(), clocks.ManualClock(NOW)
+        database, clock = self.database(), driven.ManualClock(NOW)
         cloud = base.FakeCloud()
         cloud.servers['server-1'] = cloud_api.ObservedServer(
             cloud_api.ServerState.RUNNING)
@@ -331,7 +332,7 @@ class ManageTest(base.TestCase):
 
         database, deleted = self.database(), []
         found = orphans.Orphans(
-            database, clocks.ManualClock(self.now),
+            database, driven.ManualClock(self.now),
             types.SimpleNamespace(absent=absent),
             lambda lease, project: deleted.append((lease, project)),
             lambda *_said: None, False, 60)

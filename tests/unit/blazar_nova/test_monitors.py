@@ -7,10 +7,10 @@ import types
 
 import fixtures
 
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.healing import host_status
 from blazar_nova.listener import monitors
+from tests import driven
 from tests.unit import base
 
 DOWN = host_status.Down('No answer.')
@@ -33,7 +33,7 @@ class Rack(monitors.Monitor):
         return self.seen
 
 
-class WaitedClock(clocks.ManualClock):
+class WaitedClock(driven.ManualClock):
     """One that tells when somebody begins to wait.
 
     :ivar waits: how often somebody has
@@ -174,7 +174,7 @@ class Controllers(monitors.Monitor):
 class TestFencing(base.TestCase):
 
     def fencing(self, **by_name):
-        self.clock = clocks.ManualClock()
+        self.clock = driven.ManualClock()
         self.done = []
         for where in ('blazar_nova.compat.hosts.force_down',
                       'blazar_core.capacity.outages.note_fenced'):

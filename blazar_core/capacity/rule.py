@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The rule by which capacity is reserved, at every instant t of a window::
+
+    usage + booked(t) + wanted <= capacity
+
+This module is pure: it reads no database and no clock. Whatever compares
+reserved amounts with capacity uses it, except for the timeline, which answers
+the same question for all hosts at once with arrays; a test compares the two.
+"""
+
+import collections
+import typing as ty
+
+from blazar_core.common import model
+
+__all__ = ['OVERDUE', 'SHARED', 'Taken', 'lacking', 'levels', 'occupied',
+           'peaks']
+
+#: Seconds that a server past its end is expected to need yet.
+OVERDUE = 60
+
+#: Classes that a host may offer through a shared provider: where it reports
+#: none of its own, Nova alone decides.
+SHARED = frozenset({'DISK_GB'})
+
+#: Amounts that are taken over a window, by class.
+Taken: ty.TypeAlias = tuple[model.Window, model.Resources]
+
+
+def occupied(start: int, end: int, claimed_at: int | None, now: int,
+             ) -> model.Window:
+    """Return the window over which a booking counts.
+
+    A server past its end keeps its capacity until it is deleted, whether it
+    runs or is being built.
+    """
+    return model.Window(start, end if claimed_at is None or end > now
+                        else now + OVERDUE)
+
+
+def levels(stays: ty.Iterable[Taken], comes: ty.Iterable[Taken] = (),
+           goes: ty.Iterable[Taken] = (),
+           ) -> ty.Iterator[tuple[int, dict[str, int], dict[str, int]]]:
+    """Yield each instant at which amounts change, what is taken from then on
+    when a change is made, and how much more that is than before the change.
+
+    Both are by class, and the same dicts each time.
+
+    :param comes: taken after the change, and not before it
+    :param goes: taken before the change, and not after it
+    """
+    steps = collections.defaultdict[
+        int, list[tuple[model.Resources, int, int]]](list)
+    for some, level, gain in ((stays, 1, 0), (comes, 1, 1), (goes, 0, -1)):
+        for window, amounts in some:
+            steps[window.start].append((amounts, level, gain))
+            steps[window.end].append((amounts, -level, -gain))
+    after: dict[str, int] = collections.defaultdict(int)
+    more: dict[str, int] = collections.defaultdict(int)
+    for instant in sorted(steps):
+        for amounts, level, gain in steps[instant]:
+            for rc, amount in amounts.items():
+                after[rc] += level * amount
+                if gain:
+                    more[rc] += gain * amount
+        yield instant, after, more
+
+
+def peaks(stays: ty.Iterable[Taken], comes: ty.Iterable[Taken],
+          goes: ty.Iterable[Taken] = ()) -> dict[str, int]:
+    """Return the most that is taken of each class at any instant at which a
+    change takes more of it than before; see :func:`levels`.
+
+    Classes of which the change never takes more are left out.
+    """
+    found: dict[str, int] = {}
+    for _instant, after, more in levels(stays, comes, goes):
+        for rc, amount in more.items():
+            if amount > 0:
+                found[rc] = max(found.get(rc, 0), after[rc])
+    return found
+
+
+def lacking(capacity: model.Resources, usage: model.Resources,
+            taken: model.Resources) -> list[str]:
+    """Return the classes of which a host has less than is taken by leases,
+    beside its usage; the rule holds where there are none.
+    """
+    return [rc for rc, amount in taken.items()
+            if amount > 0 and amount > capacity.get(rc, 0) - usage.get(rc, 0)
+            and (rc in capacity or rc not in SHARED)]

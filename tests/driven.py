@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What only tests and benchmarks do with the core: drive its clock, read its
+dates, and take leases out of its database.
+"""
+
+import contextlib
+import datetime
+import threading
+
+import sqlalchemy as sa
+
+from blazar_core.capacity import ledger
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import leases
+
+__all__ = ['ManualClock', 'parse_iso', 'withdraw']
+
+
+class ManualClock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self, now: int = 1_800_000_000) -> None:
+        self._now, self._ahead = now, 0
+        self._moved = threading.Condition()
+
+    def now(self) -> int:
+        with self._moved:
+            return self._now + self._ahead
+
+    def elapsed(self) -> float:
+        with self._moved:
+            return float(self._now)
+
+    def step(self, seconds: int) -> None:
+        """Set the clock to another time, while none passes."""
+        with self._moved:
+            self._ahead += seconds
+            self._moved.notify_all()
+
+    def advance(self, seconds: int) -> int:
+        """Move forward, wake everything that waits, return the new time."""
+        with self._moved:
+            self._now += seconds
+            self._moved.notify_all()
+            return self._now + self._ahead
+
+    def wait(self, event: threading.Event, until: int) -> None:
+        with self._moved:
+            while not event.is_set() and (
+                    self._now + self._ahead < until):
+                # The event cannot wake a condition: look at it now and then.
+                self._moved.wait(0.02)
+
+
+def parse_iso(text: str) -> int:
+    """Return the instant that :func:`.clock.iso` wrote."""
+    return int(datetime.datetime.strptime(text, '%Y-%m-%dT%H:%M:%S.%f')
+               .replace(tzinfo=datetime.timezone.utc).timestamp())
+
+
+def withdraw(leases: leases.Leases, lease_id: str) -> None:
+    """Delete a lease whose servers were never asked for, with all its rows.
+
+    Safe to repeat.
+    """
+    making = leases.making
+    database, clock = making._database, making._clock
+
+    def delete() -> None:
+        with database.writer() as session:
+            lease = api.locked(session, lease_id)
+            ledger.amend(session, clock.now(), [
+                ledger.Edit(booking, None) for booking in lease.bookings])
+            session.execute(sa.delete(models.HeldBuild).where(
+                models.HeldBuild.lease_id == lease_id))
+            session.flush()
+            for row in (*lease.reservations, *lease.events):
+                session.delete(row)
+            session.flush()
+            session.delete(lease)
+
+    with contextlib.suppress(errors.NotFound):
+        database.retried(delete)

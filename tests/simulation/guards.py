@@ -195,39 +195,39 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
 #: The unit test, below ``tests.unit``, that fails without a guard. The gate
 #: runs it; test_guards.py sees that it fails.
 TESTS: dict[str, str] = {
-    'room': 'blazar_core.test_joining.TestMembers.'
+    'room': 'blazar_core.test_members.TestMembers.'
             'test_none_leaves_what_is_promised',
-    'image': 'blazar_core.test_ends.TestSteps.'
+    'image': 'blazar_core.test_end_policies.TestSteps.'
              'test_an_image_comes_before_the_deletion',
-    'copied': 'blazar_core.test_copying.TestImages.'
+    'copied': 'blazar_core.test_snapshots.TestImages.'
               'test_an_end_before_gives_it_up',
-    'used': 'blazar_core.test_noshows.TestNoShows.'
+    'used': 'blazar_core.test_no_show_check.TestNoShows.'
             'test_who_comes_in_time_keeps_it',
-    'owner': 'blazar_core.test_owning.TestOwning.test_a_boot_that_has_found_'
+    'owner': 'blazar_core.test_transfer.TestOwning.test_a_boot_that_has_found_'
              'its_reservation_before_gets_no_place',
-    'servers': 'blazar_core.test_owning.TestOwning.'
+    'servers': 'blazar_core.test_transfer.TestOwning.'
                'test_one_of_a_boot_stays_in_its_project',
-    'between': 'blazar_core.test_recurring.TestKept.'
+    'between': 'blazar_core.test_series.TestKept.'
                'test_it_waits_until_the_one_before_is_over',
-    'late': 'blazar_core.test_recurring.TestKept.'
+    'late': 'blazar_core.test_series.TestKept.'
             'test_who_stood_still_brings_nothing_back',
-    'healed': 'blazar_core.test_health.TestHealing.'
+    'healed': 'blazar_core.test_host_status.TestHealing.'
               'test_it_comes_back_where_the_host_does',
-    'undo': 'blazar_core.test_claims.TestClaim.'
+    'undo': 'blazar_core.test_scheduler_claims.TestClaim.'
             'test_a_claim_taken_back_leaves_nothing',
-    'judged': 'blazar_core.test_claims.TestClaim.'
+    'judged': 'blazar_core.test_scheduler_claims.TestClaim.'
               'test_who_lost_a_race_judges_again',
-    'others': 'blazar_core.test_making_room.TestMoving.'
+    'others': 'blazar_core.test_best_effort.TestMoving.'
               'test_two_leases_move_nobody_twice',
-    'movable': 'blazar_core.test_making_room.TestMoving.'
+    'movable': 'blazar_core.test_best_effort.TestMoving.'
                'test_no_more_than_may_are_moved',
     'gate': 'blazar_core.test_lifecycle.TestStart.'
             'test_two_who_are_at_it_together_send_it_once',
-    'behind': 'blazar_core.test_retrying.TestTurns.'
+    'behind': 'blazar_core.test_admission_queue.TestTurns.'
               'test_of_a_project_the_first_comes_first',
-    'joined': 'blazar_core.test_joining.TestAdopting.'
+    'joined': 'blazar_core.test_members.TestAdopting.'
               'test_a_host_that_another_process_has_changed_is_read_again',
-    'end': 'blazar_core.test_extending.TestExtending.'
+    'end': 'blazar_core.test_auto_extension.TestExtending.'
            'test_who_moves_its_end_meanwhile_has_his_way',
     'claim': 'blazar_core.test_engine.TestClaims.'
              'test_two_workers_never_carry_out_the_same_event',
@@ -251,15 +251,15 @@ TESTS: dict[str, str] = {
     'asked': 'blazar_core.test_races.TestMoving.test_each_is_asked_for_once',
     'clean': 'blazar_core.test_whole_hosts.TestCleaning.'
              'test_a_host_is_cleaned_until_it_is_clean_and_not_again',
-    'planned': 'blazar_core.test_making_room.TestMoving.'
+    'planned': 'blazar_core.test_best_effort.TestMoving.'
                'test_what_is_booked_where_somebody_is_to_go_is_seen',
-    'pace': 'blazar_core.test_making_room.TestPace.'
+    'pace': 'blazar_core.test_best_effort.TestPace.'
             'test_after_the_interval_they_may_be_moved_again',
     'slots': 'blazar_core.test_slots.TestDying.'
              'test_what_a_killed_process_has_not_sent_is_sent',
     'slot': 'blazar_core.test_slots.TestOnce.'
             'test_of_a_request_and_two_listeners_one_sends_it',
-    'clock': 'blazar_core.test_skew.TestDatabase.'
+    'clock': 'blazar_core.test_clock_skew.TestDatabase.'
              'test_with_a_wrong_clock_nothing_is_written',
 }
 

@@ -7,7 +7,7 @@ is taken out in a process of its own, in which the test must then fail; with
 all guards it must pass. ``python -m tests.simulation.guards`` does the same,
 and finds another test for a guard::
 
-    python -m tests.simulation.guards undo blazar_core.test_claims
+    python -m tests.simulation.guards undo blazar_core.test_scheduler_claims
 """
 
 import subprocess

@@ -842,7 +842,7 @@ class TestStandingStill(FourHosts):
     def test_it_asks_for_nothing(self):
         lease = self.wanted()
         other, write, stopped = self.new_engine('other'), (
-            server_moves.Moving.write), []
+            server_moves.ServerMoves.write), []
 
         def stop(mover, lease_id, news, *args, **values):
             done = write(mover, lease_id, news, *args, **values)
@@ -854,7 +854,7 @@ class TestStandingStill(FourHosts):
                 other.run_due()
             return done
 
-        with mock.patch.object(server_moves.Moving, 'write', stop):
+        with mock.patch.object(server_moves.ServerMoves, 'write', stop):
             self.engine.run_due()
         server_id, = stopped
         self.assertEqual('failed', self.moves(lease)[server_id])

@@ -137,11 +137,11 @@ class ProcessTest(base.DatabaseTestCase):
     #: Takes the turn, says so, and extends it when it is told to.
     WORK = """
 import sys
-from blazar_core.common import clock as clocks
 from blazar_core.db import api
-from blazar_core.db import turns
+from blazar_core.db import leader_election
 from tests import databases
-one = turns.Turns(
+from tests import driven
+one = leader_election.Leader(
     api.Database(databases.configuration(sys.argv[1])),
     driven.ManualClock(int(sys.argv[2])), 'it', 'process', 300, 60)
 print(one.take(), flush=True)

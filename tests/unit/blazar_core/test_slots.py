@@ -26,13 +26,13 @@ load_tests = databases.load_tests
 DIES = """
 import os, signal, sys
 from blazar_core.db import api
-from blazar_core.leases import places
+from blazar_core.leases import slots
 from tests import databases
 from tests import driven
 
 url, now, reservation_id, dispatches = sys.argv[1:]
 clock = driven.ManualClock(int(now))
-taken = places.Places(api.Database(databases.configuration(url)), clock)
+taken = slots.Slots(api.Database(databases.configuration(url)), clock)
 taken.occupy(reservation_id, 'project', ['one', 'two'], 'sealed')
 if dispatches == 'True':
     taken.dispatch('one')

@@ -12,10 +12,9 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
-from blazar_nova.parts import enrolling
 
-__all__ = ['CHANGE', 'EXAMPLE', 'MAX_KEY', 'MAX_VALUE', 'PRIVATE',
-           'allocations', 'change', 'create', 'page', 'private',
+__all__ = ['CHANGE', 'EXAMPLE', 'FACTS', 'FIELDS', 'MAX_KEY', 'MAX_VALUE',
+           'PRIVATE', 'allocations', 'change', 'create', 'page', 'private',
            'properties']
 
 #: How long an extra capability may be, and its key, in characters.
@@ -31,7 +30,14 @@ _MAX_LIMIT = 1000
 _MAX_ID = 10 ** 18
 
 _BODY = 'The body of the request'
-_OWN = frozenset(['name', *enrolling.FIELDS])
+
+#: What Nova says of every host.
+FACTS = ('hypervisor_hostname', 'hypervisor_type', 'hypervisor_version',
+         'vcpus', 'memory_mb', 'local_gb')
+#: The fields of every host in the API.
+FIELDS = ('id', *FACTS, 'cpu_info', 'service_name', 'reservable', 'status',
+          'trust_id', 'availability_zone', 'created_at', 'updated_at')
+_OWN = frozenset(['name', *FIELDS])
 
 _Object: ty.TypeAlias = dict[str, object]
 _Query: ty.TypeAlias = collections.abc.Mapping[str, str]

@@ -19,6 +19,7 @@ from blazar_core.common import errors
 from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.lifecycle import fault_points
+from blazar_nova.api import host_bodies
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import hosts as nova_hosts
 from blazar_nova.compat import occupants
@@ -26,13 +27,10 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import service
 from blazar_nova.parts import wiring
 
-__all__ = ['FIELDS', 'PATIENCE', 'Enrolling', 'Pause', 'chosen', 'patient',
+__all__ = ['PATIENCE', 'Enrolling', 'Pause', 'chosen', 'patient',
            'shown']
 
 LOG = logging.getLogger(__name__)
-
-_FACTS = ('hypervisor_hostname', 'hypervisor_type', 'hypervisor_version',
-          'vcpus', 'memory_mb', 'local_gb')
 
 #: Is told of servers that are waited for, and lets some time pass.
 Pause: ty.TypeAlias = ty.Callable[[ty.Sequence[str]], None]
@@ -41,10 +39,6 @@ _AGAIN, PATIENCE = 1, 30
 
 #: No more servers are named in a sentence.
 _SHOWN = 5
-
-#: What is said of every host.
-FIELDS = ('id', *_FACTS, 'cpu_info', 'service_name', 'reservable', 'status',
-          'trust_id', 'availability_zone', 'created_at', 'updated_at')
 
 #: What allocations may be of.
 _OF = {'lease_id': models.Reservation.lease_id,
@@ -373,7 +367,7 @@ def _described(host: models.Host, zones: ty.Mapping[str, str],
     """
     return {
         **(host.extra or {}), 'id': str(host.id),
-        **{name: host.properties.get(name) for name in _FACTS},
+        **{name: host.properties.get(name) for name in host_bodies.FACTS},
         'cpu_info': '', 'service_name': host.service_host,
         'reservable': bool(host.reservable), 'status': host.enrolment,
         'trust_id': None,

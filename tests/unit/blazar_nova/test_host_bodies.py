@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from blazar_core.common import errors
 from blazar_nova.api import host_bodies
-from blazar_nova.parts import enrolling
 from tests import examples
 from tests.unit import base
 
@@ -49,7 +48,7 @@ class TestCreate(base.RefusalTestCase):
             {'name': 'compute1', key: f'{value}v'}))
 
     def test_keys_of_the_host_itself_are_none(self):
-        for key in enrolling.FIELDS:
+        for key in host_bodies.FIELDS:
             self.assert_refused(
                 f'"{key}" is no extra capability', lambda key=key: (
                     host_bodies.create({'name': 'compute1', key: '1'})))
@@ -107,7 +106,7 @@ class TestChange(base.RefusalTestCase):
                 host_bodies.change({'reservable': value})))
 
     def test_nothing_else_of_the_host_itself(self):
-        for key in {*enrolling.FIELDS, 'name'} - {'reservable'}:
+        for key in {*host_bodies.FIELDS, 'name'} - {'reservable'}:
             for value in ('1', None):
                 self.assert_refused(
                     f'"{key}" is no extra capability',

@@ -41,8 +41,8 @@ from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
-from blazar_nova.api import bodies
-from blazar_nova.api import lease_params
+from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_schema
 from tests import driven
 from tests.unit.blazar_core import racer
 
@@ -57,7 +57,7 @@ PAUSE = 0.002
 PLAIN = 50
 
 PUBLIC = ('hypervisor_type', 'vcpus', 'hypervisor_hostname')
-DEFAULTS = lease_params.Defaults('now', 86400, 60)
+DEFAULTS = hint_params.Defaults('now', 86400, 60)
 
 #: A request: what is chosen for each of its parameters.
 Request: ty.TypeAlias = dict[str, ty.Any]
@@ -72,22 +72,22 @@ DEMAND = {
 }
 SPACE: dict[str, dict[str, tuple[ty.Any, ...]]] = {
     'quote': DEMAND | {
-        'reservations': (1, 2, 5, 10, bodies.MAX_RESERVATIONS),
-        'kinds': (1, 2, 5, 10, bodies.MAX_RESERVATIONS),
+        'reservations': (1, 2, 5, 10, lease_schema.MAX_RESERVATIONS),
+        'kinds': (1, 2, 5, 10, lease_schema.MAX_RESERVATIONS),
         'servers': (1, 20, 100, 500, MAX_AMOUNT),
         'mixed': (False, True)},
     'availability': DEMAND | {
-        'limit': (1, 10, 100, bodies.MAX_LIMIT),
+        'limit': (1, 10, 100, lease_schema.MAX_LIMIT),
         'days': (1, 30, 365, 36500), 'servers': (1, MAX_AMOUNT)},
     'grow': DEMAND | {
         'servers': (1, 100, 500), 'kept': (1, 100, 500),
         'kept_on': (1, 10, 500), 'kept_kinds': (1, 5, 20)},
     'lease': {
-        'reservations': (1, 5, bodies.MAX_RESERVATIONS),
+        'reservations': (1, 5, lease_schema.MAX_RESERVATIONS),
         'servers': (1, 100, MAX_AMOUNT),
         'events': (0, 10, requests.MAX_EVENTS), 'hours': (1, 24)},
     'list': {
-        'limit': (1, 100, bodies.MAX_LIMIT), 'ended': ('true', 'false'),
+        'limit': (1, 100, lease_schema.MAX_LIMIT), 'ended': ('true', 'false'),
         'status': (None, 'PENDING', 'TERMINATED'),
         'sort': ('start_date', 'name', 'updated_at:desc,name,status:desc,'
                  'created_at,end_date:desc,id'),
@@ -164,7 +164,7 @@ class Member:
     def quote(self, reservations: int, kinds: int, servers: int, mixed: bool,
               vcpus: int, affinity: bool | None, hours: int, ahead: int,
               condition: str | None) -> None:
-        asked = bodies.create({
+        asked = lease_schema.create({
             'start_date': clocks.iso(_window(ahead, hours).start),
             'end_date': clocks.iso(min(
                 _window(ahead, hours).end, model.LATEST - 1)),
@@ -179,7 +179,8 @@ class Member:
             inputs.affinity_of(one.get('affinity')), condition, number,
             one['memory_mb'])
             for number, one in enumerate(asked.reservations)]
-        bodies.check_total((demand.count for demand in demands), MAX_AMOUNT)
+        lease_schema.check_total((demand.count for demand in demands),
+                                 MAX_AMOUNT)
         self.search.quote(demands, asked.lease.window)
 
     def availability(self, limit: int, days: int, servers: int, vcpus: int,
@@ -233,7 +234,7 @@ class Member:
                  if value is not None}
         if marker:
             asked['marker'] = self.marker
-        query, _fields = bodies.query(asked, worlds.NOW, 86400)
+        query, _fields = lease_schema.query(asked, worlds.NOW, 86400)
         found, _more = views.page(self.database, dataclasses.replace(
             query, project_id='project'))
         json.dumps(found)

@@ -21,8 +21,8 @@ from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
-from blazar_nova.compat import hosts as nova_hosts
-from blazar_nova.listener import mirror
+from blazar_nova.compat import compute_hosts
+from blazar_nova.listener import server_sync
 from tests import driven
 
 HOSTS, SERVERS = 1000, 20
@@ -44,9 +44,9 @@ class Placement:
             uuidutils.generate_uuid(): {'resources': _TAKES}
             for _server in range(SERVERS)} for uuid in self.generations}
 
-    def hosts(self) -> tuple[list[nova_hosts.ComputeHost], bool]:
+    def hosts(self) -> tuple[list[compute_hosts.ComputeHost], bool]:
         """As Nova has them."""
-        return [nova_hosts.ComputeHost(uuid, uuid, uuid, {})
+        return [compute_hosts.ComputeHost(uuid, uuid, uuid, {})
                 for uuid in self.generations], True
 
     def ask(self, url: str) -> dict[str, ty.Any]:
@@ -93,8 +93,8 @@ def _compare(url: str, placement: Placement, hosts: int,
     clock = driven.ManualClock(worlds.NOW)
     parts: ty.Any = types.SimpleNamespace(
         database=filled.connect(url), clock=clock)
-    compares = mirror.Mirror(parts, lambda *_args: None)
-    of_nova = 'blazar_nova.compat.hosts'
+    compares = server_sync.ServerSync(parts, lambda *_args: None)
+    of_nova = 'blazar_nova.compat.compute_hosts'
     with (mock.patch(f'{of_nova}.ask_placement', placement.ask),
           mock.patch(f'{of_nova}.all_hosts', placement.hosts)):
         for name in ('first', 'steady', 'busy'):

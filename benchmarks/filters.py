@@ -46,10 +46,10 @@ from blazar_core.capacity import inventory
 from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_nova.compat import checks
-from blazar_nova.compat import demand
-from blazar_nova.compat import plugins
-from blazar_nova.compat import service
+from blazar_nova.compat import configuration_checks
+from blazar_nova.compat import nova_scheduler
+from blazar_nova.compat import process
+from blazar_nova.compat import server_demand
 from blazar_nova.scheduler import filters
 
 HOSTS, BOOKINGS, LEASES = 1_000, 1_000_000, 100_000
@@ -175,20 +175,20 @@ def configure(url: str) -> None:
     """As an operator would in nova.conf."""
     # What is logged is made, and written to nowhere, but for our own end.
     hook = sys.excepthook
-    service.configure(['nova-scheduler', '--config-file', os.devnull,
+    process.configure(['nova-scheduler', '--config-file', os.devnull,
                        '--log-file', os.devnull], 'nova-scheduler')
     sys.excepthook = hook
-    opts.register_opts(service.CONF)
-    service.CONF.set_override('connection', url, 'blazar_database')
+    opts.register_opts(process.CONF)
+    process.CONF.set_override('connection', url, 'blazar_database')
     # Nobody reports here that he is up.
-    service.CONF.set_override('service_down_time', 86_400)
-    group = service.CONF.filter_scheduler
-    for name, value in (
-            ('available_filters', [*group.available_filters,
-                                   checks.FILTER_CLASS]),
-            ('enabled_filters', [*group.enabled_filters, checks.FILTER]),
-            ('weight_classes', [*group.weight_classes, checks.WEIGHER])):
-        service.CONF.set_override(name, value, 'filter_scheduler')
+    process.CONF.set_override('service_down_time', 86_400)
+    group = process.CONF.filter_scheduler
+    for name, added in (
+            ('available_filters', configuration_checks.FILTER_CLASS),
+            ('enabled_filters', configuration_checks.FILTER),
+            ('weight_classes', configuration_checks.WEIGHER)):
+        value = [*group[name], added]
+        process.CONF.set_override(name, value, 'filter_scheduler')
 
 
 def nova_asks(hosts: list[host_manager.HostState],
@@ -196,8 +196,8 @@ def nova_asks(hosts: list[host_manager.HostState],
     """Each of the filters that Nova enables by itself."""
     classes = {one.__name__: one for one in nova_filters.HostFilterHandler(
     ).get_matching_classes(['nova.scheduler.filters.all_filters'])}
-    for name in service.CONF.filter_scheduler.enabled_filters:
-        if name != checks.FILTER:
+    for name in process.CONF.filter_scheduler.enabled_filters:
+        if name != configuration_checks.FILTER:
             one = classes[name]()
             yield name, lambda spec, one=one: list(
                 one.filter_all(hosts, spec))
@@ -206,7 +206,7 @@ def nova_asks(hosts: list[host_manager.HostState],
 def offer(hosts: ty.Iterable[host_manager.HostState],
           spec: objects.RequestSpec) -> None:
     """Give hosts their allocation candidates, as Nova's scheduler does."""
-    resources = demand.resources_of(spec)
+    resources = server_demand.resources_of(spec)
     for host in hosts:
         host.allocation_candidates = [
             {'allocations': {host.uuid: {'resources': resources}}}]
@@ -218,7 +218,7 @@ def claim(spec: objects.RequestSpec, host: host_manager.HostState) -> None:
     placement.claim_resources.return_value = True
     utils.claim_resources(None, placement, spec, spec.instance_uuid, {
         'allocations': {host.uuid: {
-            'resources': plugins.takes([host], spec)}}})
+            'resources': nova_scheduler.takes([host], spec)}}})
 
 
 def release(server_id: str) -> None:

@@ -37,7 +37,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import requests
 from blazar_core.leases import updates
-from blazar_nova.parts import granting
+from blazar_nova.services import limit_requests
 from tests import databases
 from tests import driven
 from tests.unit.blazar_core import racer
@@ -84,7 +84,7 @@ class Member:
     def granted(self, series: ty.Sequence[creation.NewLease],
                 ) -> list[creation.NewLease]:
         granted = self.limits.check_all([
-            granting.asked_of(one, False, self.types) for one in series])
+            limit_requests.asked_of(one, False, self.types) for one in series])
         return [dataclasses.replace(one, granted=granted) for one in series]
 
     def plain(self) -> None:
@@ -127,10 +127,9 @@ class Member:
             change = updates.LeaseChange(start=one['start_date'] + 3600,
                                          end=one['end_date'] + 3600)
             granted = self.limits.check(dataclasses.replace(
-                granting.asked_of(granting.as_changed(one, change), False,
-                                  self.types),
-                lease_id=one['id'], resized=False,
-                beside=ids - {one['id']}))
+                limit_requests.asked_of(
+                    limit_requests.as_changed(one, change), False, self.types),
+                lease_id=one['id'], resized=False, beside=ids - {one['id']}))
             changes[one['id']] = dataclasses.replace(change, granted=granted)
         self.leases.changing.update_all(changes)
 

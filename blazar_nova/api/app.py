@@ -17,19 +17,19 @@ import typing as ty
 
 from oslo_log import log as logging
 
-from blazar_nova.api import defaulting
-from blazar_nova.api import held
-from blazar_nova.api import lease_params
 from blazar_nova.api import middleware
-from blazar_nova.api import telling
-from blazar_nova.compat import checks
-from blazar_nova.compat import editing
-from blazar_nova.compat import hold
-from blazar_nova.compat import listing
-from blazar_nova.compat import router
-from blazar_nova.compat import service
-from blazar_nova.compat import shown
-from blazar_nova.parts import wiring
+from blazar_nova.compat import build_calls
+from blazar_nova.compat import configuration_checks
+from blazar_nova.compat import nova_router
+from blazar_nova.compat import process
+from blazar_nova.compat import reserved_edits
+from blazar_nova.compat import reserved_view
+from blazar_nova.compat import server_lists
+from blazar_nova.schemas import hint_params
+from blazar_nova.services import default_leases
+from blazar_nova.services import lease_admission
+from blazar_nova.services import server_messages
+from blazar_nova.services import wiring
 
 __all__ = ['factory']
 
@@ -42,21 +42,26 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     :raises ConfigurationError: when this Nova or its configuration is not
         as it has to be; it says which line to write
     """
-    checks.refuse('nova-api', checks.nova_api() + listing.problems())
-    listing.install()
+    configuration_checks.refuse('nova-api', configuration_checks.nova_api() +
+                                server_lists.problems())
+    server_lists.install()
     parts = wiring.shared()
-    shown.install(telling.Telling(parts.leases.servers, parts.clock))
-    editing.install()
-    lease_params.check_defaults(
-        lease_params.defaults(service.CONF), parts.clock.now())
-    defaulting.check(service.CONF)
-    for doubt in defaulting.doubts(service.CONF):
+    reserved_view.install(server_messages.ServerMessages(parts.leases.servers,
+                                                         parts.clock))
+    reserved_edits.install()
+    hint_params.check_defaults(
+        hint_params.defaults(process.CONF), parts.clock.now())
+    default_leases.check(process.CONF)
+    for doubt in default_leases.doubts(process.CONF):
         LOG.warning('%s', doubt)
-    admit = held.Admission(parts)
-    with hold.intercepting(admit):
-        app = router.build(global_config, **local_config)
-    checks.refuse('nova-api', checks.scheduler(service.CONF) +
-                  checks.notifications(service.CONF) + checks.router(app))
+    admit = lease_admission.LeaseAdmission(parts)
+    with build_calls.intercepting(admit):
+        app = nova_router.build(global_config, **local_config)
+    configuration_checks.refuse('nova-api', [
+        *configuration_checks.scheduler(process.CONF),
+        *configuration_checks.notifications(process.CONF),
+        *configuration_checks.router(app)])
     LOG.info('Leases are on')
-    router.wrap(app, lambda inner: middleware.LeaseMiddleware(inner, parts))
+    nova_router.wrap(
+        app, lambda inner: middleware.LeaseMiddleware(inner, parts))
     return app

@@ -18,16 +18,16 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.leases import server_growth
 from blazar_core.leases import views
-from blazar_nova.api import faults
-from blazar_nova.api import telling
-from blazar_nova.compat import demand
-from blazar_nova.compat import editing
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
-from blazar_nova.compat import hosted
-from blazar_nova.compat import hosts
+from blazar_nova.compat import nova_router
 from blazar_nova.compat import pool
-from blazar_nova.compat import router
-from blazar_nova.parts import wiring
+from blazar_nova.compat import reserved_edits
+from blazar_nova.compat import server_demand
+from blazar_nova.schemas import error_answers
+from blazar_nova.services import server_messages
+from blazar_nova.services import wiring
 
 __all__ = ['Guards', 'body_of']
 
@@ -47,18 +47,18 @@ class Guards:
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
 
-    def of_no_id(self, environ: Environ, action: router.Action) -> ty.Any:
+    def of_no_id(self, environ: Environ, action: nova_router.Action) -> ty.Any:
         """The answer to a request about what cannot be the id of anything.
 
         Nova would ask its database, which may find something all the same.
         """
         what = 'Instance group' if (
-            action.kind is router.Kind.DELETE_GROUP) else 'Instance'
-        return router.fault(
+            action.kind is nova_router.Kind.DELETE_GROUP) else 'Instance'
+        return nova_router.fault(
             environ, 404, f'{what} {action.named} could not be found.')
 
     def of_action(self, environ: Environ, server_id: str,
-                  kind: router.Kind) -> ty.Any:
+                  kind: nova_router.Kind) -> ty.Any:
         """The answer to an action on a server."""
         return (self._held_back(environ, server_id, kind) or
                 self._of_fixed_size(environ, server_id) or
@@ -86,13 +86,13 @@ class Guards:
             return None
         if kind is None or not self._parts.types.of(kind, False).for_servers:
             return None
-        return router.fault(environ, 409, (
+        return nova_router.fault(environ, 409, (
             f'Server group {group_id} is that of reservation {group_id}, '
             f'whose servers are booted in it: it goes when the lease is over. '
             f'Delete the lease.'))
 
     def _held_back(self, environ: Environ, server_id: str,
-                   kind: router.Kind) -> ty.Any:
+                   kind: nova_router.Kind) -> ty.Any:
         """The answer to an action on a held server; None for any other, and
         for what it can have (:mod:`compat.editing`).
 
@@ -102,13 +102,13 @@ class Guards:
         if held is None:
             return None
         body = body_of(environ)
-        if kind is router.Kind.METADATA:
+        if kind is nova_router.Kind.METADATA:
             _leave_own(environ)
             return self._unstorable(environ)
-        if kind is router.Kind.ACTION and len(body) == 1 and (
-                editing.ACTIONS.issuperset(body)):
+        if kind is nova_router.Kind.ACTION and len(body) == 1 and (
+                reserved_edits.ACTIONS.issuperset(body)):
             return self._unstorable(environ)
-        return router.fault(environ, 409, (
+        return nova_router.fault(environ, 409, (
             f'Server {server_id} is RESERVED: it is held by lease '
             f'{held["name"]} ({held["lease_id"]}), to be built from '
             f'{clocks.minute(held["start_date"])} UTC on. Until it is, it can '
@@ -148,7 +148,7 @@ class Guards:
                 left += one
         else:
             return None
-        return router.fault(environ, 400, (
+        return nova_router.fault(environ, 400, (
             'Metadata, names, descriptions and reasons must not have NUL or '
             'halves of surrogate pairs (such as \\ud800) in them. Leave them '
             'out.'))
@@ -172,7 +172,7 @@ class Guards:
                 reservation_id = flavors.reservation_named(context, wanted)
         except errors.DatabaseUnavailable:
             return None
-        return reservation_id and router.fault(environ, 409, (
+        return reservation_id and nova_router.fault(environ, 409, (
             f'Servers of reservation {reservation_id} are of its flavor, and '
             f'no others are: servers cannot be resized out of it or into it. '
             f'Boot a new one.'))
@@ -194,9 +194,10 @@ class Guards:
                     context.project_id == found[0].project_id)):
                 return None
             lease, booked = found
-            revert = demand.reverted(server_id) if wanted is None else None
+            revert = server_demand.reverted(
+                server_id) if wanted is None else None
             takes = revert.takes if revert is not None else (
-                demand.resized(server_id, wanted) if wanted else None)
+                server_demand.resized(server_id, wanted) if wanted else None)
             asked = server_growth.asked_of(lease, booked, takes or {})
             if asked is not None:
                 words = parts.answers.lease(views.get(
@@ -211,8 +212,8 @@ class Guards:
         except (errors.DatabaseUnavailable, errors.NotFound):
             return None
         except errors.BlazarError as exc:
-            code, _name = faults.code_of(exc)
-            return router.fault(environ, code, str(exc))
+            code, _name = error_answers.code_of(exc)
+            return nova_router.fault(environ, code, str(exc))
         return None
 
     def _out_of_time(self, environ: Environ, server_id: str) -> ty.Any:
@@ -226,12 +227,12 @@ class Guards:
             return None
         context = environ['nova.context']
         try:
-            within = hosted.reservation_of_server(
+            within = bound_servers.reservation_of_server(
                 server_id, None if context.is_admin else context.project_id)
             over = within and self._parts.leases.servers.lease_over(within)
         except (errors.DatabaseUnavailable, errors.CloudUnavailable):
             return None
-        return router.fault(environ, 409, (
+        return nova_router.fault(environ, 409, (
             f'Server {server_id} is in reservation {within}, and its lease '
             f'{over} is over: it can go to no other host of that. If it is '
             f'shelved, unshelve it when the lease is TERMINATED: it is no '
@@ -245,22 +246,23 @@ class Guards:
         if target is None or not environ['nova.context'].is_admin:
             return None
         try:
-            within = hosted.reservation_of_server(server_id)
+            within = bound_servers.reservation_of_server(server_id)
             try:
                 enrolled, holder = self._parts.leases.servers.holder_of(target)
             except errors.DatabaseUnavailable:
                 if within is not None or not pool.joined().isdisjoint(
-                        one.uuid for one in hosts.on_service_host(target)):
+                        one.uuid for one in compute_hosts.on_service_host(
+                            target)):
                     raise
                 # Ordinary servers must not suffer from it.
                 return None
         except (errors.DatabaseUnavailable, errors.CloudUnavailable) as exc:
-            return router.fault(environ, 503, (
+            return nova_router.fault(environ, 503, (
                 f'Whether the server may be on host {target} is not known '
                 f'now: {exc} Leave "force" out, or the host.'))
         if holder == within and (within is not None or not enrolled):
             return None
-        return router.fault(environ, 409, (
+        return nova_router.fault(environ, 409, (
             f'Host {target} serves leases only, and not one of this server. '
             if within is None else
             f'The server is in reservation {within}, which does not have host '
@@ -288,7 +290,7 @@ def _leave_own(environ: Environ) -> None:
     if len(body) == 1 and isinstance(metadata, dict) and all(
             isinstance(value, str) for value in metadata.values()):
         webob.Request(environ).body = jsonutils.dump_as_bytes(
-            {'metadata': telling.own(metadata)})
+            {'metadata': server_messages.own(metadata)})
 
 
 def _resized(environ: Environ) -> str | None:
@@ -304,7 +306,7 @@ def _forced_onto(environ: Environ) -> str | None:
     """The host to which an action moves a server whatever the scheduler
     says: in older microversions all that is named, later only with "force".
     """
-    body, version = body_of(environ), router.microversion(environ)
+    body, version = body_of(environ), nova_router.microversion(environ)
     for action, since in (('os-migrateLive', (2, 30)), ('evacuate', (2, 29))):
         values = body.get(action)
         if isinstance(values, dict) and isinstance(

@@ -5,31 +5,31 @@ import typing as ty
 
 import webob
 
-from blazar_nova.api import host_bodies
-from blazar_nova.api import policy
-from blazar_nova.api import web
-from blazar_nova.parts import enrolling
-from blazar_nova.parts import wiring
+from blazar_nova.schemas import host_schema
+from blazar_nova.schemas import policy
+from blazar_nova.schemas import web_requests
+from blazar_nova.services import host_enrollment
+from blazar_nova.services import wiring
 
-__all__ = ['Hosts']
+__all__ = ['HostController']
 
 _RULE = 'blazar:oshosts:'
 
 
-class Hosts:
+class HostController:
     """The handlers; each is given a request whose user is known."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._policy = policy.Policy(parts.conf)
-        self._enrolling = enrolling.Enrolling(parts)
+        self._enrolling = host_enrollment.HostEnrollment(parts)
 
     # -- hosts -------------------------------------------------------------
 
-    def index(self, request: webob.Request) -> web.Answer:
+    def index(self, request: webob.Request) -> web_requests.Answer:
         may_show = self._policy.allows(*_who(request, 'get'))
         if not may_show:
             self._authorize(request, 'list')
-        after, limit = host_bodies.page(web.query(request))
+        after, limit = host_schema.page(web_requests.query(request))
         found = self._enrolling.listed(
             after, None if limit is None else limit + 1, may_show)
         if not may_show:
@@ -38,50 +38,55 @@ class Hosts:
             found = [_public(host, private) for host in found]
         body: dict[str, ty.Any] = {'hosts': found[:limit]}
         if len(body['hosts']) < len(found):
-            body['hosts_links'] = web.next_page(
+            body['hosts_links'] = web_requests.next_page(
                 request, body['hosts'][-1]['id'])
         return 200, body
 
-    def create(self, request: webob.Request) -> web.Answer:
+    def create(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(request, 'post')
-        name, extra = host_bodies.create(
-            web.body(request, host_bodies.EXAMPLE))
+        name, extra = host_schema.create(
+            web_requests.body(request, host_schema.EXAMPLE))
         return 201, {'host': self._enrolling.add(
-            name, extra, pause=enrolling.patient(enrolling.PATIENCE))}
+            name, extra, pause=host_enrollment.patient(
+                host_enrollment.PATIENCE))}
 
-    def show(self, request: webob.Request, host_id: str) -> web.Answer:
+    def show(self, request: webob.Request,
+             host_id: str) -> web_requests.Answer:
         self._authorize(request, 'get')
         return 200, {'host': self._enrolling.show(int(host_id))}
 
-    def update(self, request: webob.Request, host_id: str) -> web.Answer:
+    def update(self, request: webob.Request,
+               host_id: str) -> web_requests.Answer:
         self._authorize(request, 'put')
-        extra, reservable = host_bodies.change(
-            web.body(request, host_bodies.CHANGE))
+        extra, reservable = host_schema.change(
+            web_requests.body(request, host_schema.CHANGE))
         return 200, {'host': self._enrolling.change(
             int(host_id), extra, reservable)}
 
-    def delete(self, request: webob.Request, host_id: str) -> web.Answer:
+    def delete(self, request: webob.Request,
+               host_id: str) -> web_requests.Answer:
         self._authorize(request, 'delete')
         self._enrolling.remove(int(host_id))
         return 204, None
 
     # -- what is booked there ----------------------------------------------
 
-    def allocations(self, request: webob.Request) -> web.Answer:
+    def allocations(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(request, 'get_allocations')
         return 200, {'allocations': self._enrolling.allocations(
-            host_bodies.allocations(web.query(request)))}
+            host_schema.allocations(web_requests.query(request)))}
 
-    def allocation(self, request: webob.Request, host_id: str) -> web.Answer:
+    def allocation(self, request: webob.Request,
+                   host_id: str) -> web_requests.Answer:
         self._authorize(request, 'get_allocations')
-        return 200, {'allocation': self._enrolling.allocation(
-            int(host_id), host_bodies.allocations(web.query(request)))}
+        return 200, {'allocation': self._enrolling.allocation(int(
+            host_id), host_schema.allocations(web_requests.query(request)))}
 
     # -- what may be asked for ---------------------------------------------
 
-    def properties(self, request: webob.Request) -> web.Answer:
+    def properties(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(request, 'get_resource_properties')
-        asked = host_bodies.properties(web.query(request))
+        asked = host_schema.properties(web_requests.query(request))
         # Private properties are for users who may see the hosts.
         private = asked['all'] and self._policy.allows(
             *_who(request, 'get'))
@@ -92,10 +97,10 @@ class Hosts:
             if private or not one.private]}
 
     def update_property(self, request: webob.Request, name: str,
-                        ) -> web.Answer:
+                        ) -> web_requests.Answer:
         self._authorize(request, 'patch_resource_properties')
-        private = host_bodies.private(
-            web.body(request, host_bodies.PRIVATE))
+        private = host_schema.private(
+            web_requests.body(request, host_schema.PRIVATE))
         self._enrolling.set_private(name, private)
         return 200, {'resource_property': {
             'id': name, 'property': name, 'property_name': name,
@@ -120,5 +125,5 @@ def _public(host: ty.Mapping[str, ty.Any], private: ty.Collection[str],
 def _who(request: webob.Request, rule: str,
          ) -> tuple[ty.Any, str, dict[str, ty.Any]]:
     """What the policy is asked."""
-    context = web.context(request)
+    context = web_requests.context(request)
     return context, _RULE + rule, {'project_id': context.project_id}

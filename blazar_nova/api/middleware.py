@@ -22,15 +22,15 @@ import webob
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.leases import requests
-from blazar_nova.api import boot as boots
-from blazar_nova.api import defaulting
-from blazar_nova.api import faults
 from blazar_nova.api import guards
-from blazar_nova.api import in_use
-from blazar_nova.api import lease_params
-from blazar_nova.api import recurrences
-from blazar_nova.compat import router
-from blazar_nova.parts import wiring
+from blazar_nova.api import used_ports
+from blazar_nova.compat import nova_router
+from blazar_nova.schemas import error_answers
+from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import recurrence_schema
+from blazar_nova.services import boot_context
+from blazar_nova.services import default_leases
+from blazar_nova.services import wiring
 
 __all__ = ['LeaseMiddleware']
 
@@ -46,8 +46,8 @@ _HINT_KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 
 
 #: What Nova refuses where a reserved server may have to be hidden.
-_OF_ONE_SERVER = frozenset(router.Kind) - {
-    router.Kind.BOOT, router.Kind.DELETE_GROUP}
+_OF_ONE_SERVER = frozenset(nova_router.Kind) - {
+    nova_router.Kind.BOOT, nova_router.Kind.DELETE_GROUP}
 
 
 class LeaseMiddleware:
@@ -58,13 +58,13 @@ class LeaseMiddleware:
         self._parts = parts
         self._follow = parts.admission.index.follow
         self._guards = guards.Guards(parts)
-        self._defaults = lease_params.defaults(parts.conf)
-        self._defaulting = defaulting.Defaulting(parts)
+        self._defaults = hint_params.defaults(parts.conf)
+        self._defaulting = default_leases.DefaultLeases(parts)
 
     def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
         # WSGI servers have forked by now.
         self._follow()
-        action = router.action(environ)
+        action = nova_router.action(environ)
         if action is None:
             return self._app(environ, start_response)
         answer = self._handler(environ, action)
@@ -73,7 +73,7 @@ class LeaseMiddleware:
             answer = self._hidden(environ, action, answer)
         return answer(environ, start_response)
 
-    def _handler(self, environ: Environ, action: router.Action) -> ty.Any:
+    def _handler(self, environ: Environ, action: nova_router.Action) -> ty.Any:
         """What answers a request: Nova itself, as a rule."""
         subject = action.subject
         if subject is None:
@@ -81,18 +81,18 @@ class LeaseMiddleware:
         if not action.exists:
             return self._guards.of_no_id(environ, action) or self._app
         match action.kind:
-            case router.Kind.READ:
+            case nova_router.Kind.READ:
                 return self._app
-            case router.Kind.DELETE:
+            case nova_router.Kind.DELETE:
                 return self._delete(environ, subject)
-            case router.Kind.DELETE_GROUP:
+            case nova_router.Kind.DELETE_GROUP:
                 return self._guards.of_group(environ, subject) or self._app
-            case router.Kind.UPDATE:
+            case nova_router.Kind.UPDATE:
                 return self._guards.of_update(environ, subject) or self._app
         return self._guards.of_action(environ, subject, action.kind) or (
             self._app)
 
-    def _hidden(self, environ: Environ, action: router.Action,
+    def _hidden(self, environ: Environ, action: nova_router.Action,
                 answer: ty.Any) -> ty.Any:
         """An answer about a server; of a held one of another project, what is
         said of one that does not exist.
@@ -114,7 +114,7 @@ class LeaseMiddleware:
                 held['project_id'] == environ['nova.context'].project_id):
             return response
         nobody = uuidutils.generate_uuid()
-        other = webob.Request(router.readdressed(
+        other = webob.Request(nova_router.readdressed(
             request.copy().environ, nobody))
         response = other.get_response(self._app)
         response.body = response.body.replace(
@@ -129,7 +129,7 @@ class LeaseMiddleware:
         if not hints and not every and not _may_be_reserved(environ):
             return self._app
         try:
-            asked = lease_params.lease_request(
+            asked = hint_params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
             self._check_reservation(environ, hints, asked)
             if asked is not None and asked.recurrence is not None and (
@@ -137,17 +137,17 @@ class LeaseMiddleware:
                 _multiply(environ, len(asked.recurrence.windows),
                           self._defaults.max_amount)
         except errors.BlazarError as exc:
-            why = faults.unless_skewed(exc, self._parts.database)
-            code, _name = faults.code_of(why)
-            return router.fault(environ, code, str(why)) or self._app
+            why = error_answers.unless_skewed(exc, self._parts.database)
+            code, _name = error_answers.code_of(why)
+            return nova_router.fault(environ, code, str(why)) or self._app
         if asked is None and not every and not _may_be_reserved(environ):
             return self._app
-        with boots.underway(boots.Boot(asked)) as boot:
+        with boot_context.underway(boot_context.Boot(asked)) as boot:
             response = webob.Request(environ).get_response(self._app)
         if boot.refused is not None:
             _add_refusal(response, boot.refused)
-        if asked is not None and response.status_int in in_use.CODES:
-            in_use.explain(self._parts, environ, response)
+        if asked is not None and response.status_int in used_ports.CODES:
+            used_ports.explain(self._parts, environ, response)
         if boot.lease is not None and response.status_int == 202:
             response.headers.update({
                 LEASE_ID: boot.lease['id'],
@@ -217,7 +217,7 @@ def _multiply(environ: Environ, times: int, limit: int) -> None:
     body = guards.body_of(environ)
     if isinstance(body.get('server'), dict):
         webob.Request(environ).body = jsonutils.dump_as_bytes(
-            recurrences.multiplied(body, times, limit))
+            recurrence_schema.multiplied(body, times, limit))
 
 
 def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:

@@ -15,12 +15,12 @@ from oslo_serialization import jsonutils
 import webob
 import webob.dec
 
-from blazar_nova.api import controller
-from blazar_nova.api import faults
+from blazar_nova.api import host_maintenance
 from blazar_nova.api import hosts
-from blazar_nova.api import maintaining
-from blazar_nova.api import web
-from blazar_nova.parts import wiring
+from blazar_nova.api import leases
+from blazar_nova.schemas import error_answers
+from blazar_nova.schemas import web_requests
+from blazar_nova.services import wiring
 
 __all__ = ['Application', 'factory', 'versions']
 
@@ -43,21 +43,25 @@ class Route(ty.NamedTuple):
 #: Which path is for what.
 ROUTES = tuple(
     Route(re.compile(path), of, methods) for path, of, methods in (
-        (r'/leases', controller.Leases, {'GET': 'index', 'POST': 'create'}),
-        (_LEASE, controller.Leases,
+        (r'/leases', leases.LeaseController,
+         {'GET': 'index', 'POST': 'create'}),
+        (_LEASE, leases.LeaseController,
          {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
-        (rf'{_LEASE}/accept', controller.Leases, {'POST': 'accept'}),
-        (r'/availability', controller.Leases, {'GET': 'availability'}),
-        (r'/os-hosts', hosts.Hosts, {'GET': 'index', 'POST': 'create'}),
-        (_HOST, hosts.Hosts,
+        (rf'{_LEASE}/accept', leases.LeaseController, {'POST': 'accept'}),
+        (r'/availability', leases.LeaseController, {'GET': 'availability'}),
+        (r'/os-hosts', hosts.HostController,
+         {'GET': 'index', 'POST': 'create'}),
+        (_HOST, hosts.HostController,
          {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
-        (rf'{_HOST}/allocation', hosts.Hosts, {'GET': 'allocation'}),
-        (r'/os-hosts/allocations', hosts.Hosts, {'GET': 'allocations'}),
-        (r'/os-hosts/properties', hosts.Hosts, {'GET': 'properties'}),
-        (r'/os-hosts/properties/(?P<name>.+)', hosts.Hosts,
+        (rf'{_HOST}/allocation', hosts.HostController, {'GET': 'allocation'}),
+        (r'/os-hosts/allocations', hosts.HostController,
+         {'GET': 'allocations'}),
+        (r'/os-hosts/properties', hosts.HostController, {'GET': 'properties'}),
+        (r'/os-hosts/properties/(?P<name>.+)', hosts.HostController,
          {'PATCH': 'update_property'}),
-        (r'/maintenance', maintaining.Maintaining, {'GET': 'index'}),
-        (r'/maintenance/(?P<host_name>[^/\0]{1,255})', maintaining.Maintaining,
+        (r'/maintenance', host_maintenance.HostMaintenance, {'GET': 'index'}),
+        (r'/maintenance/(?P<host_name>[^/\0]{1,255})',
+         host_maintenance.HostMaintenance,
          {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
     ))
 
@@ -83,8 +87,8 @@ class Application:
         try:
             response = self._respond(request)
         except Exception as exc:
-            response = faults.answer(
-                faults.unless_skewed(exc, self._database))
+            response = error_answers.answer(
+                error_answers.unless_skewed(exc, self._database))
             if response.status_int == 500:
                 LOG.exception('%s %s failed', request.method,
                               request.environ['PATH_INFO'])
@@ -102,7 +106,7 @@ class Application:
             body=jsonutils.dump_as_bytes(body))
 
     def _handler(self, request: webob.Request,
-                 ) -> tuple[web.Handler, dict[str, str]]:
+                 ) -> tuple[web_requests.Handler, dict[str, str]]:
         path = _path(request)
         for pattern, of, methods in ROUTES:
             match = pattern.fullmatch(path)
@@ -111,19 +115,20 @@ class Application:
             # The body of an answer to HEAD is left out by webob.
             method = 'GET' if request.method == 'HEAD' else request.method
             if method not in methods:
-                raise faults.Fault(
+                raise error_answers.Fault(
                     'METHOD_NOT_ALLOWED',
                     f'{request.method} is not for this URL. Use one of '
                     f'{", ".join(methods)}.', Allow=', '.join(methods))
             handler = getattr(self._controllers[of], methods[method])
             return handler, match.groupdict()
         if _OTHERS.fullmatch(path):
-            raise faults.Fault(
+            raise error_answers.Fault(
                 'NOT_IMPLEMENTED',
                 'Floating IPs cannot be reserved here; servers and hosts can, '
                 'by /leases.')
-        raise faults.Fault('URL_NOT_FOUND', 'There is nothing at this URL. '
-                           'Leases are at /v1/leases, hosts at /v1/os-hosts.')
+        raise error_answers.Fault(
+            'URL_NOT_FOUND', 'There is nothing at this URL. '
+            'Leases are at /v1/leases, hosts at /v1/os-hosts.')
 
 
 def _path(request: webob.Request) -> str:
@@ -149,7 +154,7 @@ def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     def tell(request: webob.Request) -> webob.Response:
         if request.environ['PATH_INFO'].rstrip('/') not in (
                 '', '/versions'):
-            return faults.answer(faults.Fault(
+            return error_answers.answer(error_answers.Fault(
                 'URL_NOT_FOUND', 'There is nothing at this URL. The lease '
                 'API is at /v1.'))
         url = request.application_url.rstrip('/')

@@ -42,10 +42,10 @@ def _listener() -> 'daemon.Listener':
     """
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)
 
-    from blazar_nova.compat import service
+    from blazar_nova.compat import process
     from blazar_nova.listener import daemon
 
-    opts.register_opts(service.CONF)
-    service.configure(sys.argv, 'blazar')
+    opts.register_opts(process.CONF)
+    process.configure(sys.argv, 'blazar')
     logs.install()
-    return daemon.Listener(service.CONF)
+    return daemon.Listener(process.CONF)

@@ -23,13 +23,13 @@ from blazar_core.db import migration
 from blazar_core.leases import credentials
 from blazar_core.lifecycle import orphans
 from blazar_nova.cmd import listings
-from blazar_nova.cmd import maintaining
-from blazar_nova.cmd import purging
+from blazar_nova.cmd import maintenance
+from blazar_nova.cmd import purge
 
 if ty.TYPE_CHECKING:
-    from blazar_nova.cmd import importing
-    from blazar_nova.cmd import verify
-    from blazar_nova.parts import enrolling
+    from blazar_nova.importer.items import Plan
+    from blazar_nova.services.host_enrollment import HostEnrollment
+    from blazar_nova.verify.verification import Report
 
 __all__ = ['main']
 
@@ -62,7 +62,7 @@ def _run(parsed: argparse.Namespace) -> int:
         return int(parsed.action(parsed))
     try:
         if 'of_host' in parsed:
-            parsed.of_host(_enrolling(parsed), parsed)
+            parsed.of_host(_enrollment(parsed), parsed)
         elif 'format' in parsed:
             parsed.action(_conf(parsed.config_file), parsed)
         else:
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     database = _noun(nouns, 'db', 'the schema of the database')
     _verb(database, 'sync', 'bring the schema to this version', _db_sync)
     _verb(database, 'version', 'print the version of the schema', _db_version)
-    purging.add(database).set_defaults(action=purging.run)
+    purge.add(database).set_defaults(action=purge.run)
     key = _noun(nouns, 'key', 'the keys of what is kept sealed')
     _verb(key, 'create', 'print a fresh key for encryption_keys', _key_create)
     _verb(key, 'rotate', 'seal everything again with the first key',
@@ -149,7 +149,7 @@ def _add_hosts(nouns: ty.Any) -> None:
         '--wait', action='store_true',
         help='let no lease reserve it any more, and wait until all leases are '
              'over that have it; blazar-listener goes on if you do not')
-    maintaining.add(verbs).set_defaults(action=_host_maintain)
+    maintenance.add(verbs).set_defaults(action=_host_maintain)
 
 
 def _add_verify(nouns: ty.Any) -> None:
@@ -234,16 +234,16 @@ def _lease_list(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     database = api.Database(conf)
     listings.show(parsed.format, listings.leases(database, parsed.ended))
     if parsed.ended:
-        purging.say_since(database)
+        purge.say_since(database)
 
 
 def _lease_orphans(parsed: argparse.Namespace) -> int:
     try:
         parts = _parts(parsed)
-        from blazar_nova.compat import service
+        from blazar_nova.compat import process
 
         ended = parts.orphans.find(parsed.end)
-        service.flush()
+        process.flush()
         found = orphans.known(parts.database)
     except errors.BlazarError as exc:
         print(exc, file=sys.stderr)
@@ -266,15 +266,15 @@ def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
               f'{words.count(len(leases.rows), "lease")}.')
 
 
-def _host_list(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
+def _host_list(hosts: 'HostEnrollment', parsed: argparse.Namespace,
                ) -> None:
     listings.show(parsed.format, listings.hosts(hosts.listed()))
 
 
-def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
+def _host_add(hosts: 'HostEnrollment', parsed: argparse.Namespace,
               ) -> None:
-    from blazar_nova.api import host_bodies
-    from blazar_nova.parts import enrolling
+    from blazar_nova.schemas import host_schema
+    from blazar_nova.services import host_enrollment
 
     body = {}
     for pair in parsed.extra:
@@ -282,9 +282,9 @@ def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
         if not equals:
             raise errors.InvalidLeaseParams(
                 f'{pair} is no KEY=VALUE. Write gpu=A100, for example.')
-    asked = host_bodies.create({**body, 'name': parsed.name})
+    asked = host_schema.create({**body, 'name': parsed.name})
     try:
-        host = hosts.add(*asked, pause=enrolling.patient(
+        host = hosts.add(*asked, pause=host_enrollment.patient(
             float('inf'), functools.partial(print, flush=True)),
             say=functools.partial(_say, parsed))
     except KeyboardInterrupt:
@@ -295,7 +295,7 @@ def _host_add(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
           f'only.')
 
 
-def _host_remove(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
+def _host_remove(hosts: 'HostEnrollment', parsed: argparse.Namespace,
                  ) -> None:
     if parsed.wait:
         hosts.retire(parsed.id)
@@ -322,18 +322,18 @@ def _host_remove(hosts: 'enrolling.Enrolling', parsed: argparse.Namespace,
 
 def _host_maintain(parsed: argparse.Namespace) -> int:
     try:
-        return maintaining.run(_parts(parsed), parsed,
+        return maintenance.run(_parts(parsed), parsed,
                                lambda: _pause(_AGAIN))
     except errors.BlazarError as exc:
         print(exc, file=sys.stderr)
         return 1
 
 
-def _enrolling(parsed: argparse.Namespace) -> 'enrolling.Enrolling':
+def _enrollment(parsed: argparse.Namespace) -> 'HostEnrollment':
     parts = _parts(parsed)
-    from blazar_nova.parts import enrolling
+    from blazar_nova.services import host_enrollment
 
-    return enrolling.Enrolling(parts)
+    return host_enrollment.HostEnrollment(parts)
 
 
 def _say(parsed: argparse.Namespace, text: str) -> None:
@@ -347,15 +347,15 @@ def _parts(parsed: argparse.Namespace) -> ty.Any:
     _say(parsed, 'Loading Nova ...')
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)
 
-    from blazar_nova.compat import service
-    from blazar_nova.parts import wiring
+    from blazar_nova.compat import process
+    from blazar_nova.services import wiring
 
-    opts.register_opts(service.CONF)
-    service.configure(['blazar-nova-manage', *(
+    opts.register_opts(process.CONF)
+    process.configure(['blazar-nova-manage', *(
         word for path in parsed.config_file or ()
         for word in ('--config-file', path))],
         'blazar', quiet=True)
-    return wiring.assemble(service.CONF)
+    return wiring.assemble(process.CONF)
 
 
 def _pause(seconds: int) -> None:
@@ -365,9 +365,9 @@ def _pause(seconds: int) -> None:
 def _verify(parsed: argparse.Namespace) -> int:
     try:
         parts = _parts(parsed)
-        from blazar_nova.cmd import verify
+        from blazar_nova.verify import verification
 
-        verifier = verify.Verifier(
+        verifier = verification.Verifier(
             parts, _pause,
             lambda text: print(text, file=sys.stderr, flush=True),
             parsed.grace, parsed.revoke_trusts)
@@ -379,7 +379,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     return _tell(report, sizes, parsed.format)
 
 
-def _tell(report: 'verify.Report', sizes: ty.Mapping[str, int], form: str,
+def _tell(report: 'Report', sizes: ty.Mapping[str, int], form: str,
           ) -> int:
     """Print what was found; returns the exit code."""
     code = 2 if report.failures else 1 if report.left else 0
@@ -409,10 +409,11 @@ def _tell(report: 'verify.Report', sizes: ty.Mapping[str, int], form: str,
 def _import(parsed: argparse.Namespace) -> int:
     try:
         parts = _parts(parsed)
-        from blazar_nova.cmd import importing
+        from blazar_nova.importer import blazar_import
+        from blazar_nova.importer import blazar_source
 
-        importer = importing.Importer(
-            parts, importing.read(importing.url_of(parsed.source)),
+        importer = blazar_import.Importer(
+            parts, blazar_source.read(blazar_source.url_of(parsed.source)),
             lambda text: print(text, file=sys.stderr, flush=True))
         plan = importer.run(parsed.apply)
     except Exception as exc:
@@ -421,12 +422,12 @@ def _import(parsed: argparse.Namespace) -> int:
     return _tell_import(plan, parsed.apply, parsed.format)
 
 
-def _tell_import(plan: 'importing.Plan', applied: bool, form: str) -> int:
+def _tell_import(plan: 'Plan', applied: bool, form: str) -> int:
     """Print what has become of everything; returns the exit code."""
-    from blazar_nova.cmd import importing
+    from blazar_nova.importer import items
 
     counts = collections.Counter(item.outcome for item in plan.items())
-    code = 1 if importing.Outcome.REFUSED in counts else 0
+    code = 1 if items.Outcome.REFUSED in counts else 0
     if form == listings.JSON:
         listings.dump({'applied': applied, 'over': plan.over, 'items': [
             {'kind': one.kind, 'id': one.id, 'name': one.name,

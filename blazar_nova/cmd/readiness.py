@@ -19,21 +19,21 @@ from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import leader_election
 from blazar_core.db import settings
-from blazar_nova.api import defaulting
-from blazar_nova.api import lease_params
-from blazar_nova.api import policy
-from blazar_nova.cmd import verify
-from blazar_nova.compat import checks
+from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import pool
+from blazar_nova.compat import process
 from blazar_nova.compat.seams import check
-from blazar_nova.compat import service
-from blazar_nova.listener import comparison
-from blazar_nova.parts import credentials
-from blazar_nova.parts import wiring
+from blazar_nova.listener import periodic_sync
+from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import policy
+from blazar_nova.services import default_leases
+from blazar_nova.services import user_credentials
+from blazar_nova.services import wiring
+from blazar_nova.verify import verification
 
 __all__ = ['Checks', 'main']
 
-CONF = service.CONF
+CONF = process.CONF
 Result = upgradecheck.Result
 Code = upgradecheck.Code
 
@@ -72,33 +72,34 @@ class Checks(upgradecheck.UpgradeCommands):
     """One check for each thing that an operator has to do."""
 
     def _nova(self) -> Result:
-        return _result([*check.untested(CONF), *checks.nova_api()])
+        return _result([*check.untested(CONF),
+                        *configuration_checks.nova_api()])
 
     def _scheduler(self) -> Result:
-        return _result(checks.scheduler(CONF))
+        return _result(configuration_checks.scheduler(CONF))
 
     def _filter_order(self) -> Result:
-        return _result(checks.filter_order(CONF), Code.WARNING)
+        return _result(configuration_checks.filter_order(CONF), Code.WARNING)
 
     def _notifications(self) -> Result:
-        return _result(checks.notifications(CONF))
+        return _result(configuration_checks.notifications(CONF))
 
     def _api_paste(self) -> Result:
-        return _result(checks.api_paste(CONF))
+        return _result(configuration_checks.api_paste(CONF))
 
     def _keys(self) -> Result:
         return _checked(
             lambda: encryption.Encryption(CONF.blazar.encryption_keys))
 
     def _defaults(self) -> Result:
-        return _checked(lambda: lease_params.check_defaults(
-            lease_params.defaults(CONF), clocks.SystemClock().now()))
+        return _checked(lambda: hint_params.check_defaults(
+            hint_params.defaults(CONF), clocks.SystemClock().now()))
 
     def _default_reservation(self) -> Result:
         """Every boot can be a lease, and exempt ones can be recognized."""
-        result = _checked(lambda: defaulting.check(CONF))
+        result = _checked(lambda: default_leases.check(CONF))
         return result if result.code != Code.SUCCESS else _result(
-            defaulting.doubts(CONF), Code.WARNING)
+            default_leases.doubts(CONF), Code.WARNING)
 
     def _lost_builds(self) -> Result:
         return _checked(lambda: wiring.lost_after(CONF))
@@ -115,18 +116,18 @@ class Checks(upgradecheck.UpgradeCommands):
 
     def _keystone(self) -> Result:
         """The service user can log in and sees the trusts given to it."""
-        trusts = credentials.Credentials(CONF)
+        trusts = user_credentials.Credentials(CONF)
         result = _checked(trusts.held)
         if result.code == Code.SUCCESS and not trusts.is_configured():
             return Result(Code.WARNING, (
                 'No service user is configured: leases that start later are '
                 'built without a token of their users. Write in nova.conf '
                 'auth_type, auth_url, username, password ... of one into '
-                f'[{CONF[credentials.GROUP].auth_section}]'))
+                f'[{CONF[user_credentials.GROUP].auth_section}]'))
         return result if result.code != Code.SUCCESS else (
             self._without_trust(trusts))
 
-    def _without_trust(self, trusts: credentials.Credentials) -> Result:
+    def _without_trust(self, trusts: user_credentials.Credentials) -> Result:
         """What becomes of those who can give no trust can be done."""
         ours: list[bool] = []
         result = _checked(lambda: ours.append(trusts.check_without_trust()))
@@ -138,7 +139,7 @@ class Checks(upgradecheck.UpgradeCommands):
         ) if ours else result
 
     def _volumes(self) -> Result:
-        return _result(checks.volumes(CONF), Code.WARNING)
+        return _result(configuration_checks.volumes(CONF), Code.WARNING)
 
     def _listener(self) -> Result:
         """A worker is there, and carries out what is due."""
@@ -197,11 +198,11 @@ class Checks(upgradecheck.UpgradeCommands):
 def _undone(conf: ty.Any) -> ty.Iterator[str]:
     """What is known of listeners that do not run."""
     parts = wiring.assemble(conf)
-    overdue = list(verify.auditor(parts).overdue())
+    overdue = list(verification.auditor(parts).overdue())
     if overdue:
         yield (f'Events of leases are overdue, {len(overdue)} in all: start '
                f'blazar-listener. The first: {overdue[0].text}')
-    last = leader_election.last(parts.database, comparison.NAME)
+    last = leader_election.last(parts.database, periodic_sync.NAME)
     if last is None:
         yield ('No blazar-listener has ever run on this database: start one, '
                'or no lease starts or ends.')

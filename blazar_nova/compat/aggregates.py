@@ -10,7 +10,7 @@ from nova import exception
 from nova import objects
 from oslo_db import exception as db_exception
 
-from blazar_nova.compat import bounded
+from blazar_nova.compat import bounded_calls
 
 __all__ = ['MADE', 'described', 'ensured', 'found', 'make', 'named',
            'of_zones', 'zone_of', 'zones']
@@ -76,7 +76,7 @@ def zone_of(name: str) -> str | None:
 
     :raises CloudUnavailable: when that cannot be said now
     """
-    there = bounded.of_api(found, nova_context.get_admin_context(), name)
+    there = bounded_calls.of_api(found, nova_context.get_admin_context(), name)
     return None if there is None else ty.cast(
         'str | None', there.availability_zone)
 
@@ -95,7 +95,7 @@ def _zoned(reserved: bool) -> list[ty.Any]:
     :param reserved: also those of reservations
     """
     # By the key of a zone alone, Nova would leave out what else they say.
-    return [one for one in bounded.of_api(
+    return [one for one in bounded_calls.of_api(
         objects.AggregateList.get_all, nova_context.get_admin_context())
         if one.availability_zone is not None and (
             reserved or 'reservation' not in one.metadata)]
@@ -107,7 +107,7 @@ def named(zone: str | None = None, name: str | None = None) -> set[str]:
 
     :raises CloudUnavailable: when that cannot be said now
     """
-    return bounded.of_api(lambda: {
+    return bounded_calls.of_api(lambda: {
         one.uuid for one in objects.AggregateList.get_all(
             nova_context.get_admin_context())
         if 'reservation' not in one.metadata and (

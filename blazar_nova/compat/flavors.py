@@ -24,10 +24,10 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import accelerators
-from blazar_nova.compat import bounded
-from blazar_nova.compat import demand as demands
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import host_filters
-from blazar_nova.compat import hosted
+from blazar_nova.compat import server_demand
 
 __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
            'facts_of', 'facts_like', 'give_reservation', 'open_reservation',
@@ -38,7 +38,7 @@ __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
 _MARK = 'blazar:reservation'
 #: How those begin that Blazar gives its flavors, beside which nobody could
 #: move their servers.
-_OF_BLAZAR = (hosted.SHOWN,
+_OF_BLAZAR = (bound_servers.SHOWN,
               'resources:CUSTOM_RESERVATION_', 'affinity_id')
 _NUMBERS = ('vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap')
 #: Beside the fields of a flavor that is kept: what its device profile has.
@@ -108,7 +108,7 @@ def context_of(project_id: str, user_id: str) -> ty.Any:
 
 def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
               affinity: bool | None,
-              placement: demands.Placement | None = None,
+              placement: server_demand.Placement | None = None,
               later: bool = False) -> model.Demand:
     """What servers of a flavor need, with what Nova says of hosts for them.
 
@@ -116,7 +116,7 @@ def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
     :param later: see :func:`demands.demand_of`
     :raises NoSuchHost: when Nova's own rules leave no host
     """
-    demand = demands.demand_of(
+    demand = server_demand.demand_of(
         context, [_spec_of(context, facts)], placement, pool=True,
         later=later)
     return dataclasses.replace(demand, count=count, affinity={
@@ -130,7 +130,7 @@ def amounts_of(facts: ty.Mapping[str, ty.Any]) -> model.Resources:
     :raises InvalidLeaseParams: when Nova can make nothing of it
     """
     try:
-        return demands.resources_of(_spec_of(
+        return server_demand.resources_of(_spec_of(
             nova_context.get_admin_context(), facts))
     except (exception.Invalid, ValueError) as exc:
         raise errors.InvalidLeaseParams(
@@ -194,7 +194,7 @@ def open_reservation(reserved: resource_types.ReservationContext) -> None:
     :param reserved: its ``spec`` is a flavor as it is kept; of its ``params``
         the affinity counts
     """
-    bounded.of_api(_open, reserved)
+    bounded_calls.of_api(_open, reserved)
 
 
 def _open(reserved: resource_types.ReservationContext) -> None:
@@ -202,7 +202,7 @@ def _open(reserved: resource_types.ReservationContext) -> None:
     name = f'reservation:{reserved.id}'
     facts = {**reserved.spec, 'extra_specs': {
         **reserved.spec['extra_specs'], _MARK: reserved.id,
-        hosted.SHOWN: reserved.id}}
+        bound_servers.SHOWN: reserved.id}}
     try:
         objects.Flavor(
             context, flavorid=reserved.id, name=name, is_public=False,
@@ -246,7 +246,7 @@ def give_reservation(reserved: resource_types.ReservationContext) -> None:
 
     :raises CloudUnavailable: when that cannot be done now
     """
-    bounded.of_api(_give, reserved)
+    bounded_calls.of_api(_give, reserved)
 
 
 def _give(reserved: resource_types.ReservationContext) -> None:
@@ -273,7 +273,7 @@ def take_over(server_id: str, reservation_id: str) -> None:
 
     :raises CloudUnavailable: when that cannot be done now
     """
-    hosted.admit_running(server_id, {_MARK: reservation_id}, _OF_BLAZAR)
+    bound_servers.admit_running(server_id, {_MARK: reservation_id}, _OF_BLAZAR)
 
 
 def release(server_id: str) -> None:
@@ -283,7 +283,7 @@ def release(server_id: str) -> None:
 
     :raises CloudUnavailable: when that cannot be done now
     """
-    hosted.release_running(server_id, (_MARK,))
+    bound_servers.release_running(server_id, (_MARK,))
 
 
 def reservations_open() -> set[str]:
@@ -299,7 +299,7 @@ def close_reservation(reservation_id: str) -> None:
     # nova-api and a blazar-listener may do it at the same moment: Nova fails
     # in the midst of it for the one that comes second. A second look finds
     # that there is nothing left to remove.
-    bounded.of_api(db_api.wrap_db_retry(
+    bounded_calls.of_api(db_api.wrap_db_retry(
         max_retries=3, retry_interval=0.1, inc_retry_interval=True,
         retry_on_deadlock=True, exception_checker=lambda exc: isinstance(
             exc, orm_exc.StaleDataError))(_close), reservation_id)

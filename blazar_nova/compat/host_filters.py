@@ -19,7 +19,7 @@ from nova import objects
 from nova.scheduler import filters
 from nova.scheduler import host_manager
 
-from blazar_nova.compat import bounded
+from blazar_nova.compat import bounded_calls
 
 __all__ = ['fixed', 'notes', 'refused', 'unreserved']
 
@@ -73,11 +73,11 @@ def refused(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
     """
     asked = [_filters()[name]() for name in names]
     groups = collections.defaultdict(list)
-    for aggregate in bounded.of_api(
+    for aggregate in bounded_calls.of_api(
             objects.AggregateList.get_all, context.elevated()):
         for host in aggregate.hosts:
             groups[host].append(aggregate)
-    answers = bounded.of_cells(
+    answers = bounded_calls.of_cells(
         context.elevated(), objects.ComputeNodeList.get_all_by_uuids,
         [*host_ids])
     return {node.uuid for cell_id, nodes in answers.items()

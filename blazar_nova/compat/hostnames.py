@@ -15,8 +15,8 @@ from nova.db.main import api as main_db
 from nova import exception
 
 from blazar_core.common import errors
-from blazar_nova.compat import bounded
-from blazar_nova.compat import calls
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import build_calls
 
 __all__ = ['check', 'taken']
 
@@ -38,7 +38,7 @@ def taken(context: ty.Any, names: ty.Mapping[str, str]) -> dict[str, str]:
     if within is None or not names:
         return {}
     nova_context.load_cells()
-    answers = bounded.of_cells(
+    answers = bounded_calls.of_cells(
         context, _taken, {*names.values()},
         cells=[one for one in nova_context.CELLS if not one.is_cell0()])
     found: set[str] = set.intersection(*(
@@ -50,7 +50,7 @@ def taken(context: ty.Any, names: ty.Mapping[str, str]) -> dict[str, str]:
             for server_id, name in names.items() if name in found}
 
 
-def check(call: calls.BuildCall) -> None:
+def check(call: build_calls.BuildCall) -> None:
     """Make sure that the servers of a boot have names of their own.
 
     :raises Conflict: when one has not

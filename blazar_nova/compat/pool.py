@@ -6,8 +6,8 @@ Its hosts are in an aggregate that is *isolated*: placement offers them only to
 requests for the pool's trait, which no flavor of a user has. A server in a
 reservation of hosts requires that trait, and beside it the trait of the
 reservation, which its hosts have: both stand in the flavor that is embedded in
-the server (:mod:`blazar_nova.compat.hosted`), where no user gets at them, and
-so they hold for whatever becomes of the server later.
+the server (:mod:`blazar_nova.compat.bound_servers`), where no user gets at
+them, and so they hold for whatever becomes of the server later.
 
 The other aggregates are for people and their tools: ``freepool`` has the hosts
 that no reservation has, and each reservation has one that bears its id. Each
@@ -26,14 +26,14 @@ from nova import objects
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from blazar_nova.compat import aggregate_members
 from blazar_nova.compat import aggregates
-from blazar_nova.compat import bounded
-from blazar_nova.compat import freepool as freepools
-from blazar_nova.compat import hosts
-from blazar_nova.compat import membership
+from blazar_nova.compat import blazar_freepool
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import host_traits
+from blazar_nova.compat import process
 from blazar_nova.compat import providers
-from blazar_nova.compat import service
-from blazar_nova.compat import traits
 
 __all__ = ['Member', 'close', 'for_each', 'forget', 'give_to', 'join',
            'joined', 'leave', 'leave_after_lease', 'list_opts', 'members_of',
@@ -50,11 +50,11 @@ _TENANT = 'filter_tenant_id'
 
 _OPTS: list[cfg.Opt] = [
     cfg.StrOpt('blazar_owner', default='blazar:owner',
-               deprecated_opts=freepools.of_blazar('blazar_owner'),
+               deprecated_opts=blazar_freepool.of_blazar('blazar_owner'),
                help='The key by which the aggregate of a reservation says '
                     'which project has it.'),
     cfg.StrOpt('blazar_az_prefix', default='blazar_',
-               deprecated_opts=freepools.of_blazar('blazar_az_prefix'),
+               deprecated_opts=blazar_freepool.of_blazar('blazar_az_prefix'),
                help='How the availability zone of a reservation begins; the '
                     'rest is its id. Hosts that are in a zone of the '
                     'operator stay in that.'),
@@ -67,7 +67,7 @@ _OPTS: list[cfg.Opt] = [
 
 
 #: Each host has its own time: one that does not answer keeps no other.
-_calls = bounded.Bounded()
+_calls = bounded_calls.Bounded()
 
 R = ty.TypeVar('R')
 
@@ -83,10 +83,10 @@ class Member(ty.NamedTuple):
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """For the tools of oslo.config."""
-    return [(freepools.GROUP, [*freepools.OPTS, *_OPTS])]
+    return [(blazar_freepool.GROUP, [*blazar_freepool.OPTS, *_OPTS])]
 
 
-service.CONF.register_opts(_OPTS, group=freepools.GROUP)
+process.CONF.register_opts(_OPTS, group=blazar_freepool.GROUP)
 
 
 def problems(conf: ty.Any) -> list[str]:
@@ -99,7 +99,7 @@ def problems(conf: ty.Any) -> list[str]:
 
 def leave_after_lease() -> bool:
     """Whether hosts that were leased serve everybody again."""
-    return bool(service.CONF[freepools.GROUP].after_lease == 'common')
+    return bool(process.CONF[blazar_freepool.GROUP].after_lease == 'common')
 
 
 # -- the hosts of the pool ---------------------------------------------------
@@ -109,24 +109,24 @@ def join(host: Member) -> None:
 
     :raises CloudUnavailable: when that could not be done, or seen to be
     """
-    bounded.of_api(_join, host)
+    bounded_calls.of_api(_join, host)
 
 
 def _join(host: Member) -> None:
     context = nova_context.get_admin_context()
-    isolated, freepool = _isolated(context), freepools.of(context)
-    traits.make(traits.POOL)
-    membership.put(context, isolated, [host.service_host])
-    providers.change(host.uuid, 'traits', [traits.POOL])
-    membership.put(context, freepool, [host.service_host])
+    isolated, freepool = _isolated(context), blazar_freepool.of(context)
+    host_traits.make(host_traits.POOL)
+    aggregate_members.put(context, isolated, [host.service_host])
+    providers.change(host.uuid, 'traits', [host_traits.POOL])
+    aggregate_members.put(context, freepool, [host.service_host])
     there = [isolated.uuid, freepool.uuid]
     # After that: who opens a reservation puts it there, and then out of here.
     if objects.AggregateList.get_by_host(
             context, host.service_host, key='reservation'):
-        membership.take_out(context, freepool, [host.service_host])
+        aggregate_members.take_out(context, freepool, [host.service_host])
         there.remove(freepool.uuid)
     providers.change(host.uuid, 'aggregates', there)
-    membership.tell(context, isolated, freepool)
+    aggregate_members.tell(context, isolated, freepool)
 
 
 def joined() -> set[str]:
@@ -134,17 +134,17 @@ def joined() -> set[str]:
 
     :raises CloudUnavailable: when that cannot be said now
     """
-    return bounded.of_api(_joined)
+    return bounded_calls.of_api(_joined)
 
 
 def _joined() -> set[str]:
     isolated = aggregates.found(nova_context.get_admin_context(), _ISOLATED)
     if isolated is None or isolated.metadata.get(
-            f'trait:{traits.POOL}') != 'required':
+            f'trait:{host_traits.POOL}') != 'required':
         return set()
-    answer = hosts.ask_placement(
+    answer = compute_hosts.ask_placement(
         f'/resource_providers?member_of={isolated.uuid}&'
-        f'required={traits.POOL}')
+        f'required={host_traits.POOL}')
     return {one['uuid'] for one in (answer or {}).get(
         'resource_providers', ())}
 
@@ -156,23 +156,23 @@ def leave(host: Member, replaced: bool = False) -> None:
         aggregates, which have services, it stays
     :raises CloudUnavailable: when that cannot be done now
     """
-    bounded.of_api(_leave, host, replaced)
+    bounded_calls.of_api(_leave, host, replaced)
 
 
 def _leave(host: Member, replaced: bool) -> None:
     context = nova_context.get_admin_context()
-    there = [freepools.of(context)]
+    there = [blazar_freepool.of(context)]
     isolated = aggregates.found(context, _ISOLATED)
     if isolated is not None:
         there.append(isolated)
     providers.change(host.uuid, 'aggregates', remove=[
         one.uuid for one in there])
-    providers.change(host.uuid, 'traits', remove=[traits.POOL])
+    providers.change(host.uuid, 'traits', remove=[host_traits.POOL])
     if replaced:
         return
     for aggregate in there:
-        membership.take_out(context, aggregate, [host.service_host])
-    membership.tell(context, *there)
+        aggregate_members.take_out(context, aggregate, [host.service_host])
+    aggregate_members.tell(context, *there)
 
 
 # -- reservations ------------------------------------------------------------
@@ -183,18 +183,18 @@ def open_to(reservation_id: str, project_id: str,
 
     :raises CloudUnavailable: when that cannot be done now
     """
-    isolated, aggregate, freepool = bounded.of_api(
+    isolated, aggregate, freepool = bounded_calls.of_api(
         _prepared, reservation_id, project_id, members)
-    trait = traits.of(reservation_id)
+    trait = host_traits.of(reservation_id)
 
     def come(host: Member) -> None:
         providers.change(host.uuid, 'aggregates', [
             aggregate.uuid, isolated.uuid], [freepool.uuid])
-        providers.change(host.uuid, 'traits', [traits.POOL, trait])
+        providers.change(host.uuid, 'traits', [host_traits.POOL, trait])
 
-    traits.make(traits.POOL, trait)
+    host_traits.make(host_traits.POOL, trait)
     for_each(reservation_id, 'opened', come, members)
-    bounded.of_api(_left, freepool, members, aggregate, isolated)
+    bounded_calls.of_api(_left, freepool, members, aggregate, isolated)
     _clear(reservation_id, {host.service_host for host in members})
 
 
@@ -210,18 +210,18 @@ def _prepared(reservation_id: str, project_id: str,
     isolated = _isolated(context)
     aggregate = _aggregate_of(context, reservation_id, project_id, members)
     names = [host.service_host for host in members]
-    membership.put(context, aggregate, names)
-    membership.put(context, isolated, names)
-    return isolated, aggregate, freepools.of(context)
+    aggregate_members.put(context, aggregate, names)
+    aggregate_members.put(context, isolated, names)
+    return isolated, aggregate, blazar_freepool.of(context)
 
 
 def _left(aggregate: ty.Any, members: ty.Iterable[Member],
           *others: ty.Any) -> None:
     """Hosts have left an aggregate; the schedulers hear of others, too."""
     context = nova_context.get_admin_context()
-    membership.take_out(context, aggregate, [
+    aggregate_members.take_out(context, aggregate, [
         host.service_host for host in members])
-    membership.tell(context, aggregate, *others)
+    aggregate_members.tell(context, aggregate, *others)
 
 
 def give_to(reservation_id: str, project_id: str) -> None:
@@ -229,7 +229,7 @@ def give_to(reservation_id: str, project_id: str) -> None:
 
     :raises CloudUnavailable: when that cannot be done now
     """
-    bounded.of_api(_give_to, reservation_id, project_id)
+    bounded_calls.of_api(_give_to, reservation_id, project_id)
 
 
 def _give_to(reservation_id: str, project_id: str) -> None:
@@ -237,7 +237,7 @@ def _give_to(reservation_id: str, project_id: str) -> None:
     aggregate = _found(context, reservation_id)
     if aggregate is not None:
         aggregates.described(context, aggregate, {
-            service.CONF[freepools.GROUP].blazar_owner: project_id})
+            process.CONF[blazar_freepool.GROUP].blazar_owner: project_id})
 
 
 def close(reservation_id: str) -> None:
@@ -246,8 +246,9 @@ def close(reservation_id: str) -> None:
     :raises CloudUnavailable: when that cannot be done now
     """
     _clear(reservation_id, set())
-    hosts.tell_placement('delete', f'/traits/{traits.of(reservation_id)}')
-    bounded.of_api(_delete, reservation_id)
+    compute_hosts.tell_placement('delete',
+                                 f'/traits/{host_traits.of(reservation_id)}')
+    bounded_calls.of_api(_delete, reservation_id)
 
 
 def _delete(reservation_id: str) -> None:
@@ -264,15 +265,15 @@ def _remove(context: ty.Any, aggregate: ty.Any) -> None:
 
 def _clear(reservation_id: str, keep: ty.Collection[str]) -> None:
     """Take all hosts out of a reservation but those of these services."""
-    gone = bounded.of_api(_members_of, reservation_id, keep)
+    gone = bounded_calls.of_api(_members_of, reservation_id, keep)
     if not gone:
         return
-    aggregate, freepool = bounded.of_api(
+    aggregate, freepool = bounded_calls.of_api(
         lambda: (_found(nova_context.get_admin_context(), reservation_id),
-                 freepools.of(nova_context.get_admin_context())))
+                 blazar_freepool.of(nova_context.get_admin_context())))
     if aggregate is None:
         return
-    trait = traits.of(reservation_id)
+    trait = host_traits.of(reservation_id)
 
     def go(host: Member) -> None:
         if host.uuid:
@@ -281,13 +282,13 @@ def _clear(reservation_id: str, keep: ty.Collection[str]) -> None:
                              [aggregate.uuid])
 
     for_each(reservation_id, 'given back', go, gone)
-    bounded.of_api(_given_back, aggregate, freepool, gone)
+    bounded_calls.of_api(_given_back, aggregate, freepool, gone)
 
 
 def _given_back(aggregate: ty.Any, freepool: ty.Any,
                 members: ty.Iterable[Member]) -> None:
     context = nova_context.get_admin_context()
-    membership.put(context, freepool, [
+    aggregate_members.put(context, freepool, [
         host.service_host for host in members if host.uuid])
     _left(aggregate, members, freepool)
 
@@ -299,7 +300,7 @@ def opened() -> set[str]:
 
     :raises CloudUnavailable: when that cannot be said now
     """
-    return bounded.of_api(lambda: {
+    return bounded_calls.of_api(lambda: {
         one.name for one in objects.AggregateList.get_all(
             nova_context.get_admin_context())
         if 'reservation' in one.metadata and (
@@ -313,7 +314,7 @@ def forget(reservation_id: str) -> None:
 
     :raises CloudUnavailable: when that cannot be done now
     """
-    bounded.of_api(_forget, reservation_id)
+    bounded_calls.of_api(_forget, reservation_id)
 
 
 def _forget(reservation_id: str) -> None:
@@ -326,7 +327,7 @@ def _forget(reservation_id: str) -> None:
         if host.uuid:
             providers.change(
                 host.uuid, 'aggregates', remove=[aggregate.uuid])
-    membership.take_out(context, aggregate, aggregate.hosts)
+    aggregate_members.take_out(context, aggregate, aggregate.hosts)
     _remove(context, aggregate)
 
 
@@ -335,7 +336,7 @@ def members_of(reservation_id: str) -> list[Member]:
 
     :raises CloudUnavailable: when that cannot be said now
     """
-    return bounded.of_api(_members_of, reservation_id)
+    return bounded_calls.of_api(_members_of, reservation_id)
 
 
 def _members_of(reservation_id: str,
@@ -349,7 +350,7 @@ def _hosts_of(aggregate: ty.Any, but: ty.Collection[str] = (),
     found = []
     for service_host in sorted(set(aggregate.hosts) - set(but)):
         # Of a host that is gone, its name alone is left.
-        nodes = hosts.on_service_host(service_host)
+        nodes = compute_hosts.on_service_host(service_host)
         found.append(Member(nodes[0].uuid if nodes else '', service_host))
     return found
 
@@ -358,7 +359,7 @@ def _hosts_of(aggregate: ty.Any, but: ty.Collection[str] = (),
 
 def _isolated(context: ty.Any) -> ty.Any:
     return aggregates.ensured(
-        context, _ISOLATED, {f'trait:{traits.POOL}': 'required'})
+        context, _ISOLATED, {f'trait:{host_traits.POOL}': 'required'})
 
 
 def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
@@ -373,7 +374,7 @@ def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
     there = _found(context, reservation_id)
     if there is not None and there.uuid == reservation_id:
         return there
-    options = service.CONF[freepools.GROUP]
+    options = process.CONF[blazar_freepool.GROUP]
     # Nothing by _TENANT: it would bind the project's other servers to these
     # hosts, and keep off those with whom they are shared.
     metadata = {'reservation': reservation_id,

@@ -5,7 +5,7 @@
 import typing as ty
 
 from blazar_core.common import errors
-from blazar_nova.compat import hosts
+from blazar_nova.compat import compute_hosts
 
 __all__ = ['change']
 
@@ -25,7 +25,7 @@ def change(uuid: str, what: ty.Literal['aggregates', 'traits'],
     """
     url = f'/resource_providers/{uuid}/{what}'
     for _attempt in range(_ATTEMPTS):
-        now = hosts.ask_placement(url)
+        now = compute_hosts.ask_placement(url)
         if now is None:
             if add:
                 raise errors.CloudUnavailable(
@@ -35,7 +35,7 @@ def change(uuid: str, what: ty.Literal['aggregates', 'traits'],
         wanted = (there - set(remove)) | set(add)
         if wanted == there:
             return
-        if hosts.tell_placement('put', url, {
+        if compute_hosts.tell_placement('put', url, {
                 what: sorted(wanted), 'resource_provider_generation':
                 now['resource_provider_generation']}):
             return

@@ -3,14 +3,14 @@
 """blazar-listener: notifications in, due events out.
 
 Side by side, the notifications of Nova become hints for the :mod:`mirror
-<blazar_nova.listener.mirror>`, the :mod:`engine
+<blazar_nova.listener.server_sync>`, the :mod:`engine
 <blazar_core.lifecycle.engine>` carries out due events, the :mod:`watch
 <blazar_core.healing.overbooking>` looks after what is promised, servers leave
 hosts that are away (:mod:`~blazar_core.healing.evacuation`), leases that
 wait for room get it (:mod:`~blazar_core.lifecycle.admission_queue`), hosts are
 looked at again on which something was under way, and from time to time one of
 them compares the books with Nova in full (:mod:`comparison
-<blazar_nova.listener.comparison>`). The :mod:`monitors
+<blazar_nova.listener.periodic_sync>`). The :mod:`monitors
 <blazar_nova.listener.monitors>` see which hosts have failed. Any number of
 listeners may run.
 """
@@ -34,13 +34,13 @@ from blazar_core.lifecycle import admission_queue
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import preflight
-from blazar_nova.compat import checks
-from blazar_nova.compat import service
-from blazar_nova.listener import comparison
-from blazar_nova.listener import mirror
+from blazar_nova.compat import configuration_checks
+from blazar_nova.compat import process
 from blazar_nova.listener import monitors
-from blazar_nova.parts import enrolling
-from blazar_nova.parts import wiring
+from blazar_nova.listener import periodic_sync
+from blazar_nova.listener import server_sync
+from blazar_nova.services import host_enrollment
+from blazar_nova.services import wiring
 
 __all__ = ['Listener']
 
@@ -75,14 +75,15 @@ class Listener:
     def __init__(self, conf: ty.Any, clock: clocks.Clock | None = None,
                  ) -> None:
         self.parts = wiring.assemble(conf, clock)
-        checks.refuse('blazar-listener', checks.notifications(conf))
+        configuration_checks.refuse('blazar-listener',
+                                    configuration_checks.notifications(conf))
         wiring.compare_settings('blazar-listener', conf, self.parts.database,
                                 self.parts.clock, 'worker_timeout')
         name = _name()
         self.engine = engine.Engine(
             conf, self.parts.database, self.parts.clock,
             self.parts.lifecycle, name)
-        self.mirror = mirror.Mirror(self.parts, self.engine.expedite)
+        self.mirror = server_sync.ServerSync(self.parts, self.engine.expedite)
         self.watch = overbooking.OverbookingCheck(
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.binding, self.parts.vault.open,
@@ -91,9 +92,9 @@ class Listener:
             self.parts.database, self.parts.clock, self.parts.leases.places,
             self.parts.cloud.send_slots, self.parts.vault.open)
         self.monitors = monitors.Monitors(self.parts)
-        self._enrolling = enrolling.Enrolling(self.parts)
+        self._enrolling = host_enrollment.HostEnrollment(self.parts)
         self._interval = conf.blazar.sync_interval
-        self._messages = service.notification_listener(
+        self._messages = process.notification_listener(
             conf.blazar.notification_topic, self.handle)
         self._stopping = threading.Event()
         self.comparison = self._comparison(conf, name)
@@ -134,12 +135,13 @@ class Listener:
                    'Which leases have no owner any more', self.find_orphans))
               if seconds)]
 
-    def _comparison(self, conf: ty.Any, name: str) -> comparison.Comparison:
+    def _comparison(self, conf: ty.Any,
+                    name: str) -> periodic_sync.PeriodicSync:
         parts, life = self.parts, self.parts.lifecycle
         patience: int = conf.blazar.worker_timeout
-        return comparison.Comparison(
+        return periodic_sync.PeriodicSync(
             parts.clock, leader_election.Leader(
-                parts.database, parts.clock, comparison.NAME, name,
+                parts.database, parts.clock, periodic_sync.NAME, name,
                 self._interval, patience),
             self._interval, patience, self.mirror, self._stopping,
             life.observing.settle_left, life.lost.send,
@@ -174,7 +176,7 @@ class Listener:
         self._messages.wait()
         for thread in self._threads:
             thread.join()
-        service.flush()
+        process.flush()
 
     def handle(self, event_type: str, payload: dict[str, ty.Any],
                publisher_id: str = '') -> None:
@@ -183,7 +185,7 @@ class Listener:
             self.engine.wake()
         elif not event_type.startswith(_IGNORED):
             self.monitors.tell(event_type)
-            told = service.told(event_type, payload)
+            told = process.told(event_type, payload)
             if told is not None:
                 self.mirror.hints.add_told(told)
                 return

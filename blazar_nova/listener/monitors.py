@@ -18,9 +18,9 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.healing import host_status
-from blazar_nova.compat import hosts
-from blazar_nova.parts import wiring
-from blazar_nova.resources import extensions
+from blazar_nova.compat import compute_hosts
+from blazar_nova.resource_types import extensions
+from blazar_nova.services import wiring
 
 __all__ = ['ComputeServices', 'Fencing', 'Monitor', 'Monitors']
 
@@ -71,7 +71,7 @@ class ComputeServices(Monitor):
     event_types = ('service.',)
 
     def look(self, parts: wiring.Parts) -> host_status.Sight:
-        states = hosts.service_states()
+        states = compute_hosts.service_states()
         with parts.database.reader() as session:
             rows = session.execute(sa.select(
                 models.Host.uuid, models.Host.service_host).where(
@@ -80,7 +80,8 @@ class ComputeServices(Monitor):
                 for row in rows if row.service_host in states}
 
 
-def _seen(host: str, state: hosts.ServiceState) -> host_status.Down | None:
+def _seen(host: str,
+          state: compute_hosts.ServiceState) -> host_status.Down | None:
     if state.forced_down:
         return host_status.Down(
             f'nova-compute on {host} was forced down.', certain=True)
@@ -164,7 +165,7 @@ class Monitors:
                     models.Outage, models.Outage.host_id ==
                     models.Host.id).where(models.Host.uuid.in_(
                         failed), models.Outage.kind == outages.FAILURE)).all()
-        states, certain = hosts.service_states(), set()
+        states, certain = compute_hosts.service_states(), set()
         for row in rows:
             state = states.get(row.service_host)
             if state is None or state.heard:
@@ -220,7 +221,7 @@ class Fencing:
                         host, exc, exc_info=not isinstance(
                             exc, errors.CloudUnavailable))
                     continue
-                hosts.force_down(host)
+                compute_hosts.force_down(host)
                 with self._parts.database.begin() as connection:
                     outages.note_fenced(
                         connection, uuid, self._parts.clock.now())

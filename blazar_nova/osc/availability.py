@@ -9,7 +9,7 @@ from osc_lib.command import command
 from osc_lib import exceptions
 
 from blazar_nova.osc import commands
-from blazar_nova.osc import progress as progresses
+from blazar_nova.osc import lease_progress
 
 __all__ = ['Availability']
 
@@ -70,7 +70,7 @@ class Availability(command.Lister):
         if cut:
             self.log.warning(
                 'There is more: ask again with --start-date "%s"',
-                progresses.when(rows[-1]['end_date']))
+                lease_progress.when(rows[-1]['end_date']))
         for number, row in enumerate(rows, 1):
             row['more'] = cut or number < len(rows)
         columns = ['start_date', 'end_date', 'fits']

@@ -12,8 +12,8 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 from osc_lib import exceptions
 
+from blazar_nova.osc import lease_progress
 from blazar_nova.osc import plugin
-from blazar_nova.osc import progress as progresses
 
 #: The keys of --reservation, and what is sent for those that are not given.
 #: They are those of blazarclient's ``lease create``, so that a quote is for
@@ -251,7 +251,7 @@ class LeaseCommand(command.ShowOne):
 
         :raises CommandError: when it cannot come any more, or not in time
         """
-        progress = progresses.Progress(
+        progress = lease_progress.Progress(
             self.app.stderr, self.app.options.verbose_level == 0)
         began = time.monotonic()
         try:

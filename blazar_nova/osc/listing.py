@@ -11,7 +11,7 @@ from osc_lib.command import command
 from osc_lib import exceptions
 
 from blazar_nova.osc import commands
-from blazar_nova.osc import progress
+from blazar_nova.osc import lease_progress
 
 __all__ = ['List']
 
@@ -60,8 +60,8 @@ class List(command.Lister):
 def _values(lease: commands.Json, now: datetime.datetime) -> commands.Json:
     """What the columns have of a lease."""
     return {**{name: lease.get(name) for name in _COLUMNS},
-            'start_date': progress.when(lease['start_date']),
-            'end_date': progress.when(lease['end_date']),
+            'start_date': lease_progress.when(lease['start_date']),
+            'end_date': lease_progress.when(lease['end_date']),
             'left': left(lease, now),
             'servers': commands.column([
                 server for reservation in lease['reservations']

@@ -4,9 +4,9 @@
 
 It asks the books once for each server, about all hosts together; they are
 in memory, and only what changed is read. What is then chosen is claimed
-(:mod:`blazar_nova.compat.claims`) before anybody else can choose it: that
-decides, in the database. So a server without a lease is judged by what was
-read within the last second, unless that leaves it few hosts.
+(:mod:`blazar_nova.compat.nova_scheduler`) before anybody else can choose it:
+that decides, in the database. So a server without a lease is judged by what
+was read within the last second, unless that leaves it few hosts.
 """
 
 from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
@@ -23,15 +23,14 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import limits
 from blazar_core.leases import server_growth
-from blazar_nova.compat import checks
-from blazar_nova.compat import claims
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import flavors
-from blazar_nova.compat import hosted
-from blazar_nova.compat import plugins
+from blazar_nova.compat import nova_scheduler
+from blazar_nova.compat import process
 from blazar_nova.compat.seams import check
-from blazar_nova.compat import service
-from blazar_nova.parts import wiring
 from blazar_nova.scheduler import marks
+from blazar_nova.services import wiring
 
 __all__ = ['LeaseFilter']
 
@@ -45,7 +44,7 @@ LAG = 1
 FEW = 10
 
 
-class LeaseFilter(plugins.HostFilter):  # type: ignore[misc]
+class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
     """Where a server may be placed without breaking a promise.
 
     A leased server: on the host of its booking, and on any other where there
@@ -60,32 +59,33 @@ class LeaseFilter(plugins.HostFilter):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        check.require_tested(service.CONF)
-        checks.refuse('nova-scheduler', checks.scheduler(service.CONF))
-        books, clock = wiring.database(service.CONF), clocks.SystemClock()
+        check.require_tested(process.CONF)
+        configuration_checks.refuse(
+            'nova-scheduler', configuration_checks.scheduler(process.CONF))
+        books, clock = wiring.database(process.CONF), clocks.SystemClock()
         wiring.compare_settings(
-            'nova-scheduler', service.CONF, books, clock)
+            'nova-scheduler', process.CONF, books, clock)
         index = booking_index.Index(books, clock)
         index.prepare()
         self._judge = eligibility.Eligibility(books, clock, index)
-        self._alone = service.CONF.blazar.on_database_failure == 'allow'
-        claims.install(scheduler_claims.Claims(
+        self._alone = process.CONF.blazar.on_database_failure == 'allow'
+        nova_scheduler.install(scheduler_claims.Claims(
             books, clock, index, self._alone, server_growth.ServerGrowth(
-                limits.Limits(service.CONF, books, clock))))
-        plugins.on_start(index.follow)
+                limits.Limits(process.CONF, books, clock))))
+        nova_scheduler.on_start(index.follow)
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
                    spec_obj: ty.Any) -> list[ty.Any]:
         hosts = list(filter_obj_list)
-        if not hosts or plugins.is_rebuild(spec_obj):
+        if not hosts or nova_scheduler.is_rebuild(spec_obj):
             return hosts
-        takes = plugins.takes(hosts, spec_obj)
-        leased = plugins.may_be_leased(spec_obj)
+        takes = nova_scheduler.takes(hosts, spec_obj)
+        leased = nova_scheduler.may_be_leased(spec_obj)
         uuids = [host.uuid for host in hosts]
         found = self._rooms(spec_obj, takes, uuids, leased)
         kept = _kept(hosts, found)
         if not leased and len(kept) < min(
-                len(hosts), FEW * plugins.servers_of(spec_obj)):
+                len(hosts), FEW * nova_scheduler.servers_of(spec_obj)):
             found = self._rooms(spec_obj, takes, uuids, True)
             kept = _kept(hosts, found)
         marks.mark_booked(spec_obj, found.booked)
@@ -104,7 +104,7 @@ class LeaseFilter(plugins.HostFilter):  # type: ignore[misc]
         :param uuids: of the hosts that Nova asks about
         :param wholly: whether to look for its booking, in books of now
         """
-        reservation_id = hosted.reservation_of(spec.flavor) or (
+        reservation_id = bound_servers.reservation_of(spec.flavor) or (
             flavors.reservation_of(spec.flavor))
         try:
             if not wholly:

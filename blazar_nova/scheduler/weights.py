@@ -7,8 +7,8 @@ from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
 import typing as ty
 
 from blazar_core.common import model
-from blazar_nova.compat import demand
-from blazar_nova.compat import plugins
+from blazar_nova.compat import nova_scheduler
+from blazar_nova.compat import server_demand
 from blazar_nova.scheduler import marks
 
 __all__ = ['LeaseWeigher']
@@ -19,7 +19,7 @@ __all__ = ['LeaseWeigher']
 _WISHES = (model.Affinity.SOFT_SAME.value, model.Affinity.SOFT_DIFFERENT.value)
 
 
-class LeaseWeigher(plugins.HostWeigher):  # type: ignore[misc]
+class LeaseWeigher(nova_scheduler.HostWeigher):  # type: ignore[misc]
     """The booked host before all others, whatever other weighers say.
 
     It has no say where a server group wishes its servers together or apart.
@@ -32,6 +32,6 @@ class LeaseWeigher(plugins.HostWeigher):  # type: ignore[misc]
 
     def _weigh_object(self, host_state: ty.Any, weight_properties: ty.Any,
                       ) -> float:
-        if demand.policy_of(weight_properties) in _WISHES:
+        if server_demand.policy_of(weight_properties) in _WISHES:
             return 0.0
         return 1.0 if marks.is_booked(weight_properties, host_state) else 0.0

@@ -10,7 +10,7 @@ import typing as ty
 
 from blazar_core.common import clocks
 from blazar_core.leases import views
-from blazar_nova.cmd import verify
+from blazar_nova.verify import verification
 from tests import driven
 from tests.functional import base
 
@@ -59,7 +59,7 @@ class LeasedTestCase(base.FunctionalTestCase):
 
     def compared(self, fix: bool = False) -> ty.Any:
         """What ``verify`` finds."""
-        return verify.Verifier(
+        return verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(fix)
 

@@ -44,7 +44,7 @@ import numpy  # noqa: F401
 from blazar_core.capacity import booking_index
 # It compares Nova before Nova's fixtures replace parts of it.
 from blazar_nova.compat import require_seams  # noqa: F401
-from blazar_nova.parts import wiring
+from blazar_nova.services import wiring
 
 from tests import covering
 from tests.functional import databases

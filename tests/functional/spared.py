@@ -21,13 +21,13 @@ from oslo_messaging._drivers import impl_fake
 from oslo_policy import _checks as policy_checks
 from oslo_policy import policy
 
-from blazar_nova.compat import reserved
+from blazar_nova.compat import reserved_state
 
 __all__ = ['Spared']
 
 #: What is called once where it was called each time.
 _CHECK = jsonschema.Draft202012Validator.check_schema
-_INSTALL = reserved.install
+_INSTALL = reserved_state.install
 _ALL_TYPES = os_service_types.ServiceTypes.all_types_by_service_type.fget
 
 
@@ -46,7 +46,7 @@ class Spared(fixtures.Fixture):
                 ('jsonschema.Draft202012Validator.check_schema',
                  staticmethod(check_once)),
                 # Nova's response schemas are the same for every API.
-                ('blazar_nova.compat.reserved.install', installed),
+                ('blazar_nova.compat.reserved_state.install', installed),
                 # A copy of all of it for each look.
                 ('os_service_types.ServiceTypes.all_types_by_service_type',
                  property(functools.cache(_ALL_TYPES))),
@@ -76,7 +76,7 @@ def check_once(schema: ty.Any, *args: ty.Any, **kwargs: ty.Any) -> None:
 
 def installed() -> int:
     """Add RESERVED to Nova's response schemas, once in a process."""
-    return _installed(id(reserved.schemas))
+    return _installed(id(reserved_state.schemas))
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from nova import context as nova_context
 from oslo_utils.fixture import uuidsentinel as uuids
 import webob
 
-from blazar_nova.api import app as apps
+from blazar_nova.api import app
 from tests.functional import base
 from tests.functional import nova_box
 
@@ -226,7 +226,7 @@ class AgreementTest(base.FunctionalTestCase):
                 f'blazar_nova.api.guards.Guards.{name}',
                 recorder.guard(name)))
         self.novas = self.mapped(compute.APIRouterV21.factory({}))
-        self.ours = self.mapped(apps.factory({}))
+        self.ours = self.mapped(app.factory({}))
         self.context = nova_context.RequestContext(
             'alice', nova_box.PROJECT_ID, roles=['member', 'reader'])
 

@@ -24,10 +24,10 @@ from blazar_core.db import models
 from blazar_core.leases import idempotency
 from blazar_core.leases import slots
 from blazar_core.lifecycle import fault_points
-from blazar_nova.api import held
+from blazar_nova.compat import bound_servers
 from blazar_nova.compat import flavors
-from blazar_nova.compat import hosted
-from blazar_nova.parts import wiring
+from blazar_nova.services import lease_admission
+from blazar_nova.services import wiring
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import nova_box
@@ -369,7 +369,8 @@ class TestFlavorsThatClientsFind(ApiTestCase):
 
     def test_nova_would_find_no_host_with_it(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.compat.hosted.admit', lambda call, apart: None))
+            'blazar_nova.compat.bound_servers.admit', lambda call,
+            apart: None))
         lease = self.make_active()
         server = self.boot('vm', flavor=lease['reservations'][0]['flavor_id'])
         self.wait_for_status(server['id'], 'ERROR')
@@ -851,7 +852,7 @@ class TestAnswers(ApiTestCase):
     def test_a_list_without_pages_is_whole_or_refused(self):
         """Some clients follow no links."""
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.api.bodies.MAX_WHOLE', 3))
+            'blazar_nova.schemas.lease_schema.MAX_WHOLE', 3))
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.leases.views._PARTS', 1))
         for hour in range(1, 5):
@@ -1088,7 +1089,7 @@ class TestRequestsThatDie(ApiTestCase):
         self.assertEqual((1, []), (self.sent, self.left()))
 
     def test_a_listener_sends_its_build(self):
-        with mock.patch.object(held.Admission, '_send'):
+        with mock.patch.object(lease_admission.LeaseAdmission, '_send'):
             servers = self.boot_two()
         self.look(after=0)
         self.assertEqual(0, self.sent)
@@ -1112,14 +1113,14 @@ class TestRequestsThatDie(ApiTestCase):
             self.look()
             raise ValueError('A fault of the database')
 
-        real, admit = hosted.admit, iter([fail])
-        with mock.patch.object(hosted, 'admit', lambda *args: next(
+        real, admit = bound_servers.admit, iter([fail])
+        with mock.patch.object(bound_servers, 'admit', lambda *args: next(
                 admit, real)(*args)):
             servers = self.boot_two()
         self.assert_built_once(servers)
 
     def test_one_that_fails_before_gives_its_slots_back(self):
-        with mock.patch.object(hosted, 'admit', side_effect=ValueError):
+        with mock.patch.object(bound_servers, 'admit', side_effect=ValueError):
             self.refused(500, self.boot_two)
         self.assertEqual(([], set()), (self.left(), self.own_servers()))
         self.assert_built_once(self.boot_two())
@@ -1149,7 +1150,7 @@ class TestRequestsThatDie(ApiTestCase):
             self.fill_books()
 
     def test_nor_one_that_does_not_know_who_sends_its_build(self):
-        with mock.patch.object(hosted, 'admit', side_effect=ValueError):
+        with mock.patch.object(bound_servers, 'admit', side_effect=ValueError):
             servers = self.refused_and_left('dispatch', lambda: None)
         self.assertEqual((2, []), (len(servers), self.left()))
         # As a build that got lost.
@@ -1157,7 +1158,7 @@ class TestRequestsThatDie(ApiTestCase):
             self.alice.get_server(one)['status'] for one in servers})
 
     def test_none_is_sent_whose_servers_are_deleted(self):
-        with mock.patch.object(held.Admission, '_send'):
+        with mock.patch.object(lease_admission.LeaseAdmission, '_send'):
             servers = self.boot_two()
         for server_id in servers:
             self.alice.delete_server(server_id)
@@ -1165,9 +1166,9 @@ class TestRequestsThatDie(ApiTestCase):
         self.assertEqual((0, []), (self.sent, self.left()))
 
     def test_where_placement_is_away_it_is_tried_again(self):
-        with mock.patch.object(held.Admission, '_send'):
+        with mock.patch.object(lease_admission.LeaseAdmission, '_send'):
             servers = self.boot_two()
-        with mock.patch('blazar_nova.compat.hosts.ask_placement',
+        with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=errors.CloudUnavailable('It is away')):
             self.look()
         self.assertEqual(0, self.sent)

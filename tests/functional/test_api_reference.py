@@ -21,9 +21,9 @@ import testtools
 from blazar_core.common import clocks
 from blazar_core.common import states
 from blazar_core.leases import views
-from blazar_nova.api import dates
-from blazar_nova.api import faults
 from blazar_nova.api import rest
+from blazar_nova.schemas import dates
+from blazar_nova.schemas import error_answers
 from tests import driven
 from tests.functional import openapi
 from tests.functional import test_api
@@ -90,9 +90,9 @@ class DescriptionTest(testtools.TestCase):
 
     def test_every_error_and_no_other(self):
         answered = collections.defaultdict(set)
-        for _kind, code, name in faults.ERRORS:
+        for _kind, code, name in error_answers.ERRORS:
             answered[code].add(name)
-        for name, code in faults.HTTP.items():
+        for name, code in error_answers.HTTP.items():
             answered[code].add(name)
         described = collections.defaultdict(set)
         for answer in openapi.description()['components'][
@@ -112,9 +112,8 @@ class DescriptionTest(testtools.TestCase):
         with open(os.path.join(openapi.DOCUMENTS, 'index.rst')) as f:
             _before, text = f.read().split('\nErrors\n======\n')
         told = set(re.findall(r'^``([A-Z_]+)``', text, re.M))
-        self.assertEqual(
-            {name for _kind, _code, name in faults.ERRORS} | {*faults.HTTP},
-            told)
+        self.assertEqual({name for _kind, _code, name in
+                          error_answers.ERRORS} | {*error_answers.HTTP}, told)
 
     def test_every_state(self):
         schemas = openapi.description()['components']['schemas']

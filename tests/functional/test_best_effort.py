@@ -207,7 +207,7 @@ class TestWords(test_api.ApiTestCase):
 
     def test_who_may_not_is_told(self):
         rules = {'blazar:leases:best_effort': 'role:admin'}
-        with mock.patch('blazar_nova.api.policy.Policy.authorize',
+        with mock.patch('blazar_nova.schemas.policy.Policy.authorize',
                         self.only_admins(rules)):
             self.assertIn('blazar:leases:best_effort', self.make(
                 code=403, lease_type='best_effort')['error_message'])
@@ -220,7 +220,7 @@ class TestWords(test_api.ApiTestCase):
 
     def only_admins(self, rules):
         """A policy that lets nobody but admins do some things."""
-        from blazar_nova.api import policy
+        from blazar_nova.schemas import policy
         authorize = policy.Policy.authorize
 
         def changed(its, context, rule, target):

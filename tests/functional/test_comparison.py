@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import inventory
 from blazar_core.db import models
-from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import compute_hosts
 from tests.functional import leased
 
 
@@ -35,8 +35,8 @@ class SteadyTest(leased.LeasedTestCase):
 
     def compare(self, listener: ty.Any = None) -> list[str]:
         """What placement is asked, sorted; and time goes on."""
-        with mock.patch('blazar_nova.compat.hosts.ask_placement',
-                        side_effect=nova_hosts.ask_placement) as ask:
+        with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
+                        side_effect=compute_hosts.ask_placement) as ask:
             (listener or self.listener).mirror.compare_all()
         self.clock.advance(1)
         return sorted(call.args[0] for call in ask.call_args_list)
@@ -86,11 +86,11 @@ class SteadyTest(leased.LeasedTestCase):
         consumer = uuidutils.generate_uuid()
         self.allocate(consumer, **{self.uuid: {'VCPU': 1}})
         self.compare()
-        before = nova_hosts.trees()
+        before = compute_hosts.trees()
         # As Nova does where it has no time for generations.
         answer = self.placement.delete(f'/allocations/{consumer}')
         self.assertEqual(204, answer.status)
-        self.assertEqual(before, nova_hosts.trees())
+        self.assertEqual(before, compute_hosts.trees())
         self.compare()
         self.assertEqual({}, self.host().usage)
         # And by one who keeps something elsewhere.
@@ -98,9 +98,9 @@ class SteadyTest(leased.LeasedTestCase):
         self.allocate(consumer, **{self.uuid: {'VCPU': 1},
                                    other: {'VCPU': 2}})
         self.compare()
-        before = nova_hosts.trees()
+        before = compute_hosts.trees()
         self.allocate(consumer, **{other: {'VCPU': 2}})
-        self.assertEqual(before[self.uuid], nova_hosts.trees()[self.uuid])
+        self.assertEqual(before[self.uuid], compute_hosts.trees()[self.uuid])
         self.compare()
         self.assertEqual(({}, {'VCPU': 2}),
                          (self.host().usage, self.host('host2').usage))
@@ -117,16 +117,16 @@ class SteadyTest(leased.LeasedTestCase):
     def test_an_inventory_that_moves_meanwhile_is_seen(self) -> None:
         self.allocate(uuidutils.generate_uuid(), **{self.uuid: {'VCPU': 1}})
         self.compare()
-        trees = nova_hosts.trees
+        trees = compute_hosts.trees
 
-        def late() -> dict[str, nova_hosts.Tree]:
+        def late() -> dict[str, compute_hosts.Tree]:
             found = trees()
             self.set_inventory(self.uuid, VCPU=17)
             return found
 
-        with mock.patch('blazar_nova.compat.hosts.trees', late):
+        with mock.patch('blazar_nova.compat.compute_hosts.trees', late):
             self.listener.mirror.compare_all()
-        facts = nova_hosts.facts(self.uuid)
+        facts = compute_hosts.facts(self.uuid)
         assert facts is not None
         self.assertEqual(facts.capacity, self.host().capacity)
 
@@ -171,9 +171,9 @@ class SteadyTest(leased.LeasedTestCase):
 
     def test_nothing_is_written_over_that_another_one_has_seen_later(self):
         other = self.new_listener(self.clock)
-        trees = nova_hosts.trees
+        trees = compute_hosts.trees
 
-        def late() -> dict[str, nova_hosts.Tree]:
+        def late() -> dict[str, compute_hosts.Tree]:
             found = trees()
             self.set_inventory(self.uuid, VCPU=17)
             other.mirror.hosts.compare_service_host('host1')
@@ -181,7 +181,7 @@ class SteadyTest(leased.LeasedTestCase):
             return found
 
         before = self.host().capacity
-        with mock.patch('blazar_nova.compat.hosts.trees', late):
+        with mock.patch('blazar_nova.compat.compute_hosts.trees', late):
             self.listener.mirror.compare_all()
         self.assertNotEqual(before, self.seen)
         self.assertEqual(self.seen, self.host().capacity)
@@ -195,9 +195,9 @@ class SteadyTest(leased.LeasedTestCase):
             session.execute(sa.update(models.Host).where(
                 models.Host.uuid == self.uuid).values(
                     usage=takes, consumers={server: (takes, now + 30)}))
-        trees = nova_hosts.trees
+        trees = compute_hosts.trees
 
-        def late() -> dict[str, nova_hosts.Tree]:
+        def late() -> dict[str, compute_hosts.Tree]:
             found = trees()
             # It is confirmed; that moves no generation of the books.
             self.allocate(server, **{self.uuid: takes})
@@ -208,20 +208,21 @@ class SteadyTest(leased.LeasedTestCase):
             self.clock.advance(100)
             return found
 
-        with mock.patch('blazar_nova.compat.hosts.trees', late):
+        with mock.patch('blazar_nova.compat.compute_hosts.trees', late):
             self.compare()
         self.assertEqual(([True], takes), (told, self.host().usage))
 
     def test_placement_may_be_too_slow_to_say_it_of_all(self) -> None:
         self.allocate(uuidutils.generate_uuid(), **{self.uuid: {'VCPU': 1}})
-        ask = nova_hosts.ask_placement
+        ask = compute_hosts.ask_placement
 
         def of_one(url: str) -> ty.Any:
             if url == '/resource_providers':
-                raise nova_hosts.errors.CloudUnavailable('too slow')
+                raise compute_hosts.errors.CloudUnavailable('too slow')
             return ask(url)
 
-        with mock.patch('blazar_nova.compat.hosts.ask_placement', of_one):
+        with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
+                        of_one):
             self.listener.mirror.compare_all()
         self.assertEqual({'VCPU': 1}, self.host().usage)
 

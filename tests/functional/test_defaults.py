@@ -11,7 +11,7 @@ from nova.volume import cinder
 
 from blazar_core.common import clocks
 from blazar_core.lifecycle import end_notices
-from blazar_nova.cmd import verify
+from blazar_nova.verify import verification
 from tests.functional import base
 from tests.functional import nova_box
 from tests.functional import test_api
@@ -268,7 +268,7 @@ class TestOn(DefaultTestCase):
     def test_the_books_are_compared_with_what_it_was_booted_with(self):
         self.boot_active('vm')
         self.fill_books()
-        verifier = verify.Verifier(
+        verifier = verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None, 0)
         self.assertEqual([], verifier.run(False).left)
         with self.listener.parts.database.writer() as session:

@@ -16,9 +16,9 @@ from nova.tests import fixtures as nova_fixtures
 
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
-from blazar_nova.cmd import verify
-from blazar_nova.compat import deletion
-from blazar_nova.parts import vouching
+from blazar_nova.compat import server_deletion
+from blazar_nova.services import service_user
+from blazar_nova.verify import verification
 from tests import driven
 from tests.functional import base
 from tests.functional import leased
@@ -43,8 +43,9 @@ class DeletionTestCase(leased.LeasedTestCase):
                 ('access', lambda _self, trust, **_how: self.access(trust)),
                 ('held', lambda _self: self.trusts.keys() - {*self.revoked}),
                 ('revoke', lambda _self, trust: self.revoked.append(trust))):
-            self.stub_out(f'blazar_nova.parts.credentials.Credentials.{name}',
-                          stand_in)
+            self.stub_out(
+                f'blazar_nova.services.user_credentials.Credentials.{name}',
+                stand_in)
 
     def delegate(self, context, until):
         trust = f'trust-{len(self.trusts)}'
@@ -146,7 +147,7 @@ class InWhoseNameTest(DeletionTestCase):
 
     def test_when_keystone_stays_away(self):
         self.useFixture(fixtures.MockPatchObject(
-            deletion, '_TRIES', 3))
+            server_deletion, '_TRIES', 3))
         seen = self.record_deletions()
         server_id = self.active()
         self.no_token = errors.CloudUnavailable('keystone is away')
@@ -170,7 +171,7 @@ class InWhoseNameTest(DeletionTestCase):
 
     def test_a_user_who_may_make_no_trust_gets_his_lease(self):
         self.stub_out(
-            'blazar_nova.parts.credentials.Credentials.delegate',
+            'blazar_nova.services.user_credentials.Credentials.delegate',
             mock.Mock(side_effect=errors.TrustUnavailable('restricted')))
         seen = self.record_deletions()
         self.goes(self.active())
@@ -355,10 +356,10 @@ class NothingLeftTest(DeletionTestCase):
 
     def test_what_was_left_before_is_found(self):
         server_id = self.hold('vm1')['id']
-        with mock.patch('blazar_nova.compat.leftovers.forget'):
+        with mock.patch('blazar_nova.compat.unbuilt_leftovers.forget'):
             self.alice.delete_server(server_id)
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
-        verifier = verify.Verifier(
+        verifier = verification.Verifier(
             self.listener.parts, lambda seconds: None, lambda text: None, 0)
         # It may be on its way yet.
         self.assertEqual([], verifier.run(fix=False).left)
@@ -387,12 +388,12 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
         self.may = False
         for name in 'delegate', 'access':
             self.stub_out(
-                f'blazar_nova.parts.credentials.Credentials.{name}',
+                f'blazar_nova.services.user_credentials.Credentials.{name}',
                 lambda _self, *its, name=name, **how: (
                     getattr(self, name)(*its, **how)))
 
     def access(self, credential, as_owner=False):
-        if as_owner and vouching.User.read(credential):
+        if as_owner and service_user.ServiceUser.read(credential):
             raise errors.TrustUnavailable('There is no trust of hers.')
         return super().access(credential)
 
@@ -401,7 +402,7 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
             return super().delegate(context, until)
         if as_owner:
             raise errors.TrustUnavailable('She may make no trust.')
-        return vouching.User.of(context).written()
+        return service_user.ServiceUser.of(context).written()
 
     def later(self, **boot):
         return self.boot('vm1', hints=self.lease_hints('vm1', 3600), **boot)
@@ -411,10 +412,9 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
         lease = self.lease('vm1')
         parts = self.listener.parts
         self.assertEqual(
-            vouching.User('alice', self.alice.project_id, tuple(sorted(
-                self.alice.who.roles))),
-            vouching.User.read(parts.lifecycle.closing.credential(
-                lease['id'])))
+            service_user.ServiceUser('alice', self.alice.project_id, tuple(
+                sorted(self.alice.who.roles))), service_user.ServiceUser.read(
+                    parts.lifecycle.closing.credential(lease['id'])))
         self.change(lease, end_date=self.at(9000))
 
     def change(self, lease, code=200, **what):
@@ -438,7 +438,7 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
     def test_what_is_done_in_her_name_takes_a_trust(self):
         server_id = self.active()
         cloud, lease_id = self.listener.parts.cloud, self.lease('vm1')['id']
-        credential = vouching.User(
+        credential = service_user.ServiceUser(
             'alice', self.alice.project_id, ('member',)).written()
         for do in (
                 lambda: cloud.copy(server_id, lease_id, 'vm1', credential),
@@ -458,7 +458,7 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
         server_id = self.later(**self.MADE[0])['id']
         parts, lease = self.listener.parts, self.lease('vm1')
         parts.leases.credentials.entrust(
-            lease['id'], parts.vault.seal(vouching.User(
+            lease['id'], parts.vault.seal(service_user.ServiceUser(
                 'alice', self.alice.project_id, ('member',)).written()))
         self.clock.advance(3600)
         self.run_due()

@@ -480,7 +480,7 @@ class TestGlanceIsSilent(EndsTestCase):
         other = self.leased('vm2', on_end='delete')
         woken = threading.Event()
         self.addCleanup(woken.set)
-        self.stub_out('blazar_nova.compat.bounded.LIMIT', 1)
+        self.stub_out('blazar_nova.compat.bounded_calls.LIMIT', 1)
         self.stub_out('nova.image.glance.API.get_all',
                       lambda *_args, **_kwargs: woken.wait(60) and [])
 

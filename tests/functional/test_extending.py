@@ -9,9 +9,9 @@ import fixtures
 
 from blazar_core.common import clocks
 from blazar_core.common import model
-from blazar_nova.cmd import verify
-from blazar_nova.parts import ends
-from blazar_nova.resources import types
+from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import registry
+from blazar_nova.verify import verification
 from tests.functional import test_api
 from tests.unit.blazar_core import test_end_policies
 from tests.unit.blazar_core import test_resource_types
@@ -31,11 +31,12 @@ class TestExtending(test_api.ApiTestCase):
         self.lots = test_resource_types.ParkingLots()
         self.lots.garages = [self.garage('garage', 10)]
         self.useFixture(fixtures.MockPatchObject(
-            types, 'available', lambda known={
-                **types.available(), 'parking:lot': self.lots}: known))
+            registry, 'available', lambda known={
+                **registry.available(), 'parking:lot': self.lots}: known))
         self.useFixture(fixtures.MockPatchObject(
-            ends, 'available', lambda known={
-                **ends.available(), 'keep': test_end_policies.Keep()}: known))
+            installed_policies, 'available', lambda known={
+                **installed_policies.available(),
+                'keep': test_end_policies.Keep()}: known))
         super().setUp()
 
     def garage(self, name, width):
@@ -47,7 +48,7 @@ class TestExtending(test_api.ApiTestCase):
                 'width': width, **more}
 
     def verify(self):
-        report = verify.Verifier(
+        report = verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(False)
         return [one.text for one in report.left] + report.failures
@@ -138,8 +139,8 @@ class TestExtending(test_api.ApiTestCase):
             lease['reservations'], key=lambda one: one['resource_type'])
         self.boot_active('one', flavor=servers['id'])
         self.fill_books()
-        named = self.listener.parts.types.named, types.available()
-        instances = types.available()['virtual:instance']
+        named = self.listener.parts.types.named, registry.available()
+        instances = registry.available()['virtual:instance']
         for one in named:
             for name in ('parking:lot', 'virtual:instance'):
                 one.pop(name, None)

@@ -27,7 +27,7 @@ import webob
 
 from blazar_core.common import clocks
 from blazar_core.db import models
-from blazar_nova.cmd import verify
+from blazar_nova.verify import verification
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import nova_box
@@ -487,10 +487,10 @@ class TestFuzz(leased.LeasedTestCase):
         send()
         self.settle()
         self.assertEqual([], self.problems[:20], len(self.problems))
-        report = verify.Verifier(
+        report = verification.Verifier(
             self.listener.parts, self.clock.advance, lambda text: None, 10,
         ).run(fix=False)
-        self.assertEqual(verify.Report([], [], [], []), report)
+        self.assertEqual(verification.Report([], [], [], []), report)
         if 'BLAZAR_FUZZ_REQUESTS' in os.environ:
             print(sum(self.codes.values()), 'requests:',
                   dict(sorted(self.codes.items())))

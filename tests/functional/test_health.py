@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.plugins import cloud_api
+from blazar_nova.compat import aggregate_members
 from blazar_nova.compat import aggregates
-from blazar_nova.compat import hosts as nova_hosts
-from blazar_nova.compat import membership
+from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import providers
 from blazar_nova.listener import monitors
 from tests.functional import leased
@@ -525,8 +525,8 @@ class WholeHostsTest(Failing, test_whole_hosts.HostsTestCase):
         context = nova_context.get_admin_context()
         rack = aggregates.make(context, name='rack', metadata={
             'availability_zone': 'az1'})
-        membership.put(context, rack, ['host2'])
-        (uuid,) = (one.uuid for one in nova_hosts.all_hosts()[0]
+        aggregate_members.put(context, rack, ['host2'])
+        (uuid,) = (one.uuid for one in compute_hosts.all_hosts()[0]
                    if one.name == 'host2')
         providers.change(uuid, 'aggregates', [rack.uuid])
         self.force_down('host1')

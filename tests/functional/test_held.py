@@ -22,7 +22,7 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.leases import creation
 from blazar_core.lifecycle import dispatch
-from blazar_nova.parts import wiring
+from blazar_nova.services import wiring
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import nova_box
@@ -353,14 +353,16 @@ class BehindTheCastTest(leased.LeasedTestCase):
 
     def test_a_trust_that_cannot_be_made(self):
         for number, failure in enumerate(FAILURES):
-            with self.failing('blazar_nova.parts.credentials.Credentials.'
-                              'delegate', failure):
+            with self.failing(
+                    'blazar_nova.services.user_credentials.Credentials.'
+                    'delegate', failure):
                 self.delete_all(self.after_failing(
                     f'vm{number}', self.lease_hints(f'vm{number}')))
 
     def test_a_trust_that_cannot_be_kept(self):
-        self.stub_out('blazar_nova.parts.credentials.Credentials.delegate',
-                      lambda *_args, **_kwargs: 'trust')
+        self.stub_out(
+            'blazar_nova.services.user_credentials.Credentials.delegate',
+            lambda *_args, **_kwargs: 'trust')
         for number, failure in enumerate(FAILURES):
             with self.failing('blazar_core.leases.credentials.Credentials.'
                               'entrust', failure):
@@ -369,8 +371,9 @@ class BehindTheCastTest(leased.LeasedTestCase):
 
     def test_events_that_cannot_be_published(self):
         for number, failure in enumerate(FAILURES):
-            with self.failing('blazar_nova.parts.answers.Answers.payload',
-                              failure):
+            with self.failing(
+                    'blazar_nova.schemas.lease_views.LeaseViews.payload',
+                    failure):
                 server_id = self.after_failing(
                     f'vm{number}', self.lease_hints(f'vm{number}'))
             self.delete_all(server_id)
@@ -504,7 +507,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         sent = []
         self.stub_out('blazar_core.lifecycle.dispatch.Dispatch.send_own',
                       lambda *args: None)
-        self.stub_out('blazar_nova.compat.calls.BuildCall.send',
+        self.stub_out('blazar_nova.compat.build_calls.BuildCall.send',
                       lambda call, _api: sent.append(call))
         server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.clock.advance(dispatch.HEAD_START + 5)
@@ -516,7 +519,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
 
     def test_leases_that_a_listener_may_be_starting(self):
         """Also those that recur: nothing reads them again."""
-        with self.failing('blazar_nova.parts.answers.Answers.payload',
+        with self.failing('blazar_nova.schemas.lease_views.LeaseViews.payload',
                           FAILURES[0]), self.failing(
                 'blazar_core.leases.series.Series.as_one',
                 FAILURES[1]):
@@ -557,7 +560,7 @@ class SecretsTest(leased.LeasedTestCase):
 
     def test_database_and_notifications_do_not_have_them(self):
         published = []
-        self.stub_out('blazar_nova.compat.service.notify',
+        self.stub_out('blazar_nova.compat.process.notify',
                       lambda event, lease: published.append((event, lease)))
         self.hold_with_secrets()
         self.assertEqual(1, self.book_rows()['held_builds'])

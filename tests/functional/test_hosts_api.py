@@ -8,7 +8,7 @@ import requests
 
 from blazar_core.capacity import enrollment
 from blazar_core.common import clocks
-from blazar_nova.api import host_bodies
+from blazar_nova.schemas import host_schema
 from tests.functional import test_api
 
 HOUR = test_api.HOUR
@@ -69,7 +69,7 @@ class TestHosts(HostsTestCase):
             {key: value for key, value in made.items()
              if key not in ('id', 'hypervisor_version', 'created_at',
                             'updated_at')})
-        self.assertLessEqual({*host_bodies.FIELDS}, made.keys())
+        self.assertLessEqual({*host_schema.FIELDS}, made.keys())
         self.assertRegex(made['id'], '^[0-9]+$')
         self.assertIn(TRAIT, self.traits('host1'))
         path = f'/{made["id"]}'

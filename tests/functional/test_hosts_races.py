@@ -18,13 +18,13 @@ from testtools import matchers
 from blazar_core.capacity import scheduler_claims
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_nova.cmd import verify
-from blazar_nova.compat import again
-from blazar_nova.compat import claims
-from blazar_nova.compat import hosts as nova_hosts
-from blazar_nova.compat import occupants
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import host_servers
+from blazar_nova.compat import nova_scheduler
 from blazar_nova.compat import pool
-from blazar_nova.parts import enrolling
+from blazar_nova.compat import unbuilt_servers
+from blazar_nova.services import host_enrollment
+from blazar_nova.verify import verification
 from tests.functional import test_whole_hosts
 
 HOUR = 3600
@@ -38,7 +38,7 @@ class AlternatesTestCase(test_whole_hosts.HostsTestCase):
         super().setUp()
         # Where it is a process of its own, nothing of ours is in it.
         alone = types.SimpleNamespace(**vars(utils))
-        alone.claim_resources = claims._novas
+        alone.claim_resources = nova_scheduler._novas
         self.useFixture(fixtures.MonkeyPatch(
             'nova.conductor.manager.scheduler_utils', alone))
 
@@ -64,7 +64,7 @@ class AlternatesTestCase(test_whole_hosts.HostsTestCase):
         return hosts
 
     def verified(self):
-        return verify.Verifier(
+        return verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(True)
 
@@ -99,7 +99,7 @@ class TestAlternates(AlternatesTestCase):
         """The end finds it between two hosts."""
         self.enrol('host1', 'host2')
         lease, reservation_id = self.lease_hosts(2, 2)
-        real, ended = claims._novas, []
+        real, ended = nova_scheduler._novas, []
 
         def end(*args, **kwargs):
             if not ended:
@@ -206,7 +206,7 @@ class TestUnderWay(AlternatesTestCase):
     def test_one_that_goes_between_two_hosts_keeps_the_next_one(self):
         """Nova's conductor claims room for a server that is gone."""
         server, _others = self.stop('gone')
-        real, claimed = claims._novas, []
+        real, claimed = nova_scheduler._novas, []
 
         def claim(*args, **kwargs):
             self.alice.delete_server(server['id'])
@@ -220,7 +220,7 @@ class TestUnderWay(AlternatesTestCase):
             self.go_on.set()
             self.wait_for(lambda: claimed)
         self.assertEqual([True], claimed)
-        provider, = nova_hosts.allocations(server['id'])
+        provider, = compute_hosts.allocations(server['id'])
         host, = (name for name, compute in self.computes.items()
                  if compute.manager.rt.compute_nodes[name].uuid == provider)
         exc = self.assertRaises(errors.Conflict, self.enrol, host)
@@ -234,7 +234,8 @@ class TestUnderWay(AlternatesTestCase):
 
     def test_a_request_does_not_wait_for_ever(self):
         server, (host, _other) = self.stop('slow')
-        with fixtures.MonkeyPatch('blazar_nova.parts.enrolling.PATIENCE', 0):
+        with fixtures.MonkeyPatch(
+                'blazar_nova.services.host_enrollment.PATIENCE', 0):
             answer = self.ask('POST', '/os-hosts', {'name': host}, code=409,
                               client=self.admin)
         self.assertThat(str(answer), matchers.MatchesAll(
@@ -246,21 +247,21 @@ class TestUnderWay(AlternatesTestCase):
 
     def test_who_is_impatient_takes_out_nothing_of_others(self):
         server, (host, _other) = self.stop('slow')
-        impatient = enrolling.patient(0)
+        impatient = host_enrollment.patient(0)
 
         def meanwhile(_server_ids):
             # The same request once more, and the other command that may.
             self.assertRaises(errors.Conflict, self.enrolling.add, host, {},
                               pause=impatient)
             with fixtures.MonkeyPatch(
-                    'blazar_nova.parts.enrolling.PATIENCE', 0):
+                    'blazar_nova.services.host_enrollment.PATIENCE', 0):
                 self.assertEqual(['enrolling'], [
                     one.key[0] for one in self.verified().left])
             self.go_on.set()
             self.wait_for_status(server['id'], 'ACTIVE')
 
         others = {*self.hosts} - {host}
-        with fixtures.MonkeyPatch('blazar_nova.compat.occupants.everybody',
+        with fixtures.MonkeyPatch('blazar_nova.compat.host_servers.everybody',
                                   lambda _host: set()):
             self.enrolling.add(host, {}, pause=meanwhile)
         self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(host))
@@ -278,7 +279,7 @@ class TestUnderWay(AlternatesTestCase):
         """
         waits, given_up = threading.Event(), threading.Event()
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.compat.occupants.under_way',
+            'blazar_nova.compat.host_servers.under_way',
             lambda: set() if given_up.is_set() else {'a server'}))
 
         def late(_server_ids):
@@ -287,9 +288,8 @@ class TestUnderWay(AlternatesTestCase):
 
         with futures.ThreadPoolExecutor(1) as executor:
             def first(_server_ids):
-                self.going_on = executor.submit(
-                    enrolling.Enrolling(self.listener.parts).add, 'host1', {},
-                    pause=late)
+                self.going_on = executor.submit(host_enrollment.HostEnrollment(
+                    self.listener.parts).add, 'host1', {}, pause=late)
                 self.assertTrue(waits.wait(60))
                 raise errors.Conflict('It takes too long.')
 
@@ -344,7 +344,7 @@ class TestUnderWay(AlternatesTestCase):
             raise KeyboardInterrupt
 
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.occupants.under_way', interrupted):
+                'blazar_nova.compat.host_servers.under_way', interrupted):
             code, text = self.command('host', 'add', 'host1')
         self.assertEqual(1, code)
         self.assertIn('Host host1 takes no new servers until', text)
@@ -371,7 +371,7 @@ class TestUnderWay(AlternatesTestCase):
 
     def test_the_command_says_for_what_it_waits(self):
         server, (host, _other) = self.stop('slow')
-        real = occupants.under_way
+        real = host_servers.under_way
 
         def under_way():
             # The first look finds it; then it is over. It is built before it
@@ -384,11 +384,12 @@ class TestUnderWay(AlternatesTestCase):
                 self.wait_for_status(server['id'], 'ACTIVE')
                 self.alice.delete_server(server['id'])
                 self.wait_until_gone(server['id'])
-                self.wait_for(lambda: not nova_hosts.allocations(server['id']))
+                self.wait_for(
+                    lambda: not compute_hosts.allocations(server['id']))
             return found
 
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.occupants.under_way', under_way):
+                'blazar_nova.compat.host_servers.under_way', under_way):
             code, text = self.command('host', 'add', host)
         self.assertEqual(0, code, text)
         self.assertRegex(text, rf'Waiting: .* 1 server .*{server["id"]}\.\n.*'
@@ -406,9 +407,10 @@ class TestUnderWay(AlternatesTestCase):
             return real(context, server_id)
 
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.again.build_request',
-                functools.partial(build_request, again.build_request)):
-            self.assertEqual(set(), occupants.under_way())
+                'blazar_nova.compat.unbuilt_servers.build_request',
+                functools.partial(build_request,
+                                  unbuilt_servers.build_request)):
+            self.assertEqual(set(), host_servers.under_way())
         # Only what its metadata makes doubtful costs more than one look.
         self.assertEqual([server['id']], asked)
 
@@ -418,7 +420,7 @@ class TestUnderWay(AlternatesTestCase):
             'schedule_and_build_instances', lambda *args, **kwargs: None))
         servers = {self.boot('one')['id'], self.boot('two', metadata={
             'vm_state': 'reserved'})['id']}
-        self.assertEqual(servers, occupants.under_way())
+        self.assertEqual(servers, host_servers.under_way())
 
     def test_those_that_are_resized_are_waited_for(self):
         server = self.boot_active('grows')
@@ -431,14 +433,14 @@ class TestUnderWay(AlternatesTestCase):
 
         self.useFixture(fixtures.MonkeyPatch(
             'nova.compute.manager.ComputeManager.prep_resize', prep_resize))
-        self.assertEqual(set(), occupants.under_way())
+        self.assertEqual(set(), host_servers.under_way())
         self.alice.post_server_action(
             server['id'], {'resize': {'flavorRef': '3'}})
         self.wait_for(lambda: began)
-        self.assertEqual({server['id']}, occupants.under_way())
+        self.assertEqual({server['id']}, host_servers.under_way())
         self.go_on.set()
         self.wait_for_status(server['id'], 'VERIFY_RESIZE')
-        self.assertEqual(set(), occupants.under_way())
+        self.assertEqual(set(), host_servers.under_way())
 
 
 class TestNextLease(test_whole_hosts.HostsTestCase):
@@ -486,7 +488,7 @@ class TestNextLease(test_whole_hosts.HostsTestCase):
             self.stays_out(self.within('late', self.first_id))
 
     def test_one_that_was_claimed_in_the_books(self):
-        with self.handed_over(claims, '_novas'):
+        with self.handed_over(nova_scheduler, '_novas'):
             self.stays_out(self.within('late', self.first_id))
 
     def test_one_that_has_its_host_in_placement(self):
@@ -513,9 +515,9 @@ class TestNextLease(test_whole_hosts.HostsTestCase):
         self.run_until(self.clock.now() + 60)
         self.look()
         tried = []
-        for place in ('blazar_nova.compat.membership.put',
+        for place in ('blazar_nova.compat.aggregate_members.put',
                       'blazar_nova.compat.providers.change',
-                      'blazar_nova.compat.membership.tell'):
+                      'blazar_nova.compat.aggregate_members.tell'):
             self.useFixture(fixtures.MonkeyPatch(place, self.step(
                 pydoc.locate(place), tried)))
         lease = self.make(client=self.bob, reservations=[self.hosts_wanted()])

@@ -12,8 +12,8 @@ from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_core.common import clocks
-from blazar_nova.cmd import verify
-from blazar_nova.compat import hosted
+from blazar_nova.compat import bound_servers
+from blazar_nova.verify import verification
 from tests import blazar18
 from tests.functional import nova_box
 from tests.functional import test_whole_hosts
@@ -191,8 +191,8 @@ class TestActive(ImportTestCase):
                 self.context, mapping.cell_mapping) as cell:
             instance = objects.Instance.get_by_uuid(
                 cell, server['id'], ['flavor'])
-        return {hosted.reservation_of(instance.flavor),
-                hosted.reservation_of_server(server['id'])}
+        return {bound_servers.reservation_of(instance.flavor),
+                bound_servers.reservation_of_server(server['id'])}
 
     def test_it_goes_on_with_its_servers_until_its_end(self):
         other = self.old_boot('without hint', host='host1', client=self.api(
@@ -245,7 +245,7 @@ class TestActive(ImportTestCase):
     def assert_nothing_differs(self):
         self.listener.mirror.compare_all()
         self.assertEqual([], [
-            one.text for one in verify.Verifier(
+            one.text for one in verification.Verifier(
                 self.listener.parts, lambda _seconds: None,
                 lambda _text: None, 0, False).run(False).left])
 

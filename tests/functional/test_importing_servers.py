@@ -10,8 +10,8 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from oslo_utils import uuidutils
 
 from blazar_core.common import clocks
-from blazar_nova.cmd import verify
-from blazar_nova.compat import hosts as nova_hosts
+from blazar_nova.compat import compute_hosts
+from blazar_nova.verify import verification
 from tests import blazar18
 from tests.functional import nova_box
 from tests.functional import test_importing
@@ -143,7 +143,7 @@ class TestActiveServers(ServersTestCase):
         client = report.report_client_singleton()
         name = class_of(reservation_id)
         client.put(f'/resource_classes/{name}', None, version='1.7')
-        for host in nova_hosts.all_hosts()[0]:
+        for host in compute_hosts.all_hosts()[0]:
             count = hosts.count(host.name[-1])
             if count:
                 own = uuidutils.generate_uuid()
@@ -181,7 +181,7 @@ class TestActiveServers(ServersTestCase):
 
     def verified(self):
         self.assertEqual([], [
-            one.text for one in verify.Verifier(
+            one.text for one in verification.Verifier(
                 self.listener.parts, lambda _seconds: None,
                 lambda _text: None, 0, False).run(False).left])
 

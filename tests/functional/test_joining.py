@@ -10,7 +10,7 @@ from oslo_utils import uuidutils
 import requests
 
 from blazar_nova.api import guards
-from blazar_nova.api import policy
+from blazar_nova.schemas import policy
 from tests.functional import test_api
 
 HOUR = 3600
@@ -261,8 +261,9 @@ class TestNotByThePolicy(JoiningTestCase):
     def setUp(self):
         rules = [one for one in policy.list_rules() if one.name != self.RULE]
         stricter = oslo_policy.RuleDefault(self.RULE, policy.ADMIN)
-        self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.api.policy.list_rules', lambda: [*rules, stricter]))
+        self.useFixture(
+            fixtures.MonkeyPatch('blazar_nova.schemas.policy.list_rules',
+                                 lambda: [*rules, stricter]))
         super().setUp()
 
     def test_only_admins_let_servers_leave(self):

@@ -13,7 +13,7 @@ from nova import objects
 from oslo_utils import timeutils
 from oslo_utils import uuidutils
 
-from blazar_nova.compat import listing
+from blazar_nova.compat import server_lists
 from tests.functional import leased
 from tests.functional import nova_box
 
@@ -83,13 +83,13 @@ class ListTest(leased.LeasedTestCase):
             return 'no such marker'
 
     def novas(self, context, filters, **how):
-        return listing._novas.original_fn(
+        return server_lists._novas.original_fn(
             objects.BuildRequestList, context, filters, **how)
 
     def test_finds_what_nova_finds(self):
         ids = self.copies(12)
         self.assertNotEqual(
-            listing._novas, objects.BuildRequestList.get_by_filters)
+            server_lists._novas, objects.BuildRequestList.get_by_filters)
         hows = itertools.cycle(itertools.product(SORTS, (
             (None, None), (5, None), (5, ids[0]), (1, ids[11]),
             (0, ids[0]), (3, uuidutils.generate_uuid()))))
@@ -110,7 +110,7 @@ class ListTest(leased.LeasedTestCase):
 
     def test_looks_at_what_nova_looks_at(self):
         self.copies(4)
-        rows = listing._Rows(self.admins, {})
+        rows = server_lists._Rows(self.admins, {})
         for row in rows.get_all(self.admins):
             real = rows.whole(row.id).instance
             for name in objects.Instance.fields:
@@ -172,8 +172,8 @@ class ListTest(leased.LeasedTestCase):
     def test_reads_no_texts_that_nobody_asks_for(self):
         self.copies(30)
         with mock.patch.object(
-                listing._Rows, 'text_of', autospec=True,
-                side_effect=listing._Rows.text_of) as read:
+                server_lists._Rows, 'text_of', autospec=True,
+                side_effect=server_lists._Rows.text_of) as read:
             for client, query in ((self.old_client, ''), (
                     self.admin, '&all_tenants=1')):
                 response = client.api_request(f'/servers?limit=3{query}')

@@ -48,7 +48,7 @@ class TestLog(test_ends.EndsTestCase):
             f'Compared 1 of 1 servers; different: {server["id"]} (lease '
             f'{lease["id"]}, project {lease["project_id"]})'], compared)
         log = self.useFixture(fixtures.FakeLogger(
-            'blazar_nova.listener.mirror', logging.DEBUG,
+            'blazar_nova.listener.server_sync', logging.DEBUG,
             '%(levelname)s %(message)s'))
         self.fill_books()
         self.assertIn('DEBUG Compared 1 of 1 servers; different: none',

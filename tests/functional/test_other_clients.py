@@ -12,7 +12,7 @@ import requests
 from blazar_core.common import clocks
 from tests.functional import shapes
 from tests.functional import test_hosts_api
-from tests.unit.blazar_nova import test_external
+from tests.unit.blazar_nova import test_budget_service
 
 HOUR = 3600
 MINUTE = datetime.timedelta(minutes=1)
@@ -324,7 +324,7 @@ class BudgetTest(ClientsTestCase):
     """A service that was written for Blazar, asked about all there is."""
 
     def setUp(self):
-        service = test_external.Service()
+        service = test_budget_service.Service()
         service.setUp()
         self.addCleanup(service.cleanUp)
         self.service = service

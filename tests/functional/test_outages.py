@@ -14,7 +14,7 @@ from keystoneauth1 import exceptions as keystone_exceptions
 from nova.api import wsgi
 from nova.scheduler import host_manager
 
-from blazar_nova.parts import wiring
+from blazar_nova.services import wiring
 from tests.functional import leased
 from tests.functional import test_api
 from tests.functional import test_whole_hosts
@@ -49,7 +49,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
 
     def test_what_was_told_meanwhile_is_compared(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.listener.comparison._PAUSE', 1))
+            'blazar_nova.listener.periodic_sync._PAUSE', 1))
         listener = self.start_listener()
 
         def known(server):
@@ -280,7 +280,7 @@ class CellAwayTest(leased.LeasedTestCase):
     def setUp(self):
         super().setUp()
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.compat.bounded.LIMIT', 1))
+            'blazar_nova.compat.bounded_calls.LIMIT', 1))
         self.answers = threading.Event()
         self.addCleanup(self.answers.set)
 

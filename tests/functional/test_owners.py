@@ -7,7 +7,7 @@ from unittest import mock
 
 from blazar_core.common import clocks
 from blazar_core.lifecycle import orphans
-from blazar_nova.resources import physical_hosts
+from blazar_nova.resource_types import physical_hosts
 from tests.functional import base
 from tests.functional import nova_box
 from tests.functional import test_api
@@ -31,7 +31,8 @@ class OwnersMixin:
                 ('own', lambda _self: {'user': 'nova', 'project': 'service'}),
                 ('exists', lambda _self, path: self.is_there(path))):
             self.stub_out(
-                f'blazar_nova.parts.credentials.Credentials.{name}', fake)
+                f'blazar_nova.services.user_credentials.Credentials.{name}',
+                fake)
         self.recorder = self.record()
 
     def is_there(self, path):

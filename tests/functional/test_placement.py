@@ -12,9 +12,9 @@ from nova import objects
 import sqlalchemy as sa
 
 from blazar_core.db import models
-from blazar_nova.compat import hosts as nova_hosts
-from blazar_nova.parts import wiring
+from blazar_nova.compat import compute_hosts
 from blazar_nova.scheduler import filters
+from blazar_nova.services import wiring
 from tests import driven
 from tests.functional import base
 from tests.functional import leased
@@ -447,15 +447,15 @@ class NewsTest(leased.LeasedTestCase):
     def allocated(self, host: str) -> dict[str, int]:
         """The same as placement has it."""
         total: collections.Counter[str] = collections.Counter()
-        for amounts in nova_hosts.taken(
+        for amounts in compute_hosts.taken(
                 [self.host_rows()[host].uuid]).values():
             total.update(amounts)
         return dict(total)
 
     def tell(self, event_type: str, news: dict[str, ty.Any]) -> int:
         """Let Nova tell something; returns how often placement is asked."""
-        with mock.patch('blazar_nova.compat.hosts.ask_placement',
-                        side_effect=nova_hosts.ask_placement) as get:
+        with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
+                        side_effect=compute_hosts.ask_placement) as get:
             self.listener.handle(event_type, {'nova_object.data': news})
             self.listener.mirror.catch_up()
         return get.call_count

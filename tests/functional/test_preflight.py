@@ -107,7 +107,7 @@ class PreflightTest(PreflightTestCase):
              'source_type': 'volume', 'destination_type': 'volume'}
             for number in range(1)])
         self.before()
-        with mock.patch('blazar_nova.compat.preflight._volumes',
+        with mock.patch('blazar_nova.compat.build_preflight._volumes',
                         lambda build: ['It is gone.'] * 780):
             warnings = self.look()
         self.assertEqual((21, 'And 760 more.'), (len(warnings), warnings[-1]))
@@ -162,7 +162,7 @@ class PreflightTest(PreflightTestCase):
             lease['id'], self.listener.parts.vault.seal('trust'))
         self.before()
         with mock.patch(
-                'blazar_nova.parts.credentials.Credentials.access',
+                'blazar_nova.services.user_credentials.Credentials.access',
                 side_effect=errors.TrustUnavailable('He was disabled')):
             self.assertEqual(['He was disabled.'], self.look())
 

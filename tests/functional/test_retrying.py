@@ -6,7 +6,7 @@ from unittest import mock
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_nova.cmd import verify
+from blazar_nova.verify import verification
 from tests import driven
 from tests.functional import test_api
 from tests.functional import test_deletion
@@ -39,7 +39,7 @@ class RetryingTestCase(test_api.ApiTestCase):
         self.run_until(clocks.SystemClock().now())
 
     def assert_right(self):
-        report = verify.Verifier(
+        report = verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(False)
         self.assertEqual([], [one.text for one in report.left] +

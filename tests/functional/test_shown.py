@@ -8,7 +8,7 @@ from unittest import mock
 from blazar_core.common import errors
 from blazar_core.leases import lookup
 from blazar_core.lifecycle import dispatch
-from blazar_nova.compat import quota
+from blazar_nova.compat import nova_quota
 from tests.functional import leased
 
 
@@ -87,8 +87,8 @@ class SaysTest(ShownTestCase):
         for wrong in (errors.DatabaseUnavailable(), RuntimeError('Locked.')):
             with mock.patch.multiple(
                     lookup.Lookup, held=mock.Mock(side_effect=wrong),
-                    lease_of=mock.Mock(side_effect=wrong)), (
-                    mock.patch('blazar_nova.api.telling._PAUSE', 0)):
+                    lease_of=mock.Mock(side_effect=wrong)), (mock.patch(
+                        'blazar_nova.services.server_messages._PAUSE', 0)):
                 self.assertEqual({'color': 'blue'}, self.alice.get_server(
                     server['id'])['metadata'])
                 self.assertEqual([], self.actions(server['id']))
@@ -314,7 +314,7 @@ class GivenTest(ShownTestCase):
     def test_what_comes_while_it_is_started(self):
         """It is in the build, or it is refused."""
         server_id = self.hold()['id']
-        admitted, pass_ = quota.admitted, dispatch.Dispatch._pass
+        admitted, pass_ = nova_quota.admitted, dispatch.Dispatch._pass
         answers = []
 
         def before(*args):
@@ -330,7 +330,7 @@ class GivenTest(ShownTestCase):
             answers.append(self.act(server_id, {'unlock': None}))
             return pass_(*args)
 
-        with mock.patch.object(quota, 'admitted', before), (
+        with mock.patch.object(nova_quota, 'admitted', before), (
                 mock.patch.object(dispatch.Dispatch, '_pass', after)):
             self.start()
         got = self.wait_for_status(server_id, 'ACTIVE')

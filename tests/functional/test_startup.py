@@ -18,8 +18,8 @@ from oslo_db import exception as db_exception
 
 from blazar_core.common import errors
 from blazar_core.common import logs
-from blazar_nova.cmd import listener as listener_command
-from blazar_nova.parts import wiring
+from blazar_nova.cmd import listener
+from blazar_nova.services import wiring
 from tests.functional import base
 
 
@@ -160,8 +160,8 @@ class ConfigurationTest(StartupTestCase):
     def started(self, start, **scheduler):
         """What is logged as an error when something starts so."""
         self.flags(group='scheduler', **scheduler)
-        with self.assertLogs('blazar_nova.parts.wiring', 'ERROR') as logged:
-            logging.getLogger('blazar_nova.parts.wiring').error('')
+        with self.assertLogs('blazar_nova.services.wiring', 'ERROR') as logged:
+            logging.getLogger('blazar_nova.services.wiring').error('')
             start()
         return [record.getMessage() for record in logged.records[1:]]
 
@@ -199,10 +199,10 @@ class ConfigurationTest(StartupTestCase):
         self.addCleanup(logging.setLogRecordFactory,
                         logging.getLogRecordFactory())
         with (contextlib.redirect_stderr(said),
-              mock.patch('blazar_nova.compat.service.configure'),
+              mock.patch('blazar_nova.compat.process.configure'),
               mock.patch('blazar_nova.listener.daemon.Listener.start',
                          side_effect=AssertionError('it has started'))):
-            self.assertEqual(1, listener_command.main())
+            self.assertEqual(1, listener.main())
         self.assertIn('notification_format = versioned', said.getvalue())
         # By then its lines name what they are about.
         with logs.about('a-lease', 'its-project'):
@@ -219,7 +219,7 @@ class MismatchTest(StartupTestCase):
         self.check_refused(words, *(starts or [self.start_api]))
 
     def test_another_idea_of_states(self):
-        with fixtures.MonkeyPatch('blazar_nova.compat.reserved.schemas',
+        with fixtures.MonkeyPatch('blazar_nova.compat.reserved_state.schemas',
                                   types.SimpleNamespace(other={})):
             self.check_mismatch('the lists of server states in Nova\'s '
                                 'response schemas were not found')
@@ -236,13 +236,14 @@ class MismatchTest(StartupTestCase):
 
     def test_controllers_that_do_not_ask(self):
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.hold.intercepting',
+                'blazar_nova.compat.build_calls.intercepting',
                 lambda _interceptor: contextlib.nullcontext()):
             self.check_mismatch('ServersController builds servers without '
                                 'asking for leases')
         # No controllers at all.
-        with fixtures.MonkeyPatch('blazar_nova.compat.hold._controllers',
-                                  lambda _router: iter(())):
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.build_calls._controllers',
+                lambda _router: iter(())):
             self.check_mismatch('no controller with a compute_api')
 
     def test_nothing_of_novas_stays_replaced(self):
@@ -250,7 +251,7 @@ class MismatchTest(StartupTestCase):
         before = conductor.ComputeTaskAPI
         self.start_api()
         self.assertIs(before, conductor.ComputeTaskAPI)
-        with fixtures.MonkeyPatch('blazar_nova.compat.router.build',
+        with fixtures.MonkeyPatch('blazar_nova.compat.nova_router.build',
                                   mock.Mock(side_effect=ValueError)):
             self.assertRaises(ValueError, self.start_api)
         self.assertIs(before, conductor.ComputeTaskAPI)

@@ -172,7 +172,7 @@ class StrandedTest(leased.LeasedTestCase):
     def test_while_no_conductor_answers_nothing_is_lost(self):
         server_id = self.start_and_lose()
         self.look_after(0)
-        self.stub_out('blazar_nova.compat.servers._PING_TIMEOUT', 1)
+        self.stub_out('blazar_nova.compat.nova_cloud._PING_TIMEOUT', 1)
         self.conductor.rpcserver.stop()
         self.conductor.rpcserver.wait()
         self.look_after(1860)

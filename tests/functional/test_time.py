@@ -18,7 +18,7 @@ from blazar_core.db import encryption
 from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_status
-from blazar_nova.compat import servers
+from blazar_nova.compat import nova_cloud
 from tests.functional import base
 from tests.functional import leased
 from tests.unit.blazar_core import racer
@@ -147,7 +147,7 @@ class LifeTest(leased.LeasedTestCase):
             self.run_due()
         self.assertEqual('deleting', self.admin.get_server(server_id)[
             'OS-EXT-STS:task_state'])
-        self.stub_out('blazar_nova.compat.deletion._ASK_AGAIN', 0)
+        self.stub_out('blazar_nova.compat.server_deletion._ASK_AGAIN', 0)
         self.finish()
         self.assertFalse(self.exists(server_id))
         self.assertEqual({}, self.guests())
@@ -244,7 +244,7 @@ class LifeTest(leased.LeasedTestCase):
     def test_what_a_build_needs_may_be_away_however_long(self):
         self.flags(group='blazar', event_max_retries=0)
         self.listener = self.new_listener(self.clock)
-        self.stub_out('blazar_nova.compat.servers._PING_TIMEOUT', 1)
+        self.stub_out('blazar_nova.compat.nova_cloud._PING_TIMEOUT', 1)
         # So long that what is announced of its end is not due yet.
         server_id = self.hold(length=48 * HOUR)
         self.clock.advance(HOUR)
@@ -255,7 +255,7 @@ class LifeTest(leased.LeasedTestCase):
                 self.assert_waits(server_id)
             finally:
                 service.rpcserver.start()
-        with mock.patch('blazar_nova.compat.hosts.ask_placement',
+        with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=errors.CloudUnavailable('no placement')):
             self.assert_waits(server_id)
         self.assertEqual(1, self.run_due())
@@ -334,14 +334,14 @@ class WakeTest(leased.LeasedTestCase):
         lease_id = self.lease('vm1')['id']
         listeners = [self.new_listener(self.clock) for _ in range(count)]
         ready = threading.Barrier(count)
-        unmark = servers.reserved.unmark
+        unmark = nova_cloud.reserved.unmark
 
         def together(*args: ty.Any) -> ty.Any:
             woken = unmark(*args)
             ready.wait(30)
             return woken
 
-        self.stub_out('blazar_nova.compat.reserved.unmark', together)
+        self.stub_out('blazar_nova.compat.reserved_state.unmark', together)
         threads = [threading.Thread(target=one.parts.lifecycle.starting.start,
                                     args=(lease_id,)) for one in listeners]
         for thread in threads:
@@ -440,7 +440,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.assert_nothing_is_left()
 
     def test_before_it_is_shown_as_building(self):
-        self.delete_at('blazar_nova.compat.reserved.unmark')
+        self.delete_at('blazar_nova.compat.reserved_state.unmark')
         self.assert_nothing_is_left()
 
     def test_between_that_and_the_gate(self):

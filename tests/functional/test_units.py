@@ -3,10 +3,10 @@
 
 import typing as ty
 
-from blazar_nova.compat import hosts as nova_hosts
-
+from blazar_nova.compat import compute_hosts
 from tests.functional import nova_box
 from tests.functional import test_api
+
 
 HOUR = 3600
 
@@ -21,7 +21,7 @@ class UnitsTestCase(test_api.ApiTestCase):
         self.root = self.books('SELECT uuid FROM hosts')[0][0]
 
     def ask_placement(self, url: str) -> ty.Any:
-        found = nova_hosts.ask_placement(url)
+        found = compute_hosts.ask_placement(url)
         self.assertIsNotNone(found, url)
         return found
 
@@ -33,22 +33,22 @@ class UnitsTestCase(test_api.ApiTestCase):
         now['inventories'].setdefault(rc, {
             'reserved': 0, 'min_unit': 1, 'step_size': 1,
             'allocation_ratio': 1.0}).update(values)
-        self.assertTrue(nova_hosts.tell_placement('put', url, now))
+        self.assertTrue(compute_hosts.tell_placement('put', url, now))
 
     def add_provider(self, name: str, rc: str, total: int, *traits: str,
                      ) -> str:
         """A provider below the host; its uuid."""
         uuid = f'00000000-0000-0000-0000-{len(name):04d}{ord(name[-1]):08d}'
-        response = nova_hosts.report.report_client_singleton().post(
+        response = compute_hosts.report.report_client_singleton().post(
             '/resource_providers', {
                 'name': name, 'uuid': uuid,
                 'parent_provider_uuid': self.root}, version='1.39')
         self.assertEqual(200, response.status_code, response.text)
         self.change(rc, uuid, total=total, max_unit=total)
         for trait in traits:
-            nova_hosts.tell_placement('put', f'/traits/{trait}')
+            compute_hosts.tell_placement('put', f'/traits/{trait}')
         url = f'/resource_providers/{uuid}/traits'
-        self.assertTrue(nova_hosts.tell_placement('put', url, {
+        self.assertTrue(compute_hosts.tell_placement('put', url, {
             **self.ask_placement(url), 'traits': list(traits)}))
         return uuid
 

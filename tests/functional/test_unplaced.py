@@ -9,8 +9,7 @@ from nova.conf import CONF
 from nova import context as nova_context
 from nova import objects
 
-from blazar_nova.compat import look as nova_look
-
+from blazar_nova.compat import server_state
 from tests.functional import leased
 
 
@@ -135,8 +134,8 @@ class NoHostTest(UnplacedTestCase):
 
         for step in ('nova.objects.BuildRequest.create',
                      'nova.objects.Instance.destroy',
-                     'blazar_nova.compat.again._unmap',
-                     'blazar_nova.compat.servers.NovaCloud._check_up'):
+                     'blazar_nova.compat.unbuilt_servers._unmap',
+                     'blazar_nova.compat.nova_cloud.NovaCloud._check_up'):
             with fixtures.MonkeyPatch(step, die):
                 self.clock.advance(300)
                 self.assertRaises(Died, self.run_due)
@@ -183,7 +182,7 @@ class NoHostTest(UnplacedTestCase):
     def test_who_looks_while_it_is_sent_again_sees_it(self):
         """He has read that it is in cell0, and it is not there any more."""
         lease_id = self.unplaced()
-        look, started = nova_look._in_cell, []
+        look, started = server_state._in_cell, []
 
         def slow(*args):
             if not started:
@@ -193,7 +192,7 @@ class NoHostTest(UnplacedTestCase):
             return look(*args)
 
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.look._in_cell', slow):
+                'blazar_nova.compat.server_state._in_cell', slow):
             self.fill_books()
         self.assertEqual([True], started)
         self.assertEqual('STARTING', self.lease('vm1')['status'])
@@ -210,7 +209,8 @@ class NoHostTest(UnplacedTestCase):
             raise Died
 
         lease_id = self.unplaced()
-        with fixtures.MonkeyPatch('blazar_nova.compat.again._unmap', die):
+        with fixtures.MonkeyPatch('blazar_nova.compat.unbuilt_servers._unmap',
+                                  die):
             self.assertRaises(Died, self.run_due)
         self.listener.parts.lifecycle.ending.delete(lease_id)
         for _time in range(3):
@@ -279,7 +279,7 @@ instances = 7
         """The quota was there when we asked, and gone when it did."""
         self.hold(count=3)
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.quota.admitted',
+                'blazar_nova.compat.nova_quota.admitted',
                 lambda _context, specs: (len(specs), '')):
             self.quota(2)
             self.start()

@@ -22,10 +22,10 @@ import sqlalchemy as sa
 from blazar_core.db import models
 from blazar_core.plugins import resource_types
 from blazar_nova.cmd import manage
-from blazar_nova.cmd import verify
-from blazar_nova.compat import hosts as nova_hosts
-from blazar_nova.compat import reserved
-from blazar_nova.listener import hosts
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import reserved_state
+from blazar_nova.listener import host_sync
+from blazar_nova.verify import verification
 from tests import driven
 from tests.functional import base
 from tests.functional import leased
@@ -38,11 +38,12 @@ HOUR = 3600
 class VerifyTestCase(leased.LeasedTestCase):
     """A clock that a pause moves."""
 
-    def compare(self, fix: bool = False, **options: ty.Any) -> verify.Report:
+    def compare(self, fix: bool = False,
+                **options: ty.Any) -> verification.Report:
         self.said: list[str] = []
         self.pauses: list[int] = []
-        return verify.Verifier(self.listener.parts, self.pause,
-                               self.said.append, 10, **options).run(fix)
+        return verification.Verifier(self.listener.parts, self.pause,
+                                     self.said.append, 10, **options).run(fix)
 
     def pause(self, seconds: int) -> None:
         self.pauses.append(seconds)
@@ -50,10 +51,10 @@ class VerifyTestCase(leased.LeasedTestCase):
 
     def assert_nothing(self, fix: bool = False) -> None:
         report = self.compare(fix)
-        self.assertEqual(verify.Report([], [], [], []), report)
+        self.assertEqual(verification.Report([], [], [], []), report)
         self.assertEqual([], self.pauses)
 
-    def assert_left(self, *words: str) -> verify.Report:
+    def assert_left(self, *words: str) -> verification.Report:
         """One difference for each of these words, and no other.
 
         Nobody changed anything, nor does a second look.
@@ -320,7 +321,7 @@ class ServersTest(VerifyTestCase):
         """
         kept = self.hold('other')['id']
         waiting = [self.hold(name)['id'] for name in ('one', 'two', 'three')]
-        with mock.patch('blazar_nova.listener.mirror._MOST_ORPHANS', 2):
+        with mock.patch('blazar_nova.listener.server_sync._MOST_ORPHANS', 2):
             for name in ('one', 'two', 'three'):
                 driven.withdraw(
                     self.listener.parts.leases, self.lease(name)['id'])
@@ -350,7 +351,7 @@ class ServersTest(VerifyTestCase):
         look = self.listener.parts.cloud.look
         self.listener.parts.cloud.look = lambda server_id: (
             look(server_id) if server_id != ids[1] else 1 / 0)
-        with mock.patch('blazar_nova.compat.hosts.facts',
+        with mock.patch('blazar_nova.compat.compute_hosts.facts',
                         side_effect=RuntimeError('no such host')):
             self.listener.mirror.compare_all()
         self.assertEqual(['PENDING', 'TERMINATED', 'TERMINATED'], sorted(
@@ -459,7 +460,7 @@ class ServersTest(VerifyTestCase):
         self.assert_left(f'server {server_id} is still RESERVED in Nova.')
 
     def unmark(self, server_id: str) -> None:
-        reserved.unmark(objects.BuildRequest.get_by_instance_uuid(
+        reserved_state.unmark(objects.BuildRequest.get_by_instance_uuid(
             nova_context.get_admin_context(), server_id))
 
 
@@ -500,8 +501,9 @@ class TrustsTest(VerifyTestCase):
                 ('delegate', lambda _self, *_args, **_how: self.delegate()),
                 ('held', lambda _self: set(self.trusts)),
                 ('revoke', lambda _self, trust: self.trusts.discard(trust))):
-            self.stub_out(f'blazar_nova.parts.credentials.Credentials.{name}',
-                          stand_in)
+            self.stub_out(
+                f'blazar_nova.services.user_credentials.Credentials.{name}',
+                stand_in)
 
     def delegate(self) -> str:
         trust_id = uuidutils.generate_uuid(dashed=False)
@@ -556,11 +558,13 @@ class TrustsTest(VerifyTestCase):
 
     def test_a_trust_of_a_lease_that_is_over(self):
         server_id = self.hold('waits')['id']
-        self.stub_out('blazar_nova.parts.credentials.Credentials.revoke',
-                      mock.Mock(side_effect=ValueError('away')))
+        self.stub_out(
+            'blazar_nova.services.user_credentials.Credentials.revoke',
+            mock.Mock(side_effect=ValueError('away')))
         self.alice.delete_server(server_id)
-        self.stub_out('blazar_nova.parts.credentials.Credentials.revoke',
-                      lambda _self, trust: self.trusts.discard(trust))
+        self.stub_out(
+            'blazar_nova.services.user_credentials.Credentials.revoke',
+            lambda _self, trust: self.trusts.discard(trust))
         lease_id = self.lease('waits')['id']
         self.assert_mended(f'Lease {lease_id} is over, and the trust of its '
                            f'owner is still kept.')
@@ -568,7 +572,7 @@ class TrustsTest(VerifyTestCase):
 
     def test_a_keystone_that_does_not_answer(self):
         self.hold('waits')
-        self.stub_out('blazar_nova.parts.credentials.Credentials.held',
+        self.stub_out('blazar_nova.services.user_credentials.Credentials.held',
                       mock.Mock(side_effect=ValueError('away')))
         report = self.compare()
         self.assertEqual(
@@ -590,7 +594,7 @@ class MomentsTest(VerifyTestCase):
 
         with mock.patch.object(self, 'pause', meanwhile):
             report = self.compare()
-        self.assertEqual(([10], verify.Report([], [], [], [])),
+        self.assertEqual(([10], verification.Report([], [], [], [])),
                          (looked, report))
 
     def test_what_moves_is_not_told(self):
@@ -639,7 +643,7 @@ class AwayTest(VerifyTestCase):
 
     def test_placement(self):
         self.start_compute('host3')
-        with mock.patch('blazar_nova.compat.hosts.ask_placement',
+        with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=ValueError('no placement')):
             report = self.compare()
         self.assertEqual(([], ['The hosts could not be compared: ValueError: '
@@ -649,7 +653,7 @@ class AwayTest(VerifyTestCase):
     def test_one_host_hides_no_other(self):
         self.start_compute('host3')
         self.start_compute('host4')
-        silent, facts = [], nova_hosts.facts
+        silent, facts = [], compute_hosts.facts
 
         def some_facts(uuid):
             if uuid in silent:
@@ -661,8 +665,8 @@ class AwayTest(VerifyTestCase):
                     f'know it.')
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.compat.hosts.facts', some_facts))
-        uuids = {one.name: one.uuid for one in nova_hosts.all_hosts()[0]}
+            'blazar_nova.compat.compute_hosts.facts', some_facts))
+        uuids = {one.name: one.uuid for one in compute_hosts.all_hosts()[0]}
         silent.append(uuids['host3'])
         failed = 'Host host3 could not be compared: ValueError: no placement'
         report = self.compare()
@@ -670,7 +674,7 @@ class AwayTest(VerifyTestCase):
             [one.text for one in report.left], report.failures))
         # What could be seen once and not again is not called mended.
         del silent[:]
-        compare_host = hosts.Hosts.compare
+        compare_host = host_sync.HostSync.compare
 
         def and_then_silent(self, host):
             if host.uuid == uuids['host4']:
@@ -678,7 +682,7 @@ class AwayTest(VerifyTestCase):
                 silent.append(uuids['host3'])
 
         with mock.patch.object(
-                hosts.Hosts, 'compare', and_then_silent):
+                host_sync.HostSync, 'compare', and_then_silent):
             report = self.compare(fix=True)
         self.assertEqual(
             ([unknown('host4')], [unknown('host3')], [failed]),
@@ -687,7 +691,7 @@ class AwayTest(VerifyTestCase):
 
     def test_what_cannot_be_seen_any_more_is_not_called_mended(self):
         self.start_compute('host3')
-        away = mock.patch('blazar_nova.compat.hosts.ask_placement',
+        away = mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                           side_effect=ValueError('no placement'))
         self.addCleanup(away.stop)
         gone = []
@@ -697,7 +701,7 @@ class AwayTest(VerifyTestCase):
             if not gone:
                 gone.append(away.start())
 
-        with mock.patch('blazar_nova.listener.hosts.Hosts.compare',
+        with mock.patch('blazar_nova.listener.host_sync.HostSync.compare',
                         go):
             report = self.compare(fix=True)
         self.assertEqual(
@@ -716,7 +720,7 @@ class CommandTest(VerifyTestCase):
         out, error = io.StringIO(), io.StringIO()
         with (contextlib.redirect_stdout(out),
               contextlib.redirect_stderr(error),
-              mock.patch('blazar_nova.compat.service.configure')):
+              mock.patch('blazar_nova.compat.process.configure')):
             code = manage.main(['verify', '--grace', '0', *words])
         return code, out.getvalue().splitlines(), error.getvalue()
 
@@ -764,7 +768,7 @@ class CommandTest(VerifyTestCase):
         self.assertEqual(0, self.type('--fix')[0])
 
     def test_what_cannot_be_compared(self):
-        with mock.patch('blazar_nova.compat.hosts.ask_placement',
+        with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=ValueError('no placement')):
             code, lines, _told = self.type()
         self.assertEqual(2, code)

@@ -25,15 +25,15 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_nova.cmd import manage
-from blazar_nova.cmd import verify
+from blazar_nova.compat import aggregate_members
 from blazar_nova.compat import aggregates
-from blazar_nova.compat import claims
-from blazar_nova.compat import hosts as nova_hosts
-from blazar_nova.compat import membership
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import host_traits
+from blazar_nova.compat import nova_scheduler
 from blazar_nova.compat import pool
 from blazar_nova.compat import providers
-from blazar_nova.compat import traits
-from blazar_nova.parts import enrolling
+from blazar_nova.services import host_enrollment
+from blazar_nova.verify import verification
 from tests.functional import nova_box
 from tests.functional import test_api
 
@@ -48,7 +48,7 @@ class HostsTestCase(test_api.ApiTestCase):
 
     def setUp(self):
         super().setUp()
-        self.enrolling = enrolling.Enrolling(self.listener.parts)
+        self.enrolling = host_enrollment.HostEnrollment(self.listener.parts)
         self.bob = self.api(project=uuids.other, user='bob')
 
     def enrol(self, *names, **extra):
@@ -108,9 +108,9 @@ class HostsTestCase(test_api.ApiTestCase):
 
     def traits(self, host):
         """The traits of ours that a host has in placement."""
-        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+        uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                  if one.name == host)
-        return {one for one in nova_hosts.ask_placement(
+        return {one for one in compute_hosts.ask_placement(
             f'/resource_providers/{uuid}/traits')['traits']
             if one.startswith('CUSTOM_BLAZAR_')}
 
@@ -340,7 +340,7 @@ class TestCommands(HostsTestCase):
         for host in (first, second):
             self.enrolling.retire(int(host['id']))
         real = providers.change
-        away_uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+        away_uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                       if one.service_host == 'host1')
 
         def away(uuid, *args, **kwargs):
@@ -363,7 +363,7 @@ class TestCommands(HostsTestCase):
         for late in ('before', 'within'):
             host, = self.enrol('host1')
             self.enrolling.retire(int(host['id']))
-            other = enrolling.Enrolling(self.listener.parts)
+            other = host_enrollment.HostEnrollment(self.listener.parts)
             real, again = pool.leave, []
 
             def meanwhile(*args, other=other, again=again):
@@ -451,7 +451,7 @@ class TestLife(HostsTestCase):
             {'freepool': ['host1', 'host2'],
              'blazar_pool': ['host1', 'host2']}, self.aggregates())
         self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(mine))
-        self.assertEqual([], nova_hosts.ask_placement(
+        self.assertEqual([], compute_hosts.ask_placement(
             f'/traits?name=in:{self.trait_of(reservation_id)}')['traits'])
         self.listener.mirror.compare_all()
         self.assertEqual([(None,)] * 3, self.books(
@@ -571,7 +571,7 @@ class TestLeasesWithin(HostsTestCase):
         return self.boot('in', hints=hints)
 
     def verified(self):
-        report = verify.Verifier(
+        report = verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(False)
         return [one.text for one in report.left], report.failures
@@ -686,17 +686,17 @@ class TestEnds(HostsTestCase):
 
     def test_who_comes_while_it_ends_is_not_let_in(self):
         """It ends between the claim in the books and that in placement."""
-        real = claims._novas
+        real = nova_scheduler._novas
 
         def late(*args, **kwargs):
             self.end(self.started, 0)
             return real(*args, **kwargs)
 
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.claims._novas', late):
+                'blazar_nova.compat.nova_scheduler._novas', late):
             self.fails(self.within('late', self.reservation_id))
-        self.assertEqual({}, nova_hosts.taken([
-            one.uuid for one in nova_hosts.all_hosts()[0]
+        self.assertEqual({}, compute_hosts.taken([
+            one.uuid for one in compute_hosts.all_hosts()[0]
             if one.name == 'host1']))
 
     def test_one_starts_only_where_nothing_is_left(self):
@@ -704,7 +704,7 @@ class TestEnds(HostsTestCase):
         lease = self.make(start_in=2 * HOUR, client=self.bob,
                           reservations=[self.hosts_wanted()])
         self.end(self.started)
-        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+        uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                  if one.name == 'host1')
         answer = report.report_client_singleton().put(
             f'/allocations/{uuids.stray}', {
@@ -721,7 +721,7 @@ class TestEnds(HostsTestCase):
         self.assertEqual([(None,)], self.assigned_to())
         self.assertIn('not free yet', self.get(
             lease, client=self.bob)['status_reason'])
-        nova_hosts.tell_placement('delete', f'/allocations/{uuids.stray}')
+        compute_hosts.tell_placement('delete', f'/allocations/{uuids.stray}')
         self.listener.mirror.compare_all()
         self.run_until(self.clock.now() + 60)
         self.assertEqual('ACTIVE', self.get(
@@ -738,7 +738,7 @@ class TestEnds(HostsTestCase):
             raise errors.CloudUnavailable('placement is away')
 
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.occupants.guests', silent):
+                'blazar_nova.compat.host_servers.guests', silent):
             self.end(lease)
             self.wait_until_gone(server['id'])
             self.run_until(self.clock.now() + 600)
@@ -1154,7 +1154,7 @@ class TestParts(PartsTestCase):
         _lease, reservation_id = self.lease_hosts()
         self.assertNotEqual([hosts[0]], self.aggregates()[reservation_id])
         self.listener.mirror.compare_all()
-        report = verify.Verifier(
+        report = verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(False)
         self.assertEqual(([], [], []), (
@@ -1231,8 +1231,8 @@ class TestAsking(HostsTestCase):
         zone.create()
         api = compute_api.AggregateAPI()
         api.add_host_to_aggregate(context, zone.id, 'host2')
-        traits.make('CUSTOM_RACK')
-        for uuid in (one.uuid for one in nova_hosts.all_hosts()[0]):
+        host_traits.make('CUSTOM_RACK')
+        for uuid in (one.uuid for one in compute_hosts.all_hosts()[0]):
             providers.change(uuid, 'traits', ['CUSTOM_RACK'])
         for params, expected in (
                 ({'availability_zone': 'az1'}, 'host2'),
@@ -1278,9 +1278,9 @@ class TestAsking(HostsTestCase):
 
     def test_a_trait_is_asked_for_once_however_often_it_is_named(self):
         asked = []
-        real = nova_hosts.ask_placement
+        real = compute_hosts.ask_placement
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.hosts.ask_placement',
+                'blazar_nova.compat.compute_hosts.ask_placement',
                 lambda url: asked.append(url) or real(url)):
             self.make(code=400, reservations=[self.hosts_wanted(
                 traits=['CUSTOM_NONE'] * 15 + ['CUSTOM_OTHER'])])
@@ -1378,8 +1378,8 @@ class TestGrowing(HostsTestCase):
         self.context = nova_context.get_admin_context()
         rack = aggregates.make(self.context, name='rack', metadata={
             'availability_zone': 'az1'})
-        membership.put(self.context, rack, ['host2'])
-        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+        aggregate_members.put(self.context, rack, ['host2'])
+        uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                  if one.name == 'host2')
         providers.change(uuid, 'aggregates', [rack.uuid])
 
@@ -1465,13 +1465,13 @@ class TestZones(HostsTestCase):
 
     def test_hosts_come_and_go_as_often_as_one_likes(self):
         for _again in range(2):
-            membership.put(
+            aggregate_members.put(
                 self.context, self.aggregate, ['host1', 'host2'])
             self.assertEqual(['host1', 'host2'], self.hosts_in())
-        membership.put(self.context, self.aggregate, ['host2', 'plain'])
+        aggregate_members.put(self.context, self.aggregate, ['host2', 'plain'])
         self.assertEqual(['host1', 'host2', 'plain'], self.hosts_in())
         for _again in range(2):
-            membership.take_out(
+            aggregate_members.take_out(
                 self.context, self.aggregate, ['host1', 'plain'])
             self.assertEqual(['host2'], self.hosts_in())
 
@@ -1480,19 +1480,19 @@ class TestZones(HostsTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.rpcapi.SchedulerAPI.update_aggregates',
             lambda _self, _context, found: told.extend(found)))
-        membership.put(self.context, self.aggregate, ['host1', 'host2'])
+        aggregate_members.put(self.context, self.aggregate, ['host1', 'host2'])
         gone = aggregates.make(self.context, name='gone', metadata={})
         gone.destroy()
         told.clear()
-        membership.tell(self.context, self.aggregate, gone)
+        aggregate_members.tell(self.context, self.aggregate, gone)
         self.assertEqual([['host1', 'host2']], [
             sorted(one.hosts) for one in told])
 
     def test_one_that_is_in_another_zone(self):
         other = aggregates.make(
             self.context, name='other', metadata={'availability_zone': 'az2'})
-        membership.put(self.context, other, ['host2'])
-        message = self.refused_by_it(membership.put, 'host1', 'host2')
+        aggregate_members.put(self.context, other, ['host2'])
+        message = self.refused_by_it(aggregate_members.put, 'host1', 'host2')
         self.assertIn('Hosts host2 do not come', message)
         self.assertIn('availability zone az2', message)
         self.assertEqual([], self.hosts_in())
@@ -1502,34 +1502,34 @@ class TestZones(HostsTestCase):
         server = self.boot_active('one')
         host = self.host_of(server)
         self.assertIn('1 server there', self.refused_by_it(
-            membership.put, 'host1', 'host2', 'plain'))
+            aggregate_members.put, 'host1', 'host2', 'plain'))
         self.assertEqual([], self.hosts_in())
         self.admin.delete_server(server['id'])
         self.wait_until_gone(server['id'])
-        membership.put(self.context, self.aggregate, [host])
-        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+        aggregate_members.put(self.context, self.aggregate, [host])
+        uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                  if one.name == host)
         providers.change(uuid, 'aggregates', [self.aggregate.uuid])
         self.boot_active('two', availability_zone='az1')
         # One that is there already changes nothing for it.
-        membership.put(self.context, self.aggregate, [host])
-        self.refused_by_it(membership.take_out, host)
+        aggregate_members.put(self.context, self.aggregate, [host])
+        self.refused_by_it(aggregate_members.take_out, host)
         self.assertEqual([host], self.hosts_in())
 
     def test_a_cell_that_does_not_answer(self):
         """Its hosts wait, and no others."""
         cell = self.cell_mappings['cell1'].uuid
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.compat.bounded.of_cells', lambda *_args: {
+            'blazar_nova.compat.bounded_calls.of_cells', lambda *_args: {
                 cell: nova_context.did_not_respond_sentinel}))
         self.assertIn('cell does not answer', self.refused_by_it(
-            membership.put, 'host1'))
-        membership.put(self.context, self.aggregate, ['unmapped'])
+            aggregate_members.put, 'host1'))
+        aggregate_members.put(self.context, self.aggregate, ['unmapped'])
         self.assertEqual(['unmapped'], self.hosts_in())
 
     def test_an_aggregate_that_is_gone(self):
         self.aggregate.destroy()
-        membership.take_out(self.context, self.aggregate, ['host1'])
+        aggregate_members.take_out(self.context, self.aggregate, ['host1'])
 
 
 class TestVerify(HostsTestCase):
@@ -1537,7 +1537,7 @@ class TestVerify(HostsTestCase):
     def setUp(self):
         super().setUp()
         self.enrol('host1', 'host2')
-        self.verifier = verify.Verifier(
+        self.verifier = verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None, 0)
 
     def texts(self, fix=False):
@@ -1559,7 +1559,7 @@ class TestVerify(HostsTestCase):
         self.assertEqual([], self.texts())
 
     def test_what_somebody_took_out_of_the_pool_is_put_back(self):
-        uuid, = (one.uuid for one in nova_hosts.all_hosts()[0]
+        uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                  if one.name == 'host1')
         before = self.aggregates()
         pool.leave(pool.Member(uuid, 'host1'))
@@ -1619,12 +1619,12 @@ class Dying(fixtures.Fixture):
     """
 
     PLACES = ('nova.objects.aggregate.Aggregate.create',
-              'blazar_nova.compat.membership.put',
-              'blazar_nova.compat.membership.take_out',
+              'blazar_nova.compat.aggregate_members.put',
+              'blazar_nova.compat.aggregate_members.take_out',
               'nova.scheduler.client.query.SchedulerQueryClient.'
               'update_aggregates',
               'nova.compute.api.AggregateAPI.delete_aggregate',
-              'blazar_nova.compat.hosts.tell_placement',
+              'blazar_nova.compat.compute_hosts.tell_placement',
               'blazar_core.capacity.enrollment._write',
               'blazar_core.capacity.assignments.assign',
               'blazar_core.lifecycle.event_queue.EventQueue.done',

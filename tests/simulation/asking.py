@@ -60,7 +60,7 @@ class Asking:
     def recur(self, project: str, request: requests.LeaseRequest,
               reservation: creation.NewReservation) -> ty.Any:
         """Ask for all occurrences, as
-        :class:`blazar_nova.api.recurring.Series` does.
+        :class:`blazar_nova.services.lease_series.Series` does.
 
         :param reservation: of each; one without params is of a boot
         :returns: the first lease
@@ -128,7 +128,7 @@ class Asking:
 
     def stop(self) -> None:
         """End all occurrences, the last first, as
-        :class:`blazar_nova.api.recurring.Series` does.
+        :class:`blazar_nova.services.lease_series.Series` does.
         """
         if not self._world.recurring:
             raise errors.NotFound('nothing recurs')

@@ -590,7 +590,7 @@ class Port:
         return ''
 
     def send_slots(self, call: str, apart: bool, gate: cloud_api.Gate) -> None:
-        """See :meth:`blazar_nova.compat.servers.Lookup.send_slots`."""
+        """See :meth:`blazar_nova.compat.nova_cloud.Lookup.send_slots`."""
         server_ids = json.loads(call)['servers']
         for server_id in server_ids:
             self._cloud.servers[server_id].pooled = apart
@@ -679,7 +679,7 @@ class Port:
     def is_early(self, server: Server) -> bool:
         """Whether a deletion that an end asks for waits: while another one is
         under way. Those of users do not count, see
-        :mod:`blazar_nova.compat.deletion`.
+        :mod:`blazar_nova.compat.server_deletion`.
         """
         return server.deleting
 

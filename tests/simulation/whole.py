@@ -186,7 +186,7 @@ class Operator:
             return
 
     def _have_in(self, host: clouds.Host) -> None:
-        """What :meth:`blazar_nova.parts.enrolling.Enrolling.add` does."""
+        """Enroll a host as blazar-nova-manage does."""
         self._baton.wait(lambda: host.there, 1e9)
         attempt = self._write(enrollment.start, host.uuid, {})
         self._port.call('join')

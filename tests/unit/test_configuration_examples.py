@@ -22,10 +22,10 @@ import testscenarios
 
 from blazar_core.common import opts
 from blazar_core.db import encryption
-from blazar_nova.api import boot_hints
-from blazar_nova.api import lease_params
 from blazar_nova.compat import pool
-from blazar_nova.parts import credentials
+from blazar_nova.schemas import boot_hints
+from blazar_nova.schemas import hint_params
+from blazar_nova.services import user_credentials
 from tests import samples
 from tests.unit import base
 
@@ -91,7 +91,7 @@ class ExampleTestCase(base.TestCase):
         conf([], project='nova', default_config_files=[path])
         opts.register_opts(conf)
         for group, options in itertools.chain(
-                pool.list_opts(), credentials.list_opts(),
+                pool.list_opts(), user_credentials.list_opts(),
                 messaging_opts.list_opts(), auth_token.list_opts(),
                 [('blazar_keystone', loading.get_auth_plugin_conf_options(
                     'password')),
@@ -168,8 +168,8 @@ class TestHints(base.TestCase):
         hints = {name: hint['default'] for name, hint in self.hints().items()
                  if 'default' in hint}
         self.assertTrue(boot_hints.ask_for_lease(hints, ()))
-        window = lease_params.lease_request(
-            hints, 0, lease_params.Defaults('now', 60, 60)).window
+        window = hint_params.lease_request(
+            hints, 0, hint_params.Defaults('now', 60, 60)).window
         self.assertEqual((0, 7200), (window.start, window.end))
 
 

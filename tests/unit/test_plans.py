@@ -80,9 +80,9 @@ ASKING = (
     'blazar_core.test_whole_hosts.TestParts',
     'blazar_core.test_whole_hosts.TestReserving',
     'blazar_core.test_whole_hosts.TestWithin',
-    'blazar_nova.test_mirror.TestLeases',
-    'blazar_nova.test_mirror.TestRecheck',
-    'blazar_nova.test_mirror.TestTwoListeners',
+    'blazar_nova.test_server_sync.TestLeases',
+    'blazar_nova.test_server_sync.TestRecheck',
+    'blazar_nova.test_server_sync.TestTwoListeners',
 )
 
 #: What does not grow with leases, but with the cloud or what operators do, and
@@ -136,9 +136,10 @@ EVERYTHING = (
     ('lifecycle/orphans.py', 'known', 'orphans', _KEPT),
     ('healing/reshuffle.py', 'Reshuffle._free', 'bookings',
      'All that is booked is dealt out anew; of more than some it is not.'),
-    ('../blazar_nova/cmd/importing/judging.py', '_Leases.__init__', 'leases',
+    ('../blazar_nova/importer/import_plan.py', '_Leases.__init__', 'leases',
      'An operator imports all leases of Blazar, once.'),
-    ('../blazar_nova/listener/mirror.py', 'Mirror._have_leases', 'leases',
+    ('../blazar_nova/listener/server_sync.py', 'ServerSync._have_leases',
+     'leases',
      _FIRST),
 )
 

@@ -21,8 +21,8 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import handlers
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
-from blazar_nova.parts import answers
-from blazar_nova.parts import external
+from blazar_nova.schemas import lease_views
+from blazar_nova.services import budget_service
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -43,9 +43,9 @@ class Payer:
         search = admissions.Admission(self.database, self.clock)
         kind = base.FakeType()
         types = resource_types.ResourceTypes({'virtual:instance': kind}, kind)
-        budget = external.Budget(
-            external.External(self.conf, lambda: {}),
-            answers.Answers(types).lease)
+        budget = budget_service.Budget(
+            budget_service.External(self.conf, lambda: {}),
+            lease_views.LeaseViews(types).lease)
         self.leases = leases.Leases(
             self.database, self.clock, search, types, (budget.commit, 80))
         self.lifecycle = handlers.Handlers(

@@ -11,16 +11,16 @@ from oslotest import base
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_nova.api import bodies
-from blazar_nova.api import host_bodies
-from blazar_nova.api import joining
-from blazar_nova.api import lease_params
-from blazar_nova.resources import types
+from blazar_nova.resource_types import registry
+from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import host_schema
+from blazar_nova.schemas import lease_schema
+from blazar_nova.services import running_servers
 from tests import examples
 
 #: 2026-11-24.
 NOW = 1795478400
-DEFAULTS = lease_params.Defaults(
+DEFAULTS = hint_params.Defaults(
     'now', 3600, 60, ends=('delete', 'snapshot', 'shelve'))
 
 _DATES = st.one_of(
@@ -106,17 +106,17 @@ class TestAnyBody(base.BaseTestCase):
     @examples.repeatable(150)
     @hypothesis.given(st.one_of(_LEASES, _WITH_DATES))
     def test_of_a_new_lease(self, body):
-        joining.is_asked(body)
-        found = self.read(bodies.create, body, NOW, DEFAULTS)
+        running_servers.is_asked(body)
+        found = self.read(lease_schema.create, body, NOW, DEFAULTS)
         if found is None:
             return
-        self.assertEqual(found, bodies.create({
+        self.assertEqual(found, lease_schema.create({
             key: value for key, value in body.items()
             if value is not None}, NOW, DEFAULTS))
         for one in found.lease.occurrences:
             self.assertLess(one.window.end, model.LATEST)
         for one in found.reservations:
-            kind = types.available().get(one.get('resource_type'))
+            kind = registry.available().get(one.get('resource_type'))
             if kind is not None:
                 self.read(kind.read, one)
 
@@ -125,17 +125,19 @@ class TestAnyBody(base.BaseTestCase):
     def test_of_a_change(self, body):
         there = {key: value for key, value in body.items()
                  if value is not None}
-        self.assertEqual(joining.is_asked(there), joining.is_asked(body))
-        self.assertEqual(joining.lets_leave(there), joining.lets_leave(body))
+        self.assertEqual(running_servers.is_asked(there),
+                         running_servers.is_asked(body))
+        self.assertEqual(running_servers.lets_leave(there),
+                         running_servers.lets_leave(body))
         self.assertEqual(
-            self.read(bodies.change, there, NOW, LEASE, DEFAULTS),
-            self.read(bodies.change, body, NOW, LEASE, DEFAULTS))
+            self.read(lease_schema.change, there, NOW, LEASE, DEFAULTS),
+            self.read(lease_schema.change, body, NOW, LEASE, DEFAULTS))
 
     @examples.repeatable(100)
     @hypothesis.given(_some(
         name=_TEXTS, gpu=_COUNTS, reservable=st.booleans(), trust_id=_TEXTS,
         private=_TEXTS, id=_COUNTS, values=_RESERVATIONS))
     def test_of_a_host(self, body):
-        for reader in (host_bodies.create, host_bodies.change,
-                       host_bodies.private):
+        for reader in (host_schema.create, host_schema.change,
+                       host_schema.private):
             self.read(reader, body)

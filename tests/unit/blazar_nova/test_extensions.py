@@ -10,7 +10,7 @@ from stevedore import _cache
 
 from blazar_core.common import errors
 from blazar_core.plugins import end_policies
-from blazar_nova.resources import extensions
+from blazar_nova.resource_types import extensions
 
 GROUP = 'blazar_nova.test_extensions'
 DELETE = 'blazar_core.plugins.end_policies:Delete'

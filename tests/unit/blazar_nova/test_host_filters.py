@@ -10,7 +10,7 @@ from oslo_config import fixture as conf_fixture
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_nova.compat import host_filters
-from blazar_nova.compat import service
+from blazar_nova.compat import process
 from tests.unit import base
 
 ENABLED = ['ComputeFilter', 'ComputeCapabilitiesFilter',
@@ -65,15 +65,16 @@ class TestAsked(base.TestCase):
     def setUp(self):
         super().setUp()
         objects.register_all()
-        service.CONF([], project='nova', default_config_files=[],
+        process.CONF([], project='nova', default_config_files=[],
                      default_config_dirs=[])
-        self.addCleanup(service.CONF.reset)
+        self.addCleanup(process.CONF.reset)
         self.conf = self.useFixture(conf_fixture.Config(CONF))
         self.conf.config(group='filter_scheduler', enabled_filters=ENABLED)
         self.context = nova_context.RequestContext('alice', 'mine')
         self.nodes = []
-        self.patch('blazar_nova.compat.bounded.of_api', lambda *_args: [])
-        self.patch('blazar_nova.compat.bounded.of_cells',
+        self.patch('blazar_nova.compat.bounded_calls.of_api',
+                   lambda *_args: [])
+        self.patch('blazar_nova.compat.bounded_calls.of_cells',
                    lambda *_args: {uuids.cell: self.nodes})
 
     def patch(self, name, new):

@@ -10,7 +10,7 @@ from blazar_core.db import models
 from blazar_core.leases import creation
 from blazar_core.leases import views
 from blazar_core.plugins import resource_types
-from blazar_nova.api import host_leases
+from blazar_nova.services import host_leases
 from tests import databases
 from tests.unit import base
 

@@ -33,7 +33,7 @@ from blazar_core.lifecycle import orphans
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from blazar_nova.cmd import manage
-from blazar_nova.cmd import purging
+from blazar_nova.cmd import purge
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -216,7 +216,7 @@ class ManageTest(base.TestCase):
 
     def purge(self, *words):
         """Type the command, at the time of the tests."""
-        with mock.patch.object(purging.clocks, 'SystemClock',
+        with mock.patch.object(purge.clocks, 'SystemClock',
                                lambda: driven.ManualClock(self.now)):
             return self.manage('db', 'purge', *words)
 

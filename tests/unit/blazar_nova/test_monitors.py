@@ -56,7 +56,7 @@ class MonitorsTestCase(base.TestCase):
         super().setUp()
         self.rack, self.other = Rack(), Rack()
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.resources.extensions.load',
+            'blazar_nova.resource_types.extensions.load',
             lambda group, base: {'rack': self.rack, 'other': self.other}))
         self.believed = []
         self.clock = WaitedClock()
@@ -176,7 +176,7 @@ class TestFencing(base.TestCase):
     def fencing(self, **by_name):
         self.clock = driven.ManualClock()
         self.done = []
-        for where in ('blazar_nova.compat.hosts.force_down',
+        for where in ('blazar_nova.compat.compute_hosts.force_down',
                       'blazar_core.capacity.outages.note_fenced'):
             self.useFixture(fixtures.MonkeyPatch(
                 where, lambda *what, where=where: self.done.append(

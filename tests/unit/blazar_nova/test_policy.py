@@ -13,7 +13,7 @@ from oslo_policy import generator
 import stevedore.extension
 
 from blazar_core.common import errors
-from blazar_nova.api import policy
+from blazar_nova.schemas import policy
 from tests import imports
 from tests.unit import base
 
@@ -327,7 +327,8 @@ class TestSample(base.TestCase):
         for group, function in (('policies', policy.list_rules),
                                 ('enforcer', policy.get_enforcer)):
             self.assertEqual(
-                f'blazar_nova = blazar_nova.api.policy:{function.__name__}',
+                'blazar_nova = blazar_nova.schemas.policy:' +
+                function.__name__,
                 parser['entry_points'][f'oslo.policy.{group}'].strip())
 
     def test_the_enforcer_of_the_tools_knows_the_rules(self):

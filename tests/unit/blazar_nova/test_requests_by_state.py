@@ -14,7 +14,7 @@ from blazar_core.leases import creation
 from blazar_core.leases import requests
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
-from blazar_nova.api import faults
+from blazar_nova.schemas import error_answers
 from tests import databases
 from tests import imports
 from tests.unit import base
@@ -141,7 +141,7 @@ class TestRequests(base.LeaseTestCase):
         try:
             getattr(self, self.request_name)(lease)
         except errors.BlazarError as exc:
-            answer = str(faults.code_of(exc)[0])
+            answer = str(error_answers.code_of(exc)[0])
             # It says why, and has changed nothing.
             self.assertRegex(str(exc), r'\.$')
             self.assertEqual(before, self.everything())

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The API by which operators take hosts for a time, for maintenance."""
+
+import typing as ty
+
+import webob
+
+from blazar_core.capacity import outages
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import words
+from blazar_core.healing import host_status
+from blazar_core.healing import maintenance
+from blazar_nova.schemas import dates
+from blazar_nova.schemas import policy
+from blazar_nova.schemas import web_requests
+from blazar_nova.services import wiring
+
+__all__ = ['HostMaintenance']
+
+_RULE = 'blazar:maintenance:'
+_EXAMPLE = '{"end_date": "2026-12-01 16:07", "reason": "firmware"}'
+_KNOWN = {'start_date': '"2026-12-01 12:00"', 'end_date': '"2026-12-01 16:07"',
+          'reason': '"firmware"', 'anyway': 'true'}
+
+
+class HostMaintenance:
+    """The handlers; each is given a request whose user is known."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._policy = policy.Policy(parts.conf)
+        self._database = parts.database
+        self._clock = parts.clock
+        self._hosts = parts.maintenance
+
+    def index(self, request: webob.Request) -> web_requests.Answer:
+        self._authorize(request, 'get')
+        now = self._clock.now()
+        return 200, {'maintenance': [
+            _described(one.name, maintenance.Planned(
+                model.Window(one.began_at, one.until), one.reason))
+            for one in host_status.away(self._database)
+            if one.kind == outages.MAINTENANCE and one.until > now and
+            one.began_at is not None]}
+
+    def show(self, request: webob.Request,
+             host_name: str) -> web_requests.Answer:
+        self._authorize(request, 'get')
+        planned = self._planned(host_name)
+        return 200, {'maintenance': self._whole(host_name, planned, False)}
+
+    def update(self, request: webob.Request,
+               host_name: str) -> web_requests.Answer:
+        self._authorize(request, 'put')
+        dry_run = web_requests.flag(request, 'dry_run')
+        asked, anyway = self._asked(host_name, web_requests.body(request,
+                                                                 _EXAMPLE))
+        body = self._whole(host_name, asked)
+        stay = [one for one in body['promised'] if one['obstacle']]
+        if dry_run:
+            return 200, {'maintenance': body}
+        if stay and not anyway:
+            raise errors.Conflict(
+                f'{len(stay)} of '
+                f'{words.count(len(body["promised"]), "booking")} of leases '
+                f'would not go to other hosts, the first one of lease '
+                f'{stay[0]["lease_id"]}: {stay[0]["obstacle"]} Nothing was '
+                f'done. Ask with dry_run=true for all of them; with "anyway": '
+                f'true the host is taken all the same.')
+        self._hosts.announce(host_name, asked.window, asked.reason)
+        return 200, {'maintenance': body}
+
+    def delete(self, request: webob.Request,
+               host_name: str) -> web_requests.Answer:
+        self._authorize(request, 'delete')
+        inputs.check_keys(web_requests.query(request), {}, 'the query')
+        self._planned(host_name)
+        self._hosts.give_back(host_name)
+        return 204, None
+
+    def _planned(self, name: str) -> maintenance.Planned:
+        planned = self._hosts.planned(name)
+        if planned is None:
+            raise errors.NotFound(f'Host {name} is not in maintenance.')
+        return planned
+
+    def _asked(self, name: str, body: object,
+               ) -> tuple[maintenance.Planned, bool]:
+        """What a body asks for, and whether also where something stays.
+
+        :raises InvalidLeaseParams: with the sentence that the operator reads
+        """
+        values = inputs.json_object(body, 'The body of the request')
+        inputs.check_keys(values, _KNOWN, 'a maintenance')
+        known = self._hosts.planned(name)
+        start = values.get('start_date')
+        reason = inputs.text(values['reason'], 'reason') if (
+            'reason' in values) else known.reason if known else ''
+        anyway = inputs.boolean(str(values.get('anyway', False)), 'anyway')
+        return maintenance.Planned(dates.outage(
+            None if start is None else inputs.text(start, 'start_date'),
+            inputs.text(inputs.needed(values, 'end_date'), 'end_date'),
+            known and known.window, self._clock.now()), reason), anyway
+
+    def _whole(self, name: str, planned: maintenance.Planned,
+               judged: bool = True) -> dict[str, ty.Any]:
+        """A maintenance, with what leases have on its host in its time.
+
+        :param judged: whether it says what of that goes to other hosts
+        """
+        name = self._hosts.name_of(name)
+        return {**_described(name, planned), 'promised': [
+            {**one._asdict(), 'start_date': clocks.iso(one.start_date),
+             'end_date': clocks.iso(one.end_date)}
+            for one in self._hosts.promised(name, planned.window, judged)]}
+
+    def _authorize(self, request: webob.Request, rule: str) -> None:
+        """
+        :raises Forbidden: when the user may not do this
+        """
+        context = web_requests.context(request)
+        self._policy.authorize(context, _RULE + rule, {
+            'project_id': context.project_id})
+
+
+def _described(name: str, planned: maintenance.Planned) -> dict[str, ty.Any]:
+    return {'host': name, 'start_date': clocks.iso(planned.window.start),
+            'end_date': clocks.iso(planned.window.end),
+            'reason': planned.reason}

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lease API does with leases."""
+
+import dataclasses
+import typing as ty
+
+import webob
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.leases import creation
+from blazar_core.leases import idempotency
+from blazar_core.leases import requests
+from blazar_core.leases import views
+from blazar_nova.schemas import dates
+from blazar_nova.schemas import echoed_fields
+from blazar_nova.schemas import error_answers
+from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_schema
+from blazar_nova.schemas import policy
+from blazar_nova.schemas import web_requests
+from blazar_nova.services import host_leases
+from blazar_nova.services import lease_changes
+from blazar_nova.services import lease_series
+from blazar_nova.services import lease_transfer
+from blazar_nova.services import lease_trusts
+from blazar_nova.services import limit_requests
+from blazar_nova.services import running_servers
+from blazar_nova.services import wiring
+
+__all__ = ['LeaseController']
+
+#: How far ahead is looked for room, and for how many starts, if not said.
+_AHEAD = 30 * 86400
+_STARTS = 100
+
+
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+class LeaseController:
+    """The handlers; each is given a request whose user is known."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._defaults = hint_params.defaults(parts.conf)
+        self._policy = policy.Policy(parts.conf)
+        self._host_leases = host_leases.HostLeases(parts, self._policy)
+        self._changes = lease_changes.LeaseChanges(parts)
+        self._handing = lease_transfer.LeaseTransfer(parts)
+        self._joining = running_servers.RunningServers(parts)
+        self._recurring = lease_series.LeaseSeries(parts)
+
+    # -- looking -----------------------------------------------------------
+
+    def index(self, request: webob.Request) -> web_requests.Answer:
+        context = web_requests.context(request)
+        target = {'project_id': context.project_id}
+        self._policy.authorize(context, 'blazar:leases:get', target)
+        query, fields = lease_schema.query(
+            web_requests.query(request), self._parts.clock.now(),
+            self._parts.conf.blazar.list_ended)
+        if not self._policy.allows(
+                context, 'blazar:leases:get_all_projects', target):
+            if query.project_id not in (None, context.project_id):
+                raise errors.Forbidden(
+                    'The leases of other projects are for admins. Leave '
+                    'project_id out.')
+            query = dataclasses.replace(query, project_id=context.project_id)
+        if query.marker is not None and not query.occurrences:
+            query = dataclasses.replace(
+                query, marker=self._parts.leases.recurring.current(
+                    query.marker))
+        found, more = views.page(self._parts.database, query)
+        if more and not query.paged:
+            raise errors.InvalidLeaseParams(
+                f'These are more than {len(found)} leases. Write filters '
+                f'(status, name, project_id, resource_type, start_date, '
+                f'end_date), or "limit" and "marker" to read one page after '
+                f'the other.')
+        if not query.occurrences:
+            found = self._parts.leases.recurring.as_one(found)
+        body: dict[str, ty.Any] = {
+            'leases': [_chosen(self._parts.answers.lease(lease), fields)
+                       for lease in self._host_leases.complete(
+                           context, found)]}
+        if more:
+            body['leases_links'] = web_requests.next_page(request,
+                                                          found[-1]['id'])
+        return 200, body
+
+    def show(self, request: webob.Request,
+             lease_id: str) -> web_requests.Answer:
+        return self._answer(request, 200, self._lease(
+            request, lease_id, 'blazar:leases:get'))
+
+    def _answer(self, request: webob.Request, code: int, lease: _Lease,
+                ) -> web_requests.Answer:
+        (lease,) = self._host_leases.complete(
+            web_requests.context(request), [lease])
+        return code, {'lease': self._parts.answers.lease(lease)}
+
+    def _lease(self, request: webob.Request, lease_id: str, rule: str,
+               ) -> dict[str, ty.Any]:
+        """A lease; to users who may not see it, there is none."""
+        try:
+            lease = views.get(self._parts.database, lease_id)
+        except errors.NotFound:
+            lease = self._parts.leases.recurring.get(lease_id)
+        context = web_requests.context(request)
+        target = {'project_id': lease['project_id']}
+        if not self._policy.allows(context, 'blazar:leases:get', target):
+            raise errors.NotFound(f'Lease {lease_id} could not be found.')
+        self._policy.authorize(context, rule, target)
+        return lease
+
+    # -- making ------------------------------------------------------------
+
+    def create(self, request: webob.Request) -> web_requests.Answer:
+        key = None if web_requests.flag(
+            request, 'dry_run') else web_requests.key(request)
+        if key is None:
+            return self._create(request, None)
+        made = idempotency.made_by(self._parts.database, key)
+        if made is None:
+            try:
+                return self._create(request, key)
+            except errors.BlazarError:
+                # It came twice at once, and the other one was faster?
+                made = idempotency.made_by(self._parts.database, key)
+                if made is None:
+                    raise
+        (made,) = self._parts.leases.recurring.as_one([made])
+        return self._answer(request, 201, made)
+
+    def _create(self, request: webob.Request, key: idempotency.Key | None,
+                ) -> web_requests.Answer:
+        context = web_requests.context(request)
+        target = {'project_id': context.project_id}
+        if running_servers.is_asked(web_requests.body(request)):
+            return self._create_of_servers(request, key)
+        asked = lease_schema.create(web_requests.body(request),
+                                    self._parts.clock.now(), self._defaults)
+        dry = web_requests.flag(request, 'dry_run')
+        self._policy.authorize(
+            context, 'blazar:leases:post' if asked.offer_seconds is None
+            else 'blazar:leases:offer', target)
+        if asked.lease.timeout is not None:
+            self._policy.authorize(
+                context, 'blazar:leases:best_effort', target)
+        asking = lease_changes.asking(
+            self._parts, context, asked.lease.window.start)
+        try:
+            new = creation.NewLease(
+                context.project_id, context.user_id, asked.lease, tuple(
+                    asking.new_reservation(one)
+                    for one in asked.reservations), key=key)
+            lease_schema.check_total(
+                (demand.count for demand in new.demands),
+                self._defaults.max_amount,
+                times=len(asked.lease.occurrences))
+            recurs = asked.lease.recurrence is not None
+            if not recurs:
+                new = dataclasses.replace(new, granted=(
+                    self._parts.limits.check(limit_requests.asked_of(
+                        new, False, self._parts.types))))
+            if dry:
+                quote = (self._recurring.quote if recurs
+                         else self._parts.leases.making.quote)
+                return 200, {'quote': _quote(new, quote(new))}
+            if recurs:
+                return self._answer(
+                    request, 201, self._recurring.create(context, new))
+        except errors.Refused as exc:
+            if not dry:
+                raise
+            return 200, {'quote': _quote_of(
+                asked.lease, exc.refusal.wanted, exc.refusal)}
+        with lease_trusts.for_end(self._parts, context, new) as new:
+            lease = self._parts.leases.making.create(new, None) if (
+                asked.offer_seconds is None) else (
+                self._parts.leases.making.offer(new, asked.offer_seconds))
+        if asked.offer_seconds is None and new.credential is None:
+            lease_trusts.entrust(self._parts, context, lease, new.span.end)
+        self._parts.notify('lease.create', lease)
+        return self._answer(request, 201, lease)
+
+    def _create_of_servers(self, request: webob.Request,
+                           key: idempotency.Key | None) -> web_requests.Answer:
+        context = web_requests.context(request)
+        target = {'project_id': context.project_id}
+        self._policy.authorize(context, 'blazar:leases:post', target)
+        if web_requests.flag(request, 'dry_run'):
+            raise errors.InvalidLeaseParams(
+                'Servers that run have their capacity. Leave "dry_run" out.')
+        return self._answer(request, 201, self._joining.create(
+            context, web_requests.body(request), key))
+
+    def accept(self, request: webob.Request,
+               lease_id: str) -> web_requests.Answer:
+        self._lease(request, lease_id, 'blazar:leases:offer')
+        lease = self._parts.leases.making.accept(lease_id)
+        if lease_changes.is_owner(web_requests.context(request), lease):
+            lease_trusts.entrust(self._parts, web_requests.context(request),
+                                 lease)
+        self._parts.notify('lease.update', lease)
+        return self._answer(request, 200, lease)
+
+    # -- changing ----------------------------------------------------------
+
+    def update(self, request: webob.Request,
+               lease_id: str) -> web_requests.Answer:
+        lease = self._lease(request, lease_id, 'blazar:leases:put')
+        context, body = web_requests.context(request), echoed_fields.without(
+            web_requests.body(request), self._parts.answers.lease(lease),
+            self._parts.types)
+        if lease['recurrence_id'] and (running_servers.is_asked(body) or
+                                       lease_transfer.is_asked(body)):
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease_id} recurs: servers cannot join or leave it, '
+                f'and it cannot be handed over. Ask for a lease that does '
+                f'not.')
+        target = {'project_id': lease['project_id']}
+        if running_servers.is_asked(body):
+            if running_servers.lets_leave(body):
+                self._policy.authorize(
+                    context, 'blazar:leases:remove_servers', target)
+            return self._answer(request, 200, self._joining.make(body, lease))
+        if 'recurrence' in lease:
+            return self._answer(request, 200, self._recurring.update(
+                context, body, lease))
+        if not lease_transfer.is_asked(body):
+            return self._answer(
+                request, 200, self._changes.make(context, body, lease))
+        if not self._policy.allows(
+                context, 'blazar:leases:hand_over', target):
+            raise errors.Forbidden(
+                'Leases are handed over to another project or user by admins '
+                '(blazar:leases:hand_over). Leave project_id and user_id out.')
+        return self._answer(
+            request, 200, self._handing.make(context, body, lease_id))
+
+    def delete(self, request: webob.Request,
+               lease_id: str) -> web_requests.Answer:
+        try:
+            lease = self._lease(request, lease_id, 'blazar:leases:delete')
+        except errors.NotFound:
+            owner = views.owner_of_deleted(
+                self._parts.database,
+                self._parts.leases.recurring.current(lease_id))
+            if owner is None or not self._policy.allows(
+                    web_requests.context(request), 'blazar:leases:delete',
+                    {'project_id': owner}):
+                raise
+            return 204, None
+        if not web_requests.flag(request, 'force'):
+            self._host_leases.check_deletion(lease)
+        (self._recurring.delete if 'recurrence' in lease else
+         self._parts.lifecycle.ending.delete)(lease_id)
+        return 204, None
+
+    # -- asking what would fit ---------------------------------------------
+
+    def availability(self, request: webob.Request) -> web_requests.Answer:
+        context = web_requests.context(request)
+        self._policy.authorize(context, 'blazar:availability:get',
+                               {'project_id': context.project_id})
+        now = self._parts.clock.now()
+        values: dict[str, ty.Any] = web_requests.query(request)
+        start = dates.start_of(values.pop('start_date', 'now'), now)
+        end = dates.parse_date(values.pop('end_date'), now) if (
+            'end_date' in values) else min(start + _AHEAD, model.LATEST)
+        window = hint_params.window_of(start, end, now)
+        duration = dates.parse_duration(values.pop('duration', '1h'))
+        most = inputs.integer(values.pop('limit', _STARTS), 'limit', 1,
+                              lease_schema.MAX_LIMIT)
+        wanted = inputs.integer(values.get('amount', 1), 'amount', 1,
+                                self._defaults.max_amount)
+        if window.end + duration >= model.LATEST:
+            raise errors.InvalidLeaseParams(
+                'The window and the duration lead beyond the year 9998. '
+                'Write an earlier end_date.')
+        try:
+            asking = lease_changes.asking(self._parts, context, window.start)
+            values.setdefault('resource_type', asking.guess(values))
+            new = asking.new_reservation(values)
+        except errors.Refused:
+            found, known = [(window.start, 0)], None
+        else:
+            found, known = self._parts.leases.making.availability(
+                dataclasses.replace(
+                    new.demand, count=self._defaults.max_amount),
+                window, duration + self._defaults.grace_period, most)
+        return 200, {
+            'availability': _rows(found, known or window.end, wanted),
+            'truncated': known is not None}
+
+
+def _rows(found: ty.Sequence[tuple[int, int]], end: int, wanted: int,
+          ) -> list[dict[str, ty.Any]]:
+    """Each start with how many fit from there until the next one.
+
+    :param end: until when the last one holds
+    """
+    ends = [*(time for time, _fits in found[1:]), end]
+    return [{'start_date': clocks.iso(time), 'end_date': clocks.iso(until),
+             'fits': fits, 'enough': fits >= wanted}
+            for (time, fits), until in zip(found, ends, strict=True)]
+
+
+def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
+            ) -> dict[str, ty.Any]:
+    return lease if fields is None else {
+        name: lease[name] for name in fields}
+
+
+def _quote(new: creation.NewLease, refusal: refusals.Refusal | None,
+           ) -> dict[str, ty.Any]:
+    wanted = sum(demand.count for demand in new.demands)
+    return _quote_of(new.request, wanted, refusal)
+
+
+def _quote_of(request: requests.LeaseRequest, wanted: int,
+              refusal: refusals.Refusal | None) -> dict[str, ty.Any]:
+    window = request.window
+    quote: dict[str, ty.Any] = {
+        'fits': refusal is None, 'reason': None, 'next_start': None,
+        'next_start_after': None, 'latest_end': None,
+        'message': 'There is capacity for this lease.', 'fits_now': wanted,
+        'wanted': wanted, 'start_date': clocks.iso(window.start),
+        'end_date': clocks.iso(window.end),
+        'shifted': lease_series.shifted(request.recurrence)}
+    if refusal is not None:
+        quote |= {'message': error_answers.sentence(refusal),
+                  **error_answers.refusal_of(refusal)}
+    return quote

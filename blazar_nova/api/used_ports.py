@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Until when a port or an address is in use, for which Nova refuses a boot.
+
+Nova refuses a boot with what another server has, also one whose lease starts
+when that server is gone. What it cannot say is when that is.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+from oslo_utils import netutils
+from oslo_utils import uuidutils
+import webob
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_nova.api import guards
+from blazar_nova.compat import attachments
+from blazar_nova.services import wiring
+
+__all__ = ['CODES', 'explain']
+
+LOG = logging.getLogger(__name__)
+
+#: What Nova answers then: of an address, and of a port.
+CODES = (400, 409)
+
+
+def explain(parts: wiring.Parts, environ: dict[str, ty.Any],
+            response: webob.Response) -> None:
+    """Add to the refusal of a boot with a lease when it would not be refused,
+    if it asks for what servers of other leases of its project have.
+    """
+    context = environ['nova.context']
+    ports, addresses = _asked(environ)
+    if not ports and not addresses:
+        return
+    try:
+        found = [said for one in attachments.in_use(context, ports, addresses)
+                 if (said := _until(parts, context.project_id, one))]
+    except (errors.DatabaseUnavailable, errors.CloudUnavailable) as exc:
+        LOG.info('Until when what a boot needs is in use is not known: %s',
+                 exc)
+        return
+    if found:
+        body = jsonutils.loads(response.body)
+        fault, = body.values()
+        fault['message'] = ' '.join([fault['message'], *found])
+        response.body = jsonutils.dump_as_bytes(body)
+
+
+def _asked(environ: dict[str, ty.Any],
+           ) -> tuple[list[str], list[attachments.Address]]:
+    """The ports and the addresses that a boot names. What is written in
+    another way, Nova has refused for that.
+    """
+    server = guards.body_of(environ).get('server')
+    wanted = server.get('networks') if isinstance(server, dict) else None
+    ports, addresses = [], []
+    for one in wanted if isinstance(wanted, list) else ():
+        match one:
+            case {'port': str(port)} if uuidutils.is_uuid_like(port):
+                ports.append(port)
+            case {'uuid': str(network), 'fixed_ip': str(ip)} if (
+                    netutils.is_valid_ip(ip)):
+                addresses.append(attachments.Address(network, ip))
+    return ports, addresses
+
+
+def _until(parts: wiring.Parts, project_id: str, one: attachments.InUse,
+           ) -> str | None:
+    lease = None if one.server_id is None else (
+        parts.leases.servers.lease_of(one.server_id))
+    if lease is None or lease['project_id'] != project_id:
+        return None
+    end = clocks.minute(lease['end_date'] + (lease['grace_period'] or 0))
+    return (f'{one} That server is in lease {lease["name"]} ({lease["id"]}) '
+            f'until {end} UTC: boot after that, or detach it before.')

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""``blazar-nova-manage host maintain``: takes hosts for a time."""
+
+import argparse
+import sys
+import typing as ty
+
+import prettytable
+
+from blazar_core.common import clocks
+from blazar_core.common import words
+from blazar_core.healing import maintenance
+from blazar_nova.schemas import dates
+
+if ty.TYPE_CHECKING:
+    from blazar_nova.services import wiring
+
+__all__ = ['add', 'run']
+
+
+def add(verbs: ty.Any) -> argparse.ArgumentParser:
+    """What can be said."""
+    text = 'take a host for a time, for maintenance'
+    maintain: argparse.ArgumentParser = verbs.add_parser(
+        'maintain', help=text, description=(
+            'Take a host for a time: nothing is booked there for that time '
+            'any more, what is promised there is bound to other hosts, and '
+            'servers of leases are live-migrated when the time comes near. '
+            'What would not go is named first, with its owners, and '
+            'then nothing is done without --anyway. Again, with other dates, '
+            'it changes them. When the time is over the host is there again. '
+            'Exit code 0: done; 1: it could not be, or something would not '
+            'go.'))
+    maintain.add_argument('name', help='the hypervisor, or its nova-compute')
+    maintain.add_argument('--from', dest='start', metavar='DATE',
+                          help='in UTC (default: as before, else now)')
+    maintain.add_argument(
+        '--until', required=True, metavar='DATE',
+        help='such as "2026-12-01 16:07"; "now" gives the host back')
+    maintain.add_argument('--reason', metavar='TEXT',
+                          help='for "blazar-nova-manage health" (default: as '
+                               'before)')
+    maintain.add_argument('--dry-run', action='store_true',
+                          help='name what is promised there, and do nothing')
+    maintain.add_argument('--anyway', action='store_true',
+                          help='also where something does not go')
+    maintain.add_argument(
+        '--wait', action='store_true',
+        help='wait until leases have nothing there any more in that time')
+    return maintain
+
+
+def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
+        pause: ty.Callable[[], None]) -> int:
+    """Do what the arguments say; returns the exit code.
+
+    :param pause: lets some time pass between two looks
+    :raises BlazarError: when it cannot be done
+    """
+    hosts, name, now = parts.maintenance, parsed.name, parts.clock.now()
+    known = hosts.planned(name)
+    if parsed.until.strip().lower() == 'now':
+        if known is not None and not parsed.dry_run:
+            hosts.give_back(name)
+        print(f'Host {name} is in maintenance no more.'
+              if known else f'Host {name} is not in maintenance.')
+        return 0
+    window = dates.outage(
+        parsed.start, parsed.until, known and known.window, now)
+    obstacles = _show(hosts.promised(name, window))
+    if parsed.dry_run or (obstacles and not parsed.anyway):
+        print('Nothing was done.' + (
+            '' if parsed.dry_run else ' Migrate what does not go, or write '
+            '--anyway: what has no other host waits for one then.'))
+        return 0 if parsed.dry_run else 1
+    reason = known.reason if known and parsed.reason is None else (
+        parsed.reason or '')
+    hosts.announce(name, window, reason)
+    print(f'Host {name} is in maintenance from '
+          f'{clocks.iso(window.start)[:19]} to '
+          f'{clocks.iso(window.end)[:19]} UTC.')
+    return _empty(hosts, name, pause) if parsed.wait else 0
+
+
+def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
+    """Print what leases have; returns how much of it does not go."""
+    table = prettytable.PrettyTable(
+        ['Lease', 'Name', 'Project', 'User', 'Start (UTC)', 'End (UTC)',
+         'Server', 'Goes'], align='l')
+    for one in promised:
+        table.add_row([
+            one.lease_id, one.name, one.project_id, one.user_id,
+            clocks.iso(one.start_date)[:19], clocks.iso(one.end_date)[:19],
+            one.server_id or '', f'No. {one.obstacle}' if one.obstacle
+            else 'To another host.'])
+    if promised:
+        print(table)
+    obstacles = sum(bool(one.obstacle) for one in promised)
+    print(f'{words.count(len(promised), "booking")}: '
+          f'{len(promised) - obstacles} to other hosts, {obstacles} not.')
+    return obstacles
+
+
+def _empty(hosts: maintenance.Maintenance, name: str,
+           pause: ty.Callable[[], None]) -> int:
+    """Wait until leases have nothing on a host while it is taken."""
+    said = ''
+    while known := hosts.planned(name):
+        left = hosts.left(name, known.window)
+        if not left:
+            print(f'Host {name} is free of leases.')
+            return 0
+        waiting = (f'Waiting for {words.count(len(left), "lease")}, the first '
+                   f'one {left[0]}.')
+        if waiting != said:
+            said = waiting
+            print(said, flush=True)
+        pause()
+    print(f'Host {name} is in maintenance no more, and leases are there.',
+          file=sys.stderr)
+    return 1

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The call that builds servers: sent, undone, and kept as text.
+
+Not everything in the call is also in Nova's databases (the requested
+networks, the admin password and injected files are not), so the whole call
+is kept. What is in the databases is read again when the call is sent.
+
+Between Nova's API and the cast of a build.
+
+``nova.compute.api.API.create()`` does all of the work of a boot: validation,
+quotas, volumes, and the records of the server. It ends in one call,
+``compute_task_api.schedule_and_build_instances(...)``, a cast to the
+conductor; nothing is scheduled, claimed or spawned before it. Every
+``compute.API`` that Nova's API builds makes its ``compute_task_api`` from
+``nova.conductor.ComputeTaskAPI``: while the API is built, that name leads to
+the class below.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import typing as ty
+
+import nova.compute.api
+from nova import conductor
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from nova.objects import base as objects_base
+from nova.volume import cinder
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+
+from blazar_nova.compat import attachments
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import reserved_state
+
+__all__ = ['BuildCall', 'Interceptor', 'in_name_of', 'intercepting', 'load',
+           'unwired']
+
+LOG = logging.getLogger(__name__)
+
+_KEPT = ('image', 'admin_password', 'injected_files', 'requested_networks',
+         'block_device_mapping', 'tags')
+
+#: Extra specs by which secrets are kept at a key manager, or accelerators are
+#: had. Those of images are written with an underscore.
+_OF_THE_USER = ('hw:tpm_', 'hw:ephemeral_encryption', 'accel:')
+
+
+@dataclasses.dataclass
+class BuildCall:
+    """The arguments of ``schedule_and_build_instances``."""
+
+    context: ty.Any
+    build_requests: list[ty.Any]
+    request_spec: list[ty.Any]
+    image: ty.Any
+    admin_password: str | None
+    injected_files: ty.Any
+    requested_networks: ty.Any
+    block_device_mapping: ty.Any
+    tags: ty.Any
+    #: By server, its BuildRequest as it was when the call was stored.
+    stored: ty.Mapping[str, ty.Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def server_ids(self) -> tuple[str, ...]:
+        return tuple(spec.instance_uuid for spec in self.request_spec)
+
+    def part(self, server_ids: ty.Collection[str]) -> 'BuildCall':
+        """The call that builds some of its servers."""
+        return dataclasses.replace(
+            self, build_requests=[
+                one for one in self.build_requests
+                if one.instance_uuid in server_ids],
+            request_spec=[one for one in self.request_spec
+                          if one.instance_uuid in server_ids])
+
+    def hint(self, name: str) -> str | None:
+        """What a hint of the boot says; None: there is none of this name."""
+        hints = self.request_spec[0].scheduler_hints or {}
+        value = hints.get(name)
+        return ty.cast('str | None', value[0] if isinstance(value, list) and (
+            value) else value)
+
+    @property
+    def makes_what_is_the_users(self) -> bool:
+        """Whether the build makes something in other services that belongs
+        to whom its token is of, or takes what he may have and others not.
+        """
+        spec, properties = self.request_spec[0], (
+            self.image or {}).get('properties', {})
+        return any(
+            bdm.destination_type == 'volume' and bdm.source_type != 'volume'
+            for bdm in self.block_device_mapping or ()) or any(
+            network.address and not network.port_id
+            for network in self.requested_networks or ()) or any(
+            key.startswith(_OF_THE_USER)
+            for key in (*spec.flavor.extra_specs, *(
+                name.replace('_', ':', 1) for name in properties)))
+
+    @property
+    def exclusive(self) -> frozenset[str]:
+        """What it needs that only one server at a time can have: ports, fixed
+        IP addresses, volumes that were there before.
+        """
+        return attachments.named(*attachments.wanted(
+            self.requested_networks)).union(
+                f'volume {bdm.volume_id}'
+                for bdm in self.block_device_mapping or ()
+                if bdm.volume_id and not self._is_shared(bdm.volume_id))
+
+    def _is_shared(self, volume_id: str) -> bool:
+        """Return whether several servers may have a volume, or cinder does
+        not say.
+        """
+        try:
+            return bool(cinder.API().get(self.context, volume_id).get(
+                'multiattach'))
+        except Exception as exc:
+            LOG.warning('Volume %s: whether it is for one server only is not '
+                        'known: %s', volume_id, exc)
+            return True
+
+    @property
+    def flavor_names(self) -> set[str]:
+        """The id and the name of its flavor."""
+        flavor = self.request_spec[0].flavor
+        return {flavor.flavorid, flavor.name}
+
+    @property
+    def image_names(self) -> set[str]:
+        """The id of its image, and its name if it is public: any other may
+        have been given the name of any.
+
+        None where the root disk is a volume that was there before. What such
+        a volume says of its image, its owner may have written.
+        """
+        image, root = self.image or {}, self.block_device_mapping.root_bdm()
+        if root is not None and (root.source_type, root.image_id) != (
+                'image', image.get('id')):
+            # Nova is told of an image, and makes the root disk of another.
+            return set()
+        names = {image.get('id'), image.get('is_public') and image.get('name')}
+        return {name for name in names if name}
+
+    def ask_for_lease(self) -> None:
+        """Have its servers be some that were booted with a lease, as their
+        hints say it to users and to every comparison of books and Nova.
+        """
+        for spec in self.request_spec:
+            spec.scheduler_hints = {
+                **(spec.scheduler_hints or {}), 'reserved': ['True']}
+            spec.save()
+
+    def send(self, task_api: ty.Any) -> None:
+        """Cast it to the conductor."""
+        task_api.schedule_and_build_instances(
+            self.context, build_requests=self.build_requests,
+            request_spec=self.request_spec,
+            **{name: getattr(self, name) for name in _KEPT})
+
+    def renew(self, access: ty.Any) -> None:
+        """Let it go in the user's name by a fresh token.
+
+        :param access: keystoneauth1's AccessInfo of the token
+        """
+        self.context = in_name_of(self.context, access)
+
+    def mark_reserved(self, unless_changed: bool = False) -> None:
+        """Show its servers as RESERVED from now on.
+
+        :param unless_changed: but for those of which another process has
+            changed something since they were written
+        """
+        for build_request in self.build_requests:
+            reserved_state.mark(build_request, unless_changed)
+
+    def show_as_build(self) -> None:
+        """Show its servers as being built for as long as they are held."""
+        for build_request in self.build_requests:
+            reserved_state.show_as_build(build_request)
+
+    def reread_group(self) -> None:
+        """Let its server group be what it is now."""
+        spec = self.request_spec[0]
+        if spec.instance_group is None:
+            return
+        try:
+            spec.instance_group = objects.InstanceGroup.get_by_uuid(
+                self.context, spec.instance_group.uuid)
+        except exception.InstanceGroupNotFound:
+            spec.instance_group = None
+
+    def undo(self) -> None:
+        """Take back all that ``create()`` stored for these servers.
+
+        What is gone already is passed over; what fails is logged, and the
+        rest is still undone.
+        """
+        for undo in (self._leave_group, self._release_volumes,
+                     self._delete_records):
+            try:
+                undo()
+            except Exception:
+                LOG.exception('A refused boot left something behind: %s of '
+                              'servers %s failed', undo.__name__,
+                              ', '.join(self.server_ids))
+
+    def _leave_group(self) -> None:
+        group = self.request_spec[0].instance_group
+        if group is not None:
+            objects.InstanceGroup._remove_members_in_db(
+                self.context, group.id, list(self.server_ids))
+
+    def _release_volumes(self) -> None:
+        """Cinder gave each volume of the boot an attachment."""
+        attachments = [
+            bdm.attachment_id for bdm in self.block_device_mapping or []
+            if 'attachment_id' in bdm and bdm.attachment_id]
+        volume_api: ty.Any = cinder.API() if attachments else None
+        for attachment in attachments:
+            volume_api.attachment_delete(self.context, attachment)
+
+    def _delete_records(self) -> None:
+        for records, missing in (
+                (self.request_spec, exception.RequestSpecNotFound),
+                (self.build_requests, exception.BuildRequestNotFound),
+                (self._mappings(), exception.InstanceMappingNotFound)):
+            for record in records:
+                try:
+                    record.destroy()
+                except missing:
+                    pass
+
+    def _mappings(self) -> list[ty.Any]:
+        return list(objects.InstanceMappingList.get_by_instance_uuids(
+            self.context, self.server_ids))
+
+    def dump(self, with_token: bool = False) -> str:
+        """The call as text. It contains secrets.
+
+        :param with_token: also the user's token, for a call that is sent
+            within its lifetime, if it is sent at all
+        """
+        serializer = objects_base.NovaObjectSerializer()
+        kept = {name: serializer.serialize_entity(
+            self.context, getattr(self, name)) for name in _KEPT}
+        return jsonutils.dumps({
+            'context': self.context.to_dict() | (
+                {} if with_token else {'auth_token': None}),
+            'request_spec': [serializer.serialize_entity(self.context, spec)
+                             for spec in self.request_spec],
+            'build_requests': [serializer.serialize_entity(
+                self.context, one) for one in self.build_requests],
+            **kept})
+
+
+def in_name_of(context: ty.Any, access: ty.Any) -> ty.Any:
+    """A context as it is, but for the token.
+
+    :param access: keystoneauth1's AccessInfo of the token
+    """
+    return nova_context.RequestContext.from_dict({
+        **context.to_dict(), 'auth_token': access.auth_token,
+        'roles': access.role_names, 'is_admin': None,
+        'service_catalog': _old_catalog(access.service_catalog.catalog)})
+
+
+def _old_catalog(services: ty.Iterable[ty.Any]) -> list[dict[str, ty.Any]]:
+    """A service catalog in the form of API v2, which Nova's contexts have.
+    """
+    catalog = []
+    for service in services:
+        regions: dict[str, dict[str, str]] = {}
+        for endpoint in service.get('endpoints', ()):
+            region = endpoint.get('region')
+            regions.setdefault(region, {'region': region})[
+                endpoint['interface'] + 'URL'] = endpoint['url']
+        catalog.append({'type': service['type'],
+                        'name': service.get('name', ''),
+                        'endpoints': list(regions.values())})
+    return catalog
+
+
+def load(text: str) -> BuildCall:
+    """The call again, but for the BuildRequests, which are read anew.
+
+    As they were they are needed only where Nova has none any more.
+    """
+    stored = jsonutils.loads(text)
+    context = nova_context.RequestContext.from_dict(stored['context'])
+    serializer = objects_base.NovaObjectSerializer()
+    kept = {name: serializer.deserialize_entity(context, stored[name])
+            for name in (*_KEPT, 'request_spec')}
+    requests = serializer.deserialize_entity(
+        context, stored.get('build_requests', []))
+    return BuildCall(context=context, build_requests=[], stored={
+        request.instance_uuid: request for request in requests}, **kept)
+
+
+#: Called instead of the cast, with the call and what would send it.
+Interceptor: ty.TypeAlias = ty.Callable[
+    [BuildCall, ty.Callable[[], None]], None]
+
+_real = conductor.ComputeTaskAPI
+
+
+class _Interceptable(_real):  # type: ignore[valid-type,misc]
+    """Nova's class, but for the one call, and what a resize is given."""
+
+    interceptor: ty.ClassVar[Interceptor]
+
+    def schedule_and_build_instances(
+            self, context: ty.Any, build_requests: ty.Any,
+            request_spec: ty.Any, image: ty.Any, admin_password: ty.Any,
+            injected_files: ty.Any, requested_networks: ty.Any,
+            block_device_mapping: ty.Any, tags: ty.Any = None) -> None:
+        call = BuildCall(
+            context, build_requests, request_spec, image, admin_password,
+            injected_files, requested_networks, block_device_mapping, tags)
+        type(self).interceptor(call, functools.partial(call.send, super()))
+
+    def resize_instance(self, context: ty.Any, instance: ty.Any,
+                        scheduler_hint: ty.Any, flavor: ty.Any,
+                        *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+        """A server that is bound to hosts takes that along."""
+        return super().resize_instance(
+            context, instance, scheduler_hint,
+            bound_servers.carry_over(instance, flavor), *args, **kwargs)
+
+
+@contextlib.contextmanager
+def intercepting(interceptor: Interceptor) -> ty.Iterator[None]:
+    """Within this block, what Nova's API builds calls the interceptor."""
+    wired = type('ComputeTaskAPI', (_Interceptable,),
+                 {'interceptor': staticmethod(interceptor)})
+    conductor.ComputeTaskAPI = wired
+    try:
+        yield
+    finally:
+        conductor.ComputeTaskAPI = _real
+
+
+def unwired(router: ty.Any) -> list[str]:
+    """The controllers of a router whose builds would not be intercepted.
+
+    :returns: their class names; also a sentence when there are no
+        controllers that build at all
+    """
+    missed, found = [], 0
+    for controller in _controllers(router):
+        api = getattr(controller, 'compute_api', None)
+        if isinstance(api, nova.compute.api.API):
+            found += 1
+            if not isinstance(api.compute_task_api, _Interceptable):
+                missed.append(type(controller).__name__)
+    return missed if found else ['no controller with a compute_api']
+
+
+def _controllers(router: ty.Any) -> ty.Iterator[ty.Any]:
+    for route in router.map.matchlist:
+        resource = route.defaults.get('controller')
+        yield getattr(resource, 'controller', None)
+        yield from getattr(resource, 'sub_controllers', ())

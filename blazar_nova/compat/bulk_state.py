@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Many servers at once: what :mod:`blazar_nova.compat.server_state` says of
+one.
+
+By a few statements for each thousand of servers, where asking for each would
+take several for every one.
+"""
+
+import collections
+import dataclasses
+import itertools
+import typing as ty
+
+from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
+from nova import objects
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+import sqlalchemy as sa
+
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import reserved_state
+from blazar_nova.compat import server_state
+
+__all__ = ['BATCH', 'BulkState', 'TELLING', 'Waiting', 'batches', 'flavors_of',
+           'hints_in', 'hints_of']
+
+LOG = logging.getLogger(__name__)
+
+#: How many servers are asked for at a time.
+BATCH = 500
+
+#: Words of a RequestSpec without which its boot asked for no lease.
+TELLING = '%"reserved"%'
+
+Seen = cloud_api.ObservedServer
+
+Hints: ty.TypeAlias = ty.Mapping[str, object]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waiting:
+    """A server that no conductor has taken up yet.
+
+    ``since`` is when it was asked for, seconds since the epoch.
+    """
+
+    reserved: bool
+    since: int
+
+
+class BulkState:
+    """All servers that wait for their build, read when this is made; others
+    when they are asked for.
+
+    :ivar silent: the names of the cells that did not answer
+    """
+
+    def __init__(self, cloud: cloud_api.Cloud) -> None:
+        self._cloud = cloud
+        self.silent: set[str] = set()
+        self._context = nova_context.get_admin_context()
+        self.waiting = {
+            request.instance_uuid: Waiting(
+                request.instance.vm_state == reserved_state.VM_STATE,
+                int(request.created_at.timestamp()))
+            for request in objects.BuildRequestList.get_all(self._context)}
+        found, _complete = compute_hosts.all_hosts()
+        self._nodes = {(host.service_host, host.name): host.uuid
+                       for host in found}
+
+    def look(self, server_ids: ty.Iterable[str]) -> dict[str, Seen]:
+        """What Nova says of servers; without those in cells that are silent.
+        """
+        seen: dict[str, Seen] = {}
+        for batch in batches(server_ids):
+            seen.update(self._look(batch))
+        return seen
+
+    def _look(self, server_ids: ty.Sequence[str]) -> dict[str, Seen]:
+        by_cell: dict[str, list[str]] = collections.defaultdict(list)
+        cells = {}
+        seen: dict[str, Seen] = {}
+        mapped: dict[str, ty.Any] = {
+            mapping.instance_uuid: mapping.cell_mapping for mapping in
+            objects.InstanceMappingList.get_by_instance_uuids(
+                self._context, server_ids)}
+        for server_id in server_ids:
+            cell, waits = mapped.get(server_id), self.waiting.get(server_id)
+            if cell is not None:
+                cells[cell.uuid] = cell
+                by_cell[cell.uuid].append(server_id)
+            elif waits is not None and server_id in mapped:
+                seen[server_id] = server_state.of_waiting(waits.reserved)
+            else:
+                # Gone, or it has just reached its cell.
+                seen |= self._look_at(server_id)
+        for uuid, members in by_cell.items():
+            seen.update(self._look_in(cells[uuid], members))
+        return seen
+
+    def _look_in(self, cell: ty.Any, server_ids: list[str],
+                 ) -> dict[str, Seen]:
+        answer = bounded_calls.of_cells(
+            self._context, _instances, server_ids, cells=[cell])[cell.uuid]
+        if nova_context.is_cell_failure_sentinel(answer):
+            self.silent.add(cell.name or cell.uuid)
+            return {}
+        seen = {instance.uuid: server_state.of_instance(
+            instance, self._nodes.get((instance.host, instance.node)))
+            for instance in answer}
+        for server_id in server_ids:
+            if server_id not in seen:
+                # Deleted: its allocations tell whether it has left.
+                seen |= self._look_at(server_id)
+        return seen
+
+    def _look_at(self, server_id: str) -> dict[str, Seen]:
+        """One that cannot be looked at keeps no other from it."""
+        try:
+            return {server_id: self._cloud.look(server_id)}
+        except Exception:
+            LOG.exception('Server %s could not be looked at', server_id)
+            return {}
+
+    def asked_for(self, is_lease: ty.Callable[[Hints], bool]) -> list[str]:
+        """The servers in cells whose boot asked for a lease by its hints.
+
+        With some that were deleted not long ago.
+        """
+        with api_db.context_manager.reader.using(self._context):
+            rows = self._context.session.execute(
+                sa.select(_SPECS.instance_uuid, _SPECS.spec)
+                .join(_MAPPINGS,
+                      _MAPPINGS.instance_uuid == _SPECS.instance_uuid)
+                .where(_MAPPINGS.cell_id.is_not(None),
+                       sa.or_(_MAPPINGS.queued_for_delete.is_(None),
+                              _MAPPINGS.queued_for_delete == sa.false()),
+                       _SPECS.spec.like(TELLING)),
+                execution_options={'yield_per': BATCH})
+            return [row.instance_uuid for row in rows
+                    if is_lease(hints_in(jsonutils.loads(row.spec)))]
+
+
+_SPECS = api_models.RequestSpec
+_MAPPINGS = api_models.InstanceMapping
+
+
+def hints_of(server_ids: ty.Iterable[str]) -> dict[str, Hints]:
+    """The hints with which servers were booted."""
+    return {server_id: hints_in(spec)
+            for server_id, spec in _specs_of(server_ids)}
+
+
+def flavors_of(server_ids: ty.Iterable[str]) -> dict[str, str]:
+    """The ids of the flavors that servers have, or are resized to."""
+    found = {}
+    for server_id, spec in _specs_of(server_ids):
+        flavor = (spec.get('nova_object.data') or {}).get('flavor') or {}
+        found[server_id] = (flavor.get('nova_object.data') or {}).get(
+            'flavorid') or ''
+    return found
+
+
+def _specs_of(server_ids: ty.Iterable[str],
+              ) -> ty.Iterator[tuple[str, ty.Any]]:
+    """The RequestSpecs of servers, as the database has them."""
+    context = nova_context.get_admin_context()
+    for batch in batches(server_ids):
+        with api_db.context_manager.reader.using(context):
+            for row in context.session.execute(
+                    sa.select(_SPECS.instance_uuid, _SPECS.spec).where(
+                        _SPECS.instance_uuid.in_(batch))):
+                yield row.instance_uuid, jsonutils.loads(row.spec)
+
+
+def hints_in(spec: ty.Any) -> Hints:
+    """The scheduler hints of a RequestSpec as the database has it."""
+    return (spec.get('nova_object.data') or {}).get('scheduler_hints') or {}
+
+
+def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:
+    return objects.InstanceList.get_by_filters(
+        context, {'uuid': server_ids, 'deleted': False, 'soft_deleted': True},
+        expected_attrs=['fault'])
+
+
+def batches(server_ids: ty.Iterable[str]) -> ty.Iterator[list[str]]:
+    """So many at a time."""
+    rest = iter(server_ids)
+    while batch := list(itertools.islice(rest, BATCH)):
+        yield batch

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hosts, as Nova's cells and placement have them."""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import re
+import typing as ty
+
+from keystoneauth1 import exceptions as keystone_exceptions
+import nova.conf
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from nova.scheduler.client import report
+from nova import servicegroup
+from oslo_log import log as logging
+import requests
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import timestamps
+
+__all__ = ['ComputeHost', 'Facts', 'Provider', 'ServiceState', 'Tree',
+           'all_hosts', 'allocations', 'ask_placement', 'counted', 'facts',
+           'named', 'on_service_host', 'service_states', 'services_up',
+           'taken', 'taken_by', 'tell_placement', 'trees']
+
+LOG = logging.getLogger(__name__)
+
+_PLACEMENT = '1.39'
+
+#: What is read of an inventory.
+_INVENTORY = ('total', 'reserved', 'allocation_ratio', 'min_unit', 'max_unit',
+              'step_size')
+#: The class of a reservation of OpenStack Blazar: its servers take one each of
+#: a provider below that of their host. What Blazar has left of them outlives a
+#: change from there, and no other host has any.
+_OF_BLAZAR = re.compile(
+    'CUSTOM_RESERVATION_[0-9A-F]{8}(_[0-9A-F]{4}){3}_[0-9A-F]{12}')
+#: What of a compute node its users may ask for, by Nova's names.
+_PROPERTIES = ('hypervisor_hostname', 'hypervisor_type',
+               'hypervisor_version', 'vcpus', 'memory_mb', 'local_gb')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComputeHost:
+    """A compute node; ``uuid`` is also that of its resource provider."""
+
+    uuid: str
+    name: str
+    service_host: str
+    properties: ty.Mapping[str, ty.Any]
+
+
+#: The generations of the providers of a host, by their uuids.
+Tree: ty.TypeAlias = ty.Mapping[str, int]
+
+
+class Provider(ty.NamedTuple):
+    """What was seen of a provider.
+
+    :ivar generation: that it had before
+    :ivar units: what placement lets be claimed of each class, and how much of
+        it one server may claim
+    :ivar taken: whether any consumer had anything of it
+    """
+
+    generation: int
+    units: ty.Mapping[str, model.Units]
+    taken: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """What a host has in all, and what each consumer takes of it.
+
+    Over its tree of providers.
+
+    :ivar units: see :class:`blazar_core.common.model.HostFacts`
+    """
+
+    capacity: model.Resources
+    allocations: ty.Mapping[str, model.Resources]
+    providers: ty.Mapping[str, Provider]
+    units: ty.Mapping[str, ty.Mapping[str, ty.Sequence[int]]] | None = None
+
+
+def all_hosts() -> tuple[list[ComputeHost], bool]:
+    """The compute nodes of every cell.
+
+    :returns: them, and whether every cell answered
+    """
+    return _of_cells(objects.ComputeNodeList.get_all)
+
+
+def named(name: str) -> tuple[list[ComputeHost], bool]:
+    """The compute nodes of a nova-compute, by its name or by that of one of
+    them.
+
+    :returns: them, and whether every cell answered
+    """
+    return _of_cells(_named, name)
+
+
+def _named(context: ty.Any, name: str) -> ty.Any:
+    of_host = objects.ComputeNodeList.get_all_by_host
+    with contextlib.suppress(exception.ComputeHostNotFound):
+        return of_host(context, name)
+    with contextlib.suppress(exception.ComputeHostNotFound):
+        return of_host(context, objects.ComputeNode.get_by_nodename(
+            context, name).host)
+    return []
+
+
+def _of_cells(work: ty.Callable[..., ty.Any], *args: ty.Any,
+              ) -> tuple[list[ComputeHost], bool]:
+    found = bounded_calls.of_cells(nova_context.get_admin_context(), work,
+                                   *args)
+    answered = [nodes for nodes in found.values()
+                if not nova_context.is_cell_failure_sentinel(nodes)]
+    return [_compute_host(node) for nodes in answered
+            for node in nodes], len(answered) == len(found)
+
+
+def on_service_host(service_host: str) -> list[ComputeHost]:
+    """The compute nodes of one nova-compute; none when it is unknown."""
+    context = nova_context.get_admin_context()
+    try:
+        mapping = objects.HostMapping.get_by_host(context, service_host)
+        with nova_context.target_cell(
+                context, mapping.cell_mapping) as cell_context:
+            return [_compute_host(node) for node in
+                    objects.ComputeNodeList.get_all_by_host(
+                        cell_context, service_host)]
+    except (exception.HostMappingNotFound, exception.ComputeHostNotFound):
+        return []
+
+
+def _compute_host(node: ty.Any) -> ComputeHost:
+    return ComputeHost(
+        node.uuid, node.hypervisor_hostname, node.host,
+        {name: getattr(node, name) for name in _PROPERTIES})
+
+
+def facts(uuid: str, tree: Tree | None = None, known: Facts | None = None,
+          ) -> Facts | None:
+    """Capacity and allocations of a host, over its tree of providers.
+
+    Capacity is what placement lets be claimed: (total - reserved) * ratio.
+
+    :param tree: its providers, if that is known (:func:`trees`)
+    :param known: what was seen of it before; what cannot be another since is
+        not asked again
+    :returns: None when placement does not know the host (yet)
+    """
+    capacity: collections.Counter[str] = collections.Counter()
+    amounts: dict[str, dict[str, int]] = {}
+    providers = {}
+    before = known.providers if known is not None else {}
+    for one, generation in (tree or _tree(uuid)).items():
+        providers[one] = _look_at(one, generation, before.get(one), amounts)
+        capacity.update({rc: units.capacity for rc, units in
+                         providers[one].units.items()})
+    if not capacity:
+        return None
+    return Facts(dict(capacity), amounts, providers, _units(uuid, providers))
+
+
+def _units(uuid: str, providers: ty.Mapping[str, Provider],
+           ) -> dict[str, dict[str, list[int]]] | None:
+    """What a host's capacity does not say of its providers.
+
+    :param uuid: that of its root provider
+    """
+    having = collections.Counter(
+        rc for provider in providers.values() for rc in provider.units)
+    found = {one: {
+        rc: list(units) for rc, units in sorted(provider.units.items())
+        if one != uuid or having[rc] > 1 or (
+            units.least, units.step) != (1, 1) or units.most < units.capacity}
+        for one, provider in sorted(providers.items()) if provider.units}
+    if not found.keys() - {uuid} and not found.get(uuid):
+        return None
+    return {'': found.pop(uuid, {}), **found}
+
+
+def _look_at(uuid: str, generation: int, before: Provider | None,
+             amounts: dict[str, dict[str, int]]) -> Provider:
+    """What a provider has.
+
+    Whatever adds to what is taken of it, or changes its inventory, moves its
+    generation. What gives back need not: a ``DELETE`` of what a consumer has
+    does not, nor does a ``PUT`` that names other providers only.
+
+    :param amounts: what consumers take of it is added to these
+    """
+    is_same = before is not None and before.generation == generation
+    if before is not None and is_same and not before.taken:
+        return before
+    answer = _add_allocations(uuid, amounts)
+    # It may have moved since the tree was asked for.
+    now = answer.get('resource_provider_generation', generation)
+    return Provider(
+        now, before.units if before is not None and is_same and (
+            now == generation) else _inventory(uuid),
+        bool(answer.get('allocations')))
+
+
+def taken_by(consumer: str, uuid: str) -> model.Resources:
+    """What one consumer takes of a host, over its tree of providers."""
+    amounts: collections.Counter[str] = collections.Counter()
+    held = allocations(consumer)
+    for provider in held.keys() & set(_tree(uuid)):
+        amounts.update(counted(held[provider]['resources']))
+    return amounts
+
+
+def counted(amounts: ty.Mapping[str, int]) -> dict[str, int]:
+    """Return amounts without those of Blazar's reservations."""
+    return {rc: amount for rc, amount in amounts.items()
+            if not _OF_BLAZAR.fullmatch(rc)}
+
+
+def _tree(uuid: str) -> Tree:
+    """The providers of a host; none when placement does not know it."""
+    tree = ask_placement(f'/resource_providers?in_tree={uuid}') or {}
+    return {provider['uuid']: provider['generation']
+            for provider in tree.get('resource_providers', [])}
+
+
+def trees() -> dict[str, Tree]:
+    """The providers of all hosts, by one request; by their roots, which have
+    the uuids of the hosts.
+
+    :raises CloudUnavailable: when placement does not answer
+    """
+    found: dict[str, dict[str, int]] = collections.defaultdict(dict)
+    for one in (ask_placement('/resource_providers') or {}).get(
+            'resource_providers', []):
+        found[one['root_provider_uuid']][one['uuid']] = one['generation']
+    return dict(found)
+
+
+def taken(providers: ty.Iterable[str]) -> dict[str, dict[str, int]]:
+    """What each consumer takes of a host's providers."""
+    amounts: dict[str, dict[str, int]] = {}
+    for provider in providers:
+        _add_allocations(provider, amounts)
+    return amounts
+
+
+def allocations(consumer: str) -> dict[str, ty.Any]:
+    """What placement holds for a consumer, by provider."""
+    answer = ask_placement(f'/allocations/{consumer}') or {}
+    return ty.cast('dict[str, ty.Any]', answer.get('allocations', {}))
+
+
+class ServiceState(ty.NamedTuple):
+    """What Nova says of a nova-compute.
+
+    :ivar up: whether it is heard of, and nobody has said that it is down
+    :ivar forced_down: whether somebody has
+    :ivar heard: whether it reports all the same
+    """
+
+    up: bool
+    disabled: bool
+    forced_down: bool
+    heard: bool
+
+    @property
+    def surely_down(self) -> bool:
+        """Whether it is certain that nothing runs there: somebody has sworn
+        it, and nothing speaks against that.
+        """
+        return self.forced_down and not self.heard
+
+
+def service_states() -> dict[str, ServiceState]:
+    """What Nova says of each nova-compute, by its host; nothing of those of a
+    cell that does not answer.
+    """
+    found = bounded_calls.of_cells(
+        nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
+        'nova-compute')
+    return {service.host: state_of(service) for services in found.values()
+            if not nova_context.is_cell_failure_sentinel(services)
+            for service in services}
+
+
+def state_of(service: ty.Any) -> ServiceState:
+    """What Nova says of a nova-compute."""
+    last = service.last_seen_up or service.updated_at or service.created_at
+    return ServiceState(
+        bool(servicegroup.API().service_is_up(service)),
+        bool(service.disabled), bool(service.forced_down),
+        # As Nova reckons for those that nobody has forced down.
+        not timestamps.is_older_than(last, nova.conf.CONF.service_down_time))
+
+
+def force_down(host: str) -> None:
+    """Say in Nova that a nova-compute is down: what was there may be
+    evacuated, and what it says itself is not believed until somebody takes
+    that back.
+    """
+    context = nova_context.get_admin_context()
+    mapping = objects.HostMapping.get_by_host(context, host)
+    with nova_context.target_cell(context, mapping.cell_mapping) as in_cell:
+        service = objects.Service.get_by_compute_host(in_cell, host)
+        service.forced_down = True
+        service.save()
+
+
+def services_up() -> set[str]:
+    """The service hosts whose nova-compute is up and enabled."""
+    return {host for host, state in service_states().items()
+            if state.up and not state.disabled}
+
+
+def _inventory(provider: str) -> dict[str, model.Units]:
+    answer = ask_placement(f'/resource_providers/{provider}/inventories') or {}
+    return {rc: _units_of(*(inventory[name] for name in _INVENTORY))
+            for rc, inventory in answer.get('inventories', {}).items()
+            if not _OF_BLAZAR.fullmatch(rc)}
+
+
+@functools.lru_cache(1000)
+def _units_of(total: int, reserved: int, ratio: float, least: int, most: int,
+              step: int) -> model.Units:
+    """The units of an inventory; alike hosts share them."""
+    capacity = int((total - reserved) * ratio)
+    return model.Units(capacity, least, min(most, capacity), step)
+
+
+def _add_allocations(provider: str, taken: dict[str, dict[str, int]],
+                     ) -> dict[str, ty.Any]:
+    """Add what consumers take of a provider; returns placement's answer."""
+    answer = ask_placement(f'/resource_providers/{provider}/allocations') or {}
+    for consumer, allocation in answer.get('allocations', {}).items():
+        amounts = taken.setdefault(consumer, {})
+        for rc, amount in counted(allocation['resources']).items():
+            amounts[rc] = amounts.get(rc, 0) + amount
+    return answer
+
+
+def ask_placement(url: str) -> dict[str, ty.Any] | None:
+    """Placement's answer; None when the thing asked for is not there.
+
+    :raises CloudUnavailable: when it does not answer, or is not itself
+    """
+    response = _of_placement('get', url)
+    if response.status_code == 404:
+        return None
+    # What it does not understand, it will not understand later either.
+    response.raise_for_status()
+    return ty.cast('dict[str, ty.Any]', response.json())
+
+
+def tell_placement(method: str, url: str, body: ty.Any = None) -> bool:
+    """Change something in placement; whether it is so now.
+
+    It is not where somebody else has changed it, or it is in use.
+
+    :param method: ``put`` or ``delete``
+    :raises CloudUnavailable: when it does not answer, or is not itself
+    """
+    response = _of_placement(method, url, *(
+        [body] if method == 'put' else []))
+    if response.status_code not in (404, 409):
+        response.raise_for_status()
+    return bool(response.ok)
+
+
+def _of_placement(method: str, url: str, *body: ty.Any) -> ty.Any:
+    """What placement says to a request that it understands.
+
+    :raises CloudUnavailable: when it does not answer, or is not itself
+    """
+    try:
+        response = getattr(report.report_client_singleton(), method)(
+            url, *body, version=_PLACEMENT)
+        if response.status_code not in (400, 404, 409):
+            response.raise_for_status()
+    except (keystone_exceptions.ClientException,
+            requests.RequestException) as exc:
+        LOG.warning('Placement does not answer %s: %s', url, exc)
+        raise errors.CloudUnavailable(
+            'The placement service does not answer; try again in a minute.'
+        ) from exc
+    return response

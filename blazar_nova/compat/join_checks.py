@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Which servers may come under a lease, or leave it."""
+
+import typing as ty
+
+from nova.compute import vm_states
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+
+from blazar_core.common import errors
+from blazar_core.leases import members
+from blazar_nova.compat import attachments
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import flavors
+from blazar_nova.compat import server_state
+from blazar_nova.compat import unbuilt_servers
+
+__all__ = ['joiner', 'leaves']
+
+#: What a server is in that is there, and to which nothing is being done.
+_STEADY = frozenset({
+    vm_states.ACTIVE, vm_states.PAUSED, vm_states.STOPPED,
+    vm_states.SUSPENDED})
+
+
+def joiner(server_id: str, project_id: str) -> members.NewMember:
+    """A server of a project that may come under a lease of it.
+
+    :raises InvalidLeaseParams: when the project has no such server
+    :raises Conflict: when it cannot come under one as it is; says what to do
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    return bounded_calls.of_api(_joiner, server_id, project_id)
+
+
+def _joiner(server_id: str, project_id: str) -> members.NewMember:
+    instance, host = _find(server_id, project_id)
+    if instance.locked:
+        raise errors.Conflict(
+            f'Server {server_id} is locked, and is not deleted or changed by '
+            f'the end of a lease. Unlock it first.')
+    if flavors.reservation_of(instance.flavor) is not None or (
+            bound_servers.reservation_of(instance.flavor) is not None):
+        raise errors.Conflict(
+            f'Server {server_id} is in a reservation already. Leave it out.')
+    _check_size(instance)
+    if instance.vm_state not in _STEADY or instance.task_state is not None or (
+            host is None):
+        what = instance.task_state or instance.vm_state
+        raise errors.Conflict(
+            f'Server {server_id} is {what}: one comes under a lease that is '
+            f'ACTIVE, PAUSED, SHUTOFF or SUSPENDED, with nothing going on. '
+            f'Try again when it is so.')
+    return members.NewMember(server_id, host, compute_hosts.taken_by(
+        server_id, host), attachments.of_instance(instance))
+
+
+def leaves(server_id: str, project_id: str) -> bool:
+    """Whether a server that is to leave its lease is on a host.
+
+    :raises InvalidLeaseParams: when the project has no such server
+    :raises Conflict: when it cannot leave as it is; says what to do
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    return bounded_calls.of_api(_leaves, server_id, project_id)
+
+
+def _leaves(server_id: str, project_id: str) -> bool:
+    instance, host = _find(server_id, project_id)
+    _check_size(instance)
+    if instance.vm_state == vm_states.BUILDING or (
+            instance.task_state is not None):
+        raise errors.Conflict(
+            f'Server {server_id} is not built yet, or something is being '
+            f'done to it. Try again when it is ACTIVE.')
+    return host is not None
+
+
+def _find(server_id: str, project_id: str) -> tuple[ty.Any, str | None]:
+    """A server of a project, and the uuid of the host that it is on."""
+    context = nova_context.get_admin_context()
+    mapping = unbuilt_servers.mapping(context, server_id)
+    if mapping is None or mapping.project_id != project_id:
+        raise _absent(server_id)
+    if mapping.cell_mapping is None:
+        raise errors.Conflict(
+            f'Server {server_id} is not built yet. Try again when it is '
+            f'ACTIVE.')
+    with nova_context.target_cell(
+            context, mapping.cell_mapping) as cell_context:
+        try:
+            instance = objects.Instance.get_by_uuid(
+                cell_context, server_id,
+                expected_attrs=['flavor', 'info_cache'])
+        except exception.InstanceNotFound as exc:
+            raise _absent(server_id) from exc
+        return instance, server_state.host_of(cell_context, instance)
+
+
+def _check_size(instance: ty.Any) -> None:
+    """Whether what a server takes is what it goes on to take.
+
+    :raises Conflict: when not; says what to do
+    """
+    if instance.vm_state == vm_states.RESIZED:
+        raise errors.Conflict(
+            f'Server {instance.uuid} has been resized or migrated, and may '
+            f'go back yet. Confirm or revert that first.')
+
+
+def _absent(server_id: str) -> errors.InvalidLeaseParams:
+    return errors.InvalidLeaseParams(
+        f'Server {server_id} could not be found. Write the ids of servers of '
+        f'the project of the lease.')

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers, as Nova has them: looked at and built."""
+
+import contextlib
+import functools
+import typing as ty
+
+from nova import baserpc
+from nova import conductor
+from nova.conductor import rpcapi as conductor_rpcapi
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from nova.scheduler import rpcapi as scheduler_rpcapi
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import accelerators
+from blazar_nova.compat import attachments
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import build_calls
+from blazar_nova.compat import build_preflight
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import end_actions
+from blazar_nova.compat import flavors
+from blazar_nova.compat import hostnames
+from blazar_nova.compat import nova_quota
+from blazar_nova.compat import request_context
+from blazar_nova.compat import reserved_state
+from blazar_nova.compat import server_deletion
+from blazar_nova.compat import server_demand
+from blazar_nova.compat import server_migration
+from blazar_nova.compat import server_state
+from blazar_nova.compat import stranded_builds
+from blazar_nova.compat import unbuilt_leftovers
+from blazar_nova.compat import unbuilt_servers
+
+__all__ = ['NovaCloud']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds that a service has to answer a ping.
+_PING_TIMEOUT = 10
+
+
+class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
+                server_migration.ServerMigration):
+    """What the core needs of a cloud, done with Nova.
+
+    For any process that has read nova.conf and has access to the API
+    database and the cells.
+
+    :param trusts: what lets it act for users
+    """
+
+    def __init__(self, trusts: request_context.Trusts) -> None:
+        super().__init__(trusts)
+        #: The service hosts of the hosts, by their uuids.
+        self._services: dict[str, str] = {}
+
+    def send(self, call: str, credential: str | None,
+             server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
+        """Cast a held call for those of its servers that still wait.
+
+        A second cast of the same server would orphan a running guest, so
+        the gate comes last, and nothing that could take its time comes after
+        it; the cast is never repeated.
+        """
+        build = build_calls.load(call)
+        if credential is not None:
+            build.renew(self._trusts.access(
+                credential, as_owner=build.makes_what_is_the_users))
+        return self._send(build, server_ids, gate)
+
+    def send_slots(self, call: str, apart: bool, gate: cloud_api.Gate) -> None:
+        """Send the build of servers that have reservation slots, as
+        :meth:`send`, where its request has not.
+
+        :param apart: whether they go to hosts that serve leases only
+        """
+        build = build_calls.load(call)
+        self._send(build, build.server_ids, gate,
+                   functools.partial(bound_servers.admit, build, apart))
+
+    def _send(self, build: build_calls.BuildCall,
+              server_ids: ty.Collection[str], gate: cloud_api.Gate,
+              admit: ty.Callable[[], None] = lambda: None) -> str:
+        """:param admit: called when it is known which servers are there"""
+        # Without one of these no host is found or even looked for; what else
+        # a build needs takes messages, and waits in a queue.
+        compute_hosts.ask_placement('/')
+        _ping(conductor_rpcapi.RPC_TOPIC)
+        _ping(scheduler_rpcapi.RPC_TOPIC)
+        waiting = {server_id: request for server_id in build.server_ids
+                   if server_id in server_ids and
+                   (request := unbuilt_servers.waiting(build, server_id))}
+        build.request_spec = [spec for spec in build.request_spec
+                              if spec.instance_uuid in waiting]
+        if not waiting:
+            return ''
+        build.build_requests = [
+            waiting[server_id] for server_id in build.server_ids]
+        admit()
+        self._check_up(build)
+        in_use = attachments.in_use(build.context, *attachments.wanted(
+            build.requested_networks), but=build.server_ids)
+        lacking = [*map(str, in_use), *accelerators.lacking(
+            build.context, build.request_spec[0].flavor)]
+        if lacking:
+            # Its servers are alike, and only one has what is in use.
+            return ' '.join(lacking)
+        taken = hostnames.taken(build.context, {
+            server_id: request.instance.hostname
+            for server_id, request in waiting.items()})
+        build.request_spec = [spec for spec in build.request_spec
+                              if spec.instance_uuid not in taken]
+        if not build.request_spec:
+            return ' '.join(taken.values())
+        count, why = nova_quota.admitted(
+            build.context.elevated(), build.request_spec)
+        build.request_spec = [
+            spec for spec in build.request_spec[:count]
+            if reserved_state.unmark(waiting[spec.instance_uuid])]
+        build.build_requests = [
+            waiting[server_id] for server_id in build.server_ids]
+        if build.request_spec:
+            _cast(build, gate)
+        return ' '.join(filter(None, [*taken.values(), why]))
+
+    def cast(self, build: build_calls.BuildCall, gate: cloud_api.Gate) -> None:
+        """Cast the build of a request that is under way: nothing is made
+        ready for it, as it follows what Nova's API has just done.
+        """
+        _cast(build, gate)
+
+    def preflight(self, call: str, credential: str | None) -> list[str]:
+        """See :class:`blazar_core.plugins.cloud_api.Preflight`."""
+        build = build_calls.load(call)
+        if credential is not None:
+            try:
+                build.renew(self._within(
+                    'Keystone', self._trusts.access, credential,
+                    as_owner=build.makes_what_is_the_users))
+            except errors.TrustUnavailable as exc:
+                # Nothing else can be seen without a token of his.
+                return [f'{exc}.']
+        # One that takes its time keeps no other from being looked at.
+        return self._within(f'What server {build.server_ids[0]} needs',
+                            build_preflight.lacking, build)
+
+    def _check_up(self, build: build_calls.BuildCall) -> None:
+        """Make sure that one of the hosts that may be used is up.
+
+        :raises CloudUnavailable: when none is: Nova would give up at once
+        """
+        try:
+            usable = server_demand.demand_of(
+                build.context.elevated(), build.request_spec).hosts or ()
+        except server_demand.NoSuchHost as exc:
+            raise errors.CloudUnavailable(
+                f'None of the hosts may be used now: {exc}') from exc
+        up = compute_hosts.services_up()
+        if not any(self._services.get(host) in up for host in usable):
+            self._services = {host.uuid: host.service_host
+                              for host in compute_hosts.all_hosts()[0]}
+        if not any(self._services.get(host) in up for host in usable):
+            raise errors.CloudUnavailable(
+                'None of the hosts that its servers may use is up')
+
+    def hold(self, server_ids: ty.Collection[str]) -> None:
+        """Show servers as RESERVED again that :meth:`send` did not send."""
+        context = nova_context.get_admin_context()
+        for server_id in server_ids:
+            try:
+                reserved_state.mark(objects.BuildRequest.get_by_instance_uuid(
+                    context, server_id))
+            except exception.BuildRequestNotFound:
+                LOG.debug('Server %s was deleted meanwhile', server_id)
+
+    def revoke(self, credential: str) -> None:
+        """Give back what let us act for a user."""
+        self._trusts.revoke(credential)
+
+    def credentials(self) -> set[str]:
+        """All trusts that were given to us."""
+        return self._trusts.held()
+
+    def traces(self, server_ids: ty.Collection[str],
+               ) -> dict[str, cloud_api.BuildTrace]:
+        """What there is of the builds that no conductor has brought to an
+        end.
+
+        The conductors share one queue: when one of them answers, everything
+        sent before has been taken out of it, or is lost.
+        """
+        late = stranded_builds.on_the_way(server_ids)
+        if not late:
+            return {}
+        _ping(conductor_rpcapi.RPC_TOPIC)
+        return stranded_builds.traces(late)
+
+    def abandon(self, server_id: str) -> None:
+        """Make a server whose build stands still one in ERROR."""
+        self._in_cell(stranded_builds.abandon, server_id)
+
+    def look(self, server_id: str) -> cloud_api.ObservedServer:
+        """What Nova says of a server at this moment.
+
+        :raises CloudUnavailable: when its cell does not answer
+        """
+        return self._in_cell(server_state.at_server, server_id)
+
+    def release(self, server_id: str) -> None:
+        """Nothing binds a server to a lease any more.
+
+        :raises CloudUnavailable: when that cannot be done now
+        """
+        flavors.release(server_id)
+
+    def forget(self, server_id: str) -> None:
+        """Remove what Nova keeps of a server that was never built."""
+        self._in_cell(unbuilt_leftovers.forget, server_id)
+
+
+def _ping(topic: str) -> None:
+    """Make sure that one of the services of a topic answers.
+
+    :raises CloudUnavailable: when none does
+    """
+    # BaseAPI.ping() tries for ever to reach a message bus that is away. Once
+    # more is for a connection that is as old as one that was restarted.
+    client = baserpc.BaseAPI(topic).client.prepare(
+        timeout=_PING_TIMEOUT, retry=1)
+    try:
+        client.call(nova_context.get_admin_context(), 'ping', arg='blazar')
+    except Exception as exc:
+        # oslo.messaging lets through some of its library's.
+        raise errors.CloudUnavailable(
+            f'nova-{topic} does not answer: {exc}') from exc
+
+
+class _NotSent(Exception):
+    """The gate is closed, or the permit to send a build has expired."""
+
+
+class _Gated:
+    """A transport that asks the gate right before it sends.
+
+    The message is complete by then: for a large boot that takes longer than
+    a permit is valid, and must not count.
+
+    :param ask: raises when nothing may be sent
+    """
+
+    def __init__(self, transport: ty.Any, ask: ty.Callable[[], None]) -> None:
+        self._transport = transport
+        self._ask = ask
+
+    def __getattr__(self, name: str) -> ty.Any:
+        return getattr(self._transport, name)
+
+    def _send(self, *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+        self._ask()
+        return self._transport._send(*args, **kwargs)
+
+
+def _cast(build: build_calls.BuildCall, gate: cloud_api.Gate) -> None:
+    """Send a call, if the gate opens and it is not too late then."""
+
+    def ask() -> None:
+        deadline = gate(build.server_ids)
+        if deadline is None:
+            raise _NotSent
+        if deadline.passed():
+            LOG.error('Servers %s: this process stood still between the right '
+                      'to send their build and the sending. It is not sent, '
+                      'and will be as one that got lost.',
+                      ', '.join(build.server_ids))
+            raise _NotSent
+
+    task_api = conductor.ComputeTaskAPI()
+    # Else it would wait for a message bus that is away, for as long as that
+    # takes, and send when another one has sent long since. Once more is for
+    # a connection that is as old as a bus that was restarted.
+    client = task_api.conductor_compute_rpcapi.client
+    client.retry = 1
+    client.transport = _Gated(client.transport, ask)
+    with contextlib.suppress(_NotSent):
+        build.send(task_api)

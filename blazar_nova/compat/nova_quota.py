@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What Nova's quota lets a project have, and build at this moment.
+
+Nova counts what is there now. A lease is asked about before it is made, with
+what all leases of its project hold at the same time: see
+:class:`blazar_core.leases.limits.Limits`. What Nova counts already of their
+servers is taken off, so that each of them counts once.
+
+The conductor checks the quota once more when it has written the servers of a
+build down, and lets all of them fail if they are too many together. What it
+would say is asked before, for as many as may be.
+"""
+
+import collections
+import typing as ty
+
+from nova.compute import vm_states
+import nova.conf
+from nova import context as nova_context
+from nova import exception
+from nova.limit import placement as limits
+from nova.limit import utils as limit_utils
+from nova import objects
+from oslo_limit import exception as limit_exceptions
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import nova_releases
+
+__all__ = ['NovaQuota', 'admitted']
+
+CONF = nova.conf.CONF
+
+#: What Nova's own quota driver has of servers.
+_LEGACY = ('instances', 'cores', 'ram')
+#: More than any limit: only the refusal says what the limit is.
+_TOO_MUCH = 2 ** 31
+
+
+class NovaQuota:
+    """Nova's quota, as the core asks it: of either driver."""
+
+    def amounts(self, servers: int, resources: model.Resources,
+                ) -> dict[str, int]:
+        """See :meth:`blazar_core.plugins.cloud_api.Quota.amounts`."""
+        if limit_utils.use_unified_limits():
+            return {'servers': servers, **{
+                f'class:{rc}': amount for rc, amount in resources.items()}}
+        return {'instances': servers,
+                'cores': resources.get('VCPU', 0) + resources.get('PCPU', 0),
+                'ram': resources.get('MEMORY_MB', 0)}
+
+    def headroom(self, project_id: str, user_id: str | None,
+                 names: ty.Collection[str],
+                 servers: ty.Sequence[cloud_api.CountedServer],
+                 ) -> dict[str, cloud_api.Headroom]:
+        """See :meth:`blazar_core.plugins.cloud_api.Quota.headroom`."""
+        context = nova_context.get_admin_context()
+        try:
+            if user_id is not None and not _has_own(
+                    context, project_id, user_id):
+                return {}
+            # Before the quota is: what comes in between counts twice, not
+            # never.
+            counted = self._counted(context, servers)
+            if limit_utils.use_unified_limits():
+                limited = _unified(context, project_id, names)
+            else:
+                limited = _legacy(context, project_id, user_id, names)
+        except Exception as exc:
+            raise errors.CloudUnavailable(
+                f'Nova cannot say what the quota admits: {exc}') from exc
+        return {name: cloud_api.Headroom(limit, used - counted.get(name, 0))
+                for name, (limit, used) in limited.items()}
+
+    def _counted(
+            self, context: ty.Any,
+            servers: ty.Sequence[cloud_api.CountedServer]) -> dict[str, int]:
+        """What Nova's usage has of servers."""
+        if not servers:
+            return {}
+        there = {one.instance_uuid: one.cell_mapping is not None for one in
+                 objects.InstanceMappingList.get_by_instance_uuids(
+                     context, [one.id for one in servers])
+                 if not one.queued_for_delete}
+        # Where Nova counts servers by its mappings, those count too that no
+        # cell has yet; and the rest is what placement has.
+        by_mapping = limit_utils.use_unified_limits() or (
+            CONF.quota.count_usage_from_placement)
+        on_hosts = _on_hosts(context, [
+            one.id for one in servers if one.placed]) if by_mapping else set()
+        counted = collections.Counter[str]()
+        for one in servers:
+            if by_mapping:
+                counted.update(self.amounts(
+                    int(one.id in there),
+                    one.resources if one.id in on_hosts else {}))
+            elif there.get(one.id):
+                counted.update(self.amounts(1, one.resources))
+        return counted
+
+
+def _on_hosts(context: ty.Any, server_ids: list[str]) -> set[str]:
+    """Return the servers that have allocations in placement.
+
+    A shelved server has a booking and no allocation; a soft-deleted one keeps
+    its allocation until Nova reclaims it. Servers of cells that do not answer
+    count twice.
+    """
+    if not server_ids:
+        return set()
+    found = bounded_calls.of_cells(
+        context, objects.InstanceList.get_by_filters,
+        {'uuid': server_ids, 'deleted': False, 'soft_deleted': True},
+        expected_attrs=[])
+    return {one.uuid for instances in found.values()
+            if not nova_context.is_cell_failure_sentinel(instances)
+            for one in instances
+            if one.vm_state != vm_states.SHELVED_OFFLOADED}
+
+
+def _has_own(context: ty.Any, project_id: str, user_id: str) -> bool:
+    """Whether a user has a quota of his own."""
+    if limit_utils.use_unified_limits():
+        return False
+    of_user = objects.Quotas.get_all_by_project_and_user(
+        context, project_id, user_id)
+    return any(one in of_user for one in _LEGACY)
+
+
+def _legacy(context: ty.Any, project_id: str, user_id: str | None,
+            names: ty.Collection[str]) -> dict[str, tuple[int, int]]:
+    """By name, the limit and what is in use, of what is limited."""
+    scope = 'project' if user_id is None else 'user'
+    usage = objects.Quotas.count_as_dict(
+        context, 'instances', project_id, user_id=user_id)[scope]
+    try:
+        objects.Quotas.limit_check_project_and_user(
+            context, **{f'{scope}_values': dict.fromkeys(names, _TOO_MUCH)},
+            project_id=project_id, user_id=user_id)
+    except exception.OverQuota as exc:
+        return {name: (exc.kwargs['quotas'][name], usage[name])
+                for name in exc.kwargs['overs']}
+    return {}
+
+
+def _unified(context: ty.Any, project_id: str, names: ty.Collection[str],
+             ) -> dict[str, tuple[int, int]]:
+    """The same with the limits that keystone has."""
+    try:
+        limits._get_enforcer(context, project_id).enforce(
+            project_id, dict.fromkeys(names, _TOO_MUCH))
+    except limit_exceptions.ProjectOverLimit as exc:
+        # Of what has no limit in keystone, Nova says whether that is none
+        # or zero; of one thing at a time, as others would hide it.
+        return {one.resource_name: (one.limit, one.current_usage)
+                for one in exc.over_limit_info_list
+                if limit_utils.should_enforce(
+                    limit_exceptions.ProjectOverLimit(project_id, [one]))}
+    return {}
+
+
+def admitted(context: ty.Any, specs: ty.Sequence[ty.Any]) -> tuple[int, str]:
+    """How many of these servers, all of one kind, the quota lets in.
+
+    :returns: how many, and why not more (empty when all)
+    :raises CloudUnavailable: when that cannot be found out
+    """
+    if not specs or not CONF.quota.recheck_quota:
+        return len(specs), ''
+    why = _refusal(context, specs[0], len(specs))
+    if not why:
+        return len(specs), ''
+    few, many = 0, len(specs)
+    # None are admitted, and ``many`` are not.
+    while many - few > 1:
+        middle = (few + many) // 2
+        if _refusal(context, specs[0], middle):
+            many = middle
+        else:
+            few = middle
+    return few, why
+
+
+def _refusal(context: ty.Any, spec: ty.Any, count: int) -> str:
+    """Why so many are too many; empty when they are not."""
+    try:
+        _check_quota(context, spec, count)
+        nova_releases.enforce_limits(context, spec, count)
+    except exception.OverQuota as exc:
+        return _sentence(exc)
+    except limit_exceptions.ProjectOverLimit as exc:
+        return str(exc)
+    except Exception as exc:
+        raise errors.CloudUnavailable(
+            f'Nova cannot say what the quota admits: {exc}') from exc
+    return ''
+
+
+def _check_quota(context: ty.Any, spec: ty.Any, count: int) -> None:
+    """As nova.compute.utils.check_num_instances_quota() does it."""
+    user_id = spec.user_id if _has_own(
+        context, spec.project_id, spec.user_id) else None
+    # Where Nova counts servers by its mappings, these are counted already.
+    known = CONF.quota.count_usage_from_placement
+    objects.Quotas.check_deltas(
+        context, {'instances': 0 if known else count,
+                  'cores': count * spec.flavor.vcpus,
+                  'ram': count * spec.flavor.memory_mb},
+        spec.project_id, user_id=user_id, check_project_id=spec.project_id,
+        check_user_id=user_id)
+
+
+def _sentence(exc: ty.Any) -> str:
+    overs = ', '.join(exc.kwargs.get('overs') or ())
+    return (f'The quota of the project admits no more (of {overs}).' if overs
+            else f'The quota of the project admits no more: {exc}')

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What Nova's scheduler loads, and what it hands to what it loads.
+
+In front of the scheduler's claim: the books first, then placement.
+
+Nova's scheduler claims the hosts it has chosen one after the other, the best
+one first, until placement lets it have one; it does so for forced hosts, to
+which no filter is applied, and for moves as well. It takes the function from
+its module each time, and that is where ours is put.
+"""
+
+import collections
+import functools
+import typing as ty
+
+from nova import objects
+from nova.scheduler import filters
+from nova.scheduler import manager
+from nova.scheduler import utils
+from nova.scheduler import utils as scheduler_utils
+from nova.scheduler import weights
+from nova.virt import hardware
+from oslo_log import log as logging
+
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import model
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import flavors
+from blazar_nova.compat import server_demand
+
+__all__ = ['HostFilter', 'HostWeigher', 'install', 'is_rebuild',
+           'may_be_leased', 'on_start', 'servers_of', 'takes']
+
+LOG = logging.getLogger(__name__)
+
+HostFilter: ty.Any = filters.BaseHostFilter
+HostWeigher: ty.Any = weights.BaseHostWeigher
+
+#: What Nova itself does.
+_novas_start: ty.Any = manager.SchedulerManager.post_start_hook
+
+
+def on_start(work: ty.Callable[[], None]) -> None:
+    """Do something in each process that schedules, when it begins to: the one
+    that loads the filters may only start those. Safe to call again: the last
+    one counts.
+    """
+    @functools.wraps(_novas_start)
+    def post_start_hook(self: ty.Any) -> None:
+        _novas_start(self)
+        work()
+
+    manager.SchedulerManager.post_start_hook = post_start_hook
+
+
+def is_rebuild(spec: ty.Any) -> bool:
+    """Whether a request only asks if its server may stay where it is.
+
+    Nova asks this for filters that judge one host at a time; one that
+    judges all at once has to ask by itself.
+    """
+    return bool(scheduler_utils.request_is_rebuild(spec))
+
+
+def may_be_leased(spec: ty.Any) -> bool:
+    """Whether a server may have a booking.
+
+    Its lease was asked for by hints, which stay in its request, or by the
+    flavor of a reservation; out of that a server is resized only while
+    nobody can tell that it has it.
+    """
+    return 'scheduler_hints' not in spec or bool(spec.scheduler_hints) or (
+        flavors.reservation_of(spec.flavor) is not None or
+        bound_servers.reservation_of(spec.flavor) is not None)
+
+
+def servers_of(spec: ty.Any) -> int:
+    """How many servers a request is for."""
+    return int(spec.num_instances) if 'num_instances' in spec else 1
+
+
+def takes(hosts: ty.Iterable[ty.Any], spec: ty.Any) -> model.Resources:
+    """What a server takes of its host, by resource class.
+
+    The scheduler has asked placement for it, and it is the same on all
+    hosts: but of CPUs that are its own, for which Nova takes hosts that know
+    no such things as well. Hosts that only lend others something have no
+    candidates; Nova passes them over.
+    """
+    candidate = next((host.allocation_candidates[0] for host in hosts
+                      if host.allocation_candidates), None)
+    if candidate is None or hardware.get_cpu_policy_constraint(
+            spec.flavor, spec.image if 'image' in spec and spec.image else
+            objects.ImageMeta(properties=objects.ImageMetaProps())):
+        return server_demand.resources_of(spec)
+    total: collections.Counter[str] = collections.Counter()
+    for provider in candidate['allocations'].values():
+        total.update(provider['resources'])
+    return compute_hosts.counted(total)
+
+
+#: How many claims are remembered, for requests that fail after them: several
+#: times what the largest request has.
+_REMEMBERED = 10_000
+
+#: What Nova itself does.
+_novas: ty.Any = utils.claim_resources
+_novas_cleanup: ty.Any = manager.SchedulerManager._cleanup_allocations
+
+
+def install(books: scheduler_claims.Claims) -> None:
+    """Let this process claim in these books first. Safe to call again."""
+    granted: collections.OrderedDict[str, scheduler_claims.Undo] = (
+        collections.OrderedDict())
+
+    @functools.wraps(_novas)
+    def claim_resources(ctx: ty.Any, client: ty.Any, spec_obj: ty.Any,
+                        instance_uuid: str, alloc_req: dict[str, ty.Any],
+                        allocation_request_version: str | None = None,
+                        ) -> bool:
+        def ask_nova() -> bool:
+            return bool(_novas(ctx, client, spec_obj, instance_uuid,
+                               alloc_req, allocation_request_version))
+
+        if utils.request_is_rebuild(spec_obj):
+            return ask_nova()
+        within = bound_servers.reservation_of(spec_obj.flavor)
+        try:
+            undo = books.claim(instance_uuid, {
+                provider: one['resources'] for provider, one in
+                alloc_req['allocations'].items()}, _is_forced(spec_obj),
+                within)
+        except scheduler_claims.Denied as exc:
+            LOG.info('Server %s does not go to host %s: %s', instance_uuid,
+                     ' or '.join(alloc_req['allocations']), exc)
+            return False
+        if _unless(ask_nova, undo, instance_uuid):
+            if within is not None and not books.is_within(within):
+                LOG.info('Server %s does not go to the hosts of reservation '
+                         '%s: its lease has just ended', instance_uuid,
+                         within)
+                client.delete_allocation_for_instance(ctx, instance_uuid)
+                return False
+            granted[instance_uuid] = undo
+            if len(granted) > _REMEMBERED:
+                granted.popitem(last=False)
+            return True
+        return False
+
+    @functools.wraps(_novas_cleanup)
+    def _cleanup_allocations(self: ty.Any, context: ty.Any,
+                             instance_uuids: ty.Collection[str]) -> None:
+        # Of several servers together, others have found no host.
+        _novas_cleanup(self, context, instance_uuids)
+        for server_id in instance_uuids:
+            _take_back(granted.pop(server_id, None), server_id)
+
+    utils.claim_resources = claim_resources
+    manager.SchedulerManager._cleanup_allocations = _cleanup_allocations
+
+
+def _unless(ask_nova: ty.Callable[[], bool], undo: scheduler_claims.Undo,
+            server_id: str) -> bool:
+    """Nova's answer; a claim that it does not grant is taken back."""
+    granted = False
+    try:
+        granted = ask_nova()
+    finally:
+        if not granted:
+            _take_back(undo, server_id)
+    return granted
+
+
+def _take_back(undo: scheduler_claims.Undo | None, server_id: str) -> None:
+    try:
+        if undo is not None:
+            undo()
+    except Exception:
+        LOG.exception('Server %s counts for a while where it is not',
+                      server_id)
+
+
+def _is_forced(spec: ty.Any) -> bool:
+    """Whether an operator named the host, so that no filter was asked."""
+    return any(name in spec and getattr(spec, name)
+               for name in ('force_hosts', 'force_nodes'))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""In whose name, and for how long, Nova is asked about a server."""
+
+import functools
+import typing as ty
+
+from nova.compute import api as compute_api
+from nova import context as nova_context
+
+from blazar_core.common import errors
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import build_calls
+from blazar_nova.compat import unbuilt_servers
+
+__all__ = ['Acting', 'Trusts']
+
+P = ty.ParamSpec('P')
+R = ty.TypeVar('R')
+
+
+class Trusts(ty.Protocol):
+    """See :class:`blazar_nova.services.user_credentials.Credentials`."""
+
+    def is_configured(self) -> bool:
+        ...
+
+    def access(self, credential: str, as_owner: bool = False) -> ty.Any:
+        ...
+
+    def revoke(self, trust_id: str) -> None:
+        ...
+
+    def held(self) -> set[str]:
+        ...
+
+    def service(self) -> ty.Any:
+        ...
+
+
+class Acting:
+    """What all parts of :class:`blazar_nova.compat.nova_cloud.NovaCloud` do
+    their work with.
+
+    :param trusts: what lets it act for users
+    """
+
+    def __init__(self, trusts: Trusts) -> None:
+        self._trusts = trusts
+        self._within = bounded_calls.Bounded()
+
+    def _in_cell(self, work: ty.Callable[ty.Concatenate[str, P], R],
+                 server_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do something about a server, in the time that its cell has.
+
+        :raises CloudUnavailable: when the cell does not answer
+        """
+        its = self._within(bounded_calls.API, unbuilt_servers.mapping,
+                           nova_context.get_admin_context(), server_id)
+        cell = None if its is None else its.cell_mapping
+        return self._within(bounded_calls.API if cell is None
+                            else f'Cell {cell.name or cell.uuid}', work,
+                            server_id, *args, **kwargs)
+
+    def _in_its_name(self, server_id: str, credential: str | None) -> ty.Any:
+        """A context in the name of the owner of a lease, about a server.
+
+        :raises Forbidden: when that is another project's: what is made of it
+            would be theirs who made the lease
+        """
+        instance = self._compute_api.get(
+            nova_context.get_admin_context(), server_id)
+        access = None
+        if self._trusts.is_configured():
+            if credential is None:
+                raise errors.TrustUnavailable(
+                    'there is no trust of the owner of the lease')
+            access = self._trusts.access(credential, as_owner=True)
+            if access.project_id != instance.project_id:
+                raise errors.Forbidden(
+                    f'it is of project {instance.project_id}, which did not '
+                    f'make the lease')
+        owner = nova_context.RequestContext(
+            user_id=instance.user_id if access is None else access.user_id,
+            project_id=instance.project_id)
+        return (owner if access is None else build_calls.in_name_of(
+            owner, access)).elevated()
+
+    def _as_service(self) -> ty.Any:
+        """A token of the service user; None where there is no keystone.
+
+        :raises CloudUnavailable: when it cannot be had
+        """
+        return self._trusts.service()
+
+    @functools.cached_property
+    def _compute_api(self) -> ty.Any:
+        return compute_api.API()

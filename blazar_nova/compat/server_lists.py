@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""Lists of servers, where many of them wait for their build.
+
+Nova keeps a server that no conductor has taken up as one text. It reads the
+texts of all of them and makes objects of them for each page of a list: they
+were meant to be there for a second. Held servers are there for weeks. Here
+Nova's own search goes over rows that read no more than it looks at, and only
+what is found becomes objects.
+"""
+
+import functools
+import typing as ty
+
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
+from nova import objects
+from oslo_serialization import jsonutils
+import re2
+import sqlalchemy as sa
+import webob.exc
+
+from blazar_nova.compat import reserved_state
+
+__all__ = ['install', 'problems']
+
+#: Bytes that a regular expression may take when it is compiled; with more it
+#: is refused. What it costs to compile it and to look for it has a bound then.
+_MEMORY = 2 ** 20
+#: Characters that it may have.
+_LONGEST = 255
+#: How many texts are read at a time.
+_BATCH = 500
+
+_novas: ty.Any = objects.BuildRequestList.get_by_filters
+#: What Nova's search uses of its class, all of which is here.
+_USED = frozenset({'get_all', '_pass_exact_filters', '_pass_regex_filters',
+                   '_sort_build_requests'})
+_COLUMNS: ty.Any = api_models.BuildRequest.__table__.c
+_FIELDS: ty.Any = objects.Instance.fields
+
+#: What servers have of which the text tells nothing, or nothing that counts:
+#: Nova sets it when it reads one (BuildRequest._load_instance).
+_SET: ty.Mapping[str, ty.Any] = {
+    'cell_name': None, 'compute_id': None, 'deleted': False,
+    'disable_terminate': False,
+    'host': None, 'launched_at': None, 'launched_on': None, 'node': None,
+    'terminated_at': None}
+#: What they have where the text does not tell it.
+_DEFAULTS: dict[str, ty.Any] = {'hidden': False, 'locked_by': None}
+
+
+class _Server:
+    """As much of a server that waits as is looked at."""
+
+    def __init__(self, row: ty.Any, rows: '_Rows') -> None:
+        self._id, self._rows = row.id, rows
+        self.uuid: str = row.instance_uuid
+        self.project_id: str = row.project_id
+        for name in ('created_at', 'updated_at'):
+            setattr(self, name, _FIELDS[name].coerce(
+                objects.Instance, name, getattr(row, name)))
+
+    def __getattr__(self, name: str) -> ty.Any:
+        if not hasattr(objects.Instance, name):
+            raise AttributeError(name)
+        if name in _SET:
+            return _SET[name]
+        if name == 'tags':
+            return self._rows.tags_of(self._id)
+        text = self._rows.text_of(self._id)
+        known = _DEFAULTS | text | (reserved_state.states_of(
+            text.get('vm_state'), text.get('system_metadata') or {}) or {})
+        if name not in known or _is_object(known[name]):
+            return getattr(self._rows.whole(self._id).instance, name)
+        return _FIELDS[name].from_primitive(
+            objects.Instance, name, known[name])
+
+    def get(self, name: str, _default: ty.Any = None) -> ty.Any:
+        return getattr(self, name)
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self._rows.text_of(self._id).get('vm_state') ==
+                    reserved_state.VM_STATE)
+
+
+def _is_object(value: ty.Any) -> bool:
+    return isinstance(value, dict) and 'nova_object.name' in value
+
+
+class _Row(ty.NamedTuple):
+    """Stands for a BuildRequest."""
+
+    id: int
+    instance: _Server
+
+
+class _Rows:
+    """Stands for BuildRequestList in Nova's search."""
+
+    _pass_exact_filters = staticmethod(
+        objects.BuildRequestList._pass_exact_filters)
+
+    def __init__(self, context: ty.Any,
+                 filters: ty.Mapping[str, ty.Any]) -> None:
+        self._context = context
+        self._filters = filters
+        self._unread: list[int] = []
+        self._texts: dict[int, dict[str, ty.Any]] = {}
+        self._tags: dict[int, str | None] = {}
+        self._patterns: dict[str, ty.Any] = {}
+
+    def __call__(self, _context: ty.Any, objects: list[_Row]) -> list[_Row]:
+        return objects
+
+    # -- reading -------------------------------------------------------------
+
+    def get_all(self, _context: ty.Any) -> list[_Row]:
+        """Those that may be meant, by what has columns of its own."""
+        query = sa.select(*(_COLUMNS[name] for name in (
+            'id', 'instance_uuid', 'project_id', 'created_at', 'updated_at')))
+        if not self._context.is_admin:
+            query = query.where(
+                _COLUMNS.project_id == self._context.project_id)
+        for name, column in (('project_id', _COLUMNS.project_id),
+                             ('uuid', _COLUMNS.instance_uuid)):
+            wanted = self._filters.get(name)
+            if isinstance(wanted, str):
+                query = query.where(column == wanted)
+            elif isinstance(wanted, list | tuple | set | frozenset):
+                query = query.where(column.in_(wanted))
+        found = _execute(self._context, query)
+        self._unread = [row.id for row in found]
+        rows = [_Row(row.id, _Server(row, self)) for row in found]
+        return [row for row in rows if self._has_changed(row.instance)]
+
+    def _has_changed(self, server: _Server) -> bool:
+        """Whether a held server has changed when somebody wants it to have.
+
+        What is being built has, as far as Nova is concerned.
+        """
+        since, before = map(
+            self._filters.get, ('changes-since', 'changes-before'))
+        changed = server.updated_at or server.created_at
+        return (since is None or changed >= since) and (
+            before is None or changed <= before) or not server.is_held
+
+    def text_of(self, row_id: int) -> dict[str, ty.Any]:
+        """What is kept of a server, as it is kept; nothing when it is gone."""
+        while row_id not in self._texts and self._unread:
+            ids, self._unread = self._unread[:_BATCH], self._unread[_BATCH:]
+            for row in _execute(self._context, sa.select(
+                    _COLUMNS.id, _COLUMNS.instance, _COLUMNS.tags).where(
+                        _COLUMNS.id.in_(ids))):
+                self._texts[row.id] = jsonutils.loads(
+                    row.instance)['nova_object.data']
+                self._tags[row.id] = row.tags
+        return self._texts.get(row_id, {})
+
+    def tags_of(self, row_id: int) -> ty.Any:
+        self.text_of(row_id)
+        request = objects.BuildRequest()
+        request._load_tags(self._tags.get(row_id))
+        return request.tags
+
+    def whole(self, row_id: int) -> ty.Any:
+        """The BuildRequest itself."""
+        return self.objects_of([row_id])[0]
+
+    def objects_of(self, ids: ty.Sequence[int]) -> list[ty.Any]:
+        """The BuildRequests themselves, those that are there by now."""
+        found = {}
+        for first in range(0, len(ids), _BATCH):
+            for row in _execute(self._context, sa.select(
+                    api_models.BuildRequest.__table__).where(
+                        _COLUMNS.id.in_(ids[first:first + _BATCH]))):
+                found[row.id] = objects.BuildRequest._from_db_object(
+                    self._context, objects.BuildRequest(), row._mapping)
+        return [found[one] for one in ids if one in found]
+
+    # -- judging -------------------------------------------------------------
+
+    def _pass_regex_filters(self, server: _Server,
+                            filters: ty.Mapping[str, ty.Any]) -> bool:
+        """As Nova does it, but with expressions whose cost is bounded."""
+        for name, wanted in filters.items():
+            try:
+                value = getattr(server, name)
+            except AttributeError:
+                continue
+            if value and not self._is_in(str(wanted), str(value)):
+                return False
+        return True
+
+    def _is_in(self, pattern: str, text: str) -> bool:
+        if pattern not in self._patterns:
+            self._patterns[pattern] = _compiled(pattern)
+        return self._patterns[pattern].search(text) is not None
+
+    @staticmethod
+    def _sort_build_requests(rows: list[_Row], keys: list[str],
+                             directions: list[str]) -> list[_Row]:
+        """As Nova does it; what is not set comes first, as in a database."""
+        for key, direction in reversed([*zip(keys, directions)]):
+            def value_of(row: _Row, key: str = key) -> tuple[bool, ty.Any]:
+                value = row.id if key == 'id' else getattr(row.instance, key)
+                return value is not None, value
+
+            rows.sort(key=value_of,
+                      reverse=not direction.lower().startswith('asc'))
+        return rows
+
+
+def _compiled(pattern: str) -> ty.Any:
+    """A regular expression for which is looked in linear time.
+
+    Python's own takes exponential time for some, and so does what goes back
+    as it does.
+
+    :raises HTTPBadRequest: when it is none, or too large
+    """
+    options = re2.Options()
+    options.max_mem, options.log_errors = _MEMORY, False
+    try:
+        if len(pattern) <= _LONGEST:
+            return re2.compile(pattern, options)
+        why = f'it has more than {_LONGEST} characters'
+    except re2.error as exc:
+        (why,) = exc.args
+        why = why.decode(errors='replace') if isinstance(why, bytes) else why
+    raise webob.exc.HTTPBadRequest(
+        explanation=f'This is no regular expression that can be looked for: '
+        f'{pattern[:80]} ({why}). Write a simpler one.')
+
+
+@api_db.context_manager.reader  # type: ignore[untyped-decorator]
+def _execute(context: ty.Any, query: sa.Select[ty.Any]) -> list[ty.Any]:
+    return [*context.session.execute(query)]
+
+
+def problems() -> list[str]:
+    """Whether Nova's search is the one that can be done so."""
+    used: ty.Collection[str] | None = {
+        name for name in _novas.original_fn.__code__.co_names
+        if hasattr(objects.BuildRequestList, name)} if hasattr(
+            _novas, 'original_fn') else None
+    return [] if used == _USED else [
+        f'nova.objects.BuildRequestList.get_by_filters was expected to use '
+        f'{", ".join(sorted(_USED))} of its class, but uses '
+        f'{", ".join(sorted(used or ())) or "nothing that can be seen"}.']
+
+
+def install() -> None:
+    """Let this process search so. Safe to call again."""
+    @functools.wraps(_novas)
+    def get_by_filters(cls: ty.Any, context: ty.Any,
+                       filters: dict[str, ty.Any], *args: ty.Any,
+                       **kwargs: ty.Any) -> ty.Any:
+        rows = _Rows(context, filters)
+        found = _novas.original_fn(rows, context, filters, *args, **kwargs)
+        return cls(context, objects=rows.objects_of(
+            [row.id for row in found]))
+
+    objects.BuildRequestList.get_by_filters = classmethod(get_by_filters)

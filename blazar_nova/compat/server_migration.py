@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers that are live-migrated, so that there is room for a lease or they
+leave a host, or evacuated from one that has failed.
+
+By Nova's own API, in the name of the service user, to a host that is named but
+not forced, or to any: its scheduler asks the filters about it, and claims it
+in the books.
+"""
+
+import collections
+import dataclasses
+import time
+import typing as ty
+
+from nova.compute import api as compute_api
+from nova.compute import task_states
+from nova.compute import vm_states
+from nova import conductor
+from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
+from nova import exception
+from nova import objects
+from oslo_log import log as logging
+from oslo_utils import strutils
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import build_calls
+from blazar_nova.compat import bulk_state
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import request_context
+from blazar_nova.compat import server_demand
+from blazar_nova.compat import unbuilt_servers
+
+__all__ = ['ServerMigration']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds for which the hosts are not asked for again.
+_FRESH = 5
+#: Marks in the extra specs of a flavor; the first one in the metadata of a
+#: server, too.
+_KEEP, _PREEMPTIBLE = 'blazar:keep', 'blazar:preemptible'
+#: Server groups with these bind their servers to where they are.
+_BINDING = ('affinity', 'anti-affinity')
+#: Of a server that goes to no host.
+_NOWHERE = model.Demand({}, hosts=frozenset())
+#: In what Nova evacuates a server.
+_EVACUABLE = (vm_states.ACTIVE, vm_states.STOPPED, vm_states.ERROR)
+#: In what Nova moves a server that goes on running.
+_LIVE = (vm_states.ACTIVE, vm_states.PAUSED)
+
+
+class ServerMigration(request_context.Acting):
+    """What of :class:`blazar_core.plugins.cloud_api.Cloud` is about moves."""
+
+    _hosts_seen: tuple[float, list[compute_hosts.ComputeHost],
+                       set[str]] | None = None
+
+    def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
+        """Which of these servers may be live-migrated, as far as they
+        themselves go; see :meth:`blazar_core.plugins.cloud_api.Cloud.movable`.
+
+        Those in cells that do not answer are not. Costs two statements for
+        each 500 of them, and what their flavors and metadata take.
+        """
+        context = nova_context.get_admin_context()
+        found: dict[str, bool] = {}
+        for batch in bulk_state.batches(server_ids):
+            answers = bounded_calls.of_cells(context, _instances, batch)
+            for answer in answers.values():
+                if not nova_context.is_cell_failure_sentinel(answer):
+                    found |= {instance.uuid: _is(_PREEMPTIBLE, instance.flavor
+                                                 .extra_specs)
+                              for instance in answer if _is_free(instance)}
+            for server_id in bounded_calls.of_api(_grouped, context, batch):
+                found.pop(server_id, None)
+        return found
+
+    def needs(self, server_id: str) -> model.Demand:
+        """What a server needs of a host to which Nova would move it, were
+        there room: in its cell, up, of its hypervisor, and by all prefilters.
+
+        :raises CloudUnavailable: when placement or its cell does not answer
+        """
+        context = nova_context.get_admin_context()
+        its = bounded_calls.of_api(unbuilt_servers.mapping, context, server_id)
+        if its is None or its.cell_mapping is None:
+            return _NOWHERE
+        source = self._in_cell(_node_of, server_id, its.cell_mapping)
+        if source is None:
+            return _NOWHERE
+        wanted, near = bounded_calls.of_api(
+            _wanted, server_id, its.cell_mapping.id)
+        taken = self._in_cell(_taken_by_others, server_id, its.cell_mapping)
+        known, up = self._hosts()
+        return dataclasses.replace(wanted, hosts=_reachable(
+            server_id, source, wanted.hosts or frozenset(), near, known,
+            up - taken))
+
+    def free(self, host: str) -> model.Resources:
+        """What placement lets be claimed yet of a host; see
+        :meth:`blazar_core.plugins.cloud_api.Cloud.free`.
+
+        :raises CloudUnavailable: when placement does not answer
+        """
+        facts = bounded_calls.of_api(compute_hosts.facts, host)
+        if facts is None:
+            return {}
+        left = collections.Counter(facts.capacity)
+        for amounts in facts.allocations.values():
+            left.subtract(amounts)
+        return left
+
+    def _hosts(self) -> tuple[list[compute_hosts.ComputeHost], set[str]]:
+        """The hosts, and the nova-computes that are up: of a moment ago, as
+        they are asked for once for each server.
+        """
+        seen, now = self._hosts_seen, time.monotonic()
+        if seen is None or seen[0] < now - _FRESH:
+            seen = (now, compute_hosts.all_hosts()[0],
+                    compute_hosts.services_up())
+            self._hosts_seen = seen
+        return seen[1:]
+
+    def move(self, server_id: str, host: str | None, lease_id: str,
+             deadline: cloud_api.Deadline) -> str:
+        """Ask Nova to live-migrate a server to a host, or to any.
+
+        The action that the owner of the server sees among those of his server
+        has the id of the lease as that of its request.
+
+        :raises CloudUnavailable: when it is not known whether Nova does
+        """
+        return self._in_cell(
+            self._move, server_id, host, lease_id, deadline)
+
+    def _move(self, server_id: str, host: str | None, lease_id: str,
+              deadline: cloud_api.Deadline) -> str:
+        context = self._for_lease(lease_id)
+        name = None if host is None else next(
+            (one.service_host for one in self._hosts()[0]
+             if one.uuid == host), None)
+        if host is not None and name is None:
+            return 'Nova does not know the host to which it is to go.'
+        try:
+            instance = self._compute_api.get(
+                context, server_id, expected_attrs=[
+                    'flavor', 'metadata', 'numa_topology', 'pci_requests'])
+            if not _is_free(instance):
+                return ('it may not be moved any more, or it has a task under '
+                        'way.')
+            if deadline.passed():
+                return 'this process stood still.'
+            LOG.info('Server %s: live-migrating it to %s, for lease %s',
+                     server_id, name or 'another host', lease_id)
+            self._compute_api.live_migrate(
+                context, instance, None, None, name, force=False, async_=True)
+        except exception.NovaException as exc:
+            return f'Nova refuses: {exc}'
+        return ''
+
+    def evacuate(self, server_id: str, lease_id: str,
+                 deadline: cloud_api.Deadline) -> str:
+        """Ask Nova to evacuate a server; see
+        :meth:`blazar_core.plugins.cloud_api.Cloud.evacuate`.
+
+        Nova itself only asks whether the nova-compute is down, which it says
+        of one that is frozen, too: it has to be forced down.
+
+        :raises CloudUnavailable: when it is not known whether Nova does
+        """
+        return self._in_cell(self._evacuate, server_id, lease_id, deadline)
+
+    def _evacuate(self, server_id: str, lease_id: str,
+                  deadline: cloud_api.Deadline) -> str:
+        context = self._for_lease(lease_id)
+        try:
+            instance = self._compute_api.get(context, server_id)
+            if _grouped(context, [server_id], ('affinity',)):
+                # Nova finds no other host for one of them, and puts it into
+                # ERROR.
+                return ('a server group with the policy affinity binds it to '
+                        'its host.')
+            if instance.vm_state not in _EVACUABLE:
+                return (f'Nova evacuates nothing that is '
+                        f'{instance.vm_state}.')
+            source = instance.host
+            # Nova does not mind a task that is under way: so of all who ask
+            # one gets this through.
+            instance.task_state = task_states.REBUILDING
+            instance.save(expected_task_state=[None])
+        except exception.NovaException as exc:
+            return f'Nova refuses: {exc}'
+
+        def still() -> None:
+            if deadline.passed():
+                raise _TooLate('this process stood still.')
+            if instance.host != source or not compute_hosts.state_of(
+                    objects.Service.get_by_compute_host(
+                        context, source)).surely_down:
+                raise _TooLate(f'nova-compute on {source} is not forced '
+                               f'down, or is heard of.')
+
+        try:
+            still()
+            LOG.info('Server %s: evacuating it from %s, for lease %s',
+                     server_id, source, lease_id)
+            _evacuating(still).evacuate(context, instance, None, None)
+        except (_TooLate, exception.NovaException) as exc:
+            instance.task_state = None
+            instance.save(expected_task_state=[task_states.REBUILDING])
+            for migration in objects.MigrationList.get_by_filters(context, {
+                    'instance_uuid': server_id, 'status': 'accepted',
+                    'migration_type': 'evacuation'}):
+                migration.status = 'error'
+                migration.save()
+            return str(exc) if isinstance(exc, _TooLate) else (
+                f'Nova refuses: {exc}')
+        except Exception as exc:
+            # A conductor that got it goes on; nobody else asks for it now.
+            raise errors.CloudUnavailable(
+                f'Whether a nova-conductor knows of it is not known, and it '
+                f'has the task rebuilding: {exc}') from exc
+        return ''
+
+    def _for_lease(self, lease_id: str) -> ty.Any:
+        """A context of the service user, for what is done for a lease."""
+        access = self._as_service()
+        # Where it goes glance may be asked for its image, by this token.
+        context = nova_context.get_admin_context() if access is None else (
+            build_calls.in_name_of(nova_context.RequestContext(
+                user_id=access.user_id, project_id=access.project_id),
+                access).elevated())
+        context.request_id = f'req-{lease_id}'
+        return context
+
+
+class _TooLate(Exception):
+    """It would be evacuated too late; says why."""
+
+
+class _Sender(conductor.ComputeTaskAPI):  # type: ignore[misc]
+    """Sends an evacuation if it is not too late just before that.
+
+    :param still: raises when it is
+    """
+
+    def __init__(self, still: ty.Callable[[], None]) -> None:
+        super().__init__()
+        self._still = still
+        # Else it would wait for a message bus that is away, for as long as
+        # that takes, and send when the host is back long since.
+        self.conductor_compute_rpcapi.client.retry = 1
+
+    def rebuild_instance(self, *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+        self._still()
+        return super().rebuild_instance(*args, **kwargs)
+
+
+def _evacuating(still: ty.Callable[[], None]) -> ty.Any:
+    """Nova's API for one evacuation."""
+    api = compute_api.API()
+    api.compute_task_api = _Sender(still)
+    return api
+
+
+def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:
+    return objects.InstanceList.get_by_filters(
+        context, {'uuid': server_ids, 'deleted': False},
+        expected_attrs=['flavor', 'metadata', 'numa_topology',
+                        'pci_requests'])
+
+
+def _is_free(instance: ty.Any) -> bool:
+    """Whether a server runs, and is bound neither to what it has of its host
+    nor by anybody's word.
+    """
+    specs = instance.flavor.extra_specs
+    if instance.vm_state not in _LIVE or instance.task_state is not None or (
+            instance.locked or not instance.host or
+            instance.numa_topology is not None or
+            bound_servers.reservation_of(instance.flavor) is not None):
+        return False
+    if (instance.pci_requests is not None and instance.pci_requests.requests
+        ) or 'accel:device_profile' in specs or (
+            specs.get('hw:cpu_policy') in ('dedicated', 'mixed')) or any(
+            name.startswith('resources') and name.endswith(':PCPU')
+            for name in specs):
+        return False
+    return not _is(_KEEP, specs) and (
+        _is(_PREEMPTIBLE, specs) or not _is(_KEEP, instance.metadata))
+
+
+def _is(mark: str, where: ty.Mapping[str, str]) -> bool:
+    return strutils.bool_from_string(where.get(mark, ''))
+
+
+def _grouped(context: ty.Any, server_ids: list[str],
+             policies: tuple[str, ...] = _BINDING) -> list[str]:
+    """Those in a group that keeps its servers together or apart."""
+    member, policy = api_models.InstanceGroupMember, (
+        api_models.InstanceGroupPolicy)
+    with api_db.context_manager.reader.using(context):
+        return list(context.session.scalars(
+            sa.select(member.instance_uuid).join(
+                policy, policy.group_id == member.group_id).where(
+                member.instance_uuid.in_(server_ids),
+                policy.policy.in_(policies))))
+
+
+def _node_of(server_id: str, cell: ty.Any) -> str | None:
+    """The name of the hypervisor of a server."""
+    context = nova_context.get_admin_context()
+    with nova_context.target_cell(context, cell) as in_cell:
+        try:
+            return ty.cast('str | None', objects.Instance.get_by_uuid(
+                in_cell, server_id, expected_attrs=[]).node)
+        except exception.InstanceNotFound:
+            return None
+
+
+def _taken_by_others(server_id: str, cell: ty.Any) -> set[str]:
+    """The nova-computes that have another one of a group whose servers are
+    apart.
+    """
+    context = nova_context.get_admin_context()
+    if not _grouped(context, [server_id], ('anti-affinity',)):
+        return set()
+    others = objects.InstanceGroup.get_by_instance_uuid(
+        context, server_id).members
+    with nova_context.target_cell(context, cell) as in_cell:
+        return {one.host for one in objects.InstanceList.get_by_filters(
+            in_cell, {'uuid': others, 'deleted': False}, expected_attrs=[])
+            if one.host and one.uuid != server_id}
+
+
+def _wanted(server_id: str, cell_id: int) -> tuple[model.Demand, set[str]]:
+    """What a server needs, with the uuids of the hosts on which it may be by
+    all prefilters; and the nova-computes of a cell.
+    """
+    context = nova_context.get_admin_context()
+    near = {mapping.host for mapping in
+            objects.HostMappingList.get_by_cell_id(context, cell_id)}
+    try:
+        spec, context = server_demand.spec_of([server_id])
+        return server_demand.demand_of(context, [spec]), near
+    except server_demand.NoSuchHost:
+        return _NOWHERE, near
+
+
+def _reachable(server_id: str, source: str, eligible: frozenset[str],
+               near: set[str], known: ty.Sequence[compute_hosts.ComputeHost],
+               up: set[str]) -> frozenset[str]:
+    here = next((host for host in known if host.name == source and
+                 host.service_host in near), None)
+    if here is None:
+        raise errors.CloudUnavailable(
+            f'The host of server {server_id} is not known now.')
+    kind, version = (here.properties[name] for name in (
+        'hypervisor_type', 'hypervisor_version'))
+    return frozenset(
+        host.uuid for host in known
+        if host.uuid in eligible and host.uuid != here.uuid and
+        host.service_host in near & up and
+        host.properties['hypervisor_type'] == kind and
+        host.properties['hypervisor_version'] >= version)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What Nova says of a server at this moment, in the words of the core."""
+
+import typing as ty
+
+from nova.compute import vm_states
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from nova import utils
+
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import end_actions
+from blazar_nova.compat import reserved_state
+from blazar_nova.compat import timestamps
+from blazar_nova.compat import unbuilt_servers
+
+__all__ = ['at_server', 'host_of', 'of_instance', 'of_waiting']
+
+#: Seconds after which allocations of a deleted server have leaked.
+_LEAKED = 60
+
+Seen = cloud_api.ObservedServer
+State = cloud_api.ServerState
+
+
+def of_waiting(is_reserved: bool) -> Seen:
+    """A server that no conductor has taken up yet."""
+    return Seen(State.HELD if is_reserved else State.BUILDING)
+
+
+def of_instance(instance: ty.Any, host: str | None,
+                is_unplaced: ty.Callable[[], bool] = lambda: False) -> Seen:
+    """A server that is in a cell.
+
+    :param host: the uuid of the compute node that it is on
+    :param is_unplaced: whether one that was not built may be sent again
+    """
+    # What has run was built, whatever has befallen it since.
+    if instance.vm_state == vm_states.ERROR and instance.launched_at is None:
+        fault = instance.fault.message if instance.fault else ''
+        return Seen(State.ERROR, host, fault, is_unplaced())
+    if instance.vm_state == vm_states.SOFT_DELETED:
+        return Seen(State.LEAVING, host, busy=instance.task_state is not None)
+    building = instance.vm_state == vm_states.BUILDING
+    return Seen(State.BUILDING if building else State.RUNNING, host,
+                rest=end_actions.RESTS.get(instance.vm_state),
+                busy=instance.task_state is not None)
+
+
+def at_server(server_id: str) -> Seen:
+    """What Nova says of a server, wherever it is."""
+    context = nova_context.get_admin_context()
+    mapping = unbuilt_servers.mapping(context, server_id)
+    if mapping is not None and mapping.cell_mapping is None:
+        request = unbuilt_servers.build_request(context, server_id)
+        if request is not None:
+            return of_waiting(reserved_state.is_marked(request))
+        # Either deleted, or it reached its cell this very moment.
+        mapping = unbuilt_servers.mapping(context, server_id)
+    if mapping is None or mapping.cell_mapping is None:
+        return Seen(State.GONE)
+    with nova_context.target_cell(
+            context, mapping.cell_mapping) as cell_context:
+        seen = _in_cell(cell_context, server_id, mapping.cell_mapping)
+    if seen.state is State.GONE:
+        return _elsewhere(context, server_id, mapping)
+    return seen
+
+
+def _elsewhere(context: ty.Any, server_id: str, its: ty.Any) -> Seen:
+    """A server is not in its cell: it may have been taken out of there, to be
+    built again.
+
+    :param its: where it was said to be
+    """
+    request = unbuilt_servers.build_request(context, server_id)
+    if request is not None:
+        return of_waiting(reserved_state.is_marked(request))
+    now = unbuilt_servers.mapping(context, server_id)
+    if now is not None and now.cell_mapping is not None and (
+            now.cell_mapping.id != its.cell_mapping.id):
+        return at_server(server_id)
+    return Seen(State.GONE)
+
+
+def _in_cell(context: ty.Any, server_id: str, cell: ty.Any) -> Seen:
+    try:
+        instance = objects.Instance.get_by_uuid(
+            context, server_id, expected_attrs=[])
+    except exception.InstanceNotFound:
+        return _at_deleted(context, server_id)
+    return of_instance(
+        instance, host_of(context, instance),
+        lambda: unbuilt_servers.is_unplaced(context, instance, cell))
+
+
+def _at_deleted(context: ty.Any, server_id: str) -> Seen:
+    """Gone when its allocations are; nova-compute deletes them last.
+
+    Allocations that stay for longer have leaked. They are no reason to wait:
+    the books see them as usage of the host.
+    """
+    with utils.temporary_mutation(context, read_deleted='yes'):
+        try:
+            instance = objects.Instance.get_by_uuid(
+                context, server_id, expected_attrs=[])
+        except exception.InstanceNotFound:
+            return Seen(State.GONE)
+    if instance.deleted_at is None or timestamps.is_older_than(
+            instance.deleted_at, _LEAKED):
+        return Seen(State.GONE)
+    return Seen(State.LEAVING if compute_hosts.allocations(server_id)
+                else State.GONE)
+
+
+def host_of(context: ty.Any, instance: ty.Any) -> str | None:
+    """The compute node it is on; None when it is on none."""
+    if not instance.host or not instance.node:
+        return None
+    try:
+        node = objects.ComputeNode.get_by_host_and_nodename(
+            context, instance.host, instance.node)
+    except exception.ComputeHostNotFound:
+        return None
+    return ty.cast(str, node.uuid)

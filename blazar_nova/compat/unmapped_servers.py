@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers that Nova's API cannot show, although something of them is there.
+
+A server without its mapping runs on, and every request for it answers 404: no
+command of Nova finds it. What has an allocation in placement, and is no server
+of any cell, may be a guest whose server has gone.
+"""
+
+import dataclasses
+import typing as ty
+
+from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
+from nova.db.main import api as main_db
+from nova.db.main import models as main_models
+import sqlalchemy as sa
+
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import bulk_state
+
+__all__ = ['Unmapped', 'strangers', 'unmapped']
+
+_MAPPINGS = api_models.InstanceMapping
+_REQUESTS = api_models.BuildRequest
+_INSTANCES = main_models.Instance
+_MIGRATIONS = main_models.Migration
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unmapped:
+    """A server in a cell to which no mapping leads.
+
+    :ivar host: its service host; empty: it is on none
+    """
+
+    server_id: str
+    cell: str
+    host: str
+
+
+def unmapped(silent: set[str]) -> ty.Iterator[Unmapped]:
+    """The servers of all cells that have no mapping to there.
+
+    :param silent: gets the names of the cells that do not answer
+    """
+    for cell, rows in _of_cells(silent, _servers):
+        hosts = dict(rows)
+        for batch in bulk_state.batches(hosts):
+            for server_id in sorted(set(batch) - _mapped(batch, cell.id)):
+                yield Unmapped(server_id, cell.name or cell.uuid,
+                               hosts[server_id] or '')
+
+
+def strangers(consumers: ty.Collection[str], silent: set[str]) -> set[str]:
+    """Those of some consumers in placement that Nova knows nothing of: they
+    are no servers, deleted or not, and no migrations.
+
+    :param silent: gets the names of the cells that do not answer; then
+        nothing is known to be one
+    """
+    found: set[str] = set()
+    for batch in bulk_state.batches(consumers):
+        missing: set[str] = set()
+        known = _waiting(batch).union(*(
+            ids for _cell, ids in _of_cells(missing, _known, batch)))
+        silent |= missing
+        if not missing:
+            found |= set(batch) - known
+    return found
+
+
+def _of_cells(silent: set[str], work: ty.Callable[..., ty.Any],
+              *args: ty.Any) -> ty.Iterator[tuple[ty.Any, ty.Any]]:
+    """The cells that answer, with what they say."""
+    nova_context.load_cells()
+    cells = list(nova_context.CELLS)
+    answers = bounded_calls.of_cells(
+        nova_context.get_admin_context(), work, *args, cells=cells)
+    for cell in cells:
+        answer = answers[cell.uuid]
+        if nova_context.is_cell_failure_sentinel(answer):
+            silent.add(cell.name or cell.uuid)
+        else:
+            yield cell, answer
+
+
+def _servers(context: ty.Any) -> list[tuple[str, str | None]]:
+    """:param context: of a cell"""
+    with main_db.get_context_manager(context).reader.using(context):
+        return [(row.uuid, row.host) for row in context.session.execute(
+            sa.select(_INSTANCES.uuid, _INSTANCES.host).where(
+                _INSTANCES.deleted == 0))]
+
+
+def _known(context: ty.Any, consumers: list[str]) -> set[str]:
+    """:param context: of a cell"""
+    with main_db.get_context_manager(context).reader.using(context):
+        return {one for table in (_INSTANCES, _MIGRATIONS)
+                for one in context.session.scalars(sa.select(
+                    table.uuid).where(table.uuid.in_(consumers)))}
+
+
+def _mapped(server_ids: list[str], cell_id: int) -> set[str]:
+    """Those with a mapping to a cell, and those that reach it just now: a
+    mapping gets its cell when the server is there.
+    """
+    context = nova_context.get_admin_context()
+    with api_db.context_manager.reader.using(context):
+        return set(context.session.scalars(
+            sa.select(_MAPPINGS.instance_uuid)
+            .outerjoin(_REQUESTS, _REQUESTS.instance_uuid ==
+                       _MAPPINGS.instance_uuid)
+            .where(_MAPPINGS.instance_uuid.in_(server_ids), sa.or_(
+                _MAPPINGS.cell_id == cell_id,
+                _MAPPINGS.cell_id.is_(None) & _REQUESTS.id.is_not(None)))))
+
+
+def _waiting(server_ids: list[str]) -> set[str]:
+    """Those that a conductor is about to write into a cell."""
+    context = nova_context.get_admin_context()
+    with api_db.context_manager.reader.using(context):
+        return set(context.session.scalars(
+            sa.select(_REQUESTS.instance_uuid).where(
+                _REQUESTS.instance_uuid.in_(server_ids))))

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Makes the books true to what hosts have, and to what runs there."""
+
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.capacity import inventory
+from blazar_core.capacity import pending
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import process
+from blazar_nova.listener import batches
+from blazar_nova.services import wiring
+
+__all__ = ['HostSync']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds for which a host is taken to have the providers that it had.
+_LASTS = 600
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Before:
+    """What was known of all hosts before any of them was looked at.
+
+    :ivar now: when that was
+    :ivar generations: of the books
+    :ivar trees: of placement; none when it did not say
+    """
+
+    now: int
+    generations: ty.Mapping[str, int]
+    trees: ty.Mapping[str, compute_hosts.Tree]
+
+
+class HostSync:
+    """Compares the books of hosts with Nova and placement."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        #: By a host's uuid, what was last seen of it in full, and when; but
+        #: not what consumers take, which may be much.
+        self._facts: dict[str, tuple[int, compute_hosts.Facts]] = {}
+
+    def compare_all(self, apart: ty.Callable[..., bool],
+                    go_on: batches.GoOn = batches.always, spread: int = 0,
+                    ) -> None:
+        """Make the books true for every host.
+
+        :param apart: carries out what may fail by itself; see
+            :meth:`mirror.ServerSync.apart`
+        :param go_on: whether to
+        :param spread: seconds that it may take
+        :raises CloudUnavailable: when several hosts one after the other
+            could not be looked at
+        """
+        before = self._before_all()
+        found, complete = compute_hosts.all_hosts()
+        batches.walk(
+            self._parts.clock, 'hosts', found,
+            lambda host: apart(f'Host {host.name}', self.compare, host,
+                               before), go_on, spread)
+        if complete and go_on():
+            uuids = {host.uuid for host in found}
+            for uuid in set(list(self._facts)) - uuids:
+                self._facts.pop(uuid, None)
+            self.retain(uuids, before.now)
+
+    def _before_all(self) -> _Before:
+        """The books first: who writes after this has seen what is true."""
+        now = self._parts.clock.now()
+        with self._parts.database.connection() as connection:
+            generations = inventory.generations(connection)
+        try:
+            trees = compute_hosts.trees()
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Placement does not say what hosts have changed, so '
+                        'that each of them is asked about: %s', exc)
+            trees = {}
+        return _Before(now, generations, trees)
+
+    def compare_pools(self, apart: ty.Callable[..., bool]) -> None:
+        """Make the books true for what resource types have of their own.
+
+        :param apart: as above
+        """
+        for name, kind in self._parts.types.named.items():
+            apart(f'What there is of {name}', self._compare_pool, name, kind)
+
+    def _compare_pool(self, name: str,
+                      kind: resource_types.ResourceType) -> None:
+        asked = self._parts.clock.now()
+        found = kind.hosts()
+        if found is None:
+            return
+        hosts = [dataclasses.replace(one, pool=name) for one in found]
+        for host in hosts:
+            self._parts.database.retried(self._report, host)
+        self.retain({host.uuid for host in hosts}, asked, name)
+
+    def _report(self, host: model.HostFacts) -> None:
+        now, seen = self._before(host.uuid)
+        with self._parts.database.writer() as session:
+            inventory.report(session, now, host, {}, seen)
+
+    def retain(self, uuids: set[str], asked: int | None = None,
+               pool: str = model.COMPUTE) -> None:
+        """Take the room from all hosts of a pool but these, and those that
+        were written down since.
+
+        :param asked: when the cloud was asked for them; None: now
+        """
+        gone = self._parts.database.retried(
+            self._retain, uuids, asked, pool)
+        if gone:
+            LOG.warning('Hosts that are not there any more (%s): %s', pool,
+                        ', '.join(gone))
+
+    def _retain(self, uuids: set[str], asked: int | None, pool: str,
+                ) -> list[str]:
+        with self._parts.database.writer() as session:
+            return inventory.retain(
+                session, uuids, self._parts.clock.now(), pool, asked)
+
+    def compare_service_host(self, service_host: str) -> None:
+        """Make the books true for all hosts of a nova-compute."""
+        failed = None
+        for host in compute_hosts.on_service_host(service_host):
+            try:
+                self.compare(host)
+            except Exception as exc:
+                failed = exc
+        if failed is not None:
+            raise failed
+
+    def compare(self, host: compute_hosts.ComputeHost,
+                before: _Before | None = None) -> None:
+        """Make the books true for a host.
+
+        :param before: what was known of all of them; None: ask about this one
+        """
+        self._parts.database.retried(self._compare, host, before)
+
+    def _compare(self, host: compute_hosts.ComputeHost, before: _Before | None,
+                 ) -> None:
+        now, seen = self._before(host.uuid)
+        if before is not None and before.generations.get(host.uuid) == seen:
+            now = before.now
+            facts = compute_hosts.facts(
+                host.uuid, before.trees.get(host.uuid),
+                self._facts.get(host.uuid, (0, None))[1])
+        else:
+            # Somebody has decided about it since, and may know better.
+            facts = compute_hosts.facts(host.uuid)
+        if facts is None:
+            return
+        self._facts[host.uuid] = (
+            now, dataclasses.replace(facts, allocations={}))
+        with self._parts.database.writer() as session:
+            if inventory.report(session, now, model.HostFacts(
+                    host.uuid, host.name, host.service_host, facts.capacity,
+                    host.properties, units=facts.units),
+                    facts.allocations, seen):
+                LOG.debug('Host %s: %s', host.name, facts)
+
+    def _before(self, uuid: str) -> tuple[int, int | None]:
+        """When the cloud is asked about a host, and what is known then.
+
+        Other listeners ask about it too, and the first to ask may be the last
+        to write: it sees by that that it has to ask again.
+        """
+        with self._parts.database.connection() as connection:
+            return self._parts.clock.now(), inventory.generations(
+                connection, [uuid]).get(uuid)
+
+    def compare_usage(self, service_host: str) -> None:
+        """Make the books true for what runs on the hosts of a nova-compute.
+
+        Of a host that is in the books as it was last seen, nothing else is
+        asked.
+        """
+        with self._parts.database.reader() as session:
+            hosts = session.execute(
+                sa.select(models.Host.uuid, models.Host.capacity,
+                          models.Host.units)
+                .where(models.Host.service_host == service_host,
+                       models.Host.pool == model.COMPUTE)).all()
+        now = self._parts.clock.now()
+        seen = [facts if now - _LASTS <= at <= now else None for at, facts in (
+            self._facts.get(host.uuid, (0, None)) for host in hosts)]
+        if not hosts or [(host.capacity, host.units) for host in hosts] != [
+                facts and (facts.capacity, facts.units) for facts in seen]:
+            self.compare_service_host(service_host)
+            return
+        for host, facts in zip(hosts, seen):
+            assert facts is not None
+            self._parts.database.retried(
+                self._compare_usage, host.uuid, facts.providers)
+
+    def _compare_usage(self, uuid: str, providers: ty.Any) -> None:
+        now, seen = self._before(uuid)
+        taken = compute_hosts.taken(providers)
+        with self._parts.database.writer() as session:
+            if inventory.report_usage(session, now, uuid, taken, seen):
+                LOG.debug('Host %s: %s', uuid, taken)
+
+    def believe(self, told: process.Told) -> bool:
+        """Write down that a server came or left, as Nova told.
+
+        :returns: ``False`` where that cannot be done: then look
+        """
+        return self._parts.database.retried(self._believe, told)
+
+    def _believe(self, told: process.Told) -> bool:
+        with self._parts.database.begin() as connection:
+            return inventory.record(
+                connection, self._parts.clock.now(), told.service_host,
+                told.node, told.server_id, told.takes)
+
+    def due(self, now: int) -> set[str]:
+        """The service hosts with a server that was let in and not heard of.
+        """
+        with self._parts.database.reader() as session:
+            return set(session.scalars(sa.select(
+                models.Host.service_host).where(pending.is_due(now))))
+
+    def looked_at(self, now: int, service_hosts: set[str],
+                  again: int | None) -> None:
+        """Those that were due at ``now`` were looked at, or are due again.
+
+        :param again: when; ``None`` for not at all
+        """
+        if service_hosts:
+            self._parts.database.retried(
+                self._looked_at, now, service_hosts, again)
+
+    def _looked_at(self, now: int, service_hosts: set[str],
+                   again: int | None) -> None:
+        with self._parts.database.begin() as connection:
+            inventory.recheck(connection, now, service_hosts, again)

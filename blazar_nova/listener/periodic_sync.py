@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The comparison in full: by one listener at a time, again and again.
+
+Whose turn it is stands in the database
+(:mod:`blazar_core.db.leader_election`), and the listener that compared the
+last time goes on as long as it lives: it knows already which hosts have not
+changed since. What a listener was told and could not write down is found by
+whoever compares next, which is asked for at once then.
+"""
+
+import contextlib
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.db import leader_election
+from blazar_nova.listener import server_sync
+
+__all__ = ['NAME', 'PeriodicSync']
+
+LOG = logging.getLogger(__name__)
+
+#: Of what the listeners take turns at.
+NAME = 'comparison'
+
+#: Seconds between two looks whose turn it is, and after a comparison that
+#: failed altogether.
+_PAUSE = 10
+#: Seconds in which a comparison gets further, or another listener begins one.
+_STUCK = 600
+
+
+class PeriodicSync:
+    """Compares when it is this listener's turn.
+
+    :param interval: seconds from one comparison to the next
+    :param patience: seconds after which a listener counts as dead
+    :param stopping: set when this is to end, and then ``mirror.missed``
+    :param parts: what else is done with each comparison
+    """
+
+    def __init__(self, clock: clocks.Clock, turn: leader_election.Leader,
+                 interval: int, patience: int, mirror: server_sync.ServerSync,
+                 stopping: threading.Event,
+                 *parts: ty.Callable[[], object]) -> None:
+        self._clock = clock
+        self._turn = turn
+        self._pause = min(_PAUSE, interval)
+        self._interval = interval
+        #: The servers come after the hosts.
+        self._spread = interval // 2
+        #: A turn is extended in good time.
+        self._beat = max(1, patience // 3)
+        self._mirror = mirror
+        self._missed = mirror.missed
+        self._stopping = stopping
+        self._parts = parts
+        #: Until when others have the turn first, and when a comparison got
+        #: further; as of :meth:`clocks.Clock.elapsed`.
+        self._others_first = self._further = float('-inf')
+
+    def run(self) -> None:
+        """Compare each time that it is this listener's turn, until stopped."""
+        while not self._stopping.is_set():
+            again = None
+            try:
+                again = self.look()
+            except errors.DatabaseUnavailable as exc:
+                LOG.debug('Who compares is not known: %s', exc)
+            except Exception:
+                LOG.exception('Who compares could not be found out; again in '
+                              '%s s', self._pause)
+            soon = self._clock.now() + self._pause
+            if again is None:
+                # However much is missed meanwhile.
+                self._clock.wait(self._stopping, soon)
+            else:
+                # What was told while the database was away is not told again.
+                self._clock.wait(self._missed, min(again, soon))
+        try:
+            self._turn.leave(done=True)
+        except Exception as exc:
+            LOG.info('Another listener compares later than it could: %s', exc)
+
+    def look(self) -> int | None:
+        """Compare, if it is this listener's turn.
+
+        :returns: None: it was; else when it may be
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        if self._missed.is_set():
+            self._missed.clear()
+            try:
+                self._turn.hurry()
+            except Exception:
+                self._missed.set()
+                raise
+            self._others_first = float('-inf')
+        if self._clock.elapsed() < self._others_first:
+            return self._clock.now() + self._pause
+        again = self._turn.take()
+        if again is not None:
+            return again
+        seen: list[bool] = []
+        with self._kept() as lost:
+            done = self._compare_all(lost, seen)
+        if not done:
+            self._turn.leave(done=False)
+        elif all(seen):
+            self._turn.done()
+        else:
+            # Another listener may reach what this one does not.
+            self._turn.leave(done=True)
+            self._others_first = self._clock.elapsed() + (
+                self._interval + 2 * self._pause)
+        return None
+
+    def _compare_all(self, lost: threading.Event, seen: list[bool]) -> bool:
+        """Whether it was done, however well.
+
+        :param seen: whether the cloud could be asked is added
+        """
+        def go_on() -> bool:
+            self._further = self._clock.elapsed()
+            return not lost.is_set() and not self._stopping.is_set()
+
+        def compare() -> None:
+            seen.append(self._mirror.compare_all(go_on, self._spread))
+
+        for part in (compare, *self._parts):
+            if not go_on():
+                return False
+            try:
+                part()
+            except errors.DatabaseUnavailable:
+                # What happened meanwhile has to be found soon after.
+                self._missed.set()
+                return False
+            except Exception:
+                LOG.exception('The comparison with Nova failed')
+        return go_on()
+
+    @contextlib.contextmanager
+    def _kept(self) -> ty.Iterator[threading.Event]:
+        """Extend the turn meanwhile; what it gives is set when it is lost."""
+        over, lost = threading.Event(), threading.Event()
+        thread = threading.Thread(
+            target=self._keep, args=(over, lost), name='turn', daemon=True)
+        thread.start()
+        try:
+            yield lost
+        finally:
+            over.set()
+            thread.join()
+
+    def _keep(self, over: threading.Event, lost: threading.Event) -> None:
+        while True:
+            self._clock.wait(over, self._clock.now() + self._beat)
+            if over.is_set():
+                return
+            if self._clock.elapsed() - self._further > _STUCK:
+                LOG.error('The comparison with Nova stands still, so that '
+                          'another listener may compare')
+                lost.set()
+                return
+            try:
+                if not self._turn.extend():
+                    LOG.warning('Another listener compares now: this one was '
+                                'not heard of for too long')
+                    lost.set()
+                    return
+            except errors.DatabaseUnavailable:
+                # The comparison ends by that as well.
+                pass
+            except Exception:
+                LOG.exception('The turn to compare could not be extended')

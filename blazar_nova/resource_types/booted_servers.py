@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers that come with a boot, as a resource type."""
+
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import lookup
+from blazar_core.leases import requests
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import build_calls
+from blazar_nova.compat import host_filters
+from blazar_nova.compat import hostnames
+from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import server_groups
+
+__all__ = ['BootedServers', 'demand_of', 'unreserved']
+
+
+class BootedServers(resource_types.BaseResourceType):
+    """What a boot asks for is the call that builds its servers.
+
+    No request asks for it by its name, and to start and end it is to build its
+    servers and to delete them: that is done for all servers of leases.
+    """
+
+    for_servers = True
+
+    def __init__(self, known: lookup.Lookup) -> None:
+        self._known = known
+
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
+        """By the same rules as when the lease was made: what has changed of
+        hosts, aggregates, image types and server groups since then counts.
+        """
+        with server_demand.refused(0, f'Lease {reserved.lease_id}'):
+            if reserved.call is None:
+                # They are alike, and what they need is in their requests.
+                spec, context = server_demand.spec_of(reserved.kept)
+                return _demand_of(context, context, [spec], reserved.kept,
+                                  self._known, reserved.window)
+            call = build_calls.load(reserved.call)
+            call.reread_group()
+            return demand_of(call.context.elevated(), call, self._known,
+                             reserved.window)
+
+    def check_window(self,
+                     reserved: resource_types.ReservationContext) -> None:
+        if reserved.servers and reserved.window is not None:
+            server_groups.check_apart(reserved.servers, reserved.hosts,
+                                      reserved.window, self._known)
+
+
+def demand_of(context: ty.Any, call: build_calls.BuildCall,
+              known: lookup.Lookup, window: model.Window | None,
+              later: bool = False) -> model.Demand:
+    """What the servers of a boot need of hosts.
+
+    Within a reservation that has whole hosts they take nothing of anybody
+    else; which of the hosts they get is decided when they are built.
+
+    :param window: when they are there; None: that is not known yet
+    :param later: see :func:`demands.demand_of`
+    :raises NoSuchHost: when Nova's own rules leave no host
+    :raises CloudUnavailable: when placement does not answer
+    """
+    return _demand_of(context, call.context, call.request_spec,
+                      call.server_ids, known, window, later)
+
+
+def unreserved(call: build_calls.BuildCall, demand: model.Demand,
+               request: requests.LeaseRequest) -> tuple[str, ...]:
+    """What servers of a boot need and no lease reserves, in sentences.
+
+    :raises Conflict: when they have to be built now, and cannot be for that
+    """
+    found, has_some = host_filters.notes(
+        call.context, call.request_spec[0], demand.hosts or ())
+    if request.starts_now:
+        hostnames.check(call)
+        if not has_some and request.patience is None:
+            raise errors.Conflict(' '.join(found))
+    return tuple(found)
+
+
+def _demand_of(context: ty.Any, owner: ty.Any, specs: ty.Sequence[ty.Any],
+               server_ids: ty.Collection[str], known: lookup.Lookup,
+               window: model.Window | None, later: bool = False,
+               ) -> model.Demand:
+    within = bound_servers.reservation_of(specs[0].flavor)
+    if within is not None:
+        return model.Demand({}, len(specs), among=None,
+                            hosts=known.hosts_within(within))
+    return server_groups.in_group(
+        server_demand.demand_of(context, specs, later=later), owner, specs[0],
+        server_ids, known, window)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""physical:host: whole hosts, of those that serve leases only."""
+
+import dataclasses
+import re
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import host_properties
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import aggregates
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import flavors
+from blazar_nova.compat import host_servers
+from blazar_nova.compat import host_traits
+from blazar_nova.compat import pool
+from blazar_nova.compat import process
+from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import host_cleaning
+
+__all__ = ['PhysicalHosts']
+
+Values: ty.TypeAlias = resource_types.Values
+
+#: What clients send of it. Users are told before the end in any case; images
+#: are made of all servers of the lease.
+_BEFORE_END = ('', 'default', 'email', 'snapshot')
+_TRAIT = re.compile('[A-Z0-9_]{1,255}')
+#: Traits, and projects, at most.
+_MANY = 20
+#: What limits the hosts beside their properties.
+_PLACES = ('availability_zone', 'aggregate', 'region')
+
+
+class PhysicalHosts(resource_types.ResourceType):
+    """So many whole hosts, for one lease alone while it lasts.
+
+    Its owner boots with the hint ``reservation``; so do other projects with
+    which the owner shares them.
+    """
+
+    has_hosts = True
+    changeable = ('min', 'max', 'projects', 'before_end')
+    without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {
+        'affinity': ('None', False, 'False'), 'amount': (0, '0'),
+        'vcpus': (0, '0'), 'memory_mb': (0, '0'), 'disk_gb': (0, '0')}
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'min': '1', 'max': '2',
+        'hypervisor_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"',
+        'resource_properties': '"[\\"==\\", \\"$gpu\\", \\"True\\"]"',
+        'availability_zone': '"az1"', 'aggregate': '"rack7"',
+        'region': '"RegionOne"', 'traits': '["HW_CPU_X86_AVX2"]',
+        'projects': '["the id of a project"]', 'before_end': '"default"'}
+
+    def read(self, values: Values) -> Values:
+        least = inputs.integer(inputs.needed(values, 'min'), 'min', 1)
+        most = inputs.integer(inputs.needed(values, 'max'), 'max', 1)
+        if most < least:
+            raise errors.InvalidLeaseParams(
+                f'"max" must be at least "min": {most} is less than {least}.')
+        if values.get('before_end', '') not in _BEFORE_END:
+            raise errors.InvalidLeaseParams(
+                f'"before_end" must be one of {", ".join(_BEFORE_END[1:])}. '
+                f'Leave it out: the end is announced in any case.')
+        asked: Values = {'min': least, 'max': most}
+        if values.get('before_end', '') not in ('', 'default'):
+            asked['before_end'] = values['before_end']
+        for key in ('hypervisor_properties', 'resource_properties'):
+            asked[key] = values.get(key, '')
+            host_properties.parse(asked[key])
+        for key in _PLACES:
+            if key in values:
+                asked[key] = inputs.text(values[key], key)
+        for key in ('traits', 'projects'):
+            if key in values:
+                asked[key] = inputs.texts(values[key], key, _MANY)
+        return asked
+
+    def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
+        return {'before_end': 'default', **reservation['params']}
+
+    def wanted(self, asking: ty.Any,
+               params: Values) -> resource_types.Requirements:
+        return resource_types.Requirements(
+            self._demand_of(params, asking.placement, asking.later), {})
+
+    def beside(self, asking: ty.Any, reservation_id: str,
+               demand: model.Demand) -> model.Demand:
+        return _beside(asking.placement, reservation_id, demand)
+
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
+        placement = server_demand.Placement()
+        return _beside(placement, reserved.id, self._demand_of(
+            reserved.params, placement))
+
+    def _demand_of(self, params: ty.Mapping[str, ty.Any],
+                   placement: server_demand.Placement, later: bool = False,
+                   ) -> model.Demand:
+        with server_demand.refused(params['min'], 'A lease of hosts'):
+            return model.Demand(
+                model.WHOLE, params['max'], least=params['min'],
+                among=model.HostPool.ENROLLED, hosts=_eligible(
+                    params, placement), avoid=frozenset() if later
+                else server_demand.disabled(placement), cleaning_time=60 *
+                process.CONF.blazar.cleaning_time,
+                properties=host_properties.both(
+                    host_properties.parse(params.get('hypervisor_properties',
+                                                     '')),
+                    host_properties.parse(params.get('resource_properties',
+                                                     ''))))
+
+    def start(self, reserved: resource_types.ReservationContext) -> None:
+        pool.open_to(reserved.id, reserved.project_id, _members(reserved))
+
+    def changed(self, reserved: resource_types.ReservationContext) -> None:
+        self.start(reserved)
+
+    def guests(self, reserved: resource_types.ReservationContext,
+               host: str | None = None) -> ty.Collection[str]:
+        return host_servers.guests({
+            one for one in (*_members(reserved),
+                            *pool.members_of(reserved.id))
+            if host in (None, one.uuid)}, reserved.id)
+
+    def hosted(self, service_hosts: ty.Collection[str],
+               ) -> ty.Collection[resource_types.HostedServer]:
+        return host_servers.running(service_hosts)
+
+    def servers_of(
+            self,
+            reserved: resource_types.ReservationContext) -> ty.Collection[str]:
+        if reserved.project_id in reserved.params.get('projects', ()):
+            return ()
+        return {*host_servers.of(self.guests(reserved), reserved.project_id),
+                *host_servers.shelved(reserved.id, reserved.project_id)}
+
+    def belongs(self, reserved: resource_types.ReservationContext) -> None:
+        pool.give_to(reserved.id, reserved.project_id)
+
+    @property
+    def cleaning_seconds(self) -> int:
+        return host_cleaning.LAST + ty.cast(
+            int, process.CONF.blazar.cleaning_timeout)
+
+    def clean(self, reserved: resource_types.ReservationContext,
+              hosts: ty.Collection[str],
+              deadline: cloud_api.Deadline) -> ty.Collection[str]:
+        there = {uuid: reserved.services[uuid] for uuid in hosts
+                 if compute_hosts.on_service_host(reserved.services[uuid])}
+        # Nobody gets a host that Nova does not have any more.
+        return set(hosts) - there.keys() | host_cleaning.run(
+            process.CONF.blazar, reserved, there, deadline)
+
+    @property
+    def hosts_leave(self) -> bool:
+        return pool.leave_after_lease()
+
+    def end(self, reserved: resource_types.ReservationContext) -> None:
+        # They would look for hosts that are nobody's any more.
+        for project_id in {reserved.project_id,
+                           *reserved.params.get('projects', ())} - {''}:
+            for server_id in host_servers.shelved(reserved.id, project_id):
+                flavors.release(server_id)
+        pool.close(reserved.id)
+
+    def opened(self) -> ty.Collection[str]:
+        return pool.opened()
+
+
+def _beside(placement: server_demand.Placement, reservation_id: str,
+            demand: model.Demand) -> model.Demand:
+    """A demand for hosts that go together with those of a reservation."""
+    if aggregates.zone_of(reservation_id) is None:
+        return demand
+    # Its hosts are in a zone of its own, and Nova has none in two.
+    zoneless = _in_zone(process.CONF.default_availability_zone, placement)
+    return dataclasses.replace(demand, hosts=frozenset(
+        zoneless if demand.hosts is None else zoneless & demand.hosts))
+
+
+def _members(reserved: resource_types.ReservationContext) -> list[pool.Member]:
+    return [pool.Member(uuid, service_host)
+            for uuid, service_host in reserved.services.items()]
+
+
+def _eligible(params: ty.Mapping[str, ty.Any],
+              placement: server_demand.Placement) -> frozenset[str] | None:
+    """The uuids of the hosts within zone, aggregate, region and traits.
+
+    :returns: None where none of these is asked for
+    :raises InvalidLeaseParams: when there is no such thing here
+    """
+    region = params.get('region')
+    here = process.CONF.placement.region_name
+    if region is not None and here is not None and region != here:
+        raise errors.InvalidLeaseParams(
+            f'The hosts of region {inputs.shown(region)} are not here: it '
+            f'is {here}. Leave "region" out, or ask there.')
+    limits = [_in_zone(params['availability_zone'], placement)
+              ] if 'availability_zone' in params else []
+    if 'aggregate' in params:
+        limits.append(_members_of(placement, _known(
+            'aggregate', params['aggregate'],
+            aggregates.named(name=params['aggregate']))))
+    traits = params.get('traits', ())
+    there = _existing(traits)
+    for trait in traits:
+        if trait not in there:
+            raise _unknown('trait', trait)
+        limits.append(placement.trees_with(trait))
+    return frozenset.intersection(*map(frozenset, limits)) if limits else None
+
+
+def _existing(traits: ty.Collection[str]) -> set[str]:
+    """Those of some traits that placement knows, but for our own: which
+    reservations there are is nobody's business.
+    """
+    return host_traits.known([
+        one for one in traits if _TRAIT.fullmatch(one) and
+        not one.startswith('CUSTOM_BLAZAR_')])
+
+
+def _in_zone(zone: str, placement: server_demand.Placement) -> set[str]:
+    """The uuids of the hosts of an availability zone.
+
+    Those of the default zone are in none: what a reservation gives them is
+    gone with it.
+    """
+    if zone != process.CONF.default_availability_zone:
+        return _members_of(placement, _known(
+            'availability_zone', zone, aggregates.named(zone=zone)))
+    return {one for one, _root in placement.providers([])} - _members_of(
+        placement, aggregates.of_zones())
+
+
+def _members_of(placement: server_demand.Placement, found: ty.Collection[str],
+                ) -> set[str]:
+    """The uuids of the hosts in any of these aggregates."""
+    if not found:
+        return set()
+    return {one for one, _root in placement.providers([
+        ('member_of', 'in:' + ','.join(sorted(found)))])}
+
+
+def _known(key: str, name: str, found: set[str]) -> set[str]:
+    """The aggregates that were found by a name.
+
+    :raises InvalidLeaseParams: when there are none
+    """
+    if not found:
+        raise _unknown(key, name)
+    return found
+
+
+def _unknown(key: str, name: str) -> errors.InvalidLeaseParams:
+    return errors.InvalidLeaseParams(
+        f'There is no {key} {inputs.shown(name)}. Write the name of one that '
+        f'exists, or leave it out.')

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The resource types of an installation, and how they are asked for.
+
+Each is an entry point of the group ``blazar_nova.resource_types``, so that an
+operator adds one without a change here.
+"""
+
+import dataclasses
+import functools
+import json
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import host_properties
+from blazar_core.common import inputs
+from blazar_core.leases import creation
+from blazar_core.leases import lookup
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import booted_servers
+from blazar_nova.resource_types import extensions
+
+__all__ = ['Asking', 'available', 'types']
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """One request of a user, for one or more reservations.
+
+    :ivar context: of the request
+    :ivar public: says which properties of hosts may be asked for
+    :ivar types: what may be asked for
+    :ivar check_projects: refuses ids that are of no project
+    :ivar later: whether hosts that are disabled now are expected to be
+        enabled when the lease starts
+    :ivar placement: what placement has said within this request
+    :ivar projects: the ids that were looked up within this request
+    """
+
+    context: ty.Any
+    public: ty.Callable[[], ty.Sequence[str]]
+    types: resource_types.ResourceTypes
+    check_projects: ty.Callable[[ty.Collection[str]], None]
+    later: bool = False
+    placement: server_demand.Placement = dataclasses.field(
+        default_factory=server_demand.Placement)
+    projects: set[str] = dataclasses.field(default_factory=set)
+
+    @property
+    def project_id(self) -> str:
+        """Of the user of the request."""
+        return ty.cast(str, self.context.project_id)
+
+    @property
+    def user_id(self) -> str:
+        """Of the user of the request."""
+        return ty.cast(str, self.context.user_id)
+
+    def new_reservation(self, values: resource_types.Values,
+                        old: ty.Mapping[str, ty.Any] | None = None,
+                        ) -> creation.NewReservation:
+        """What an entry of "reservations" asks for.
+
+        :param old: the reservation to change, as
+            :func:`blazar_core.leases.views.describe` has it
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        :raises Refused: when no host may be used at all
+        """
+        name = old['resource_type'] if old else values.get('resource_type')
+        kind = self._kind_of(name)
+        given = {key: value for key, value in values.items()
+                 if key not in ('id', 'resource_type')}
+        given = _without_nothing(given, kind, str(name))
+        inputs.check_keys(given, dict(kind.parameters),
+                          f'a reservation of {name}')
+        before = kind.written(old['params']) if old else {}
+        params = kind.read(before | given)
+        for key in kind.parameters:
+            # What was asked for when more was public stays what it is.
+            if key.endswith('_properties') and (
+                    given.get(key) != before.get(key)) and (
+                    not self.context.is_admin):
+                host_properties.check(
+                    host_properties.parse(given.get(key)), self.public())
+        new = {*params.get('projects', ())} - {
+            *before.get('projects', ()), *self.projects}
+        self.check_projects(new)
+        self.projects.update(new)
+        wanted = kind.wanted(self, params)
+        demand = wanted.demand if old is None else kind.beside(
+            self, old['id'], wanted.demand)
+        return creation.NewReservation(
+            demand, resource_type=ty.cast(str, name), params=params,
+            spec=wanted.spec, warnings=wanted.warnings)
+
+    def guess(self, values: ty.Collection[str]) -> str:
+        """Which resource type is meant where none is named: the usual one,
+        unless it does not have these parameters and another one does.
+        """
+        names = [name for name, kind in sorted(self.types.named.items())
+                 if kind.parameters.keys() >= set(values)]
+        return creation.RESOURCE_TYPE if creation.RESOURCE_TYPE in names else (
+            [*names, creation.RESOURCE_TYPE][0])
+
+    def _kind_of(self, name: object) -> resource_types.ResourceType:
+        """The resource type of a name.
+
+        :raises InvalidLeaseParams: when there is none
+        """
+        named = self.types.named
+        kind = named.get(name) if isinstance(name, str) else None
+        if kind is None:
+            given = inputs.shown(name) if isinstance(name, str) else (
+                inputs.kind_of(name) if name is not None else 'not given')
+            raise errors.InvalidLeaseParams(
+                f'The resource type is {given}. Write "resource_type": one '
+                f'of {", ".join(sorted(named))}.')
+        return kind
+
+
+def _without_nothing(
+        given: dict[str, ty.Any], kind: resource_types.ResourceType,
+        name: str) -> dict[str, ty.Any]:
+    """What is asked for, without what asks for nothing.
+
+    :raises InvalidLeaseParams: when something is asked for that the resource
+        type does not have
+    """
+    for key in kind.without.keys() & given.keys():
+        # Not as Python has it, for which False is 0.
+        if repr(given[key]) not in map(repr, kind.without[key]):
+            raise errors.InvalidLeaseParams(
+                f'"{key}" cannot be reserved as {name}, but for '
+                f'{json.dumps(kind.without[key][0])}. Leave it out, or write '
+                f'another resource type.')
+    return {key: value for key, value in given.items()
+            if key not in kind.without}
+
+
+@functools.cache
+def available() -> dict[str, resource_types.ResourceType]:
+    """The resource types of this installation, by their names.
+
+    :raises ConfigurationError: when there are none, or one cannot be loaded
+    """
+    return extensions.load(
+        'blazar_nova.resource_types', resource_types.ResourceType)
+
+
+def types(known: lookup.Lookup) -> resource_types.ResourceTypes:
+    """All of them, and what comes with a boot."""
+    return resource_types.ResourceTypes(available(),
+                                        booted_servers.BootedServers(known))

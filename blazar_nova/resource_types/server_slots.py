@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What reservations of servers have in common, whatever they are asked by."""
+
+import dataclasses
+import typing as ty
+
+from blazar_core.common import host_properties
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import blazar_freepool
+from blazar_nova.compat import flavors
+from blazar_nova.compat import server_demand
+
+__all__ = ['ServerSlots']
+
+Values: ty.TypeAlias = resource_types.Values
+
+
+class ServerSlots(resource_types.ResourceType):
+    """So many servers of one flavor, which is theirs while the lease lasts.
+
+    What is kept of a reservation is that flavor: whatever becomes of the one
+    that it was made like, it stays what it was.
+    """
+
+    for_servers = True
+    #: How the parameters are written that all of them have.
+    common: ty.ClassVar[ty.Mapping[str, str]] = {
+        'amount': '2', 'affinity': 'None',
+        'resource_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"'}
+
+    #: What is done before the end is done for the whole lease.
+    without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {
+        'before_end': ('', 'default', 'email', 'snapshot'),
+        'hypervisor_properties': ('', '[]', [])}
+
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
+        with server_demand.refused(0, f'Lease {reserved.lease_id}'):
+            return self._demand_of(
+                flavors.context_of(reserved.project_id, reserved.user_id),
+                reserved.spec, reserved.params)
+
+    def _demand_of(self, context: ty.Any, flavor: ty.Mapping[str, ty.Any],
+                   params: ty.Mapping[str, ty.Any],
+                   placement: server_demand.Placement | None = None,
+                   later: bool = False) -> model.Demand:
+        demand = flavors.demand_of(
+            context, flavor, params.get('amount', 1), params.get('affinity'),
+            placement, later)
+        return dataclasses.replace(demand, properties=host_properties.parse(
+            params.get('resource_properties', '')))
+
+    def start(self, reserved: resource_types.ReservationContext) -> None:
+        blazar_freepool.ensured()
+        flavors.open_reservation(reserved)
+
+    def belongs(self, reserved: resource_types.ReservationContext) -> None:
+        flavors.give_reservation(reserved)
+
+    def end(self, reserved: resource_types.ReservationContext) -> None:
+        flavors.close_reservation(reserved.id)
+
+    def opened(self) -> ty.Collection[str]:
+        return flavors.reservations_open()
+
+    def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
+        params, its_id = reservation['params'], reservation['id']
+        affine = params.get('affinity') is not None
+        # It needs none; clients want the number of one until it is over.
+        is_over = reservation['status'] == states.Reservation.DELETED
+        return {**params, 'flavor_id': its_id,
+                'server_group_id': its_id if affine else None,
+                'aggregate_id': None if is_over else blazar_freepool.number()}
+
+    def _common(self, values: Values) -> Values:
+        """The parameters that all of them have."""
+        return {
+            'amount': inputs.integer(values.get('amount', 1), 'amount', 1),
+            'affinity': inputs.affinity_of(values.get('affinity'))}
+
+    def _properties(self, values: Values) -> Values:
+        """What the hosts must be like, as it was written."""
+        wanted = values.get('resource_properties', '')
+        host_properties.parse(wanted)
+        return {'resource_properties': wanted}
+
+    def _of_flavor(self, asking: ty.Any, flavor: Values, params: Values,
+                   ) -> resource_types.Requirements:
+        with server_demand.refused(
+                params['amount'], f'A lease of project {asking.project_id}'):
+            demand = self._demand_of(
+                asking.context, flavor, params, asking.placement,
+                asking.later)
+            return resource_types.Requirements(
+                demand, flavor, flavors.unreserved(
+                    asking.context, flavor, demand.hosts or ()))

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""From the scheduler hints of a boot to a lease request.
+
+A user writes ``--hint reserved=True --hint lease_params='{...}'``; this file
+says what that means, or which sentence answers it. What was decided:
+
+* ``reserved`` alone asks for a lease of the default start and length.
+  ``reserved=False`` is an ordinary boot: ``lease_params`` is not even read.
+* ``lease_params`` is a string that holds a JSON object. Its keys are
+  ``name``, ``start``, ``end`` or ``duration``, ``before_end``,
+  ``before_end_action``, ``events``, ``on_end``, ``grace_period``,
+  ``auto_extend``, ``lease_type``, ``retries``, ``retry_interval``,
+  ``timeout``, ``recurrence`` and ``server_status``. One that is null is left
+  out.
+* Hints whose names begin with "blazar" are marks that the service makes.
+* Blanks around a name are cut, as Nova does for servers.
+* Dates and durations are what :mod:`blazar_nova.schemas.dates` says.
+"""
+
+import collections.abc
+import dataclasses
+import json
+import typing as ty
+import unicodedata
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.leases import requests
+from blazar_core.plugins import end_policies
+from blazar_nova.resource_types import installed_policies
+from blazar_nova.schemas import boot_hints
+from blazar_nova.schemas import dates
+from blazar_nova.schemas import event_schema
+from blazar_nova.schemas import lease_types
+from blazar_nova.schemas import recurrence_schema
+
+__all__ = ['Defaults', 'check_defaults', 'default_before_end', 'defaults',
+           'grace_of', 'lease_request', 'name_of', 'on_end_of', 'window_of']
+
+MAX_BYTES = 16 * 1024
+MAX_NAME = 255
+#: Seconds; 30 days.
+MAX_GRACE = 2592000
+
+
+_EXAMPLE = '{"start": "now", "duration": "2h"}'
+
+#: The known keys of lease_params, each with an example of its value.
+_KEYS = {
+    'name': '"lease1"',
+    'start': '"now"',
+    'end': '"2026-12-01 16:07"',
+    'duration': '"2h"',
+    'before_end': '"2026-12-01 15:07"',
+    'before_end_action': '"snapshot"',
+    'events': event_schema.EXAMPLE,
+    'on_end': '"delete"',
+    'grace_period': '"30m"',
+    'auto_extend': '"7d"',
+    'lease_type': '"retry"',
+    'retries': '12',
+    'retry_interval': '"5m"',
+    'timeout': '"30m"',
+    'recurrence': recurrence_schema.EXAMPLE,
+    'server_status': '"BUILD"',
+}
+
+#: What Nova may show as the status of a reserved server.
+_RESERVED, _BUILD = 'RESERVED', 'BUILD'
+
+_Object: ty.TypeAlias = dict[str, object]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Defaults:
+    """The operator's choice for what a request leaves out.
+
+    ``start`` is a date as in lease_params, ``length`` is in seconds;
+    ``minutes_before_end`` of 0 means no before_end event.
+    """
+
+    start: str
+    length: int
+    minutes_before_end: int
+    #: What there is for ``on_end``; what is not said is the first of them.
+    ends: tuple[str, ...] = (end_policies.DELETE,)
+    #: Seconds.
+    grace_period: int = 0
+    retry: requests.Retry = requests.Retry(300, 12)
+    #: Seconds.
+    timeout: int = 1800
+    max_occurrences: int = 100
+    max_amount: int = 1000
+    #: Hints that mean something else here, whatever they look like.
+    allowed_hints: tuple[str, ...] = ()
+    server_status: str = _RESERVED
+
+    @property
+    def shows_build(self) -> bool:
+        """Whether reserved servers are shown as being built."""
+        return self.server_status == _BUILD
+
+    @property
+    def actions(self) -> tuple[states.Action, ...]:
+        """What there is for ``action``: images at the end, images before."""
+        return tuple(one for one in states.Action if one in (
+            states.Action.NOTIFY, *self.ends))
+
+
+def defaults(conf: ty.Any) -> Defaults:
+    """What a request for a lease leaves out, from the configuration."""
+    group = conf.blazar
+    return Defaults(
+        start=group.reservation_start_date,
+        length=60 * (group.reservation_length_minutes + 60 * (
+            group.reservation_length_hours +
+            24 * group.reservation_length_days)),
+        minutes_before_end=group.minutes_before_end_lease,
+        ends=tuple(group.on_end), grace_period=group.grace_period,
+        retry=requests.Retry(group.retry_interval, group.retries),
+        timeout=group.best_effort_timeout,
+        max_occurrences=group.max_occurrences,
+        max_amount=group.max_amount,
+        allowed_hints=tuple(group.allowed_hints),
+        server_status=group.server_status)
+
+
+def check_defaults(made: Defaults, now: int) -> None:
+    """Make sure that ``reserved=True`` alone asks for a lease.
+
+    :raises ConfigurationError: when it does not
+    """
+    missing = set(made.ends) - installed_policies.available().keys()
+    if missing or not made.ends:
+        raise errors.ConfigurationError(
+            f'[blazar] on_end must be names of end policies that are '
+            f'installed '
+            f'({", ".join(sorted(installed_policies.available()))}), '
+            f'and is "{",".join(made.ends)}".')
+    try:
+        lease_request({'reserved': True}, now, made)
+    except errors.InvalidLeaseParams as exc:
+        raise errors.ConfigurationError(
+            f'[blazar] reservation_start_date and reservation_length_days, '
+            f'_hours and _minutes make no lease: {exc}') from exc
+
+
+def lease_request(
+        hints: collections.abc.Mapping[str, object], now: int,
+        defaults: Defaults) -> requests.LeaseRequest | None:
+    """Read the hints of a boot; None when they ask for no lease.
+
+    :param hints: the scheduler hints as they stand in the request's body
+    :param now: seconds since the epoch, UTC
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    if not boot_hints.ask_for_lease(hints, defaults.allowed_hints):
+        return None
+    if boot_hints.LEASE_PARAMS not in hints:
+        start = dates.parse_date(defaults.start, now)
+        return _request({}, start, start + defaults.length, now, defaults)
+    params, local = recurrence_schema.localized(_load(boot_hints.scalar(
+        hints[boot_hints.LEASE_PARAMS])), now, defaults.start)
+    start = dates.start_of(_text(params, 'start', defaults.start), now)
+    return _request(
+        params, start, _end(params, start, now), now, defaults, local)
+
+
+# The JSON of lease_params
+
+def _load(text: object) -> _Object:
+    """The object in the string, with known keys only, without its nulls."""
+    if not isinstance(text, str):
+        raise errors.InvalidLeaseParams(
+            f'The hint lease_params is {inputs.kind_of(text)}. Send it once, '
+            f'as a string that holds a JSON object, such as \'{_EXAMPLE}\'.')
+    # A JSON body may hold lone surrogates, which have no strict UTF-8.
+    size = len(text.encode('utf-8', 'surrogatepass'))
+    if size > MAX_BYTES:
+        raise errors.InvalidLeaseParams(
+            f'The hint lease_params has {size} bytes. Write at most '
+            f'{MAX_BYTES}.')
+    params = _decode(text)
+    if not isinstance(params, dict):
+        raise errors.InvalidLeaseParams(
+            f'The hint lease_params holds {inputs.kind_of(params)}. Write a '
+            f'JSON object instead, such as \'{_EXAMPLE}\'.')
+    params = inputs.json_object(params, 'lease_params')
+    inputs.check_keys(params, _KEYS, 'lease_params')
+    return params
+
+
+def _decode(text: str) -> object:
+    try:
+        return ty.cast(object, json.loads(
+            text, object_pairs_hook=_pairs, parse_constant=_constant))
+    except json.JSONDecodeError as e:
+        why = f'{e.msg} at line {e.lineno}, column {e.colno}'
+    except RecursionError:
+        why = 'it is nested too deeply'
+    except ValueError:
+        # Python does not convert integers of several thousand digits.
+        why = 'a number in it is too long'
+    raise errors.InvalidLeaseParams(
+        f'The hint lease_params is not JSON that can be read: {why}. Write it '
+        f'like this: \'{_EXAMPLE}\'.')
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> _Object:
+    result: _Object = {}
+    for key, value in pairs:
+        if key in result:
+            raise errors.InvalidLeaseParams(
+                f'The key "{inputs.shown(key)}" is given twice in '
+                'lease_params. Write it once.')
+        result[key] = value
+    return result
+
+
+def _constant(name: str) -> ty.NoReturn:
+    raise errors.InvalidLeaseParams(
+        f'The hint lease_params holds {name}, which is not JSON. Write dates '
+        f'and durations as strings, such as \'{_EXAMPLE}\'.')
+
+
+def _text(params: _Object, key: str, default: str) -> str:
+    """The string at a key of lease_params."""
+    return event_schema.string(params.get(key, default), key, _KEYS)
+
+
+# The lease
+
+def _request(params: _Object, start: int, end: int, now: int,
+             defaults: Defaults, local: recurrence_schema.Local | None = None,
+             ) -> requests.LeaseRequest:
+    window = window_of(start, end, now)
+    retry = lease_types.retry_of(params, window, now, defaults.retry)
+    timeout = lease_types.timeout_of(params, window, defaults.timeout)
+    before_end, action = _before_end(params, window, now, defaults)
+    recurrence = recurrence_schema.recurrence_of(
+        params, window, defaults.max_occurrences, local, defaults.ends)
+    request = requests.LeaseRequest(
+        name=_name(params), recurrence=recurrence,
+        window=window,
+        before_end=before_end,
+        events=event_schema.read(
+            params.get('events', []), window, now, defaults.actions),
+        on_end=on_end_of(params.get('on_end', defaults.ends[0]), defaults),
+        starts_now=start == now,
+        before_end_action=action,
+        grace_period=grace_of(params.get(
+            'grace_period', defaults.grace_period)),
+        retry=retry, timeout=timeout,
+        auto_extend=lease_types.extension_of(params.get('auto_extend', 0)),
+        lasts=None if 'end' in params or (
+            retry is None and timeout is None) else end - start,
+        shows_build=_shows_build(params, defaults))
+    lease_types.check_extension(
+        request.auto_extend, request.on_end, request.actions)
+    return request
+
+
+def _shows_build(params: _Object, defaults: Defaults) -> bool:
+    status = _text(params, 'server_status', defaults.server_status)
+    if status.upper() not in (_RESERVED, _BUILD):
+        raise errors.InvalidLeaseParams(
+            f'"server_status" is "{inputs.shown(status)}". Write '
+            f'"{_RESERVED}" or "{_BUILD}": what is shown as the status of a '
+            f'server until its lease starts.')
+    return status.upper() == _BUILD
+
+
+def _end(params: _Object, start: int, now: int) -> int:
+    if 'end' in params and 'duration' in params:
+        raise errors.InvalidLeaseParams(
+            'lease_params has both "end" and "duration". Write only one of '
+            'them.')
+    if 'end' in params:
+        return dates.parse_date(_text(params, 'end', ''), now)
+    if 'duration' in params:
+        return start + dates.parse_duration(_text(params, 'duration', ''))
+    raise errors.InvalidLeaseParams(
+        'lease_params needs "end" or "duration". Write for example "end": '
+        f'{_KEYS["end"]} or "duration": {_KEYS["duration"]}.')
+
+
+def window_of(start: int, end: int, now: int) -> model.Window:
+    """The window of a new lease.
+
+    :raises InvalidLeaseParams: when it cannot be one
+    """
+    if start < now:
+        raise errors.InvalidLeaseParams(
+            f'The start {clocks.minute(start)} is in the past: it is '
+            f'{clocks.minute(now)} UTC. Write "now" to start at once, or a '
+            'later date.')
+    if end <= start:
+        raise errors.InvalidLeaseParams(
+            'End date must be later than start date. The start is '
+            f'{clocks.minute(start)}, the end is {clocks.minute(end)} UTC: '
+            'write a later end, or a duration such as "2h".')
+    if end >= model.LATEST:
+        raise errors.InvalidLeaseParams(
+            f'The lease would not end before {clocks.minute(model.LATEST)} '
+            'UTC. Write an earlier one.')
+    return model.Window(start, end)
+
+
+def _name(params: _Object) -> str | None:
+    return name_of(_text(params, 'name', '')) if 'name' in params else None
+
+
+def name_of(text: str) -> str:
+    """The name of a lease, as a user wrote it.
+
+    :raises InvalidLeaseParams: when it is none
+    """
+    # Before the blanks are cut: a line break is no blank to be forgiven.
+    if any(unicodedata.category(char) in ('Cc', 'Cs') for char in text):
+        raise errors.InvalidLeaseParams(
+            f'The name "{inputs.shown(text)}" has control characters or '
+            'halves of characters in it. Write one without them.')
+    name = text.strip()
+    if not 1 <= len(name) <= MAX_NAME:
+        raise errors.InvalidLeaseParams(
+            f'The name has {len(name)} characters, blanks around it not '
+            f'counted. Write 1 to {MAX_NAME}, or leave it out.')
+    return name
+
+
+def _before_end(params: _Object, window: model.Window, now: int,
+                defaults: Defaults) -> tuple[int | None, states.Action]:
+    """When it is told of the end, and what is done then."""
+    if 'before_end' in params:
+        time: int | None = event_schema.inside(dates.parse_date(
+            _text(params, 'before_end', ''), now), window, 'before_end')
+    else:
+        time = default_before_end(window, defaults)
+    return time, event_schema.before_end_action(
+        params, time, window, defaults.actions, 'before_end')
+
+
+def default_before_end(window: model.Window, defaults: Defaults,
+                       ) -> int | None:
+    """When a lease nears its end, if the request does not say so; one that is
+    no longer than that is near it from its start on.
+    """
+    time = window.end - 60 * defaults.minutes_before_end
+    return time if defaults.minutes_before_end > 0 and (
+        time > window.start) else None
+
+
+def on_end_of(value: object, defaults: Defaults) -> str:
+    """What becomes of the servers of a lease at its end.
+
+    :param value: a name, or several: a list, or a text with commas
+    :raises InvalidLeaseParams: when there is no such thing
+    """
+    known = defaults.ends
+    names = value.split(',') if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(
+            isinstance(name, str) for name in names):
+        raise errors.InvalidLeaseParams(
+            f'"on_end" is {inputs.kind_of(value)}. Write a string, such as '
+            f'"on_end": {_KEYS["on_end"]}, or a list of some.')
+    names = [name.strip() for name in names]
+    for name in names:
+        if name not in known:
+            raise errors.InvalidLeaseParams(
+                f'"on_end": "{inputs.shown(name)}" is not available. What is '
+                'available at the end of a lease: '
+                f'{", ".join(known)}. Write "on_end": "{known[0]}" or leave '
+                f'it out.')
+    return end_policies.ordered(names, installed_policies.available())
+
+
+def grace_of(value: object) -> int:
+    """For how many seconds servers are left alone after the end of a lease.
+
+    :param value: seconds, or a duration
+    :raises InvalidLeaseParams: when it is neither, or too long
+    """
+    return dates.length(value, 'grace_period', 0, MAX_GRACE)

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the JSON of an API request to what is wanted of leases.
+
+The names and formats are those that clients of reservations in OpenStack send.
+Dates are as in lease_params (:mod:`blazar_nova.schemas.dates`); null stands
+for what is left out; whole numbers and booleans may come as text.
+"""
+
+import collections.abc
+import dataclasses
+import typing as ty
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.leases import requests
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_nova.schemas import dates
+from blazar_nova.schemas import event_schema
+from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_types
+from blazar_nova.schemas import lease_views
+from blazar_nova.schemas import recurrence_schema
+
+__all__ = ['CHANGE_KEYS', 'ChangeRequest', 'CreateRequest', 'MAX_LIMIT',
+           'MAX_RESERVATIONS', 'MAX_WHOLE', 'change', 'check_total', 'create',
+           'query']
+
+#: No lease is for more reservations, or more servers in all of them together.
+MAX_RESERVATIONS = 20
+#: Seconds that an offer may stand.
+OFFER = (60, 86400)
+
+
+_CREATE_KEYS = {
+    'name': '"lease1"',
+    'start_date': '"2026-12-01 16:07" or "now"',
+    'end_date': '"2026-12-02 16:07"',
+    'duration': '"2d"',
+    'before_end_date': '"2026-12-02 15:07"',
+    'before_end_action': '"snapshot"',
+    'reservations': '[{"resource_type": "virtual:instance", ...}]',
+    'events': event_schema.EXAMPLE,
+    'offer_seconds': '600',
+    'on_end': '"delete"',
+    'grace_period': '1800',
+    'auto_extend': '"7d"',
+    'lease_type': '"retry"',
+    'retries': '12',
+    'retry_interval': '300',
+    'timeout': '1800',
+    'recurrence': recurrence_schema.EXAMPLE,
+}
+CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
+    'name', 'start_date', 'end_date', 'before_end_date', 'before_end_action',
+    'reservations', 'events', 'on_end', 'grace_period', 'auto_extend')} | {
+        'end': _CREATE_KEYS['end_date'], 'duration': _CREATE_KEYS['duration'],
+        'resources_changed': 'false'}
+#: By each of which a change may say when a lease ends: in the words of the
+#: API, and in those of lease_params.
+_ENDS = ('end_date', 'end', 'duration')
+
+#: What a list may be sorted by.
+_SORT_KEYS = ('start_date', 'end_date', 'created_at', 'updated_at', 'name',
+              'status', 'id')
+_QUERY_KEYS = {
+    'status': 'ACTIVE', 'name': 'lease1', 'project_id': 'an id',
+    'resource_type': 'virtual:instance', 'start_date': '2026-12-01 16:07',
+    'end_date': '2026-12-02 16:07', 'sort': 'created_at:desc,name',
+    'limit': '100', 'marker': 'the id of a lease', 'fields': 'id,name',
+    'ended': 'true', 'occurrences': 'true',
+}
+#: No page of a list is longer.
+MAX_LIMIT = 1000
+#: So long is a list of which no page is asked for.
+MAX_WHOLE = 10_000
+
+_Object: ty.TypeAlias = dict[str, object]
+Reservations: ty.TypeAlias = tuple[_Object, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """A lease that is asked for; its reservations as they were written."""
+
+    lease: requests.LeaseRequest
+    reservations: Reservations
+    offer_seconds: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    """What a lease becomes; its reservations as they were written.
+    """
+
+    change: updates.LeaseChange
+    reservations: Reservations
+
+
+def check_total(amounts: ty.Iterable[int], most: int, before: int = 0,
+                times: int = 1, others: int = 0) -> None:
+    """Make sure that a lease is not for too much.
+
+    :param most: the operator's bound, over all occurrences
+    :param before: how many the lease has already
+    :param times: how many occurrences it has
+    :param others: how many its other occurrences have already
+    :raises InvalidLeaseParams: when it is
+    """
+    each = sum(amounts)
+    if each <= before or each * times + others <= most:
+        return
+    together = '' if times == 1 else f'{each * times} in {times} occurrences'
+    if others:
+        together = f'{each + others} with those of the other occurrences'
+    raise recurrence_schema.too_much(each, together, most)
+
+
+def create(body: object, now: int, defaults: hint_params.Defaults,
+           ) -> CreateRequest:
+    """Read the body of ``POST /leases``.
+
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    values = inputs.json_object(body, 'The body of the request')
+    inputs.check_keys(values, _CREATE_KEYS, 'the lease')
+    values = _with_snapshots(values, ())
+    values, local = recurrence_schema.localized(values, now, defaults.start)
+    start = dates.start_of(
+        _text(values, 'start_date', defaults.start), now)
+    window = hint_params.window_of(start, _end(values, start, now), now)
+    offer = values.get('offer_seconds')
+    retry = lease_types.retry_of(values, window, now, defaults.retry)
+    timeout = lease_types.timeout_of(values, window, defaults.timeout)
+    if offer is not None and (retry, timeout) != (None, None):
+        raise errors.InvalidLeaseParams(
+            'An offer is made now, or not at all. Leave "offer_seconds" out, '
+            'or "lease_type".')
+    before_end, action = _before_end(values, window, now, defaults)
+    recurrence = recurrence_schema.recurrence_of(
+        values, window, defaults.max_occurrences, local)
+    request = requests.LeaseRequest(
+        recurrence=recurrence, name=hint_params.name_of(_text(values, 'name'))
+        if 'name' in values else None,
+        window=window,
+        before_end=before_end,
+        events=event_schema.read(
+            values.get('events', []), window, now, defaults.actions),
+        on_end=hint_params.on_end_of(
+            values.get('on_end', defaults.ends[0]), defaults),
+        starts_now=start == now,
+        grace_period=hint_params.grace_of(values.get(
+            'grace_period', defaults.grace_period)),
+        retry=retry, timeout=timeout,
+        before_end_action=action,
+        auto_extend=lease_types.extension_of(values.get('auto_extend', 0)))
+    lease_types.check_extension(
+        request.auto_extend, request.on_end, request.actions)
+    return CreateRequest(
+        request, _reservations(values),
+        None if offer is None else inputs.integer(
+            offer, 'offer_seconds', *OFFER))
+
+
+def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
+           defaults: hint_params.Defaults) -> ChangeRequest:
+    """Read the body of ``PUT /leases/{id}``.
+
+    Dates without seconds compare at the minute: one that says the minute at
+    which the lease begins or ends anyway changes nothing.
+
+    :param lease: as :func:`blazar_core.leases.views.describe` has it
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    values = inputs.json_object(body, 'The body of the request')
+    inputs.check_keys(values, CHANGE_KEYS, 'a change of a lease')
+    values = _with_snapshots(values, lease['reservations'])
+    start = _new_date(values, 'start_date', lease, now)
+    end = _new_end(values, start, lease, now)
+    before_end = _new_date(values, 'before_end_date', lease, now)
+    if before_end is None and end is not None and 'before_end_date' in values:
+        # What is not said moves with the end; this is to stay.
+        before_end = ty.cast(int, lease['before_end_date'])
+    first = max(now, lease['start_date'] if start is None else start)
+    if end is not None and end > max(first, lease['end_date']) and (
+            lease['before_end_date'] is None and before_end is None):
+        # It was too short to have one.
+        before_end = hint_params.default_before_end(
+            model.Window(first, end), defaults)
+    if values.get('resources_changed', False) is not False:
+        raise errors.InvalidLeaseParams(
+            'That reservations have other hosts than at first is said to you '
+            'by "resources_changed". Write false when you have seen it; it is '
+            'true again when they get others.')
+    window = model.Window(0, model.LATEST)
+    return ChangeRequest(
+        updates.LeaseChange(
+            start=start, end=end, seen='resources_changed' in values,
+            name=hint_params.name_of(_text(values, 'name'))
+            if 'name' in values else None,
+            before_end=before_end,
+            events=event_schema.read(
+                values['events'], window, now, defaults.actions)
+            if 'events' in values else None,
+            on_end=hint_params.on_end_of(values['on_end'], defaults)
+            if _joined(values.get('on_end', lease['on_end'])) != (
+                lease['on_end']) else None,
+            grace_period=hint_params.grace_of(values['grace_period'])
+            if 'grace_period' in values else None,
+            auto_extend=lease_types.extension_of(values['auto_extend'])
+            if 'auto_extend' in values else None,
+            before_end_action=event_schema.action_of(
+                values['before_end_action'], 'before_end_action',
+                defaults.actions)
+            if 'before_end_action' in values else None),
+        _reservations(values))
+
+
+def query(values: collections.abc.Mapping[str, str], now: int,
+          list_ended: int) -> tuple[views.Query, list[str] | None]:
+    """Read the parameters of ``GET /leases``.
+
+    :param list_ended: for how many seconds those that are over are listed
+    :returns: the query, and the fields that are wanted (None: all)
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    inputs.check_keys(dict(values), _QUERY_KEYS, 'the query of leases')
+    found = {key: dates.parse_date(values[key + '_date'], now)
+             for key in ('start', 'end') if key + '_date' in values}
+    paged = 'limit' in values or 'marker' in values
+    return views.Query(
+        project_id=values.get('project_id'), name=values.get('name'),
+        status=_status(values['status']) if 'status' in values else None,
+        resource_type=values.get('resource_type'),
+        start=found.get('start'), end=found.get('end'),
+        sort=_sort(values.get('sort', 'start_date')),
+        marker=values.get('marker'),
+        ended=inputs.boolean(values.get('ended', 'false'), 'ended'),
+        ended_after=None if 'ended' in values or not list_ended
+        else now - list_ended,
+        occurrences=inputs.boolean(
+            values.get('occurrences', 'false'), 'occurrences'),
+        # Clients that know no pages take the first one for all.
+        limit=inputs.integer(
+            values.get('limit', MAX_LIMIT), 'limit', 1, MAX_LIMIT)
+        if paged else MAX_WHOLE, paged=paged,
+    ), _fields(values['fields']) if 'fields' in values else None
+
+
+def _status(text: str) -> str:
+    known = [*states.Lease, views.DELETING]
+    if text.upper() not in known:
+        raise errors.InvalidLeaseParams(
+            f'"{inputs.shown(text)}" is no status of a lease. Write one of '
+            f'{", ".join(known)}.')
+    return text.upper()
+
+
+def _fields(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(',')]
+    for name in names:
+        if name not in lease_views.FIELDS:
+            raise errors.InvalidLeaseParams(
+                f'"{inputs.shown(name)}" is no field of a lease. Write some '
+                f'of {", ".join(lease_views.FIELDS)}.')
+    return names
+
+
+def _sort(text: str) -> tuple[tuple[str, bool], ...]:
+    keys = []
+    for part in text.split(','):
+        key, _colon, direction = part.strip().partition(':')
+        if key not in _SORT_KEYS or direction not in ('', 'asc', 'desc'):
+            raise errors.InvalidLeaseParams(
+                f'"{inputs.shown(part)}" cannot be sorted by. Write one or '
+                f'more of {", ".join(_SORT_KEYS)}, each with ":asc" or '
+                f'":desc", such as "sort=created_at:desc,name".')
+        keys.append((key, direction == 'desc'))
+    return tuple(dict(keys).items())
+
+
+def _end(values: _Object, start: int, now: int) -> int:
+    """When a new lease is to end."""
+    if 'duration' not in values:
+        return dates.parse_date(_text(values, 'end_date'), now)
+    if 'end_date' in values:
+        raise errors.InvalidLeaseParams(
+            'A lease has both "end_date" and "duration". Write only one of '
+            'them.')
+    return start + dates.parse_duration(_text(values, 'duration'))
+
+
+def _new_end(values: _Object, start: int | None,
+             lease: ty.Mapping[str, ty.Any], now: int) -> int | None:
+    """When a lease is to end; None: when it does anyway.
+
+    :param start: when it is to start; None: when it does anyway
+    """
+    said = [key for key in _ENDS if key in values]
+    if len(said) > 1:
+        raise errors.InvalidLeaseParams(
+            f'A change of a lease has both "{said[0]}" and "{said[1]}". Write '
+            f'only one of them.')
+    if said != ['duration']:
+        return _new_date(values, 'end' if 'end' in said else 'end_date',
+                         lease, now)
+    start = lease['start_date'] if start is None else start
+    end = start + dates.parse_duration(_text(values, 'duration'))
+    if end >= model.LATEST:
+        # As every date is that is written.
+        hint_params.window_of(start, end, start)
+    return None if end == lease['end_date'] else end
+
+
+def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
+              now: int) -> int | None:
+    """The new value of a date; None: it stays as it is.
+
+    :param key: that of the lease, or the first word of it
+    """
+    if key not in values:
+        return None
+    text = _text(values, key)
+    time, old = dates.parse_date(text, now), lease[
+        f'{key.removesuffix("_date")}_date']
+    unit = 60 if dates.is_whole_minute(text) else 1
+    return None if old is not None and old // unit == time // unit else time
+
+
+def _before_end(values: _Object, window: model.Window, now: int,
+                defaults: hint_params.Defaults,
+                ) -> tuple[int | None, states.Action]:
+    """When it is told of the end, and what is done then."""
+    if 'before_end_date' in values:
+        time: int | None = event_schema.inside(
+            dates.parse_date(_text(values, 'before_end_date'), now),
+            window, 'before_end_date')
+    else:
+        time = hint_params.default_before_end(window, defaults)
+    return time, event_schema.before_end_action(
+        values, time, window, defaults.actions, 'before_end_date')
+
+
+def _text(values: _Object, key: str, default: str | None = None) -> str:
+    value = values.get(key, default)
+    if value is None:
+        raise errors.InvalidLeaseParams(
+            f'Missing parameter {key}. Write for example "{key}": '
+            f'{_CREATE_KEYS[key]}.')
+    if not isinstance(value, str):
+        known = _CREATE_KEYS | CHANGE_KEYS
+        raise errors.InvalidLeaseParams(
+            f'"{key}" is {inputs.kind_of(value)}. Write a string, such as '
+            f'"{key}": {known[key]}.')
+    return value
+
+
+def _joined(on_end: object) -> object:
+    """Several in a list, as they are shown."""
+    return ','.join(map(str, on_end)) if isinstance(on_end, list) else on_end
+
+
+def _with_snapshots(values: _Object,
+                    before: ty.Iterable[ty.Mapping[str, ty.Any]]) -> _Object:
+    """A lease, with the images before its end that a reservation asks for.
+
+    :param before: the reservations that it has
+    :raises InvalidLeaseParams: when the lease asks for something else
+    """
+    said = [one['before_end'] for one in _reservations(values)
+            if 'before_end' in one]
+    if states.Action.SNAPSHOT not in said:
+        if said and 'before_end_action' not in values and any(
+                (one['params'] or {}).get('before_end') for one in before):
+            return {**values, 'before_end_action': states.Action.NOTIFY.value}
+        return values
+    if values.get('before_end_action', states.Action.SNAPSHOT) != (
+            states.Action.SNAPSHOT):
+        raise errors.InvalidLeaseParams(
+            f'A reservation has "before_end": "snapshot", and the lease '
+            f'"before_end_action": "{states.Action.NOTIFY}". Leave one of '
+            f'them out: it is done for all servers of a lease, or none.')
+    return {**values, 'before_end_action': states.Action.SNAPSHOT.value}
+
+
+def _reservations(values: _Object) -> Reservations:
+    found = values.get('reservations', [])
+    if not isinstance(found, list) or len(found) > MAX_RESERVATIONS:
+        raise errors.InvalidLeaseParams(
+            f'"reservations" must be a list of at most {MAX_RESERVATIONS} '
+            f'objects, such as {_CREATE_KEYS["reservations"]}.')
+    return tuple(inputs.json_object(one, 'An entry of "reservations"')
+                 for one in found)

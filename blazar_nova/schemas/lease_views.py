@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Leases in the words of the API and of notifications.
+
+The core says of a lease what there is to say
+(:func:`blazar_core.leases.views.describe`); the names and formats that
+clients of reservations in OpenStack know stand here.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.plugins import resource_types
+
+__all__ = ['LeaseViews', 'FIELDS']
+
+LOG = logging.getLogger(__name__)
+
+#: What is said of a lease.
+FIELDS = ('id', 'name', 'status', 'status_reason', 'conditions', 'degraded',
+          'project_id', 'user_id', 'trust_id', 'start_date', 'end_date',
+          'before_end_date', 'on_end', 'grace_period', 'auto_extend',
+          'lease_type', 'retry_until', 'recurrence_id', 'recurrence',
+          'occurrences', 'warnings', 'created_at', 'updated_at',
+          'reservations', 'events')
+
+_Object: ty.TypeAlias = dict[str, ty.Any]
+_Lease: ty.TypeAlias = ty.Mapping[str, ty.Any]
+_Format: ty.TypeAlias = ty.Callable[[int], str]
+
+
+class LeaseViews:
+    """Says what leases are."""
+
+    def __init__(self, types: resource_types.ResourceTypes) -> None:
+        self._types = types
+
+    def lease(self, described: _Lease) -> _Object:
+        """What the API says of a lease."""
+        return self._lease(described, clocks.stamp)
+
+    def _lease(self, described: _Lease, stamp: _Format) -> _Object:
+        """
+        :param stamp: writes when something was made or changed
+        """
+        lease = _in_words(described, stamp) | {
+            # A secret of ours; clients expect the key.
+            'trust_id': None,
+            'conditions': [_condition(one) for one in described['conditions']],
+            # Of what stands for all of its occurrences, and of nothing else.
+            'recurrence': described.get('recurrence'),
+            'occurrences': [_in_words(one, stamp) for one in described.get(
+                'occurrences', ())],
+            'reservations': [self._reservation(one, stamp)
+                             for one in described['reservations']],
+            'events': [_in_words(event, stamp)
+                       for event in described['events']]}
+        return {name: lease[name] for name in FIELDS}
+
+    def payload(self, described: _Lease) -> _Object:
+        """What a notification says of a lease.
+
+        ``version`` is that of this form: its second number changes with what
+        is added, its first with what is not there any more or means something
+        else.
+        """
+        told = self._lease(described, clocks.iso)
+        for name in ('trust_id', 'recurrence', 'occurrences'):
+            del told[name]
+        if 'exchanged' in described:
+            told['exchanged'] = described['exchanged']
+        return {'version': '1.7', 'lease_id': told['id'], **told, 'events': [
+            {**event, 'event_date': event['time']}
+            for event in told['events']]}
+
+    def _reservation(self, described: _Lease, stamp: _Format) -> _Object:
+        said = _in_words(described, stamp)
+        params = said.pop('params')
+        said.pop('spec')
+        # A type may say that it is something else; nothing else of ours.
+        its = {'resource_id': said['id']}
+        if params is None:
+            return {**its, **said}
+        kind = self._types.named.get(described['resource_type'])
+        try:
+            # Of one that is not installed any more, what was asked for.
+            its |= params if kind is None else kind.show(described)
+        except Exception:
+            LOG.exception('Reservation %s: its resource type cannot show it',
+                          said['id'])
+            its |= params
+        return {**its, **said}
+
+
+def _condition(row: conditions.Row) -> _Object:
+    return {**row, 'since': clocks.iso(row['since']),
+            'details': _in_words(row['details'], clocks.stamp)}
+
+
+def _in_words(described: _Lease, stamp: _Format) -> _Object:
+    """With its times as text."""
+    return {name: value if value is None else
+            stamp(value) if name.endswith('_at') else
+            clocks.iso(value) if (
+                name.endswith(('_date', '_until')) or name == 'time')
+            else value for name, value in described.items()}

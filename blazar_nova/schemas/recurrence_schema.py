@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""How a lease recurs: ``recurrence``, in lease_params and in the lease API.
+
+Where it names a time zone, the dates beside it are those of the wall there,
+unless they have an offset of their own.
+"""
+
+import datetime
+import re
+import typing as ty
+import zoneinfo
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import recurrences
+from blazar_core.leases import requests
+from blazar_core.plugins import end_policies
+from blazar_nova.schemas import dates
+from blazar_nova.schemas import event_schema
+
+__all__ = ['EXAMPLE', 'Local', 'localized', 'multiplied', 'recurrence_of',
+           'too_much']
+
+_KEYS = {
+    'rule': '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"',
+    'timezone': '"Europe/Berlin"',
+    'between': '"delete"',
+    'fits': '"all"',
+}
+EXAMPLE = '{"rule": ' + _KEYS['rule'] + ', "timezone": "Europe/Berlin"}'
+
+#: The dates of a lease, in lease_params and in the API.
+_DATES = ('start', 'end', 'before_end', 'start_date', 'end_date',
+          'before_end_date')
+_Object: ty.TypeAlias = dict[str, object]
+
+
+class Local(ty.NamedTuple):
+    """Where the dates of a lease that recurs are meant.
+
+    :ivar first: those of its first occurrence, on the wall there; None: they
+        cannot be read, or nothing says when it ends
+    """
+
+    zone: zoneinfo.ZoneInfo
+    first: recurrences.Dates | None
+
+
+def localized(values: _Object, now: int, start: str,
+              ) -> tuple[_Object, Local | None]:
+    """What is asked for, its dates with the offsets of their time zone.
+
+    :param start: if it is not said
+    :returns: that, and the dates before; None: it does not recur
+    :raises InvalidLeaseParams: when there is no such time zone
+    """
+    if values.get('recurrence') is None:
+        return values, None
+    zone = recurrences.zone_of(_text(_read(values), 'timezone', 'UTC'))
+    found = {key: _dated(value, zone) if key in _DATES else value
+             for key, value in values.items()}
+    events = found.get('events')
+    if isinstance(events, list):
+        found['events'] = [{
+            key: _dated(value, zone) if key in event_schema.DATES else value
+            for key, value in one.items()} if isinstance(one, dict) else one
+            for one in events]
+    said = {'start': start, **values}
+    begins, until = (f'{key}_date' if f'{key}_date' in values else key
+                     for key in ('start', 'end'))
+    try:
+        first = recurrences.Dates(*(_wall(
+            said[key], zone, now) for key in (
+                begins, until if until in said else begins)))
+        if recurrences.seconds(first) > 0 and dates.wall(str(said[until])):
+            found[until] = _written(
+                values[until], first.end,
+                recurrences.window(first, zone).end, zone)
+    except (errors.InvalidLeaseParams, ValueError, OverflowError):
+        # The function that reads them later says what is wrong.
+        return found, Local(zone, None)
+    return found, Local(zone, first)
+
+
+def _wall(said: object, zone: zoneinfo.ZoneInfo, now: int,
+          ) -> datetime.datetime:
+    """A date of the wall, with an offset of its own or without.
+
+    :raises InvalidLeaseParams: when it is none
+    """
+    if not isinstance(said, str):
+        raise errors.InvalidLeaseParams('It is no date.')
+    return dates.wall(said) or recurrences.wall(
+        dates.start_of(said, now), zone)
+
+
+def _dated(value: object, zone: zoneinfo.ZoneInfo) -> object:
+    """A date with its offset; what is none, or has one, stays."""
+    try:
+        date = dates.wall(value) if isinstance(value, str) else None
+        return value if date is None else _written(
+            value, date, recurrences.instant(date, zone), zone)
+    except (ValueError, OverflowError):
+        return value
+
+
+def _written(said: object, date: datetime.datetime, time: int,
+             zone: zoneinfo.ZoneInfo) -> str:
+    """A date with its offset, in the form in which it was written.
+
+    :param date: what was written
+    :param time: what it means
+    """
+    shown = recurrences.wall(time, zone)
+    text = str(said).strip() if shown.replace(fold=0) == date else (
+        shown.isoformat(sep=' ', timespec='minutes' if dates.is_whole_minute(
+            str(said)) and not shown.second else 'seconds'))
+    return dates.with_time(text) + recurrences.offset(shown, zone)
+
+
+def recurrence_of(values: _Object, window: model.Window, most: int,
+                  local: Local | None, known: ty.Collection[str] = (),
+                  ) -> requests.Recurrence | None:
+    """How a lease recurs; None: it does not.
+
+    :param window: of the first occurrence
+    :param most: how many there may be
+    :param local: as :func:`localized` has it
+    :param known: what may become of the servers of a boot; none: it comes
+        with no boot
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    if local is None:
+        return None
+    for key, default in (('auto_extend', 0), ('offer_seconds', None),
+                         ('lease_type', 'scheduled')):
+        if values.get(key, default) not in (default, None, '0', 'immediate'):
+            raise errors.InvalidLeaseParams(
+                f'A lease that recurs has no "{key}": each occurrence has '
+                f'its dates. Leave "{key}" out, or "recurrence".')
+    asked = _read(values)
+    rule = _text(asked, 'rule')
+    found = recurrences.expand(
+        rule, local.zone, window, 'duration' not in values, most, local.first)
+    return requests.Recurrence(
+        rule, local.zone.key,
+        _between(_text(asked, 'between', end_policies.DELETE), known),
+        _one_of(asked, 'fits', ('all', 'some')) == 'some',
+        tuple(one.window for one in found),
+        {one.window: one.absent for one in found if one.absent is not None})
+
+
+def _between(wanted: str, known: ty.Collection[str]) -> str:
+    """What becomes of servers between two occurrences."""
+    if wanted == end_policies.DELETE:
+        return wanted
+    if not known:
+        raise errors.InvalidLeaseParams(
+            '"between" is for servers that come with a boot. Leave it out; '
+            '"on_end" says what becomes of servers in the reservations of '
+            'each occurrence.')
+    if wanted == end_policies.SHELVE and wanted in known:
+        return wanted
+    why = ('a server that is suspended keeps its capacity on its host, which '
+           'others may have between the occurrences. '
+           if wanted == 'suspend' else '')
+    raise errors.InvalidLeaseParams(
+        f'"between": "{inputs.shown(wanted)}" is not available: {why}Write '
+        f'"{end_policies.DELETE}" to have others each time' + (
+            f', or "{end_policies.SHELVE}" to keep the servers from one '
+            f'occurrence to the next.'
+            if end_policies.SHELVE in known else '.'))
+
+
+def multiplied(body: ty.Mapping[str, ty.Any], times: int, limit: int,
+               ) -> dict[str, ty.Any]:
+    """The body of a boot that makes the servers of all occurrences.
+
+    :param limit: how many these may be
+    :raises InvalidLeaseParams: when it leaves open how many each has, or
+        they are too many
+    """
+    server = dict(body['server'])
+    each = _count(server.get('min_count', 1))
+    most = _count(server.get('max_count', each))
+    if each is None or most is None:
+        # Nova says what is wrong with it.
+        return dict(body)
+    if each != most:
+        raise errors.InvalidLeaseParams(
+            'A lease that recurs has the same number of servers each time. '
+            'Write the same min_count and max_count.')
+    if each * times > limit:
+        raise too_much(each, '' if times == 1 else (
+            f'{each * times} in {times} occurrences'), limit)
+    return {**body, 'server': {
+        **server, 'min_count': each * times, 'max_count': each * times}}
+
+
+def too_much(each: int, together: str, most: int,
+             ) -> errors.InvalidLeaseParams:
+    """Return the refusal of a lease that is for too many servers or hosts.
+
+    :param together: how many it has in all occurrences; empty: it has one
+    """
+    also = f', and to {together}' if together else ''
+    return errors.InvalidLeaseParams(
+        f'The amounts of the reservations of one lease add up to {each}'
+        f'{also}. Write amounts of at most {most} in all, or make several '
+        f'leases.')
+
+
+def _count(value: object) -> int | None:
+    """Read a count of servers as Nova does, which takes 2.0, "01" and "1\\n".
+
+    :returns: None for what Nova refuses
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    # Of an int beyond these bounds not even the digits can be written.
+    if isinstance(value, bool) or isinstance(value, int) and not (
+            0 < value < 10 ** 100):
+        return None
+    match = re.fullmatch('0*([1-9][0-9]{0,99})\n?', str(value))
+    return match and int(match[1])
+
+
+def _read(values: _Object) -> _Object:
+    asked = inputs.json_object(values['recurrence'], '"recurrence"')
+    inputs.check_keys(asked, _KEYS, 'recurrence')
+    return asked
+
+
+def _text(asked: _Object, key: str, default: str | None = None) -> str:
+    value = asked.get(key, default)
+    if not isinstance(value, str):
+        raise errors.InvalidLeaseParams(
+            f'"recurrence" needs a text for "{key}". Write for example '
+            f'"recurrence": {EXAMPLE}.')
+    return value
+
+
+def _one_of(asked: _Object, key: str, known: ty.Sequence[str]) -> str:
+    value = _text(asked, key, known[0])
+    if value not in known:
+        raise errors.InvalidLeaseParams(
+            f'"{key}" is "{inputs.shown(value)}". Write '
+            f'{" or ".join(known)}, or leave it out.')
+    return value

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Boots that ask for no lease, where every boot is one."""
+
+import re
+import typing as ty
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import words
+from blazar_core.leases import requests
+from blazar_nova.compat import build_calls
+from blazar_nova.schemas import boot_hints
+from blazar_nova.schemas import hint_params
+from blazar_nova.services import wiring
+
+__all__ = ['DefaultLeases', 'check', 'doubts', 'explained']
+
+#: What ``[blazar] default_reservation`` may be beside "off".
+ON, ANNOUNCE = 'on', 'announce'
+
+_OTHER = ('--hint reserved=True --hint lease_params=\'{"duration": "2h"}\'')
+#: What an id of keystone's is like.
+_ID = re.compile('[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
+#: In these, a user who has not asked for a lease learns that it is one.
+_ANSWERS = (errors.LimitExceeded, errors.TrustUnavailable, errors.Refused)
+
+
+class DefaultLeases:
+    """Says which lease a boot gets that asks for none.
+
+    It is judged when Nova has resolved the flavor and the image.
+    """
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+
+    def is_on(self) -> bool:
+        """Whether every boot is a lease."""
+        return bool(self._parts.conf.blazar.default_reservation == ON)
+
+    def request(self,
+                call: build_calls.BuildCall) -> requests.LeaseRequest | None:
+        """The lease of a boot that asks for none; None: it has none.
+
+        It is noted where what a lease would end is only announced.
+
+        :raises Forbidden: when it says that it wants none
+        """
+        mode = self._parts.conf.blazar.default_reservation
+        if mode not in (ON, ANNOUNCE) or self._is_exempt(call):
+            return None
+        asked = _by_default(
+            self._parts.clock.now(), hint_params.defaults(self._parts.conf))
+        if mode == ANNOUNCE:
+            self._note(call, asked.window)
+            return None
+        if call.hint(boot_hints.RESERVED) is not None:
+            raise errors.Forbidden(
+                f'Every server of this cloud has a lease, and the hint '
+                f'reserved says that this one is to have none. Leave it out '
+                f'for a lease until {clocks.minute(asked.window.end)} UTC, '
+                f'or ask for another one, such as {_OTHER}.')
+        return asked
+
+    def _is_exempt(self, call: build_calls.BuildCall) -> bool:
+        group = self._parts.conf.blazar
+        names = {what: {*group[f'default_reservation_exempt_{what}']}
+                 for what in ('project_ids', 'roles', 'flavors', 'images')}
+        return (call.context.project_id in names['project_ids'] or
+                not _folded(call.context.roles or ()).isdisjoint(
+                    _folded(names['roles'])) or
+                not names['flavors'].isdisjoint(call.flavor_names) or
+                not names['images'].isdisjoint(call.image_names))
+
+    def _note(self, call: build_calls.BuildCall, window: model.Window) -> None:
+        context = call.context
+        self._parts.announcing.note(
+            context.project_id, context.user_id, call.server_ids, window)
+
+
+def explained(exc: Exception, request: requests.LeaseRequest) -> str:
+    """What answers a boot that gets no server because it gets no lease, and
+    has not asked for one.
+
+    :param request: the lease that it was to have
+    """
+    if not isinstance(exc, _ANSWERS):
+        return str(exc)
+    return (f'{exc} No lease was asked for; by default a server has one, '
+            f'this one until {clocks.minute(request.window.end)} UTC. Ask for '
+            f'another one, such as {_OTHER}.')
+
+
+def check(conf: ty.Any) -> None:
+    """Make sure that what every boot gets can be had.
+
+    :raises ConfigurationError: when it cannot
+    """
+    why = _too_long(conf)
+    if conf.blazar.default_reservation == ON and why:
+        raise errors.ConfigurationError(
+            f'[blazar] default_reservation is on, and {why}')
+
+
+def _too_long(conf: ty.Any) -> str:
+    """Why no boot can have the default lease; empty: it can."""
+    defaults = hint_params.defaults(conf)
+    limit, length = conf.blazar_enforcement.max_lease_duration, (
+        defaults.length + defaults.grace_period)
+    return '' if not 0 <= limit < length else (
+        f'a lease by default would last {words.duration(length)} with its '
+        f'grace period, which is more than [blazar_enforcement] '
+        f'max_lease_duration, {limit}: every boot would be refused. Write a '
+        f'smaller reservation_length_days, or a larger limit.')
+
+
+def doubts(conf: ty.Any) -> list[str]:
+    """What is exempt in words that cannot be anything, and, where it is only
+    announced, what would keep it from being turned on.
+    """
+    group, why = conf.blazar, _too_long(conf)
+    return [f'[blazar] default_reservation cannot be on: {why}'] * (
+        group.default_reservation == ANNOUNCE and why != '') + [
+        f'[blazar] default_reservation_exempt_{name} has "{one}", which is '
+        f'{what}.' for name, is_id, what in (
+            ('project_ids', True, 'no id of a project as keystone makes them: '
+             'write ids, not names'),
+            ('roles', False, 'an id: write names of roles'))
+        for one in group[f'default_reservation_exempt_{name}']
+        if bool(_ID.fullmatch(one)) is not is_id]
+
+
+def _by_default(now: int, defaults: hint_params.Defaults,
+                ) -> requests.LeaseRequest:
+    """What ``reserved=True`` alone would ask for, from now on."""
+    window = hint_params.window_of(now, now + defaults.length, now)
+    return requests.LeaseRequest(
+        name=None, window=window, before_end=hint_params.default_before_end(
+            window, defaults), events=(), on_end=hint_params.on_end_of(
+                defaults.ends[0], defaults), starts_now=True,
+        grace_period=defaults.grace_period,
+        shows_build=defaults.shows_build)
+
+
+def _folded(names: ty.Iterable[str]) -> set[str]:
+    """As keystone compares roles."""
+    return {name.casefold() for name in names}

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases of whole hosts: which hosts they have, and which servers are there.
+
+The servers have no bookings: the database knows the hosts, Nova the servers.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.common import words
+from blazar_core.leases import hosted_servers
+from blazar_core.plugins import resource_types
+from blazar_nova.schemas import policy
+from blazar_nova.services import wiring
+
+__all__ = ['HostLeases']
+
+LOG = logging.getLogger(__name__)
+
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+_UNKNOWN = ('Nova does not say now which servers run on the hosts of this '
+            'lease.')
+
+
+class HostLeases:
+    """Adds hosts and servers to what is shown of leases."""
+
+    def __init__(self, parts: wiring.Parts, rules: policy.Policy) -> None:
+        self._parts = parts
+        self._policy = rules
+
+    def complete(self, context: ty.Any, leases: ty.Sequence[_Lease],
+                 ) -> list[_Lease]:
+        """Return leases with ``hosts`` and ``servers`` of their reservations
+        of whole hosts.
+
+        One statement and one query for each cell, where there is such a
+        reservation; none where there is none.
+        """
+        kinds = {one['id']: kind for lease in leases
+                 for one, kind in self._of_hosts(lease)}
+        if not kinds:
+            return [*leases]
+        with self._parts.database.reader() as session:
+            hosts = hosted_servers.booked(session, kinds)
+        used = {one['id'] for lease in leases for one in lease['reservations']
+                if lease['status'] in states.BEGUN}
+        servers, unknown = self._servers(kinds, {
+            one: found for one, found in hosts.items() if one in used})
+        return [self._completed(context, lease, {
+            one['id']: [_shown(host, servers)
+                        for host in hosts.get(one['id'], ())]
+            for one, _kind in self._of_hosts(lease)}, unknown)
+            for lease in leases]
+
+    def check_deletion(self, lease: _Lease) -> None:
+        """Make sure that no servers of other projects go with a lease.
+
+        :raises Conflict: when there are any
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        mine = [(one['id'], kind) for one, kind in self._of_hosts(lease)
+                if lease['status'] in states.BEGUN]
+        if not mine:
+            return
+        with self._parts.database.reader() as session:
+            hosts = hosted_servers.booked(session, [one for one, _kind in
+                                                    mine])
+        others = [one.project_id for its_id, kind in mine
+                  for one in kind.hosted({
+                      host.service_host for host in hosts.get(its_id, ())})
+                  if one.project_id != lease['project_id']]
+        if others:
+            raise errors.Conflict(
+                f'The hosts of this lease have '
+                f'{words.count(len(others), "server")} of '
+                f'{words.count(len(set(others)), "other project")}, which '
+                f'would be deleted too. Ask the owners to delete them, let '
+                f'the lease end at its end_date, or write ?force=true to '
+                f'delete all.')
+
+    def _of_hosts(self, lease: _Lease) -> ty.Iterator[
+            tuple[_Lease, resource_types.BaseResourceType]]:
+        """Reservations of whole hosts that are shown in full."""
+        for one in lease['reservations']:
+            kind = self._parts.types.named.get(one['resource_type'])
+            if kind is not None and kind.has_hosts:
+                yield one, kind
+
+    def _servers(self, kinds: ty.Mapping[str, resource_types.BaseResourceType],
+                 hosts: ty.Mapping[str, ty.Sequence[hosted_servers.Host]],
+                 ) -> tuple[dict[str, list[str]], bool]:
+        """The servers on hosts, by what runs the host.
+
+        :returns: and whether they are not known
+        """
+        found: dict[str, list[str]] = {}
+        try:
+            for kind in set(kinds.values()):
+                for one in kind.hosted(sorted({
+                        host.service_host for its_id, its in hosts.items()
+                        for host in its if kinds[its_id] is kind})):
+                    found.setdefault(one.service_host, []).append(one.id)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('The servers of leases of whole hosts are not shown: '
+                        '%s', exc)
+            return {}, True
+        return found, False
+
+    def _completed(self, context: ty.Any, lease: _Lease,
+                   hosts: ty.Mapping[str, list[_Lease]], unknown: bool,
+                   ) -> _Lease:
+        if not hosts:
+            return lease
+        named = self._policy.allows(context, 'blazar:leases:get_hosts', {
+            'project_id': lease['project_id']})
+        return {
+            **lease,
+            'warnings': lease['warnings'] + (
+                [_UNKNOWN] if unknown and lease['status'] in states.BEGUN
+                else []),
+            'reservations': [one if one['id'] not in hosts else {
+                **one, 'hosts': [host if named else {**host, 'name': None}
+                                 for host in hosts[one['id']]],
+                'servers': [server for host in hosts[one['id']]
+                            for server in host['servers']]}
+                for one in lease['reservations']]}
+
+
+def _shown(
+        host: hosted_servers.Host, servers: ty.Mapping[str,
+                                                       list[str]]) -> _Lease:
+    return {'name': host.name, 'failed': bool(host.failed),
+            'servers': servers.get(host.service_host, [])}

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""Which projects and users keystone has."""
+
+import typing as ty
+import urllib.parse
+
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.plugins import cloud_api
+from blazar_nova.services import user_credentials
+
+__all__ = ['KeystoneIdentity']
+
+LOG = logging.getLogger(__name__)
+
+#: What is asked for them.
+_PATHS = {'project': '/projects', 'user': '/users'}
+
+
+class KeystoneIdentity:
+    """Asks keystone, as the service user of ``[blazar_keystone]``."""
+
+    def __init__(self, trusts: user_credentials.Credentials) -> None:
+        self._trusts = trusts
+
+    def absent(self, project_ids: ty.Collection[str],
+               user_ids: ty.Collection[str]) -> cloud_api.MissingOwners:
+        """Which of these do not exist any more.
+
+        An answer that says so of our own user as well is not believed: it
+        comes from a proxy in front of keystone, or a policy hides others.
+
+        :raises CloudUnavailable: when nothing can be said of any; says why
+        """
+        own = self._trusts.own()
+        for kind, its_id in own.items():
+            if its_id is not None and self._exists(kind, its_id) is not True:
+                raise errors.CloudUnavailable(
+                    f'Keystone does not show the service user its own {kind} '
+                    f'{its_id}: what it says of others is not believed. Give '
+                    f'it a role that may see projects and users, such as '
+                    f'admin or, on the system, reader.')
+        unknown: set[str] = set()
+
+        def gone(kind: str, ids: ty.Iterable[str]) -> frozenset[str]:
+            answers = {one: self._exists(kind, one) for one in ids}
+            unknown.update(
+                one for one, there in answers.items() if there is None)
+            return frozenset(
+                one for one, there in answers.items() if there is False)
+
+        absent = cloud_api.MissingOwners(
+            gone('project', project_ids), gone('user', user_ids))
+        if unknown:
+            LOG.warning('Keystone does not let the service user see %s '
+                        'projects or users that have leases; whether they '
+                        'exist is not known', len(unknown))
+        return absent._replace(unknown=frozenset(unknown))
+
+    def check_exist(self, project_ids: ty.Collection[str],
+                    user_ids: ty.Collection[str] = (), key: str = '') -> None:
+        """Check whether keystone has these, where it can be asked.
+
+        :param key: of the request, by which they are named
+        :raises InvalidLeaseParams: when it does not have one
+        """
+        if not project_ids and not user_ids:
+            return
+        try:
+            absent = self.absent(project_ids, user_ids)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Whether projects %s and users %s exist is not known: '
+                        '%s', [*project_ids], [*user_ids], exc)
+            return
+        for kind, gone in (('project', absent.projects),
+                           ('user', absent.users)):
+            for one in gone:
+                raise errors.InvalidLeaseParams(
+                    f'There is no {kind} {inputs.shown(one)}. Write the id of '
+                    f'a {kind} that exists, in "{key or kind + "_id"}".')
+
+    def _exists(self, kind: str, its_id: str) -> bool | None:
+        """Whether there is one; None: keystone does not say."""
+        return self._trusts.exists(
+            f'{_PATHS[kind]}/{urllib.parse.quote(its_id, safe="")}')

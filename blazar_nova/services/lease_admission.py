@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""At the held call: a lease is admitted and its build kept, or refused.
+
+What may refuse a boot comes first, and is undone if it fails. When the lease
+is reserved, or the call is sent, nothing is undone: a listener may be building
+the servers, and without their records Nova would not know the guests. What
+fails from then on is logged, and put right by the listener.
+"""
+
+import dataclasses
+import functools
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.leases import creation
+from blazar_core.leases import exclusive
+from blazar_core.leases import hosted_servers
+from blazar_core.leases import requests
+from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import fault_points
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import build_calls
+from blazar_nova.compat import flavors
+from blazar_nova.compat import hostnames
+from blazar_nova.compat import nova_router
+from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import booted_servers
+from blazar_nova.schemas import error_answers
+from blazar_nova.schemas import policy
+from blazar_nova.services import boot_context
+from blazar_nova.services import default_leases
+from blazar_nova.services import lease_series
+from blazar_nova.services import lease_trusts
+from blazar_nova.services import limit_requests
+from blazar_nova.services import wiring
+
+__all__ = ['LeaseAdmission']
+
+LOG = logging.getLogger(__name__)
+
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+class LeaseAdmission:
+    """Takes the place of the cast of a build (:mod:`compat.hold`)."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._leases = parts.leases
+        self._vault = parts.vault
+        self._limits = parts.limits
+        self._defaulting = default_leases.DefaultLeases(parts)
+        self._policy = policy.Policy(parts.conf)
+        self._recurring = lease_series.LeaseSeries(parts)
+
+    def __call__(self, call: build_calls.BuildCall,
+                 send: ty.Callable[[], None]) -> None:
+        boot, default, then = boot_context.current(), None, send
+        asked = None if boot is None else boot.request
+        reservation_id = flavors.reservation_of(call.request_spec[0].flavor)
+        hosts_of = call.hint('reservation')
+        try:
+            if hosts_of is not None:
+                self._go_within(hosts_of, asked, call)
+            elif asked is None and reservation_id is None:
+                asked = default = self._defaulting.request(call)
+            if reservation_id is not None and (
+                    hosts_of is None or asked is not None):
+                self._take_places(reservation_id, asked, call)
+                then = functools.partial(self._send, call, send)
+            elif asked is not None:
+                if default is not None:
+                    call.ask_for_lease()
+                lease, then = self._admit(asked, call)
+                if boot is not None:
+                    boot.lease = lease
+        except Exception as exc:
+            if isinstance(exc, errors.OutcomeUnknown):
+                self._leave(call)
+            else:
+                call.undo()
+            # Nothing of a refused boot is left if that fails.
+            if isinstance(exc, errors.ReservationFull):
+                exc = self._with_start(exc, call)
+            why = error_answers.unless_skewed(exc, self._parts.database)
+            if boot is not None:
+                boot.refused = error_answers.facts_of(why)
+            code, _name = error_answers.code_of(why)
+            if code == 500:
+                raise
+            raise nova_router.error(code, str(why) if default is None else (
+                default_leases.explained(why, default))) from exc
+        then()
+
+    @staticmethod
+    def _leave(call: build_calls.BuildCall) -> None:
+        """Leave servers that may have a lease, or slots.
+
+        The periodic sync deletes those without a lease, as they are RESERVED.
+        Those that were changed meanwhile have another mark, which is kept.
+        """
+        try:
+            call.mark_reserved(unless_changed=True)
+        except Exception:
+            LOG.exception('Servers %s: they may have a lease, or none',
+                          ', '.join(call.server_ids))
+
+    def _send(self, call: build_calls.BuildCall, send: ty.Callable[[], None],
+              ) -> None:
+        """Send the build of servers with slots, or leave it to a listener.
+        """
+        servers = ', '.join(call.server_ids)
+        fault_points.fault_point(fault_points.FaultPoint.SLOT_TAKEN, servers)
+        try:
+            if not self._leases.places.dispatch(call.server_ids[0]):
+                LOG.warning('Servers %s: a listener sends their build, as '
+                            'this process stood still', servers)
+                return
+            fault_points.fault_point(fault_points.FaultPoint.SLOT_DISPATCHED,
+                                     servers)
+            send()
+            fault_points.fault_point(fault_points.FaultPoint.SLOT_SENT,
+                                     servers)
+        except Exception:
+            LOG.exception('Servers %s: it is not known whether their build '
+                          'was sent', servers)
+
+    def _go_within(self, reservation_id: str,
+                   asked: requests.LeaseRequest | None,
+                   call: build_calls.BuildCall) -> None:
+        """The servers go to the hosts of a reservation, and stay there.
+
+        What the hint says was looked at before; that was long ago.
+        """
+        whose = reservation_id, call.context.project_id, asked
+        why = self._leases.servers.why_not_within(*whose)
+        if why is None and self._leases.places.use(reservation_id):
+            # It may have been ended meanwhile, as nobody used it.
+            why = self._leases.servers.why_not_within(*whose)
+        if why is not None:
+            raise errors.InvalidLeaseParams(why)
+        bound_servers.bind(call, reservation_id)
+
+    def _take_places(self, reservation_id: str,
+                     asked: requests.LeaseRequest | None,
+                     call: build_calls.BuildCall) -> None:
+        """The servers are part of a lease that has begun."""
+        if asked is not None:
+            raise errors.InvalidLeaseParams(
+                f'The flavor is that of reservation {reservation_id}: its '
+                f'servers are in a lease already. Leave the hint reserved '
+                f'out.')
+        hostnames.check(call)
+        try:
+            apart = self._leases.places.occupy(
+                reservation_id, call.context.project_id, call.server_ids,
+                self._vault.seal(call.dump(with_token=True)))
+        except errors.NotFound as exc:
+            # It is not the URL that there is nothing at.
+            raise errors.Conflict(str(exc)) from exc
+        try:
+            bound_servers.admit(call, apart)
+        except Exception:
+            try:
+                unsent = self._leases.places.dispatch(call.server_ids[0])
+            except (errors.DatabaseUnavailable,
+                    errors.ConcurrentUpdate) as exc:
+                # A listener may send the build.
+                raise errors.OutcomeUnknown from exc
+            if unsent:
+                self._leases.places.vacate(call.server_ids)
+                raise
+            LOG.exception('Servers %s: their request failed when their build '
+                          'was sent', ', '.join(call.server_ids))
+
+    def _with_start(self, full: errors.ReservationFull,
+                    call: build_calls.BuildCall) -> Exception:
+        """Why servers cannot come into a reservation, and when a lease of
+        their own could start that lasts as long as the reservation would.
+        """
+        now = self._parts.clock.now()
+        if full.until <= now:  # It has ended meanwhile.
+            return full
+        try:
+            window = model.Window(now, full.until)
+            request = requests.LeaseRequest(None, window, None, (), '', True)
+            refusal = self._leases.making.quote(creation.NewLease(
+                call.context.project_id, call.context.user_id, request,
+                (creation.NewReservation(self._demand(call, request)),)))
+        except errors.BlazarError as exc:
+            LOG.info('Servers %s: when a lease of their own could start is '
+                     'not known: %s', ', '.join(call.server_ids), exc)
+            return full
+        return error_answers.Full(full, now if refusal is None
+                                  else refusal.next_start)
+
+    def _admit(
+            self, request: requests.LeaseRequest,
+            call: build_calls.BuildCall) -> tuple[_Lease, ty.Callable[[],
+                                                                      None]]:
+        """Make a lease of a boot; return it with what follows, as from now on
+        nothing is undone.
+        """
+        if request.timeout is not None:
+            self._policy.authorize(
+                call.context, 'blazar:leases:best_effort',
+                {'project_id': call.context.project_id})
+        if request.shows_build:
+            call.show_as_build()
+        if request.recurrence is not None:
+            return self._recurring.hold(request, request.recurrence, call)
+        demand = self._demand(call, request)
+        new = creation.NewLease(project_id=call.context.project_id,
+                                user_id=call.context.user_id, request=request,
+                                reservations=(creation.NewReservation(
+                                    demand, call.server_ids,
+                                    spec=exclusive.spec(
+                                        hosted_servers.spec(
+                                            bound_servers.reservation_of(
+                                                call.request_spec[0].flavor)),
+                                        call.exclusive),
+                                    warnings=booted_servers.unreserved(
+                                        call, demand, request)),))
+        new = dataclasses.replace(new, granted=self._limits.check(
+            limit_requests.asked_of(
+                new, not request.starts_now or request.patience is not None,
+                self._parts.types)))
+        if request.starts_now and not self._leases.making.why_wait(new):
+            try:
+                return self._start(new, call)
+            except errors.Refused:
+                if request.patience is None:
+                    raise
+        return self._hold(new, call)
+
+    def _start(self, new: creation.NewLease, call: build_calls.BuildCall,
+               ) -> tuple[_Lease, ty.Callable[[], None]]:
+        """The lease starts now: the build goes straight on.
+
+        Its call is kept all the same, with the token of the user: if this
+        process dies before it sends the build, a listener does. It does not
+        wait for keystone, which is only needed for the end, unless that takes
+        it.
+        """
+        sealed = self._vault.seal(call.dump(with_token=True))
+        with lease_trusts.for_end(self._parts, call.context, new) as new:
+            lease = self._leases.making.create(
+                new, sealed, dispatch.HEAD_START)
+        return lease, functools.partial(
+            self._begin, lease, call, new.credential is None)
+
+    def _begin(self, lease: _Lease, call: build_calls.BuildCall,
+               lacks_trust: bool) -> None:
+        """Send the build of a lease from now on; what is left follows."""
+        self._parts.lifecycle.sending.send_own(
+            lease, functools.partial(self._parts.cloud.cast, call))
+        if lacks_trust:
+            lease_trusts.entrust(self._parts, call.context, lease)
+        self._parts.publish('lease.create', lease)
+        if lease['status'] != states.Lease.PENDING:
+            self._parts.publish('lease.event.start_lease', lease)
+
+    def _hold(self, new: creation.NewLease, call: build_calls.BuildCall,
+              ) -> tuple[_Lease, ty.Callable[[], None]]:
+        """The lease starts later, or waits for room: the build is kept.
+
+        The servers are marked first: those of a process that dies on the way
+        are found by that. Once the lease is in the books they may be started
+        at any moment, and must not be marked again.
+        """
+        servers = ', '.join(call.server_ids)
+        call.mark_reserved()
+        fault_points.fault_point(fault_points.FaultPoint.CREATE_MARKED,
+                                 servers)
+        if new.request.patience is None:
+            # Keystone is not asked for what will not be.
+            self._leases.making.check(new)
+        sealed = self._vault.seal(call.dump())
+        trust = lease_trusts.given(
+            self._parts, call.context, new.request.on_end, new.span.end,
+            as_owner=call.makes_what_is_the_users or lease_trusts.needs_one(
+                new.request.on_end, new.request.actions))
+        fault_points.fault_point(fault_points.FaultPoint.CREATE_DELEGATED,
+                                 servers)
+        with lease_trusts.unless_reserved(self._parts, trust):
+            lease = self._leases.making.create(new if trust is None else (
+                dataclasses.replace(
+                    new, credential=self._vault.seal(trust))), sealed)
+        fault_points.fault_point(fault_points.FaultPoint.CREATE_BOOKED,
+                                 servers)
+        return lease, functools.partial(
+            self._parts.publish, 'lease.create', lease)
+
+    def _demand(self, call: build_calls.BuildCall,
+                request: requests.LeaseRequest) -> model.Demand:
+        with server_demand.refused(
+                len(call.request_spec),
+                f'Boot of {", ".join(call.server_ids)}'):
+            return booted_servers.demand_of(
+                call.context, call, self._leases.servers,
+                None if request.patience is not None else
+                requests.stay_of([request]),
+                self._parts.expects_changes(request.window.start))

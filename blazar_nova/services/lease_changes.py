@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lease becomes by a request of the lease API."""
+
+import contextlib
+import dataclasses
+import functools
+import typing as ty
+
+from sqlalchemy import orm
+
+from blazar_core.capacity import enrollment
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.leases import creation
+from blazar_core.leases import limits
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_nova.resource_types import registry
+from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_schema
+from blazar_nova.schemas import lease_types
+from blazar_nova.schemas import web_requests
+from blazar_nova.services import lease_trusts
+from blazar_nova.services import limit_requests
+from blazar_nova.services import wiring
+
+__all__ = ['LeaseChanges', 'actions_of', 'asking', 'is_owner', 'may_entrust']
+
+
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+class LeaseChanges:
+    """Changes leases, as far as the user may."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+
+    def make(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
+        """Change a lease as the body of a request says; it is told.
+
+        :param lease: as it is
+        :returns: the lease as it is then
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        """
+        return self.make_all(context, [(body, lease)])[0]
+
+    def make_all(self, context: ty.Any,
+                 wanted: ty.Sequence[tuple[object, _Lease]],
+                 also: ty.Callable[[orm.Session], None] | None = None,
+                 ) -> list[_Lease]:
+        """Change occurrences of a lease, or one lease: all, or none.
+
+        :param wanted: bodies, each with the lease that it is for, in an order
+            in which none gets in the way of the next
+        :param also: writes what else is changed
+        :returns: the leases as they are then
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        """
+        ids = frozenset(lease['id'] for _body, lease in wanted)
+        asks = asking(self._parts, context, self._parts.clock.now())
+        asked = [(lease, self._asked(asks, body, lease, ids))
+                 for body, lease in wanted]
+        with contextlib.ExitStack() as undone:
+            given = []
+            for lease, change in asked:
+                given.append(self._trust(context, lease, change))
+                undone.enter_context(lease_trusts.unless_reserved(
+                    self._parts, given[-1]))
+            keeping = lease_trusts.Keeping(self._parts, {
+                lease['id']: trust for (lease, _change), trust in zip(
+                    asked, given, strict=True) if trust is not None}, also)
+            changed = self._parts.leases.changing.update_all(
+                {lease['id']: change for lease, change in asked},
+                keeping.write)
+        keeping.take_back()
+        for (before, change), trust, lease in zip(
+                asked, given, changed, strict=True):
+            if trust is None and self._lasts_longer(before, change) and (
+                    may_entrust(context, before)):
+                lease_trusts.entrust(self._parts, context, lease)
+            self._parts.notify('lease.update', lease)
+            if views.is_near_end(before) and not views.is_near_end(lease):
+                self._parts.notify('lease.event.before_end_lease.stop', lease)
+        return changed
+
+    def _asked(self, asks: registry.Asking, body: object, lease: _Lease,
+               ids: frozenset[str]) -> updates.LeaseChange:
+        """What a lease becomes, if that is allowed.
+
+        :param asks: the request
+        :param ids: of the leases that are changed together
+        """
+        asked = lease_schema.change(body, self._parts.clock.now(), lease,
+                                    hint_params.defaults(self._parts.conf))
+        change = asked.change
+        lease_types.check_extension(
+            lease['auto_extend'] if change.auto_extend is None
+            else change.auto_extend, change.on_end or lease['on_end'],
+            actions_of(lease, change))
+        # What is asked again for the next lease is known by then.
+        asks = dataclasses.replace(
+            asks, context=web_requests.for_project(
+                asks.context, lease['project_id']),
+            later=self._parts.expects_changes(
+                lease['start_date'] if change.start is None else change.start))
+        reservations = self._changed(asks, lease, asked.reservations)
+        resized = bool(reservations)
+        if (change.start, change.end) != (None, None):
+            reservations = self._as_they_are(asks, lease) | reservations
+        change = dataclasses.replace(change, reservations=reservations)
+        return dataclasses.replace(change, granted=self._check_change(
+            lease, change, resized, ids - {lease['id']}))
+
+    def _lasts_longer(self, lease: _Lease,
+                      change: updates.LeaseChange) -> bool:
+        """Whether a lease ends later than before, which takes a trust that
+        holds as long where there are trusts.
+        """
+        return self._parts.trusts.is_configured() and (
+            _over(lease, change) > lease['end_date'] + lease['grace_period'])
+
+    def _trust(self, context: ty.Any, lease: _Lease,
+               change: updates.LeaseChange) -> str | None:
+        """The trust that a change of a lease takes; None: none.
+
+        It may be that of another user of the project than the one before.
+
+        :raises Forbidden: when the lease is built by its trust, and the user
+            cannot give another one
+        """
+        before, after = actions_of(lease), actions_of(lease, change)
+        on_end = change.on_end or lease['on_end']
+        takes_one = lease_trusts.needs_one(on_end, after)
+        longer = self._lasts_longer(lease, change)
+        if not self._parts.trusts.is_configured() or not (
+                longer or takes_one and (
+                    change.on_end is not None or
+                    not lease_trusts.needs_one(lease['on_end'], before))):
+            return None
+        if not takes_one and not self._parts.leases.servers.keeps_build(
+                lease['id']):
+            return None
+        return self._trust_until(
+            context, lease, _over(lease, change), on_end, takes_one)
+
+    def _trust_until(self, context: ty.Any, lease: _Lease,
+                     end: int, on_end: str, takes_one: bool) -> str:
+        if not may_entrust(context, lease):
+            raise errors.Forbidden(
+                f'What happens to the servers of lease {lease["id"]} is done '
+                f'in the name of a member of its project, by a trust until '
+                f'its end. Only a member can let it end later, or have '
+                f'something else done at its end or before. Ask again with a '
+                f'token for project {lease["project_id"]} that has not the '
+                f'role of an administrator.')
+        try:
+            return ty.cast(
+                str, lease_trusts.needed(self._parts, context, on_end, end)
+                if takes_one else (lease_trusts.given(
+                    self._parts, context, on_end, end, lease_trusts.has_one(
+                        self._parts, lease['id']))))
+        except errors.TrustUnavailable as exc:
+            raise errors.Forbidden(str(exc)) from exc
+
+    def _changed(self, asking: registry.Asking, lease: _Lease,
+                 asked: lease_schema.Reservations,
+                 ) -> dict[str, creation.NewReservation]:
+        """What the reservations of a lease become."""
+        own = {one['id']: one for one in lease['reservations']}
+        changed = {}
+        for one in asked:
+            reservation = own.get(ty.cast(str, one.get('id'))) if isinstance(
+                one.get('id'), str) else None
+            if reservation is None:
+                raise errors.InvalidLeaseParams(
+                    'An entry of "reservations" must have the "id" of a '
+                    f'reservation of this lease: '
+                    f'{", ".join(own) or "it has none"}.')
+            if not one.keys() - {'id', 'resource_type'}:
+                continue
+            if reservation['params'] is None:
+                raise errors.InvalidLeaseParams(
+                    f'Reservation {reservation["id"]} was made by a boot: '
+                    f'its servers are what they are. Leave it out.')
+            changed[reservation['id']] = asking.new_reservation(
+                one, reservation)
+        return changed
+
+    def _as_they_are(self, asking: registry.Asking,
+                     lease: _Lease,
+                     ) -> dict[str, creation.NewReservation]:
+        """Which hosts may serve a lease that moves to another time.
+
+        Of what cannot be had any more, or would be of another size by now,
+        the hosts stay what they are.
+        """
+        same = {}
+        for one in lease['reservations']:
+            if lease['status'] in states.BEFORE and (
+                    one['params'] is not None):
+                with contextlib.suppress(
+                        errors.InvalidLeaseParams, errors.Refused):
+                    new = asking.new_reservation({}, one)
+                    if dict(new.demand.resources) == one['resources']:
+                        same[one['id']] = new
+        return same
+
+    def _check_change(self, lease: _Lease, change: updates.LeaseChange,
+                      resized: bool, beside: frozenset[str],
+                      ) -> limits.Granted | None:
+        """Ask the limits about a lease as it would be."""
+        parts = self._parts
+        if resized:
+            lease_schema.check_total(
+                (demand.count for demand in limit_requests.as_changed(
+                    lease, change).demands),
+                parts.conf.blazar.max_amount,
+                sum(one['amount'] for one in lease['reservations']),
+                others=parts.leases.recurring.amount_beside(lease))
+        return limit_requests.of_change(
+            parts.limits, parts.types, parts.answers, lease, change, resized,
+            beside)
+
+
+def asking(parts: wiring.Parts, context: ty.Any, start: int,
+           ) -> registry.Asking:
+    """A request of a user for reservations of a lease.
+
+    :param start: of the lease
+    """
+    return registry.Asking(context, functools.partial(
+        enrollment.public, parts.database,
+        parts.conf.blazar.public_properties), parts.types, functools.partial(
+            parts.identity.check_exist, key='projects'),
+        parts.expects_changes(start))
+
+
+def actions_of(lease: _Lease,
+               change: updates.LeaseChange | None = None) -> set[str]:
+    """What is still to be done at the events of a lease.
+
+    :param change: what it becomes; None: no change
+    """
+    own = {event['action'] for event in lease['events'] if (
+        event['status'] in states.OPEN and
+        states.EventType.is_users(event['event_type']))}
+    # What was done before its end is done again, if that is put off.
+    before = {event['action'] for event in lease['events']
+              if event['event_type'] == states.EventType.BEFORE_END}
+    if change is not None and change.events is not None:
+        own = {event.action for event in change.events}
+    if change is not None and change.before_end_action is not None:
+        before = {change.before_end_action}
+    return own | before
+
+
+def _over(lease: _Lease, change: updates.LeaseChange) -> int:
+    """When a lease is over then, with its period of grace."""
+    return ty.cast(int, (
+        lease['end_date'] if change.end is None else change.end) + (
+        lease['grace_period'] if change.grace_period is None
+        else change.grace_period))
+
+
+def may_entrust(context: ty.Any, lease: _Lease) -> bool:
+    """Whether the servers of a lease may be built and ended by a trust of the
+    user. By that of an administrator its owner would get what is not theirs.
+    """
+    return context.project_id == lease['project_id'] and (
+        is_owner(context, lease) or not context.is_admin)
+
+
+def is_owner(context: ty.Any, lease: _Lease) -> bool:
+    """Whether the user owns a lease, in the project of the request."""
+    return (context.user_id, context.project_id) == (
+        lease['user_id'], lease['project_id'])

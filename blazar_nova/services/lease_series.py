@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""Leases that recur: made, moved and deleted as one.
+
+A boot makes the servers of all occurrences at once (:mod:`.middleware`), and
+each occurrence holds its own.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import typing as ty
+
+from oslo_utils import uuidutils
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import recurrences
+from blazar_core.common import refusals
+from blazar_core.leases import creation
+from blazar_core.leases import exclusive
+from blazar_core.leases import requests
+from blazar_core.leases import series
+from blazar_core.leases import updates
+from blazar_nova.compat import bound_servers
+from blazar_nova.compat import build_calls
+from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import booted_servers
+from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_schema
+from blazar_nova.services import lease_changes
+from blazar_nova.services import lease_trusts
+from blazar_nova.services import limit_requests
+from blazar_nova.services import wiring
+
+__all__ = ['LeaseSeries', 'shifted']
+
+_Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+class LeaseSeries:
+    """What is done to all occurrences of a lease."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._all = parts.leases.recurring
+        self._changes = lease_changes.LeaseChanges(parts)
+
+    # -- making ------------------------------------------------------------
+
+    def hold(self, request: requests.LeaseRequest,
+             asked: requests.Recurrence, call: build_calls.BuildCall,
+             ) -> tuple[_Lease, ty.Callable[[], None]]:
+        """Make a lease of a boot that has the servers of all occurrences.
+
+        Those for which there is no capacity are taken back, if it is content
+        with the others.
+
+        :returns: all occurrences as one, and what follows: from now on
+            nothing is undone
+        """
+        times = 1 if asked.keeps_servers else len(asked.windows)
+        ids = call.server_ids
+        each = len(ids) // times
+        if each * times != len(ids) or bound_servers.reservation_of(
+                call.request_spec[0].flavor) is not None:
+            raise errors.InvalidLeaseParams(
+                'A lease that recurs is not for servers within a reservation '
+                'of hosts. Leave the hint "reservation" out, or '
+                '"recurrence".')
+        lease_schema.check_total([each], self._parts.conf.blazar.max_amount,
+                                 times=len(asked.windows))
+        parts = [call.part(ids[number:number + each])
+                 for number in range(0, len(ids), each)]
+        with server_demand.refused(each, f'Boot of {", ".join(ids)}'):
+            demand = booted_servers.demand_of(
+                call.context, parts[0], self._parts.leases.servers,
+                requests.stay_of(request.occurrences),
+                self._parts.expects_changes(request.window.start))
+        new = creation.NewLease(
+            call.context.project_id, call.context.user_id, request,
+            (creation.NewReservation(demand, parts[0].server_ids, spec=(
+                exclusive.spec(None, call.exclusive)),
+                warnings=booted_servers.unreserved(call, demand, request)),))
+        call.mark_reserved()
+        fits, left_out = self._fitting(new, asked, ids)
+        # The first servers are those of the first: one of them is answered.
+        # Where they are kept, no other has any before it begins.
+        paired = [*itertools.zip_longest(fits, parts[:len(fits)])]
+        leases = [
+            _with_servers(new, () if part is None else part.server_ids)
+            for new, part in paired]
+        leases, made = self._make(call.context, asked, leases, left_out, [
+            None if part is None else self._parts.vault.seal(part.dump())
+            for _new, part in paired], ids, call.makes_what_is_the_users)
+
+        def follow() -> None:
+            for part in parts[len(fits):]:
+                part.undo()
+            self._follow(call.context, leases, made)
+
+        return {**made[0], 'id': made[0]['recurrence_id']}, follow
+
+    def create(self, context: ty.Any, new: creation.NewLease) -> _Lease:
+        """Make a lease whose reservations are used when it has begun."""
+        asked = new.request.recurrence
+        assert asked is not None
+        fits, left_out = self._fitting(new, asked)
+        if new.key is not None:
+            fits[0] = dataclasses.replace(fits[0], key=new.key)
+        fits, made = self._make(context, asked, fits, left_out,
+                                [None] * len(fits), ())
+        self._follow(context, fits, made)
+        return self._all.as_one(made[:1])[0]
+
+    def quote(self, new: creation.NewLease) -> refusals.Refusal | None:
+        """Why there is no capacity for a lease; None when there is."""
+        assert new.request.recurrence is not None
+        try:
+            self._fitting(new, new.request.recurrence)
+        except errors.Refused as exc:
+            return exc.refusal
+        return None
+
+    def _fitting(self, new: creation.NewLease, asked: requests.Recurrence,
+                 server_ids: tuple[str, ...] = (),
+                 ) -> tuple[list[creation.NewLease], list[_Lease]]:
+        """Return the occurrences for which there is capacity, each as a lease
+        that is within the limits, and those that are left out.
+
+        :param server_ids: those that the cloud has already
+        """
+        recurrence_id = uuidutils.generate_uuid()
+        leases = [dataclasses.replace(
+            new, request=one, recurrence_id=recurrence_id, key=None)
+            for one in new.request.occurrences]
+        if asked.some:
+            # Those that are left out count for no limit.
+            fits, left_out = self._all.fitting(leases, True)
+            return self._granted(fits, asked, server_ids), left_out
+        return self._all.fitting(
+            self._granted(leases, asked, server_ids), False)
+
+    def _granted(self, leases: ty.Sequence[creation.NewLease],
+                 asked: requests.Recurrence, server_ids: tuple[str, ...],
+                 ) -> list[creation.NewLease]:
+        """Ask the limits about occurrences."""
+        # Where servers are kept, those of the first wait, and are all.
+        held = [bool(server_ids) and not (
+            number and asked.keeps_servers)
+            for number, _one in enumerate(leases)]
+        granted = self._parts.limits.check_all([dataclasses.replace(
+            limit_requests.asked_of(one, waits, self._parts.types),
+            server_ids=server_ids)
+            for one, waits in zip(leases, held, strict=True)])
+        return [dataclasses.replace(one, granted=granted) for one in leases]
+
+    def _make(self, context: ty.Any, asked: requests.Recurrence,
+              leases: list[creation.NewLease], left_out: list[_Lease],
+              sealed: ty.Sequence[str | None], ids: tuple[str, ...],
+              as_owner: bool = False,
+              ) -> tuple[list[creation.NewLease], list[_Lease]]:
+        """Reserve the occurrences.
+
+        :param ids: the servers of the boot; none: they come later
+        :param as_owner: whether these are built in the user's name only
+        """
+        recurrence_id = ty.cast(str, leases[0].recurrence_id)
+        with contextlib.ExitStack() as undone:
+            if ids or lease_trusts.needs_one(
+                    leases[0].request.on_end, leases[0].request.actions):
+                leases = [self._entrusted(
+                    context, new, asked.between if asked.keeps_servers
+                    else new.request.on_end, undone, as_owner)
+                    for new in leases]
+            made = self._all.create(
+                recurrence_id, asked, leases, sealed, left_out,
+                ids if asked.keeps_servers else ())
+            undone.pop_all()
+        return leases, made
+
+    def _follow(self, context: ty.Any, leases: list[creation.NewLease],
+                made: list[_Lease]) -> None:
+        """What follows when occurrences are reserved; failures are logged.
+        """
+        for new, lease in zip(leases, made, strict=True):
+            if new.credential is None:
+                lease_trusts.entrust(self._parts, context, lease)
+            self._parts.publish('lease.create', lease)
+
+    def _entrusted(self, context: ty.Any, new: creation.NewLease, on_end: str,
+                   undone: contextlib.ExitStack, as_owner: bool,
+                   ) -> creation.NewLease:
+        """One of them with its trust, which ends with it."""
+        until = new.span.end
+        trust = lease_trusts.needed(
+            self._parts, context, on_end, until) if lease_trusts.needs_one(
+                on_end, new.request.actions) else lease_trusts.given(
+                    self._parts, context, on_end, until, as_owner)
+        undone.enter_context(lease_trusts.unless_reserved(self._parts, trust))
+        return new if trust is None else dataclasses.replace(
+            new, credential=self._parts.vault.seal(trust))
+
+    # -- changing ----------------------------------------------------------
+
+    def update(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
+        """Rename and move all occurrences that are to come, by as much as the
+        one that stands for them, as the wall says it in their time zone: all
+        of them, or none.
+
+        :param lease: as :meth:`blazar_core.leases.series.Series.get`
+            has it
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        :raises Refused: when there is no capacity for one
+        """
+        asked = lease_schema.change(
+            body, self._parts.clock.now(), lease,
+            hint_params.defaults(self._parts.conf))
+        if set(inputs.json_object(body, 'The body of the request')) - {
+                'name', 'start_date', 'end_date', 'end', 'duration'}:
+            raise errors.InvalidLeaseParams(
+                'Of all occurrences together the name, the start and the end '
+                'are changed. Change anything else of each occurrence, by '
+                'its own id.')
+        unfinished = self._all.unfinished(lease['id'])
+        if (asked.change.start, asked.change.end) != (None, None):
+            self._move(context, asked.change, lease, unfinished)
+        if asked.change.name is not None and unfinished:
+            self._rename(lease['id'], asked.change, unfinished[0])
+        return self._all.get(lease['id'])
+
+    def _move(self, context: ty.Any, change: updates.LeaseChange,
+              lease: _Lease, unfinished: list[_Lease]) -> None:
+        """Move occurrences, in the order in which none gets in the way of the
+        next.
+
+        :param lease: the one by whose new dates they are moved
+        """
+        rule, timezone = (lease['recurrence'][key] for key in (
+            'rule', 'timezone'))
+        clock = recurrences.clock_of(rule, recurrences.zone_of(timezone))
+        nominal = self._all.nominal(lease['id'])
+
+        windows = [_window(one) for one in unfinished]
+
+        def dates_of(window: model.Window) -> recurrences.Dates:
+            return nominal.get(window) or recurrences.Dates(
+                *(recurrences.wall(time, clock)
+                  for time in (window.start, window.end)))
+
+        by = [datetime.timedelta() if time is None else recurrences.wall(
+            time, clock).replace(fold=0) - date.replace(fold=0)
+            for time, date in zip(
+                (change.start, change.end), dates_of(_window(lease)),
+                strict=True)]
+        moved = [recurrences.moved(dates_of(one), by, clock, one)
+                 for one in windows]
+        _check_apart(unfinished, moved)
+        wanted = [({f'{key}_date': clocks.iso(getattr(to.window, key))
+                    for key in ('start', 'end')}, one)
+                  for one, to in zip(unfinished, moved, strict=True)]
+        if min(by) >= datetime.timedelta():
+            wanted.reverse()
+        self._changes.make_all(context, wanted, self._all.shift(
+            lease['id'], {
+                window: dates for window, dates in nominal.items()
+                if window not in windows} | {
+                one.window: one.absent for one in moved
+                if one.absent is not None}))
+
+    def _rename(self, recurrence_id: str, change: updates.LeaseChange,
+                first: _Lease) -> None:
+        """Rename all occurrences that are to come.
+
+        :param first: the one about which the limits are asked
+        """
+        parts = self._parts
+        change = updates.LeaseChange(name=change.name)
+        limit_requests.of_change(
+            parts.limits, parts.types, parts.answers, first, change)
+        self._all.rename(recurrence_id, ty.cast(str, change.name))
+        for one in self._all.unfinished(recurrence_id):
+            parts.notify('lease.update', one)
+
+    def delete(self, recurrence_id: str) -> None:
+        """End all occurrences, the last first; safe to repeat."""
+        for one in reversed(self._all.unfinished(recurrence_id)):
+            with contextlib.suppress(errors.NotFound):
+                self._parts.lifecycle.ending.delete(one['id'])
+
+
+def _window(lease: _Lease) -> model.Window:
+    return model.Window(lease['start_date'], lease['end_date'])
+
+
+def _check_apart(leases: ty.Iterable[_Lease],
+                 moved: ty.Iterable[recurrences.Occurrence]) -> None:
+    """Make sure that occurrences do not overlap when they are moved."""
+    series.check_apart([model.Window(
+        to.window.start,
+        to.window.end + lease['grace_period'] + lease['cleaning_time'])
+        for lease, to in zip(leases, moved, strict=True)])
+
+
+def shifted(asked: requests.Recurrence | None) -> list[_Lease]:
+    """What is said of the occurrences of which the wall does not show both
+    dates.
+    """
+    return [] if asked is None else [
+        {'start_date': clocks.iso(window.start),
+         'end_date': clocks.iso(window.end),
+         'reason': series.absence(asked.timezone, dates)}
+        for window, dates in asked.shifted.items()]
+
+
+def _with_servers(new: creation.NewLease, server_ids: tuple[str, ...],
+                  ) -> creation.NewLease:
+    return dataclasses.replace(new, reservations=(dataclasses.replace(
+        new.reservations[0], server_ids=server_ids),))

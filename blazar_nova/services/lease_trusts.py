@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Trusts of the owners of leases: made, kept, taken back.
+
+A lease whose servers are held is built in the name of its owner, and is not
+made without his trust; nor is one at whose end, or before, something is done
+that takes it. Any other only ends in his name, and does so without where his
+token may make none.
+"""
+
+import contextlib
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_utils import excutils
+from sqlalchemy import orm
+
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.leases import creation
+from blazar_core.plugins import end_policies
+from blazar_nova.resource_types import installed_policies
+from blazar_nova.services import service_user
+from blazar_nova.services import wiring
+
+__all__ = ['Keeping', 'entrust', 'for_end', 'given', 'has_one', 'keep',
+           'needed', 'needs_one', 'take_back', 'unless_reserved']
+
+LOG = logging.getLogger(__name__)
+
+
+def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
+            until: int | None = None) -> None:
+    """Let a lease end in the name of its owner, if that can be.
+
+    Nothing is raised: the lease is reserved, and its build may have been
+    sent. Without a trust its servers are deleted in our own name; its owner
+    gives one by letting the lease end later.
+
+    :param context: of a request of the owner
+    :param lease: as it was made; it is in the books
+    :param until: when it ends at the latest; None: at its end
+    """
+    if until is None:
+        until = lease['end_date'] + lease['grace_period']
+    try:
+        trust = given(parts, context, lease['on_end'], until)
+        if trust is not None:
+            keep(parts, lease, trust)
+    except (errors.TrustUnavailable, errors.CloudUnavailable) as exc:
+        LOG.info('Lease %s: its servers will not be deleted in the name of '
+                 'its owner: %s', lease['id'], exc.__cause__ or exc)
+    except Exception:
+        LOG.exception('Lease %s: its servers will not be deleted in the name '
+                      'of its owner', lease['id'])
+
+
+def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
+    """Whether what is done at an end, or at events, takes a trust."""
+    return states.Action.SNAPSHOT in actions or end_policies.needs_owner(
+        on_end, installed_policies.available())
+
+
+def has_one(parts: wiring.Parts, lease_id: str) -> bool:
+    """Whether a lease has a trust: then nothing less takes its place."""
+    kept = parts.lifecycle.closing.credential(lease_id, False)
+    return kept is not None and service_user.ServiceUser.read(kept) is None
+
+
+def given(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
+          as_owner: bool = False) -> str | None:
+    """A trust until the end of a lease, and as long as that may take.
+
+    :param as_owner: nothing else will do
+    :returns: what :meth:`Credentials.delegate
+        <blazar_nova.services.user_credentials.Credentials.delegate>` returns
+    :raises TrustUnavailable: when the token may make none
+    :raises CloudUnavailable: when keystone does not answer
+    """
+    limit = parts.conf.blazar.end_timeout if needs_one(on_end) else 0
+    return parts.trusts.delegate(context, until + limit, as_owner=as_owner)
+
+
+def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
+           ) -> str | None:
+    """The same for what takes it: says so where there can be none.
+
+    :raises TrustUnavailable: when the token may make none; says what to do
+    :raises CloudUnavailable: when keystone does not answer
+    """
+    try:
+        return given(parts, context, on_end, until, as_owner=True)
+    except errors.TrustUnavailable as exc:
+        what, instead = (
+            f'"on_end": "{on_end}" is done in your name when the lease is '
+            f'over', f'"on_end", such as "{end_policies.DELETE}"',
+        ) if needs_one(on_end) else (
+            f'"{states.Action.SNAPSHOT}" is done in your name at an event of '
+            f'the lease', f'action, such as "{states.Action.NOTIFY}"')
+        raise errors.TrustUnavailable(
+            f'{what}, which takes a trust that your token may not make '
+            f'({exc.__cause__ or exc}). Ask again with a token that you got '
+            f'by your password, or write another {instead}.') from exc
+
+
+@contextlib.contextmanager
+def for_end(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
+            ) -> ty.Iterator[creation.NewLease]:
+    """A lease that is about to be made, with the trust that its end takes, or
+    what is done before.
+
+    It is taken back when the lease is not made.
+
+    :raises TrustUnavailable: see :func:`needed`
+    :raises CloudUnavailable: see :func:`needed`
+    """
+    trust = needed(parts, context, new.request.on_end, new.span.end) if (
+        needs_one(new.request.on_end, new.request.actions)) else None
+    with unless_reserved(parts, trust):
+        yield new if trust is None else dataclasses.replace(
+            new, credential=parts.vault.seal(trust))
+
+
+@contextlib.contextmanager
+def unless_reserved(parts: wiring.Parts, trust: str | None,
+                    ) -> ty.Iterator[None]:
+    """Take a trust back if what it is for is not reserved in this block.
+
+    One that a lease may have is kept: without it the lease could not start.
+    """
+    try:
+        yield
+    except errors.OutcomeUnknown:
+        LOG.warning('It is not known whether a lease has the trust that was '
+                    'made for it; if none has, it expires by itself')
+        raise
+    except Exception:
+        with excutils.save_and_reraise_exception():
+            take_back(parts, trust)
+
+
+def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
+    """Write down the trust of a lease, and take back those before that are
+    not in use.
+
+    What fails is logged: the lease is what it is. A trust of which it is not
+    known whether the lease has it is kept; it expires by itself.
+    """
+    try:
+        unused = [parts.vault.open(one) for one in (
+            parts.leases.credentials.entrust(
+                lease['id'], parts.vault.seal(trust)))]
+    except errors.NotFound:
+        unused = [trust]
+    except Exception:
+        LOG.exception('Lease %s: its trust could not be written down',
+                      lease['id'])
+        return
+    for one in unused:
+        take_back(parts, one)
+
+
+class Keeping:
+    """Trusts that are written down with what they are for: who dies behind
+    that leaves no lease with a trust that expires before its end.
+
+    :param given: the trusts, by lease
+    :param also: writes what else is changed
+    """
+
+    def __init__(self, parts: wiring.Parts, given: ty.Mapping[str, str],
+                 also: ty.Callable[[orm.Session], None] | None) -> None:
+        self._parts = parts
+        self._sealed = {lease_id: parts.vault.seal(trust)
+                        for lease_id, trust in given.items()}
+        self._also = also
+        self._unused: list[str] = []
+
+    def write(self, session: orm.Session) -> None:
+        """Write them down, in leases that are locked."""
+        self._unused = [
+            one for lease_id, sealed in self._sealed.items()
+            for one in self._parts.leases.credentials.put(
+                session, api.found(session, lease_id), sealed)]
+        if self._also is not None:
+            self._also(session)
+
+    def take_back(self) -> None:
+        """Delete those before that are not in use."""
+        for one in self._unused:
+            try:
+                trust = self._parts.vault.open(one)
+            except errors.DecryptionError as exc:
+                LOG.warning('A trust that was replaced is not revoked: %s',
+                            exc)
+            else:
+                take_back(self._parts, trust)
+
+
+def take_back(parts: wiring.Parts, trust: str | None) -> None:
+    """Delete a trust that no lease has; that it could not be is logged."""
+    try:
+        if trust is not None:
+            parts.trusts.revoke(trust)
+    except Exception:
+        LOG.exception('A trust that no lease has could not be deleted; it '
+                      'expires by itself')

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the limits are asked of leases, and of changes of leases."""
+
+import dataclasses
+import typing as ty
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import creation
+from blazar_core.leases import limits
+from blazar_core.leases import requests
+from blazar_core.leases import updates
+from blazar_core.plugins import resource_types
+from blazar_nova.schemas import lease_views
+
+__all__ = ['asked_of', 'as_changed', 'of_change']
+
+
+def asked_of(new: creation.NewLease, held: bool,
+             available: resource_types.ResourceTypes) -> limits.Asked:
+    """What a new lease takes of the limits."""
+    request = new.request
+    return limits.Asked(
+        new.project_id, new.user_id, new.span,
+        sum(one.demand.count for one in new.reservations if available.of(
+            one.resource_type, one.params is None).for_servers),
+        model.total(new.demands),
+        held=held, cleaning_time=new.span.end - (
+            request.window.end + request.grace_period),
+        server_ids=tuple(new.server_ids), described={
+            'name': request.name, 'project_id': new.project_id,
+            'user_id': new.user_id,
+            'start_date': clocks.iso(request.window.start),
+            'end_date': clocks.iso(request.window.end),
+            'reservations': [
+                {'resource_type': one.resource_type,
+                 'amount': one.demand.count,
+                 'resources': dict(one.demand.resources),
+                 **(one.params or {})} for one in new.reservations]})
+
+
+def as_changed(lease: dict[str, ty.Any], change: updates.LeaseChange,
+               ) -> creation.NewLease:
+    """A lease as it would be after a change.
+
+    :raises InvalidLeaseParams: when it would end before it starts
+    """
+    start, end = (getattr(change, key) or lease[f'{key}_date']
+                  for key in ('start', 'end'))
+    if end <= start:
+        raise errors.InvalidLeaseParams(
+            f'End date must be later than start date: from '
+            f'{clocks.minute(start)} to {clocks.minute(end)} UTC.')
+    return creation.NewLease(
+        lease['project_id'], lease['user_id'], requests.LeaseRequest(
+            name=change.name or lease['name'],
+            window=model.Window(start, end), before_end=None, events=(),
+            on_end=lease['on_end'], starts_now=False,
+            grace_period=lease['grace_period']
+            if change.grace_period is None else change.grace_period),
+        tuple(change.reservations.get(one['id']) or creation.NewReservation(
+            model.Demand(one['resources'], _count(one),
+                         cleaning_time=lease['cleaning_time']),
+            resource_type=one['resource_type'], params=one['params'])
+            for one in lease['reservations'] if _count(one)))
+
+
+def _count(reservation: dict[str, ty.Any]) -> int:
+    """How many a reservation has: of servers that came with it, or joined
+    it, those that are left.
+    """
+    return (len(reservation['servers']) if reservation['params'] is None
+            else reservation['amount'])
+
+
+def of_change(allowed: limits.Limits, types: resource_types.ResourceTypes,
+              words: lease_views.LeaseViews, lease: dict[str, ty.Any],
+              change: updates.LeaseChange, resized: bool = False,
+              beside: frozenset[str] = frozenset(),
+              ) -> limits.Granted | None:
+    """Ask the limits about a lease as it would be.
+
+    :param lease: as it is
+    :param resized: whether it would have other servers than before
+    :param beside: the leases that are changed with it
+    :raises LimitExceeded: when it may not be so
+    """
+    return allowed.check(dataclasses.replace(
+        asked_of(as_changed(lease, change), False, types),
+        lease_id=lease['id'], resized=resized, beside=beside,
+        current=words.lease(lease)))

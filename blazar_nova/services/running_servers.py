@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers that run already: they come under leases, and leave them."""
+
+import dataclasses
+import typing as ty
+
+from oslo_utils import uuidutils
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.leases import creation
+from blazar_core.leases import idempotency
+from blazar_core.leases import limits
+from blazar_core.leases import updates
+from blazar_nova.compat import join_checks
+from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_schema
+from blazar_nova.services import lease_trusts
+from blazar_nova.services import limit_requests
+from blazar_nova.services import wiring
+
+__all__ = ['RunningServers', 'is_asked', 'lets_leave']
+
+#: Of a new lease, the servers that it is for; and of one that there is.
+_NEW, _ADDED, _REMOVED = 'servers', 'add_servers', 'remove_servers'
+#: Servers in one request: each is looked at in Nova.
+_MOST = 50
+#: The end by which a server becomes an ordinary one.
+_RELEASE = 'release'
+
+
+def is_asked(body: object) -> bool:
+    """Whether a request is about servers that run."""
+    return isinstance(body, dict) and any(
+        body.get(key) is not None for key in (_NEW, _ADDED, _REMOVED))
+
+
+def lets_leave(body: object) -> bool:
+    """Whether servers are to leave their lease, and stay."""
+    return isinstance(body, dict) and body.get(_REMOVED) is not None
+
+
+class RunningServers:
+    """Puts servers under leases, and takes them out."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+
+    def create(self, context: ty.Any, body: object,
+               key: idempotency.Key | None) -> dict[str, ty.Any]:
+        """Make a lease of servers that run, as the body of a request says.
+
+        :returns: the lease
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        :raises Conflict: when one cannot come under a lease as it is
+        :raises LimitExceeded: when the project may not have that lease
+        """
+        values = dict(inputs.json_object(body, 'The body of the request'))
+        servers = _ids(values.pop(_NEW, []), _NEW)
+        asked = lease_schema.create(values, self._parts.clock.now(),
+                                    hint_params.defaults(self._parts.conf))
+        if asked.reservations or asked.offer_seconds is not None or (
+                asked.lease.patience is not None) or (
+                asked.lease.recurrence is not None):
+            raise errors.InvalidLeaseParams(
+                'A lease of "servers" that run has nothing else, does not '
+                'wait for capacity and does not recur. Leave "reservations", '
+                '"offer_seconds", "lease_type" and "recurrence" out.')
+        if not asked.lease.starts_now:
+            raise errors.InvalidLeaseParams(
+                'A lease of "servers" that run starts now. Leave "start_date" '
+                'out, or write "now".')
+        joiners = [join_checks.joiner(one, context.project_id) for one in
+                   servers]
+        joining = self._parts.leases.joining
+        new = creation.NewLease(
+            context.project_id, context.user_id, asked.lease,
+            joining.reservations(joiners), key=key)
+        new = dataclasses.replace(new, granted=self._parts.limits.check(
+            dataclasses.replace(
+                limit_requests.asked_of(new, False, self._parts.types),
+                running=_running(new.reservations))))
+        with lease_trusts.for_end(self._parts, context, new) as new:
+            lease = joining.create(new, joiners)
+        if new.credential is None:
+            lease_trusts.entrust(self._parts, context, lease, new.span.end)
+        self._parts.notify('lease.create', lease)
+        return lease
+
+    def make(self, body: object, lease: dict[str, ty.Any],
+             ) -> dict[str, ty.Any]:
+        """Change which servers are in a lease, as the body of a request says.
+
+        :param lease: as it is
+        :returns: the lease as it is then
+        :raises InvalidLeaseParams: with the sentence that the user reads
+        :raises Conflict: when a server cannot come or leave as it is
+        :raises LimitExceeded: when the project may not have that much
+        """
+        values = inputs.json_object(body, 'The body of the request')
+        if len(values) > 1 or _NEW in values:
+            raise errors.InvalidLeaseParams(
+                f'Servers come to a lease by "{_ADDED}", and leave it by '
+                f'"{_REMOVED}", each in a request of its own. Write one of '
+                f'them, and nothing else.')
+        if _ADDED in values:
+            return self._add(_ids(values[_ADDED], _ADDED), lease)
+        return self._remove(_ids(values[_REMOVED], _REMOVED), lease)
+
+    def _add(self, servers: list[str], lease: dict[str, ty.Any],
+             ) -> dict[str, ty.Any]:
+        joiners = [join_checks.joiner(one, lease['project_id']) for one in
+                   servers]
+        joining = self._parts.leases.joining
+        wanted = joining.reservations(joiners)
+        lease_schema.check_total(
+            [*(one.demand.count for one in wanted),
+             *(len(one['servers']) for one in lease['reservations'])],
+            self._parts.conf.blazar.max_amount)
+        changed = joining.join(lease['id'], joiners, wanted,
+                               self._granted(lease, wanted))
+        self._parts.notify('lease.update', changed)
+        return changed
+
+    def _granted(self, lease: dict[str, ty.Any],
+                 wanted: tuple[creation.NewReservation, ...],
+                 ) -> limits.Granted | None:
+        """Ask the limits about a lease with more servers."""
+        new = limit_requests.as_changed(lease, updates.LeaseChange())
+        asked = limit_requests.asked_of(dataclasses.replace(
+            new, reservations=(*new.reservations, *wanted)),
+            False, self._parts.types)
+        # What the others take is what is booked: some may have been resized.
+        return self._parts.limits.check(dataclasses.replace(
+            asked, servers=sum(one.demand.count for one in wanted),
+            resources=model.total([one.demand for one in wanted]),
+            added=True, lease_id=lease['id'], running=_running(wanted),
+            current=self._parts.answers.lease(lease)))
+
+    def _remove(self, servers: list[str], lease: dict[str, ty.Any],
+                ) -> dict[str, ty.Any]:
+        if _RELEASE not in self._parts.conf.blazar.on_end:
+            raise errors.Forbidden(
+                f'Servers do not leave their lease here: "{_RELEASE}" is not '
+                f'one of [blazar] on_end. Ask the operator, or prolong the '
+                f'lease.')
+        for server_id in servers:
+            booked = self._parts.leases.servers.booked(server_id)
+            if booked is None or booked.lease_id != lease['id']:
+                raise errors.InvalidLeaseParams(
+                    f'Server {server_id} is not in lease {lease["id"]}. Leave '
+                    f'it out.')
+        return self._parts.lifecycle.leaving.leave(
+            lease['id'], {one: join_checks.leaves(one, lease['project_id'])
+                          for one in servers})
+
+
+def _ids(value: object, key: str) -> list[str]:
+    """The ids of servers that somebody wrote.
+
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST or not all(
+            isinstance(one, str) and uuidutils.is_uuid_like(one)
+            for one in value):
+        raise errors.InvalidLeaseParams(
+            f'"{key}" must be a list of ids of servers, at most {_MOST} of '
+            f'them: ["91ba74b5-1ffb-4c1a-a5f5-5c1a8e3a4d2b"]. Write more of '
+            f'them in another request.')
+    return [*dict.fromkeys(one.lower() for one in value)]
+
+
+def _running(reservations: ty.Iterable[creation.NewReservation],
+             ) -> dict[str, ty.Mapping[str, int]]:
+    """What servers take that run: the quota of the cloud has it already."""
+    return {server_id: one.demand.resources for one in reservations
+            for server_id in one.server_ids}

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Acting for the user when his token has long expired.
+
+A lease that starts later is built in the name of the user who asked for it,
+and servers are deleted in his name when their lease ends. When it is admitted,
+his token makes a trust: it gives his roles on the project to our service user,
+until the lease has ended. The service user takes a fresh token by it each time
+that it needs one. The id of a trust is as good as a secret, and never leaves
+the services. Whose token may make none is acted for in our own name, where the
+operator says so (:mod:`vouching`).
+"""
+
+import copy
+import datetime
+import functools
+import random
+import typing as ty
+
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_nova.services import service_user
+
+__all__ = ['Credentials', 'GROUP', 'list_opts']
+
+LOG = logging.getLogger(__name__)
+
+#: The section of nova.conf.
+GROUP = 'blazar_keystone'
+
+_TRUSTS = '/OS-TRUST/trusts'
+
+#: Seconds that a trust lives on when its lease has ended, for retries.
+_SLACK = 3600
+
+#: How often a second for a trust to expire in is looked for, each time among
+#: twice as many as before.
+_TRIES = 10
+
+#: How keystone writes a date.
+_DATE = '%Y-%m-%dT%H:%M:%S.%fZ'
+
+#: A trust takes the place of what else a token could be for.
+_UNSCOPED = dict.fromkeys((
+    'project_id', 'project_name', 'project_domain_id', 'project_domain_name',
+    'domain_id', 'domain_name', 'system_scope', 'default_domain_id',
+    'default_domain_name'))
+
+_NO_TRUST = (
+    'This lease starts later, and its servers are then built in your name, '
+    'which takes a trust that your token may not make: {why} Tokens of '
+    'application credentials, restricted or not, and tokens of a trust '
+    'cannot. Ask again with a token that you got by your password, or let '
+    'the lease start now.')
+
+
+#: What is done for users who cannot give a trust.
+REFUSE, SERVICE = 'refuse', 'service'
+
+_WITHOUT_TRUST = cfg.StrOpt(
+    'without_trust', default=REFUSE, choices=(
+        (REFUSE, 'Their leases that start later are refused.'),
+        (SERVICE, 'Their servers are built, and deleted at the end, with the '
+         'token of the service user, who needs the role admin for that. '
+         'Before each use keystone is asked whether user, project and both '
+         'domains are enabled, and the user still has the roles that his '
+         'token had.')),
+    help='What becomes of leases that start later where keystone lets a user '
+         'make no trust: with a token of an application credential, or of a '
+         'trust. Images and snapshots that are made in the name of the user '
+         'take a trust in any case.')
+
+
+def _options() -> list[ty.Any]:
+    """Where the service user stands: by default where Nova has its own."""
+    common = copy.deepcopy(loading.get_auth_common_conf_options())
+    for option in common:
+        if option.dest == 'auth_section':
+            option.default = 'keystone_authtoken'
+            option.help = (
+                'The section with the service user whom the users of leases '
+                'trust, and with auth_type. By default Nova\'s own, which '
+                'nova.conf has anyway; blazar_keystone if it shall be '
+                'another one, whose lines then stand in this section.')
+    session = copy.deepcopy(loading.get_session_conf_options())
+    for option in session:
+        if option.dest == 'timeout':
+            option.default = 30
+    return [*common, *session, *loading.get_adapter_conf_options(
+        include_deprecated=False), _WITHOUT_TRUST]
+
+
+def list_opts() -> list[tuple[str, ty.Sequence[ty.Any]]]:
+    """For oslo-config-generator and the documentation."""
+    return [(GROUP, _options())]
+
+
+class Credentials:
+    """Trusts from users to the service user of ``[blazar_keystone]``.
+
+    Connects when it is first used: WSGI servers fork before that.
+    """
+
+    def __init__(self, conf: ty.Any) -> None:
+        self._conf = conf
+        conf.register_opts(_options(), group=GROUP)
+        loading.register_auth_conf_options(
+            conf, conf[GROUP].auth_section or GROUP)
+
+    def is_configured(self) -> bool:
+        """Whether there is a keystone at all."""
+        return self._session is not None
+
+    def place(self) -> dict[str, str | None]:
+        """Where keystone is, for others who want to ask it something."""
+        auth = self._session.auth if self.is_configured() else None
+        return {'auth_url': getattr(auth, 'auth_url', None),
+                'region_name': self._conf[GROUP].region_name}
+
+    @functools.cached_property
+    def _session(self) -> ty.Any:
+        """As the service user; None where there is no keystone."""
+        auth = loading.load_auth_from_conf_options(self._conf, GROUP)
+        return auth and loading.load_session_from_conf_options(
+            self._conf, GROUP, auth=auth)
+
+    def _keystone(self, session: ty.Any) -> ty.Any:
+        adapter: ty.Any = loading.load_adapter_from_conf_options(
+            self._conf, GROUP, session=session)
+        adapter.service_type = adapter.service_type or 'identity'
+        adapter.interface = adapter.interface or ('internal', 'public')
+        adapter.version = adapter.version or '3'
+        return adapter
+
+    def _by_trust(self, trust_id: str) -> ty.Any:
+        """A session in the name of the trustor."""
+        return loading.load_session_from_conf_options(
+            self._conf, GROUP, auth=loading.load_auth_from_conf_options(
+                self._conf, GROUP, trust_id=trust_id, **_UNSCOPED))
+
+    def delegate(self, context: ty.Any, until: int, as_owner: bool,
+                 ) -> str | None:
+        """Make a trust with the token of a request.
+
+        :param until: when the lease ends, seconds since the epoch
+        :param as_owner: nothing else will do
+        :returns: its id, or for whom we act without one
+            (:class:`vouching.ServiceUser`); None where there is no keystone
+        :raises TrustUnavailable: when the token may not; says what to do
+        :raises CloudUnavailable: when keystone does not answer
+        """
+        if not self.is_configured():
+            return None
+        try:
+            return self._make(context, until)
+        except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
+            # A token that keystone does not know any more is nobody's.
+            if self._conf[GROUP].without_trust == SERVICE and not (
+                    as_owner or isinstance(exc, exceptions.Unauthorized)):
+                try:
+                    return self._vouched(context)
+                except errors.TrustUnavailable as why:
+                    raise errors.TrustUnavailable(
+                        _NO_TRUST.format(why=f'{why}.')) from why
+            raise errors.TrustUnavailable(
+                _NO_TRUST.format(why=exc.message)) from exc
+        except (exceptions.ClientException, KeyError, TypeError,
+                ValueError) as exc:
+            # Or what stands in front of keystone answers in its place.
+            LOG.exception('A trust of user %s could not be made',
+                          context.user_id)
+            raise errors.CloudUnavailable(
+                'The identity service could not make the trust that a lease '
+                'which starts later needs; try again in a minute, or let the '
+                'lease start now.') from exc
+
+    def check_without_trust(self) -> bool:
+        """Whether we act for users who can give no trust.
+
+        :raises CloudUnavailable: when we should, and keystone does not say
+            to us what that takes
+        """
+        if self._conf[GROUP].without_trust != SERVICE:
+            return False
+        own = self.own()
+        if own['user'] is None or own['project'] is None:
+            raise errors.CloudUnavailable(
+                'The service user has no token for a project.')
+        service_user.ServiceUser(own['user'], own['project'], ()).check(
+            self._keystone(self._session))
+        return True
+
+    def _vouched(self, context: ty.Any) -> str:
+        """For whom we act without a trust.
+
+        :raises TrustUnavailable: when keystone says now that he may not, or no
+            more than his token does, as of roles by a federation
+        """
+        user = service_user.ServiceUser.of(context)
+        user.check(self._keystone(self._session))
+        return user.written()
+
+    def _make(self, context: ty.Any, until: int) -> str:
+        """Make a trust that lives a little longer than a lease: some hours.
+
+        Keystone has no two trusts of a user on a project, not even deleted
+        ones, that expire in the same second; many leases end in the same
+        one.
+        """
+        trust = {'trustor_user_id': context.user_id,
+                 'trustee_user_id': self._session.get_user_id(),
+                 'project_id': context.project_id, 'impersonation': True,
+                 'roles': [{'name': name} for name in context.roles]}
+        taken: Exception | None = None
+        for number in range(_TRIES):
+            expires = datetime.datetime.fromtimestamp(
+                until + _SLACK + random.randrange(_SLACK << number),
+                datetime.timezone.utc)
+            trust['expires_at'] = expires.strftime(_DATE)
+            try:
+                answer = self._keystone(self._session).post(
+                    _TRUSTS, json={'trust': trust}, authenticated=False,
+                    headers={'X-Auth-Token': context.auth_token})
+            except exceptions.Conflict as exc:
+                taken = exc
+            else:
+                return ty.cast(str, answer.json()['trust']['id'])
+        assert taken is not None
+        raise taken
+
+    def access(self, credential: str, as_owner: bool = False) -> ty.Any:
+        """A fresh token by what was delegated, and what it is good for.
+
+        :param as_owner: nothing but a trust will do
+        :returns: keystoneauth1's AccessInfo, or :class:`vouching.Access`
+        :raises TrustUnavailable: when the user may not any more what he could
+        :raises CloudUnavailable: when keystone does not answer, or does not
+            let the service user log in
+        """
+        user = service_user.ServiceUser.read(credential)
+        if user is not None:
+            if as_owner:
+                raise errors.TrustUnavailable(
+                    'there is no trust of the owner of the lease')
+            if self._conf[GROUP].without_trust != SERVICE:
+                raise errors.TrustUnavailable(
+                    'There is no trust of the user, and nothing is done '
+                    'without one any more (without_trust)')
+            user.check(self._keystone(self._session))
+            return user.access(self.service())
+        try:
+            return self._access(credential)
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone gives no token: {exc}') from exc
+
+    def _access(self, trust_id: str) -> ty.Any:
+        session = self._by_trust(trust_id)
+        try:
+            return session.auth.get_access(session)
+        except (exceptions.Unauthorized, exceptions.Forbidden,
+                exceptions.NotFound) as exc:
+            # Not because the service user itself cannot log in.
+            self._session.auth.invalidate()
+            self._session.auth.get_access(self._session)
+            raise errors.TrustUnavailable(
+                f'Nothing can be done in the name of the user any more: he '
+                f'was disabled or deleted, or has lost a role on the project '
+                f'({exc.message})') from exc
+
+    def revoke(self, trust_id: str) -> None:
+        """Delete a trust; nothing when it is gone, or is none."""
+        if not self.is_configured() or service_user.ServiceUser.read(trust_id):
+            return
+        try:
+            # The trustor may delete it, and its token is the trustor's.
+            self._keystone(self._by_trust(trust_id)).delete(
+                f'{_TRUSTS}/{trust_id}')
+        except (exceptions.Unauthorized, exceptions.Forbidden,
+                exceptions.NotFound):
+            # He is disabled, or it is gone.
+            try:
+                self._keystone(self._session).delete(f'{_TRUSTS}/{trust_id}')
+            except exceptions.NotFound:
+                pass
+
+    def held(self) -> set[str]:
+        """The trusts that were given to the service user and still hold."""
+        if not self.is_configured():
+            return set()
+        answer = self._keystone(self._session).get(_TRUSTS, params={
+            'trustee_user_id': self._session.get_user_id()})
+        # Keystone goes on listing those that have expired.
+        now = datetime.datetime.now(datetime.timezone.utc).strftime(_DATE)
+        return {trust['id'] for trust in answer.json()['trusts']
+                if trust['expires_at'] is None or trust['expires_at'] > now}
+
+    def own(self) -> dict[str, str | None]:
+        """The service user itself, and the project of its token, if any.
+
+        :raises CloudUnavailable: when it cannot be told
+        """
+        if not self.is_configured():
+            raise errors.CloudUnavailable(
+                'There is no keystone in the configuration.')
+        try:
+            return {'user': self._session.get_user_id(),
+                    'project': self._session.get_project_id()}
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone does not let the service user in: {exc}') from exc
+
+    def service(self) -> ty.Any:
+        """A token of the service user itself, and what it is good for.
+
+        :returns: keystoneauth1's AccessInfo; None where there is no keystone
+        :raises CloudUnavailable: when it cannot be had
+        """
+        if not self.is_configured():
+            return None
+        try:
+            return self._session.auth.get_access(self._session)
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone does not let the service user in: {exc}') from exc
+
+    def exists(self, path: str) -> bool | None:
+        """Whether keystone has something, asked as the service user.
+
+        :returns: None when it does not say
+        :raises CloudUnavailable: when it does not answer
+        """
+        try:
+            self._keystone(self._session).get(path)
+        except exceptions.NotFound as exc:
+            # Not what stands in front of it, or has its name.
+            return False if _is_keystones(exc.response) else None
+        except (exceptions.Forbidden, exceptions.Unauthorized):
+            return None
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone does not answer: {exc}') from exc
+        return True
+
+
+def _is_keystones(response: ty.Any) -> bool:
+    """Whether it is keystone that says there is no such thing."""
+    try:
+        return bool(response.json()['error']['code'] == 404)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The hosts that serve leases only, in the books and in Nova."""
+
+import functools
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.audit import findings
+from blazar_core.capacity import enrollment
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_nova.compat import host_servers
+from blazar_nova.compat import pool
+from blazar_nova.services import host_enrollment
+from blazar_nova.services import wiring
+
+__all__ = ['differences']
+
+
+def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
+    """Nova keeps others off enrolled hosts, and knows whose each of them is.
+    """
+    with parts.database.reader() as session:
+        hosts = enrollment.listed(session)
+        left = enrollment.left(session, parts.clock.now())
+    yield from _unfinished(parts, hosts, left)
+    there = pool.joined() if hosts else set()
+    for host in hosts:
+        if host.uuid not in there and host.id not in left and (
+                host.enrolment != states.Enrollment.ENROLLING):
+            yield findings.Difference(
+                ('not isolated', host.uuid),
+                f'Host {host.name} is enrolled, and Nova does not keep '
+                f'others off it.', '--fix puts it into the pool again',
+                functools.partial(pool.join, pool.Member(
+                    host.uuid, host.service_host)))
+    yield from _elsewhere(parts)
+
+
+def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
+                left: ty.Container[int],
+                ) -> ty.Iterator[findings.Difference]:
+    """A host whose enrolment or removal was interrupted.
+
+    :param left: the ids of those that nothing keeps from leaving
+    """
+    at_work = host_enrollment.HostEnrollment(parts)
+    for host in hosts:
+        if host.enrolment == states.Enrollment.ENROLLING:
+            yield findings.Difference(
+                ('enrolling', host.uuid),
+                f'Host {host.name} is being enrolled, and takes no server '
+                f'until it is.', '--fix finishes it', functools.partial(
+                    at_work.add, host.name, host.extra or {},
+                    reservable=bool(host.reservable),
+                    pause=host_enrollment.patient(host_enrollment.PATIENCE)))
+        elif host.id in left:
+            yield findings.Difference(
+                ('leaving', host.uuid),
+                f'Host {host.name} is being taken out, and takes no server '
+                f'until it is.', '--fix finishes it', functools.partial(
+                    at_work.remove, host.id))
+
+
+def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
+    """A reservation has the hosts in Nova that it has in the books, and no
+    servers but its own are on them.
+    """
+    with parts.database.reader() as session:
+        held = session.execute(
+            sa.select(models.Host.uuid, models.Host.service_host,
+                      models.Host.assigned_to, models.Reservation.lease_id,
+                      models.Lease.name, models.Lease.status)
+            .join(models.Reservation,
+                  models.Reservation.id == models.Host.assigned_to)
+            .join(models.Lease)).all()
+    for reservation_id in sorted({row.assigned_to for row in held}):
+        rows = [row for row in held if row.assigned_to == reservation_id]
+        yield from _strangers([pool.Member(row.uuid, row.service_host)
+                               for row in rows], reservation_id)
+        if rows[0].status != states.Lease.ACTIVE:
+            continue
+        uuids = {one.uuid for one in pool.members_of(reservation_id)}
+        if uuids and uuids != {row.uuid for row in rows}:
+            yield findings.Difference(
+                ('elsewhere', reservation_id),
+                f'{findings.named(rows[0].lease_id, rows[0].name)}: '
+                f'reservation {reservation_id} has other hosts in Nova than '
+                f'in the books.', '--fix gives it those of the books',
+                functools.partial(parts.lifecycle.starting.open,
+                                  rows[0].lease_id))
+
+
+def _strangers(members: ty.Collection[pool.Member], reservation_id: str,
+               ) -> ty.Iterator[findings.Difference]:
+    """On hosts that a reservation has all of are no servers but its own."""
+    for service_host, server_ids in host_servers.strangers(
+            members, reservation_id).items():
+        yield findings.Difference(
+            ('strangers', reservation_id, service_host, *server_ids),
+            f'Host {service_host} is all of reservation {reservation_id}, and '
+            f'servers are on it that are not of that: '
+            f'{host_enrollment.shown(server_ids)}.',
+            'migrate them, or delete them')

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every host's capacity and use, in the books and in placement."""
+
+import functools
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.audit.findings import Difference
+from blazar_core.capacity import inventory
+from blazar_core.capacity import pending
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import compute_hosts
+from blazar_nova.listener import batches
+from blazar_nova.listener import host_sync
+from blazar_nova.services import wiring
+from blazar_nova.verify import gaps
+
+__all__ = ['HostCapacity']
+
+LOG = logging.getLogger(__name__)
+
+#: So many hosts between two lines of progress.
+_STEP = 100
+
+State = cloud_api.ServerState
+
+
+class HostCapacity:
+    """Compares hosts.
+
+    :param say: is told how it goes on
+    """
+
+    def __init__(self, parts: wiring.Parts, books: host_sync.HostSync,
+                 gaps: gaps.Gaps, say: ty.Callable[[str], None]) -> None:
+        self._parts = parts
+        self._books = books
+        self._gaps = gaps
+        self._say = say
+
+    def differences(self, only: set[ty.Hashable] | None,
+                    ) -> ty.Iterator[Difference]:
+        """Every host's capacity and use, in the books and in placement."""
+        found, complete = compute_hosts.all_hosts()
+        if not complete:
+            self._gaps.failures.append(
+                'A cell did not answer: its hosts were not compared.')
+        with self._parts.database.reader() as session:
+            rows = {row.uuid: row for row in session.execute(
+                inventory.HOSTS.add_columns(
+                    models.Host.consumers).where(
+                        models.Host.pool == model.COMPUTE))}
+        if complete:
+            yield from self._lost_hosts(rows, {host.uuid for host in found})
+        found = [host for host in found if only is None or host.uuid in only]
+        silent = seen = 0
+        for number, host in enumerate(found, 1):
+            if number % (_STEP) == 0:
+                self._say(f'{number} of {len(found)} hosts')
+            try:
+                # Its differences, or none: not some of them.
+                differences = [*self._host(host, rows.get(host.uuid))]
+            except errors.DatabaseUnavailable:
+                raise
+            except Exception as exc:
+                self._gaps.unseen[host.uuid] = (
+                    f'Host {host.name} could not be compared: {gaps.why(exc)}')
+                silent += 1
+                # It is not the hosts then.
+                if silent == batches.SILENT or only is None and not seen and (
+                        number == len(found)):
+                    raise
+                LOG.exception('Host %s could not be compared', host.name)
+            else:
+                silent, seen = 0, seen + 1
+                yield from differences
+        self._gaps.failures += self._gaps.unseen.values()
+
+    def _lost_hosts(self, rows: ty.Mapping[str, ty.Any], uuids: set[str],
+                    ) -> ty.Iterator[Difference]:
+        for row in rows.values():
+            if row.uuid not in uuids and row.capacity:
+                yield Difference(
+                    ('lost host', row.uuid),
+                    f'Host {row.name} is in the books with '
+                    f'{_amounts(row.capacity)}, and Nova has no such host.',
+                    '--fix takes its capacity out of the books',
+                    functools.partial(self._books.retain, uuids))
+
+    def _host(self, host: compute_hosts.ComputeHost, row: ty.Any,
+              ) -> ty.Iterator[Difference]:
+        facts = compute_hosts.facts(host.uuid)
+        mend = functools.partial(self._books.compare, host)
+        if row is None or facts is None:
+            if row is not None and row.capacity:
+                yield Difference(
+                    ('no inventory', host.uuid),
+                    f'Host {host.name} has {_amounts(row.capacity)} in the '
+                    f'books, and no inventory in placement.',
+                    'see why its nova-compute does not report any')
+            elif facts is not None:
+                yield Difference(
+                    ('new host', host.uuid),
+                    f'Host {host.name} is one of Nova\'s, and the books do '
+                    f'not know it.', '--fix writes it down', mend)
+            return
+        bookings = self._booked_on(row.id)
+        runs = {**pending.awaited(row.consumers, self._parts.clock.now()),
+                **facts.allocations}
+        # What runs on a host that a reservation has all of is its own.
+        usage = {} if row.assigned_to is not None else _sum(
+            amounts for consumer, amounts in runs.items()
+            if consumer not in bookings)
+        about = {
+            'capacity': (row.capacity, facts.capacity),
+            'in use without an end': (row.usage, usage)}
+        for what, pair in about.items():
+            written, truth = map(_amounts, pair)
+            if written != truth:
+                yield Difference(
+                    (what, host.uuid, written, truth),
+                    f'Host {host.name}, {what}: {written} in the books, '
+                    f'{truth} in placement.', '--fix writes it down', mend)
+        if (row.name, row.service_host, row.properties) != (
+                host.name, host.service_host, dict(host.properties)):
+            yield Difference(
+                ('properties', host.uuid),
+                f'Host {host.name} is not in the books as Nova describes it '
+                f'(its name, its service or its properties).',
+                '--fix writes it down', mend)
+        for server_id, booking in bookings.items():
+            if booking.running:
+                yield from self._allocated(host, booking, facts.allocations.
+                                           get(server_id), mend)
+            elif booking.failed_at is not None and (
+                    server_id not in facts.allocations):
+                yield Difference(
+                    ('left behind', host.uuid, server_id),
+                    f'Server {server_id} could not be built, and its booking '
+                    f'holds capacity on host {host.name}, where it has '
+                    f'nothing in placement.', '--fix gives it back', mend)
+
+    def _booked_on(self, host_id: int) -> dict[str, ty.Any]:
+        with self._parts.database.reader() as session:
+            return {row.server_id: row for row in session.execute(
+                sa.select(models.Booking.__table__).where(
+                    models.Booking.host_id == host_id,
+                    models.Booking.server_id.is_not(None)))}
+
+    def _allocated(self, host: compute_hosts.ComputeHost, booking: ty.Any,
+                   allocated: ty.Any, mend: ty.Callable[[], None],
+                   ) -> ty.Iterator[Difference]:
+        """What a running server is booked with is what it has."""
+        server_id = booking.server_id
+        if allocated is not None:
+            written, truth = _amounts(booking.resources), _amounts(allocated)
+            # Within a reservation that has all of the host it takes nothing.
+            if written != truth and booking.resources:
+                yield Difference(
+                    ('allocation', host.uuid, server_id, written, truth),
+                    f'Server {server_id} is booked on host {host.name} with '
+                    f'{written}, and has {truth} in placement.',
+                    '--fix lets the booking follow', mend)
+            return
+        seen = self._parts.cloud.look(server_id)
+        if seen.state is State.RUNNING and seen.host == host.uuid:
+            yield Difference(
+                ('no allocation', host.uuid, server_id),
+                f'Server {server_id} runs on host {host.name} where it is '
+                f'booked, and has nothing in placement.',
+                'run: nova-manage placement heal_allocations --instance '
+                f'{server_id}')
+
+
+def _amounts(resources: ty.Mapping[str, int]) -> str:
+    """Amounts in words; what is zero is left out."""
+    return ', '.join(f'{amount} {rc}' for rc, amount in sorted(
+        resources.items()) if amount) or 'nothing'
+
+
+def _sum(amounts: ty.Iterable[ty.Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for resources in amounts:
+        for rc, amount in resources.items():
+            total[rc] = total.get(rc, 0) + amount
+    return total

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every server of a lease, and those that should be one's."""
+
+import functools
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.audit import findings
+from blazar_core.audit.findings import Difference
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import bulk_state
+from blazar_nova.compat import unbuilt_leftovers
+from blazar_nova.compat import unmapped_servers
+from blazar_nova.listener import server_sync
+from blazar_nova.schemas import hint_params
+from blazar_nova.services import wiring
+from blazar_nova.verify import gaps
+
+__all__ = ['ADMISSION', 'LeasedServers']
+
+#: Seconds in which an admission is over, one way or the other.
+ADMISSION = 60
+
+#: Seconds after which nobody is at work any more on a server that was
+#: deleted before it had a cell.
+_LEFT = 3600
+
+#: So many servers between two lines of progress.
+_STEP = 1000
+
+_NOBODY = 'nova-api died while creating it, and no service will build it'
+
+State = cloud_api.ServerState
+
+
+class LeasedServers:
+    """Compares servers.
+
+    :param say: is told how it goes on
+    """
+
+    def __init__(self, parts: wiring.Parts, mirror: server_sync.ServerSync,
+                 gaps: gaps.Gaps, say: ty.Callable[[str], None]) -> None:
+        self._parts = parts
+        self._mirror = mirror
+        self._gaps = gaps
+        self._say = say
+
+    def differences(self) -> ty.Iterator[Difference]:
+        """Every server of a lease, and those that should be one's."""
+        nova = bulk_state.BulkState(self._parts.cloud)
+        count = 0
+        for rows in self._leased():
+            seen = nova.look(row.server_id for row in rows)
+            for row in rows:
+                if row.server_id in seen:
+                    yield from self._server(row, seen[row.server_id])
+            count += len(rows)
+            self._say(f'{count} servers of leases')
+        yield from self._orphans(nova)
+        yield from self._endless(nova)
+        yield from self._left_behind()
+        yield from self._unmapped(nova.silent)
+        yield from self._strangers(nova.silent)
+        self._gaps.failures += [
+            f'Cell {name} did not answer: its servers were not compared.'
+            for name in sorted(nova.silent)]
+
+    def _leased(self) -> ty.Iterator[ty.Sequence[ty.Any]]:
+        """The bookings of servers with their leases, many at a time."""
+        query = sa.select(
+            models.Booking.id, models.Booking.server_id,
+            models.Booking.running, models.Booking.host_id,
+            models.Host.uuid.label('host'),
+            models.Host.name.label('host_name'),
+            models.Lease.id.label('lease_id'), models.Lease.name,
+            models.Lease.status, models.Lease.start_date,
+            models.Booking.dispatched_at, models.Booking.failed_at,
+            models.Reservation.params,
+            models.HeldBuild.lease_id.label('sealed'),
+        ).join(models.Booking.reservation).join(
+            models.Reservation.lease).outerjoin(
+            models.Host, models.Host.id == models.Booking.host_id).outerjoin(
+            models.HeldBuild, models.HeldBuild.lease_id == models.Lease.id,
+        ).where(models.Booking.server_id.is_not(None)).order_by(
+            models.Booking.id).limit(_STEP)
+        last = 0
+        while True:
+            with self._parts.database.reader() as session:
+                rows = session.execute(
+                    query.where(models.Booking.id > last)).all()
+            if not rows:
+                return
+            yield rows
+            last = rows[-1].id
+
+    def _server(self, row: ty.Any, seen: cloud_api.ObservedServer,
+                ) -> ty.Iterator[Difference]:
+        """A server of a lease, in the books and in Nova."""
+        verdict = self._judge(row, seen)
+        if verdict is not None:
+            text, remedy = verdict
+            mend = None if remedy is not None else functools.partial(
+                self._mirror.compare_server, row.server_id)
+            yield Difference(
+                ('server', row.server_id, row.status, seen.state, seen.host),
+                f'{findings.named(row.lease_id, row.name)} is {row.status}: '
+                f'server {row.server_id} {text}.',
+                remedy or '--fix writes it down', mend)
+
+    def _judge(self, row: ty.Any, seen: cloud_api.ObservedServer,
+               ) -> tuple[str, str | None] | None:
+        """What is wrong with a server, and what an operator can do; nothing
+        (None) if the books just have to be made true.
+        """
+        state = seen.state
+        if state is State.GONE:
+            return 'does not exist in Nova any more', None
+        if state is State.LEAVING and (
+                seen.host is None or
+                row.status != states.Lease.TERMINATED):
+            return None
+        if row.status == states.Lease.TERMINATED:
+            return f'still exists in Nova ({state.value})', (
+                'delete it: its time is over')
+        if state is State.ERROR:
+            # One that ran before keeps what it has, and so its booking; so
+            # does one that will be sent again. What Nova keeps for one that
+            # failed is compared with its host.
+            return None if (row.running or row.host_id is None or
+                            row.failed_at is not None or
+                            row.params is not None or
+                            row.dispatched_at is None) else (
+                f'is in ERROR in Nova, and its booking holds capacity on host '
+                f'{row.host_name}', None)
+        if row.status in (*states.SEEKING, states.Lease.PENDING):
+            return self._judge_pending(row, seen)
+        if state is State.HELD and row.dispatched_at is not None and (
+                row.status in states.BEGUN):
+            return 'is still RESERVED in Nova', (
+                'delete it; its lease ends with it')
+        if state is State.BUILDING and seen.host is None:
+            return self._judge_unbuilt(row)
+        if state is not State.HELD and seen.host not in (None, row.host):
+            return (f'is on another host than the one that is booked, '
+                    f'{row.host_name or "none"}'), None
+        if state is State.RUNNING and not row.running and row.host:
+            return 'runs, and the books do not know it', None
+        return None
+
+    def _judge_pending(self, row: ty.Any, seen: cloud_api.ObservedServer,
+                       ) -> tuple[str, str | None] | None:
+        if seen.state is State.HELD:
+            return None
+        if seen.state is State.BUILDING and seen.host is None:
+            if row.start_date <= self._parts.clock.now():
+                return None
+            return 'is shown as being built, not as RESERVED', (
+                'nothing: it is built when its lease starts')
+        return 'is built already', (
+            'delete it, or let it run: it goes when its lease ends')
+
+    def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
+        if row.status not in states.BEGUN or (
+                row.dispatched_at is None or
+                row.dispatched_at > self._parts.clock.now() - findings.STUCK):
+            return None
+        return (f'should be under construction since '
+                f'{findings.when(row.dispatched_at)}, and '
+                f'no host has taken it up'), (
+            'blazar-listener sends it again if it got lost; does one run, '
+            'and nova-conductor, and what do their logs say?'
+            if row.sealed else
+            'delete it, and boot it anew' + (
+                '' if row.params is not None else '; its lease ends with it'))
+
+    def _orphans(self, nova: bulk_state.BulkState) -> ty.Iterator[Difference]:
+        """Servers that wait for a build which no lease has."""
+        waiting = self._unleased(nova.waiting)
+        hints = bulk_state.hints_of(
+            one for one in waiting if not nova.waiting[one].reserved)
+        for server_id in waiting:
+            its = nova.waiting[server_id]
+            if not its.reserved and not self._asks(hints.get(server_id, {})):
+                continue
+            is_what = ('RESERVED' if its.reserved else
+                       'to be built with a lease')
+            yield Difference(
+                ('orphan', server_id, its.reserved),
+                f'Server {server_id} is {is_what}, and no lease has it: '
+                f'{_NOBODY}.', '--fix deletes it',
+                functools.partial(self._mirror.delete_orphan, server_id),
+                its.since + ADMISSION)
+
+    def _endless(self, nova: bulk_state.BulkState) -> ty.Iterator[Difference]:
+        """Servers that were booted with a lease and have none any more."""
+        seen = nova.look(self._unleased(nova.asked_for(self._asks)))
+        for server_id, one in seen.items():
+            if one.state in (State.RUNNING, State.BUILDING, State.ERROR):
+                yield Difference(
+                    ('endless', server_id),
+                    f'Server {server_id} was booted with a lease, and the '
+                    f'books have none of it that is not over: it has no end.',
+                    'delete it, or let it run as a server without a lease')
+
+    def _left_behind(self) -> ty.Iterator[Difference]:
+        """Servers that were deleted before they were built."""
+        for server_id in self._unleased(
+                unbuilt_leftovers.left_behind(self._asks, _LEFT)):
+            yield Difference(
+                ('left behind', server_id),
+                f'Server {server_id} was deleted before it was built, and '
+                f'Nova still has its mapping and its request specification.',
+                '--fix removes them',
+                functools.partial(unbuilt_leftovers.forget, server_id))
+
+    @staticmethod
+    def _unmapped(silent: set[str]) -> ty.Iterator[Difference]:
+        """Servers that are there, and that Nova's API does not find."""
+        for one in unmapped_servers.unmapped(silent):
+            where = f'on host {one.host}' if one.host else 'on no host'
+            yield Difference(
+                ('unmapped', one.server_id),
+                f'Server {one.server_id} is in cell {one.cell}, {where}, and '
+                f'no instance mapping leads to it: the API answers 404.',
+                'write its row of instance_mappings again, and delete or keep '
+                'the server then')
+
+    def _strangers(self, silent: set[str]) -> ty.Iterator[Difference]:
+        """What placement has on hosts, and is no server of any cell."""
+        with self._parts.database.reader() as session:
+            hosts = {consumer: row.name for row in session.execute(
+                sa.select(models.Host.name, models.Host.consumers).where(
+                    models.Host.consumers.is_not(None)))
+                for consumer, (takes, _told) in row.consumers.items()
+                if takes}
+        for consumer in sorted(unmapped_servers.strangers(hosts.keys(),
+                                                          silent)):
+            yield Difference(
+                ('stranger', consumer),
+                f'Placement has an allocation of consumer {consumer} on host '
+                f'{hosts[consumer]}, and no cell has a server or a migration '
+                f'of that id: a guest may run there that Nova lost.',
+                'look whether the hypervisor has a guest of that id, and end '
+                'it; then "nova-manage placement audit --delete" removes the '
+                'allocation')
+
+    def _asks(self, hints: ty.Mapping[str, object]) -> bool:
+        """Whether these hints ask for a lease, whenever that was."""
+        try:
+            return hint_params.lease_request(
+                hints, self._parts.clock.now(),
+                hint_params.defaults(self._parts.conf)) is not None
+        except errors.InvalidLeaseParams:
+            # Its time is over; with others, the boot was refused.
+            return True
+
+    def _unleased(self, server_ids: ty.Iterable[str]) -> list[str]:
+        """Those of some servers that have no booking."""
+        unleased: list[str] = []
+        for batch in bulk_state.batches(server_ids):
+            with self._parts.database.reader() as session:
+                leased = set(session.scalars(
+                    sa.select(models.Booking.server_id).where(
+                        models.Booking.server_id.in_(batch))))
+            unleased += [one for one in batch if one not in leased]
+        return unleased

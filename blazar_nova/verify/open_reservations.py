@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The reservations that can be used, in the books and in Nova."""
+
+import functools
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.audit import findings
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_nova.services import wiring
+
+__all__ = ['differences']
+
+
+def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
+    """A reservation can be used while its lease is ACTIVE."""
+    there, telling = set[str](), set[str]()
+    for name, kind in parts.types.named.items():
+        opened = kind.opened()
+        if opened is not None:
+            telling.add(name)
+            there |= set(opened)
+    with parts.database.reader() as session:
+        # Of types, too, that are not installed here.
+        begun = {row.id: row for row in session.execute(
+            sa.select(models.Reservation.id, models.Lease.name,
+                      models.Lease.id.label('lease_id'),
+                      models.Lease.status,
+                      models.Reservation.resource_type)
+            .join(models.Lease).where(
+                models.Lease.status.in_(states.BEGUN),
+                models.Reservation.params.is_not(None)))}
+    for its, reserved in parts.lifecycle.closing.left_open():
+        yield findings.Difference(
+            ('open', reserved.id),
+            f'Reservation {reserved.id} can still be used in Nova, and is '
+            f'not active.', '--fix closes it', functools.partial(
+                parts.lifecycle.closing.shut, its, reserved))
+    for reservation_id in sorted(begun.keys() - there):
+        row = begun[reservation_id]
+        if row.status != states.Lease.ACTIVE or (
+                row.resource_type not in telling):
+            continue
+        yield findings.Difference(
+            ('not open', reservation_id),
+            f'{findings.named(row.lease_id, row.name)} is ACTIVE, and its '
+            f'reservation {reservation_id} cannot be used: Nova has nothing '
+            f'of it.', '--fix opens it', functools.partial(
+                parts.lifecycle.starting.open, row.lease_id))

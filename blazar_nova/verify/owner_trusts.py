@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The trusts of owners, in the books and in keystone."""
+
+import functools
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.audit import audit
+from blazar_core.audit import findings
+from blazar_core.audit.findings import Difference
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_nova.services import service_user
+from blazar_nova.services import wiring
+from blazar_nova.verify import leased_servers
+
+__all__ = ['OwnerTrusts']
+
+
+class OwnerTrusts:
+    """Compares trusts.
+
+    :param are_ours: whether nobody else is given trusts to our service user
+    """
+
+    def __init__(self, parts: wiring.Parts, books: audit.Audit,
+                 are_ours: bool) -> None:
+        self._parts = parts
+        self._audit = books
+        self._are_ours = are_ours
+        self._strays: set[str] | None = None
+
+    def differences(self) -> ty.Iterator[Difference]:
+        """Every build that is held has its trust, and every trust its lease.
+        """
+        trusts = self._parts.trusts
+        if not trusts.is_configured():
+            return
+        known = self._audit.credentials()
+        held = trusts.held()
+        with self._parts.database.reader() as session:
+            builds = set(session.scalars(
+                sa.select(models.HeldBuild.lease_id)))
+        for trust_id, (lease_id, name, status) in known.items():
+            # Any other ends without it, if need be.
+            if trust_id not in held and lease_id in builds and (
+                    status in states.HOLDING and
+                    service_user.ServiceUser.read(trust_id) is None):
+                yield Difference(
+                    ('no trust', lease_id),
+                    f'{findings.named(lease_id, name)} is {status}, and '
+                    f'keystone does not have the trust any more by which '
+                    f'its servers are built.',
+                    'delete its servers; their owner has to boot them anew')
+        self._strays = None
+        for trust_id in sorted(self._parts.lifecycle.closing.strays()):
+            yield Difference(
+                ('trust', trust_id),
+                f'Trust {trust_id[:8]}... was given to our service user, and '
+                f'no lease has it.',
+                '--fix --revoke-trusts revokes it, if it can be no other '
+                'cloud\'s or region\'s; else it expires some hours after '
+                'the end that was asked for',
+                functools.partial(self._revoke, trust_id)
+                if self._are_ours else None,
+                self._parts.clock.now() + leased_servers.ADMISSION)
+
+    def _revoke(self, trust_id: str) -> None:
+        if self._strays is None:
+            # Leases have been made since the trusts were looked at.
+            self._strays = self._parts.lifecycle.closing.strays()
+        if trust_id in self._strays:
+            self._parts.trusts.revoke(trust_id)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Compares the books with themselves, Nova, placement and keystone.
+
+What is found is named in words, one line each. What may be mended without
+harm is mended, on request, by the functions that blazar-listener uses: each
+of them asks again what is true before it changes anything.
+
+A cloud does not stand still while one looks at it. So what differs is looked
+at again after a while, and counts only if it differs in the same way then.
+
+* :mod:`~blazar_nova.verify.verification` looks, mends, and looks again;
+* :mod:`~blazar_nova.verify.host_capacity`,
+  :mod:`~blazar_nova.verify.leased_servers`,
+  :mod:`~blazar_nova.verify.open_reservations` and
+  :mod:`~blazar_nova.verify.owner_trusts` compare what their names say;
+* :mod:`~blazar_nova.verify.gaps` are what could not be compared.
+
+Looking at everything, mending what can be, and looking again.
+"""
+
+import itertools
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.audit import audit
+from blazar_core.audit.findings import Difference
+from blazar_nova.listener import server_sync
+from blazar_nova.services import wiring
+from blazar_nova.verify import enrolled_hosts
+from blazar_nova.verify import gaps
+from blazar_nova.verify import host_capacity
+from blazar_nova.verify import leased_servers
+from blazar_nova.verify import open_reservations
+from blazar_nova.verify import owner_trusts
+
+__all__ = ['Report', 'Verifier', 'auditor']
+
+LOG = logging.getLogger(__name__)
+
+#: Differences by where they were found.
+_Found: ty.TypeAlias = dict[str, list[Difference]]
+
+#: Seconds, besides those that it may sleep, after which a listener must have
+#: taken up what is due.
+_LATE = 60
+
+#: How often mending and looking again may lead to something else to mend.
+_ROUNDS = 3
+
+
+class Report(ty.NamedTuple):
+    """What has come of it.
+
+    :ivar mended: what differed, and does not any more
+    :ivar left: what differs
+    :ivar problems: what went wrong while it was mended
+    :ivar failures: what could not be compared, and why
+    """
+
+    mended: list[Difference]
+    left: list[Difference]
+    problems: list[str]
+    failures: list[str]
+
+
+def auditor(parts: wiring.Parts) -> audit.Audit:
+    """What reads the books alone."""
+    return audit.Audit(
+        parts.database, parts.clock, parts.lifecycle, parts.vault.open,
+        parts.conf.blazar.max_sleep + _LATE)
+
+
+class Verifier:
+    """Looks for differences, and mends them.
+
+    :param pause: waits so many seconds
+    :param say: is told how it goes on
+    :param grace: seconds between two looks at what differs
+    :param trusts_are_ours: whether nobody else is given trusts to our
+        service user
+    """
+
+    def __init__(self, parts: wiring.Parts, pause: ty.Callable[[int], None],
+                 say: ty.Callable[[str], None], grace: int,
+                 trusts_are_ours: bool = False) -> None:
+        self._parts = parts
+        self._pause = pause
+        self._say = say
+        self._grace = grace
+        self._mirror = server_sync.ServerSync(parts, lambda *_lease: None)
+        self._audit = auditor(parts)
+        self._gaps = gaps.Gaps()
+        of_servers = leased_servers.LeasedServers(parts, self._mirror,
+                                                  self._gaps, say)
+        of_trusts = owner_trusts.OwnerTrusts(parts, self._audit,
+                                             trusts_are_ours)
+        # Hosts first: the books can only follow a server to a host they know.
+        self._sections: dict[str, ty.Callable[[
+            set[ty.Hashable] | None], ty.Iterable[Difference]]] = {
+                'hosts': host_capacity.HostCapacity(parts, self._mirror.hosts,
+                                                    self._gaps,
+                                                    say).differences,
+                'servers': lambda _only: of_servers.differences(),
+                'books': lambda _only: self._audit.differences(),
+                'enrolled hosts':
+                    lambda _only: enrolled_hosts.differences(parts),
+                'reservations':
+                    lambda _only: open_reservations.differences(parts),
+                'trusts': lambda _only: of_trusts.differences()}
+
+    def size(self) -> dict[str, int]:
+        """How much there is to compare."""
+        return self._audit.size()
+
+    def run(self, fix: bool) -> Report:
+        """Look, mend if that is wanted, and look again."""
+        left = self._stays()
+        ever = dict.fromkeys(_all(left))
+        problems: list[str] = []
+        for _round in range(_ROUNDS if fix else 0):
+            if not any(one.mend for one in _all(left)):
+                break
+            problems = self._mend(_all(left))
+            left = self._stays(left)
+            ever.update(dict.fromkeys(_all(left)))
+        remaining = set(_all(left))
+        return Report([one for one in ever if one not in remaining],
+                      _all(left), problems, self._gaps.failures)
+
+    def _mend(self, differences: ty.Iterable[Difference]) -> list[str]:
+        """Mend what can be; returns what could not, and why."""
+        problems = []
+        for difference in differences:
+            if difference.mend is None:
+                continue
+            young = difference.mend_after - self._parts.clock.now()
+            if young > 0:
+                self._say(f'Waiting {young} s, in case it is under way: '
+                          f'{difference.text}')
+                self._pause(young)
+            self._say(f'Mending: {difference.text}')
+            try:
+                difference.mend()
+            except Exception as exc:
+                LOG.exception('%s This could not be mended', difference.text)
+                problems.append(f'Mending failed, {gaps.why(exc)}: '
+                                f'{difference.text}')
+        # What moved has left other hosts behind.
+        self._mirror.catch_up()
+        return problems
+
+    # -- looking -------------------------------------------------------------
+
+    def _stays(self, before: _Found | None = None) -> _Found:
+        """What differs, and still does so after a while.
+
+        :param before: what differs where it cannot be seen now
+        """
+        self._gaps.failures = []
+        found = self._look(dict.fromkeys(self._sections), before or {})
+        suspects = {name: {one.key[1] for one in differences}
+                    for name, differences in found.items() if differences}
+        if suspects:
+            count = sum(map(len, found.values()))
+            self._say(f'Looking again in {self._grace} s: {count} may '
+                      f'differ only for a moment')
+            self._pause(self._grace)
+            again = self._look(suspects, found)
+            found = {name: [one for one in differences
+                            if one in set(found[name])]
+                     for name, differences in again.items()}
+        self._gaps.failures = list(dict.fromkeys(self._gaps.failures))
+        return found
+
+    def _look(self, sections: ty.Mapping[str, set[ty.Hashable] | None],
+              before: _Found) -> _Found:
+        """What differs now.
+
+        :param sections: where to look; with that whose only interest
+        :param before: what differs where it cannot be seen now
+        """
+        found = {}
+        for name, only in sections.items():
+            self._say(f'Comparing {name}')
+            self._gaps.unseen.clear()
+            try:
+                found[name] = list(self._sections[name](only)) + [
+                    one for one in before.get(name, [])
+                    if not self._gaps.unseen.keys().isdisjoint(one.key)]
+            except Exception as exc:
+                LOG.exception('Comparing %s failed', name)
+                self._gaps.failures.append(
+                    f'The {name} could not be compared: {gaps.why(exc)}')
+                found[name] = before.get(name, [])
+        return found
+
+
+def _all(found: _Found) -> list[Difference]:
+    return list(itertools.chain.from_iterable(found.values()))

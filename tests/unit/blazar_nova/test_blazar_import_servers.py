@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is judged of places for servers that Blazar has given."""
+
+import collections
+
+from nova import objects
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_core.leases import imports
+from blazar_nova.compat import flavors
+from blazar_nova.importer import items
+from tests import blazar18
+from tests.unit import base
+from tests.unit.blazar_nova import test_blazar_import
+
+NOW = base.NOW
+
+
+class ServersTest(test_blazar_import.JudgingTestCase):
+    """Hosts of 4 VCPU, 100 MB of memory and 20 GB of disk."""
+
+    def setUp(self):
+        super().setUp()
+        objects.register_all()
+
+    def servers(self, start, end, *hosts, **values):
+        return self.blazar.lease_of_servers(
+            NOW + start, NOW + end, *hosts, **values)
+
+    def known(self):
+        """The leases as the books get them, by id."""
+        return {item.id: item.known for item in self.plan().leases}
+
+    def adopted(self):
+        """Carry over what can be; returns what is booked, by reservation."""
+        for name in ('one', 'two'):
+            self.enrol(name)
+        self.adopt(self.plan())
+        found = collections.defaultdict(list)
+        with self.database.reader() as session:
+            for one, name, amounts in session.execute(
+                    sa.select(models.Booking.reservation_id, models.Host.name,
+                              models.Booking.resources)
+                    .join(models.Host, isouter=True,
+                          onclause=models.Host.id == models.Booking.host_id)
+                    .order_by(models.Booking.id)):
+                found[one].append((name, amounts))
+        return found
+
+    def test_what_was_asked_for_and_where_it_is(self):
+        lease_id, together = self.servers(
+            10, 20, '1', '1', vcpus=2, memory_mb=30, disk_gb=5, affinity=True,
+            resource_properties=['=', '$gpu', 'x'])
+        other, apart = self.servers(20, 30, '2', '1', affinity=False)
+        self.assertEqual({}, self.refusals())
+        item = next(one for one in self.plan().leases if one.id == lease_id)
+        self.assertEqual('PENDING, from 2027-01-15 08:00:10 to 2027-01-15 '
+                         '08:00:20 UTC, on one', item.text)
+        one, = item.known.reservations
+        self.assertEqual({
+            'vcpus': 2, 'memory_mb': 30, 'disk_gb': 5, 'amount': 2,
+            'affinity': True, 'resource_properties': '["=", "$gpu", "x"]',
+        }, one.params)
+        self.assertEqual(flavors.facts_of(2, 30, 5), one.spec)
+        self.assertIs(
+            False, self.known()[other].reservations[0].params['affinity'])
+        found = self.adopted()
+        self.assertEqual([
+            ('one', {'VCPU': 2, 'MEMORY_MB': 30, 'DISK_GB': 5})] * 2,
+            found[together])
+        self.assertEqual({'one', 'two'}, {name for name, _its in found[apart]})
+        self.assertEqual([], self.wanting())
+
+    def wanting(self):
+        return [one.name for one in self.plan().leases
+                if one.outcome != items.Outcome.THERE]
+
+    def test_like_a_flavor(self):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                capacity={'PCPU': 4, 'MEMORY_MB': 128, 'DISK_GB': 20}))
+        lease_id, reservation_id = self.servers(
+            10, 20, '1', '1', vcpus=2, memory_mb=64, disk_gb=3,
+            flavor=blazar18.FLAVOR)
+        one, = self.known()[lease_id].reservations
+        self.assertEqual(
+            {'amount': 2, 'affinity': None, 'source_flavor_id': '7'},
+            one.params)
+        self.assertEqual({
+            'vcpus': 2, 'memory_mb': 64, 'root_gb': 3, 'ephemeral_gb': 4,
+            'swap': 0, 'extra_specs': {'hw:cpu_policy': 'dedicated'}},
+            one.spec)
+        self.assertEqual([
+            ('one', {'PCPU': 2, 'MEMORY_MB': 64, 'DISK_GB': 7})] * 2,
+            self.adopted()[reservation_id])
+
+    def test_parts_of_a_host_up_to_what_it_offers(self):
+        ids = [self.servers(start, end, *hosts, vcpus=2, created_at=NOW - age)[
+            0] for start, end, hosts, age in (
+                (10, 20, '1', 9), (15, 30, '1', 8), (25, 40, '11', 7),
+                (30, 40, '11', 6), (5, 15, '1', 5))]
+        found = self.refusals()
+        self.assertEqual([ids[2]], [*found])
+        self.assertIn(f'Host one would be overbooked: lease {ids[1]} has '
+                      f'parts of it in its time', found[ids[2]])
+
+    def test_every_amount_counts(self):
+        for amounts in ({'memory_mb': 51}, {'disk_gb': 11}):
+            self.servers(10, 20, '1', created_at=NOW - 9, **amounts)
+        later = self.servers(
+            19, 30, '1', memory_mb=50, created_at=NOW)[0]
+        self.assertEqual([later], [*self.refusals()])
+        alone = self.servers(50, 60, '1', '1', vcpus=3)[0]
+        self.assertIn('it offers 20 DISK_GB, 100 MEMORY_MB, 4 VCPU, and this '
+                      'lease alone has 2 MEMORY_MB, 6 VCPU there',
+                      self.refusals()[alone])
+
+    def test_whole_hosts_are_whole(self):
+        whole = self.lease(10, 20, '1', created_at=NOW - 9)
+        part = self.servers(19, 30, '1', created_at=NOW)[0]
+        self.assertIn(f'lease {whole} has it in its time',
+                      self.refusals()[part])
+        later = self.lease(29, 40, '2', '1', created_at=NOW)
+        self.servers(19, 30, '2', created_at=NOW - 1)
+        self.assertIn('has parts of it', self.refusals()[later])
+
+    def test_the_books_hold_the_same_rule(self):
+        """Who made a lease meanwhile has not been seen by the plan."""
+        for name in ('one', 'two'):
+            self.enrol(name)
+        first = self.servers(10, 20, '1', vcpus=3)[0]
+        known = self.known()[first]
+        self.blazar.execute("UPDATE leases SET status = 'TERMINATED'")
+        self.servers(19, 30, '1', vcpus=2)
+        self.adopt(self.plan())
+        work = imports.LeaseImport(self.database, self.clock, self.types)
+        exc = self.assertRaises(errors.Conflict, work.adopt, known)
+        self.assertIn('Host one has no capacity for it', str(exc))
+        self.blazar.execute(
+            "UPDATE leases SET status = 'PENDING' WHERE id = :id", id=first)
+        self.assertIn('has parts of it', self.refusals()[first])
+
+    def test_both_kinds_in_one_lease(self):
+        self.cleaning_time = 1
+        lease_id = self.lease(10, 20, '1')
+        of_servers = self.blazar.servers(lease_id, '2', '2', vcpus=2)
+        other = self.servers(25, 50, '2', vcpus=1)[0]
+        self.assertEqual({}, self.refusals())
+        # Nothing is cleaned for servers, and what is must end before others.
+        self.assertEqual({lease_id: 5, other: 0}, {
+            one: known.cleaning_time for one, known in self.known().items()})
+        found = self.adopted()
+        self.assertEqual(['two', 'two'], [
+            name for name, _its in found.pop(of_servers)])
+        self.assertEqual(2, len(found))
+
+    def test_a_place_that_is_missing_is_looked_for(self):
+        lease_id = self.servers(10, 20, '1', amount=3)[0]
+        item, = self.plan().leases
+        self.assertIn('2 of its places are missing', item.text)
+        self.assertEqual(
+            3, len(self.known()[lease_id].reservations[0].host_ids))
+
+    def test_what_cannot_be_carried_over_is_named(self):
+        for values, part in (
+                ({'flavor': {'id': '7'}}, 'no record of its flavor'),
+                ({'flavor': {**blazar18.FLAVOR, 'extra_specs': {
+                    'hw:cpu_policy': 'none'}}}, 'make nothing of'),
+                ({'amount': 0}, '"amount"'), ({'vcpus': 0}, '"vcpus"'),
+                ({'resource_properties': ['like', '$a', 'b']}, '"like" is no'
+                 )):
+            lease_id = self.servers(10, 20, **{'amount': 1, **values})[0]
+            self.assertIn(part, self.refusals()[lease_id])
+        lease_id = self.servers(10, 20, '1', '1', amount=1)[0]
+        self.assertIn('has 2 places, and was to have 1',
+                      self.refusals()[lease_id])
+        del self.types.named['virtual:instance']
+        lease_id = self.servers(10, 20, '1')[0]
+        self.assertIn('is not installed here', self.refusals()[lease_id])
+
+    def active(self, *hosts, **values):
+        return self.servers(-10, 20, *hosts, status='ACTIVE', **values)
+
+    def test_servers_that_have_places_may_stay(self):
+        lease_id, reservation_id = self.active('1', '1')
+        other, beside = self.active('1')
+        self.cloud.there['one'] = [
+            ('mine', 'project', None, reservation_id),
+            ('beside', 'project', None, beside)]
+        self.assertEqual({}, self.refusals())
+        self.assertEqual({'mine', 'beside'}, {*self.plan().hosts[0].staying})
+        self.assertTrue(self.known()[lease_id].active)
+        # Of one who has the flavor, and of nobody else of the project, ...
+        self.cloud.there['one'] += [('theirs', 'project', None, '1')]
+        self.assertIn('(theirs)', self.refusals()['one'])
+        # ... and only where it has places.
+        self.cloud.there['one'] = []
+        self.cloud.there['two'] = [('gone', 'project', None, beside)]
+        self.assertIn('(gone)', self.refusals()['two'])
+
+    def test_of_a_lease_that_is_refused_none_may_stay(self):
+        lease_id, reservation_id = self.active('1')
+        other, beside = self.active('1', resource_properties=['like', 1, 2])
+        self.cloud.there['one'] = [('mine', 'project', None, reservation_id)]
+        self.assertEqual([other], [*self.refusals()])
+        self.cloud.there['one'] += [('beside', 'project', None, beside)]
+        found = self.refusals()
+        self.assertEqual({'one', lease_id, other}, {*found})
+        self.assertIn('of a lease that is refused', found['one'])
+
+    def test_more_servers_than_places(self):
+        lease_id, reservation_id = self.active('1', '2')
+        self.cloud.there['one'] = [
+            (name, 'project', None, reservation_id) for name in 'ab']
+        self.assertIn('Host one has 2 servers of its reservation '
+                      f'{reservation_id} (a, b), and only 1 places',
+                      self.refusals()[lease_id])

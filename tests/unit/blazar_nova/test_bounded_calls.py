@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Who does not answer is not waited for for ever."""
+
+import contextlib
+import threading
+import types
+
+import fixtures
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from oslo_db import exception as db_exception
+from oslo_utils import uuidutils
+
+from blazar_core.common import errors
+from blazar_nova.compat import bounded_calls
+from tests.unit import base
+
+
+class TestBounded(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.answers = threading.Event()
+        self.addCleanup(self.answers.set)
+        self.bounded = bounded_calls.Bounded()
+
+    def silent(self):
+        self.answers.wait(20)
+        return 'late'
+
+    def test_what_is_answered_or_raised_comes_through(self):
+        self.assertEqual(7, self.bounded('he', int, '7'))
+        self.assertRaises(ValueError, self.bounded, 'he', int, 'x')
+        self.assertRaises(exception.InstanceNotFound, self.bounded, 'he',
+                          self.fail_with(exception.InstanceNotFound(
+                              instance_id='x')))
+
+    def fail_with(self, exc):
+        def fail():
+            raise exc
+
+        return fail
+
+    def test_who_is_silent_is_left_alone_until_he_answers(self):
+        with fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.LIMIT',
+                                  0.05):
+            late = self.assertRaises(errors.CloudUnavailable, self.bounded,
+                                     'Cell one', self.silent)
+        self.assertIn('Cell one does not answer within', str(late))
+        early = self.assertRaises(errors.CloudUnavailable, self.bounded,
+                                  'Cell one', int)
+        self.assertIn('has not answered an earlier call', str(early))
+        self.assertEqual(0, self.bounded('Cell two', int))
+        self.answers.set()
+        self.wait_for(lambda: not self.bounded._left['Cell one'],
+                      'the answer')
+        self.assertEqual(0, self.bounded('Cell one', int))
+
+    def test_who_is_silent_is_asked_again_now_and_then(self):
+        now = [1000.0]
+        with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
+            for pause in (60, 120, 240):
+                with fixtures.MonkeyPatch(
+                        'blazar_nova.compat.bounded_calls.futures.wait',
+                        lambda *_args: types.SimpleNamespace(done=set())):
+                    self.assertIn('does not answer', self.away(self.silent))
+                self.assertIn('has not answered', self.away(int))
+                now[0] += pause - 1
+                self.assertIn('has not answered', self.away(int))
+                now[0] += 1
+            self.assertEqual(0, self.bounded('Cell one', int))
+
+    def away(self, work):
+        return str(self.assertRaises(
+            errors.CloudUnavailable, self.bounded, 'Cell one', work))
+
+    def test_who_says_that_somebody_is_away(self):
+        for said in (db_exception.DBConnectionError(),
+                     exception.NovaException('Cell x is not responding')):
+            self.assertRaises(errors.CloudUnavailable, self.bounded, 'he',
+                              self.fail_with(said))
+
+
+class TestOfCells(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.answers = threading.Event()
+        self.addCleanup(self.answers.set)
+        self.cells = [objects.CellMapping(
+            uuid=uuidutils.generate_uuid(), name=name,
+            database_connection='none://', transport_url='none://')
+            for name in ('one', 'silent', 'broken')]
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.context.target_cell', self.target))
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.bounded_calls._cells',
+            bounded_calls.Bounded()))
+
+    @contextlib.contextmanager
+    def target(self, _context, cell):
+        yield cell.name
+
+    def ask(self, name, suffix):
+        if name == 'silent':
+            self.answers.wait(20)
+        if name == 'broken':
+            raise ValueError('no such thing')
+        return name + suffix
+
+    def test_one_that_is_silent_is_in_the_way_of_no_other(self):
+        with fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.LIMIT',
+                                  0.2):
+            for _time in range(20):
+                answers = [*bounded_calls.of_cells(
+                    None, self.ask, '!', cells=self.cells).values()]
+                self.assertEqual('one!', answers[0])
+                self.assertEqual(
+                    [False, True, True],
+                    [*map(nova_context.is_cell_failure_sentinel, answers)])

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How long an enrolment waits for others."""
+
+import types
+
+import fixtures
+
+from blazar_core.common import errors
+from blazar_nova.services import host_enrollment
+from tests.unit import base
+
+
+class TestPatience(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.now, self.said = 0, []
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.services.host_enrollment.time', types.SimpleNamespace(
+                monotonic=lambda: self.now, sleep=self.sleep)))
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def test_it_is_from_the_first_look_on(self):
+        pause = host_enrollment.patient(2, self.said.append)
+        # What comes before it may take long.
+        self.now = 100
+        for _time in range(2):
+            pause(['one', 'two'])
+        self.assertEqual(102, self.now)
+        self.assertIn('2 servers', str(self.assertRaises(
+            errors.Conflict, pause, ['one', 'two'])))
+
+    def test_it_says_what_it_waits_for_when_that_is_another(self):
+        pause = host_enrollment.patient(60, self.said.append)
+        for server_ids in (['one', 'two'], ['one', 'two'], ['two']):
+            pause(server_ids)
+        self.assertEqual([True, True], [
+            one.startswith('Waiting: ') for one in self.said])
+        self.assertIn(': two.', self.said[-1])

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""Keystone is asked who does not exist any more, and believed with care."""
+
+import requests
+
+from blazar_core.common import errors
+from blazar_nova.services import keystone_identity
+from blazar_nova.services import user_credentials
+from tests.unit.blazar_nova import test_user_credentials
+
+URL = test_user_credentials.URL
+NOT_FOUND = {'status_code': 404, 'json': {'error': {
+    'code': 404, 'title': 'Not Found', 'message': 'Could not find it.'}}}
+
+
+class TestIdentity(test_user_credentials.CredentialsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.identity = keystone_identity.KeystoneIdentity(self.trusts)
+        self.there('users/nova', 'projects/project', 'users/one')
+
+    def there(self, *paths, **answer):
+        for path in paths:
+            self.web.get(f'{URL}/{path}', **(answer or {'json': {}}))
+
+    def test_who_is_not_found_does_not_exist(self):
+        self.there('projects/gone', 'users/gone', **NOT_FOUND)
+        self.assertEqual(
+            (frozenset({'gone'}), frozenset({'gone'}), frozenset()),
+            self.identity.absent(['project', 'gone'], ['one', 'gone']))
+
+    def test_who_is_disabled_exists(self):
+        self.there('projects/one', json={'project': {'enabled': False}})
+        self.assertEqual(frozenset(),
+                         self.identity.absent(['one'], []).projects)
+
+    def test_each_is_asked_for_once_and_nothing_else(self):
+        self.identity.absent(['project'], ['one'])
+        self.assertEqual(
+            ['users/nova', 'projects/project', 'projects/project',
+             'users/one'],
+            [request.path.removeprefix('/v3/')
+             for request in self.web.request_history
+             if '/users/' in request.path or '/projects/' in request.path])
+
+    def test_who_may_not_be_seen_is_not_known(self):
+        self.there('projects/other', status_code=403)
+        self.assertEqual(
+            (frozenset(), frozenset(), frozenset({'other'})),
+            self.identity.absent(['project', 'other'], []))
+
+    def test_a_404_that_is_not_keystones_says_nothing(self):
+        for answer in ({'status_code': 404, 'text': '<html>'},
+                       {'status_code': 404, 'json': ['no']},
+                       {'status_code': 404}):
+            self.there('projects/other', **answer)
+            self.assertEqual(
+                (frozenset(), frozenset(), frozenset({'other'})),
+                self.identity.absent(['other'], []))
+
+    def test_who_does_not_see_itself_sees_nobody(self):
+        for path in 'users/nova', 'projects/project':
+            for answer in NOT_FOUND, {'status_code': 403}:
+                self.there(path, **answer)
+                said = str(self.assertRaises(
+                    errors.CloudUnavailable, self.identity.absent, ['x'], []))
+                self.assertIn('Give it a role', said)
+            self.there(path)
+
+    def test_a_keystone_that_fails_says_nothing(self):
+        self.there('projects/one', status_code=500)
+        self.assertRaises(errors.CloudUnavailable, self.identity.absent,
+                          ['one'], [])
+        self.web.get(f'{URL}/projects/one', exc=requests.ConnectionError)
+        self.assertRaises(errors.CloudUnavailable, self.identity.absent,
+                          ['one'], [])
+
+    def test_nor_does_one_that_does_not_let_us_in(self):
+        self.refused['service'] = 401
+        self.assertRaises(errors.CloudUnavailable, self.identity.absent,
+                          ['one'], [])
+
+    def test_without_a_keystone_nobody_is_gone(self):
+        nobody = keystone_identity.KeystoneIdentity(
+            user_credentials.Credentials(self.conf('')))
+        self.assertRaises(errors.CloudUnavailable, nobody.absent, ['x'], [])
+
+    def test_an_id_is_no_path(self):
+        self.there('projects/..%2Fusers%2Fone', **NOT_FOUND)
+        self.assertEqual(
+            frozenset({'../users/one'}),
+            self.identity.absent(['../users/one'], []).projects)

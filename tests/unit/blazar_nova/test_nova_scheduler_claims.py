@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from unittest import mock
+
+import fixtures
+from nova import objects
+from nova.scheduler.client import report
+from nova.scheduler import manager
+from nova.scheduler import utils
+
+from blazar_core.capacity import scheduler_claims
+from blazar_nova.compat import nova_scheduler
+from tests.unit import base
+
+
+class Spec(dict):
+    """A request, as far as it is asked about here."""
+
+    __getattr__ = dict.__getitem__
+
+
+class TestInstall(base.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.nova = self.useFixture(fixtures.MockPatchObject(
+            nova_scheduler, '_novas', autospec=True, return_value=True)).mock
+        self.useFixture(fixtures.MockPatchObject(
+            utils, 'request_is_rebuild', return_value=False))
+        # What stands there is put back after the test.
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.utils.claim_resources', utils.claim_resources))
+        self.cleanup = self.useFixture(fixtures.MockPatchObject(
+            nova_scheduler, '_novas_cleanup', autospec=True)).mock
+        self.useFixture(fixtures.MockPatchObject(
+            manager.SchedulerManager, '_cleanup_allocations'))
+        self.undo = mock.Mock()
+        self.books = mock.create_autospec(scheduler_claims.Claims,
+                                          instance=True)
+        self.books.claim.return_value = self.undo
+        nova_scheduler.install(self.books)
+
+    def claim(self, extra_specs=None, client='client', **spec):
+        return utils.claim_resources(
+            'context', client, Spec({'flavor': objects.Flavor(
+                extra_specs=extra_specs or {}), **spec}), 'server',
+            {'allocations': {'host': {'resources': {'VCPU': 1}}}}, '1.36')
+
+    def test_the_books_are_asked_first_and_nova_as_ever(self):
+        self.nova.side_effect = lambda *args: (
+            self.books.claim.assert_called_once_with(
+                'server', {'host': {'VCPU': 1}}, False, None) or True)
+        self.assertTrue(self.claim())
+        self.nova.assert_called_once_with(
+            'context', 'client', mock.ANY, 'server',
+            {'allocations': {'host': {'resources': {'VCPU': 1}}}}, '1.36')
+        self.undo.assert_not_called()
+
+    def test_on_the_hosts_of_a_lease_they_are_asked_once_more(self):
+        """It may have ended since; what Nova has granted is given back."""
+        client = mock.create_autospec(
+            report.SchedulerReportClient, instance=True)
+        within = {'blazar:host_reservation': 'reservation'}
+        self.books.is_within.side_effect = lambda reservation_id: (
+            self.nova.assert_called_once() or reservation_id == 'another')
+        self.assertFalse(self.claim(within, client))
+        self.assertEqual('reservation', self.books.claim.call_args.args[3])
+        client.delete_allocation_for_instance.assert_called_once_with(
+            'context', 'server')
+        self.nova.reset_mock()
+        client.reset_mock()
+        self.assertTrue(self.claim(
+            {'blazar:host_reservation': 'another'}, client))
+        client.delete_allocation_for_instance.assert_not_called()
+
+    def test_what_fails_with_others_is_taken_back_with_them(self):
+        """Of several servers of one request another found no host."""
+        self.claim()
+        scheduler = mock.create_autospec(manager.SchedulerManager)
+        for _time in range(2):
+            manager.SchedulerManager._cleanup_allocations(
+                scheduler, 'context', ['server', 'unheard-of'])
+        self.cleanup.assert_called_with(
+            scheduler, 'context', ['server', 'unheard-of'])
+        self.undo.assert_called_once_with()
+
+    def test_what_the_books_refuse_nova_is_not_asked_for(self):
+        self.books.claim.side_effect = scheduler_claims.Denied(
+            'it is promised')
+        self.assertFalse(self.claim())
+        self.nova.assert_not_called()
+
+    def test_what_nova_refuses_is_taken_back(self):
+        self.nova.return_value = False
+        self.assertFalse(self.claim())
+        self.undo.assert_called_once_with()
+
+    def test_what_fails_in_nova_is_taken_back_and_fails(self):
+        self.nova.side_effect = KeyError
+        self.undo.side_effect = ValueError
+        self.assertRaises(KeyError, self.claim)
+        self.undo.assert_called_once_with()
+
+    def test_a_host_that_is_forced_is_not_judged(self):
+        for spec in ({'force_hosts': ['one']}, {'force_nodes': ['one']}):
+            self.claim(**spec)
+            self.assertIs(True, self.books.claim.call_args.args[2])
+        self.claim(force_hosts=None, force_nodes=[])
+        self.assertIs(False, self.books.claim.call_args.args[2])
+
+    def test_who_stays_where_he_is_claims_nothing(self):
+        utils.request_is_rebuild.return_value = True
+        self.assertTrue(self.claim())
+        self.books.claim.assert_not_called()
+
+    def test_installed_again_the_new_books_are_asked_alone(self):
+        others = mock.create_autospec(scheduler_claims.Claims, instance=True)
+        nova_scheduler.install(others)
+        self.claim()
+        self.books.claim.assert_not_called()
+        self.nova.assert_called_once()

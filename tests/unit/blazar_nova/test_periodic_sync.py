@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Several listeners, of which one at a time compares."""
+
+import functools
+import threading
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.db import leader_election
+from blazar_nova.listener import batches
+from blazar_nova.listener import periodic_sync
+from tests import databases
+from tests import driven
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+
+class Mirror:
+    """Counts comparisons; ``during`` is called in the next one."""
+
+    def __init__(self):
+        self.missed = threading.Event()
+        self.compared = 0
+        self.during = None
+        #: Whether it reaches the cloud.
+        self.reaches = True
+
+    def compare_all(self, go_on, _spread):
+        during, self.during = self.during, None
+        if during is not None:
+            during(go_on)
+        self.compared += go_on() and self.reaches
+        return self.reaches
+
+
+class ComparisonTest(base.DatabaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def setUp(self):
+        super().setUp()
+        self.stopping = threading.Event()
+        self.mirrors = [Mirror(), Mirror()]
+        self.more = []
+        self.one, self.other = [periodic_sync.PeriodicSync(
+            self.clock, leader_election.Leader(
+                self.database, self.clock, 'comparison', str(number), 300,
+                60),
+            300, 60, mirror, self.stopping,
+            functools.partial(self.more.append, number))
+            for number, mirror in enumerate(self.mirrors)]
+
+    def compared(self):
+        return [one.compared for one in self.mirrors]
+
+    def look(self):
+        self.one.look()
+        self.other.look()
+
+    def test_one_compares_in_an_interval(self):
+        for number in range(1, 4):
+            self.look()
+            self.look()
+            self.assertEqual([number, 0], self.compared())
+            self.clock.advance(300)
+        self.assertEqual([0] * 3, self.more)
+
+    def test_what_another_one_missed_is_compared_soon(self):
+        self.look()
+        self.mirrors[1].missed.set()
+        self.other.look()
+        self.assertFalse(self.mirrors[1].missed.is_set())
+        self.one.look()
+        self.one.look()
+        self.assertEqual([2, 0], self.compared())
+
+    def test_what_is_missed_meanwhile_is_compared_once_more(self):
+        def miss(_go_on):
+            self.mirrors[1].missed.set()
+            self.other.look()
+
+        self.mirrors[0].during = miss
+        for _time in range(3):
+            self.one.look()
+        self.assertEqual([2, 0], self.compared())
+
+    def test_who_cannot_go_on_compares_again(self):
+        def away(_go_on):
+            raise errors.DatabaseUnavailable
+
+        self.mirrors[0].during = away
+        self.one.look()
+        self.assertEqual(([0, 0], []), (self.compared(), self.more))
+        self.assertTrue(self.mirrors[0].missed.is_set())
+        self.one.look()
+        self.assertEqual([1, 0], self.compared())
+
+    def test_who_stood_still_ends_when_another_one_has_begun(self):
+        seen = []
+
+        def freeze(go_on):
+            self.assertTrue(go_on())
+            # Nothing was heard of it in this time.
+            self.clock.advance(60)
+            self.other.look()
+            self.wait_for(lambda: self.clock.advance(1) and not go_on())
+            seen.append(go_on())
+
+        # As if its thread had stood still, too.
+        keep, self.one._beat = self.one._beat, 61
+        self.mirrors[0].during = freeze
+        self.one.look()
+        self.one._beat = keep
+        self.assertEqual(([False], [1], [0, 1]),
+                         (seen, self.more, self.compared()))
+        # Nor is the other one's turn given away.
+        self.look()
+        self.assertEqual([0, 1], self.compared())
+
+    def test_who_is_slow_is_not_replaced(self):
+        def slow(_go_on):
+            for _time in range(8):
+                at = self.turn_until()
+                self.clock.advance(20)
+                self.wait_for(lambda: self.turn_until() > at)
+                self.other.look()
+
+        self.mirrors[0].during = slow
+        self.one.look()
+        self.assertEqual([1, 0], self.compared())
+
+    def test_who_does_not_reach_the_cloud_leaves_it_to_the_others(self):
+        self.mirrors[0].reaches = False
+        for _time in range(3):
+            self.look()
+            self.clock.advance(300)
+        self.assertEqual([0, 2], self.compared())
+        # One who is alone tries again.
+        self.mirrors[0].reaches = True
+        self.clock.advance(3600)
+        self.one.look()
+        self.assertEqual([1, 2], self.compared())
+
+    def test_who_has_missed_something_is_not_the_last(self):
+        self.mirrors[0].reaches = False
+        self.one.look()
+        self.mirrors[0].reaches = True
+        self.mirrors[0].missed.set()
+        self.one.look()
+        self.clock.advance(60)
+        self.one.look()
+        self.assertEqual([1, 0], self.compared())
+
+    def test_who_does_not_get_on_is_replaced(self):
+        def hang(_go_on):
+            until = self.clock.now() + 3600
+            while not self.mirrors[1].compared:
+                self.assertLess(self.clock.now(), until)
+                at = self.turn_until()
+                self.clock.advance(20)
+                # It is extended once more, or not any more.
+                threading.Event().wait(0.05)
+                if self.turn_until() == at:
+                    self.other.look()
+
+        self.mirrors[0].during = hang
+        self.one.look()
+        self.assertEqual([0, 1], self.compared())
+
+    def test_what_is_missed_while_the_books_are_away_is_not_forgotten(self):
+        self.look()
+        self.mirrors[0].missed.set()
+
+        def away():
+            raise errors.DatabaseUnavailable
+
+        hurry, self.one._turn.hurry = self.one._turn.hurry, away
+        self.assertRaises(errors.DatabaseUnavailable, self.one.look)
+        self.one._turn.hurry = hurry
+        self.one.look()
+        self.assertEqual([2, 0], self.compared())
+
+    def turn_until(self):
+        until, = self.scalars(
+            periodic_sync.leader_election.models.Turn.claimed_until)
+        return until
+
+    def wait_for(self, is_so):
+        waits, clock = threading.Event(), clocks.SystemClock()
+        until = clock.elapsed() + 20
+        while not is_so():
+            self.assertLess(clock.elapsed(), until)
+            waits.wait(0.01)
+
+    def test_who_is_stopped_leaves_it_to_the_others(self):
+        self.mirrors[0].during = lambda _go_on: self.stopping.set()
+        self.one.run()
+        self.stopping.clear()
+        self.other.look()
+        self.assertEqual([0, 1], self.compared())
+        # And when it was done, at its time.
+        self.stopping.set()
+        self.other.run()
+        self.stopping.clear()
+        self.one.look()
+        self.clock.advance(300)
+        self.one.look()
+        self.assertEqual([1, 1], self.compared())
+
+
+class WaitedClock(driven.ManualClock):
+    """Time passes when somebody waits, and only then."""
+
+    def wait(self, event, until):
+        self.advance(max(0, until - self.now()))
+
+
+class WalkTest(base.TestCase):
+
+    def test_it_is_spread(self):
+        clock, seen = WaitedClock(), []
+        began = clock.now()
+        batches.walk(
+            clock, 'things', range(1000),
+            lambda one: seen.append((one, clock.now())) or True,
+            batches.always, 10)
+        self.assertEqual(list(range(1000)), sorted(one for one, _at in seen))
+        by_second = [sum(at == began + second for _one, at in seen)
+                     for second in range(10)]
+        self.assertLessEqual(max(by_second), 100, by_second)
+
+    def test_an_answer_that_comes_late_does_not_make_it_complete(self):
+        begun, late = threading.Event(), threading.Event()
+        self.addCleanup(late.set)
+
+        def look(one):
+            if one != 'late':
+                return False
+            begun.set()
+            return late.wait(20)
+
+        walk = batches._Walk(look, batches.always)
+        thread = self.in_thread(lambda: walk.visit('late'))
+        self.assertTrue(begun.wait(20))
+        for number in range(batches.SILENT):
+            walk.visit(number)
+        late.set()
+        thread.join(20)
+        self.assertEqual((True, True), (walk.over.is_set(), walk.silent))
+
+    def test_what_is_raised_ends_it(self):
+        seen = []
+
+        def look(one):
+            seen.append(one)
+            raise errors.DatabaseUnavailable
+
+        self.assertRaises(errors.DatabaseUnavailable, batches.walk,
+                          driven.ManualClock(), 'things', range(40), look)
+        self.assertLess(len(seen), 9)

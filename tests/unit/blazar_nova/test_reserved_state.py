@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import types
+
+from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
+from nova import exception
+from nova import objects
+from oslo_db.sqlalchemy import enginefacade
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from blazar_nova.compat import process
+from blazar_nova.compat import reserved_edits
+from blazar_nova.compat import reserved_state
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+
+class TestChanging(base.TestCase):
+    """Two who change a held server at the same time."""
+
+    scenarios = [one for one in databases.EACH if one[0] != 'sqlite']
+
+    def setUp(self):
+        super().setUp()
+        objects.register_all()
+        process.CONF([], project='nova', default_config_files=[],
+                     default_config_dirs=[])
+        self.addCleanup(process.CONF.reset)
+        self.books = self.useFixture(databases.Books(self.kind))
+        api_models.BuildRequest.__table__.create(self.books.database.engine)
+        manager = enginefacade.transaction_context()
+        manager.configure(connection=self.books.url)
+        self.addCleanup(api_db.context_manager.patch_factory(manager))
+        objects.BuildRequest(
+            self.context(), instance_uuid=uuids.server, project_id='mine',
+            block_device_mappings=objects.BlockDeviceMappingList(),
+            tags=objects.TagList(), instance=objects.Instance(
+                uuid=uuids.server, project_id='mine', metadata={},
+                vm_state=reserved_state.VM_STATE, task_state=None,
+                locked=False, display_name='old', system_metadata={
+                    'image_os': 'x'})).create()
+
+    @staticmethod
+    def context():
+        return nova_context.RequestContext('alice', 'mine')
+
+    def give(self, key):
+        with reserved_state.changing(self.context(), uuids.server) as request:
+            request.instance.metadata = {
+                **request.instance.metadata, key: '1'}
+
+    def test_both_have_changed_it(self):
+        with reserved_state.changing(self.context(), uuids.server) as request:
+            thread = self.books.meanwhile(lambda: self.give('other'))
+            request.instance.metadata = {'mine': '1'}
+        thread.join()
+        self.assertEqual({'mine': '1', 'other': '1'}, self.now().metadata)
+
+    def test_what_was_given_is_in_the_build(self):
+        """The start has read it before, and waits."""
+        build = objects.BuildRequest.get_by_instance_uuid(
+            self.context(), uuids.server)
+        with reserved_state.changing(self.context(), uuids.server) as request:
+            thread = self.books.meanwhile(
+                lambda: reserved_state.unmark(build))
+            request.instance.metadata = {'mine': '1'}
+        thread.join()
+        self.assertEqual(({'mine': '1'}, 'building'), (
+            build.instance.metadata, build.instance.vm_state))
+        self.assertEqual('building', self.now().vm_state)
+
+    def test_a_name_that_comes_late_leaves_it_held(self):
+        """The start was given up, and it waits again, meanwhile."""
+        reserved_state.unmark(objects.BuildRequest.get_by_instance_uuid(
+            self.context(), uuids.server))
+        building = self.now()
+        with reserved_state.changing(self.context(), uuids.server) as request:
+            thread = self.books.meanwhile(
+                lambda: reserved_edits._update_instance(
+                    None, self.context(), building, {'display_name': 'new'}))
+            request.instance.vm_state = reserved_state.VM_STATE
+        thread.join()
+        self.assertEqual((reserved_state.VM_STATE, 'new'), (
+            self.now().vm_state, self.now().display_name))
+
+    def test_one_that_is_shown_as_being_built_is_so_whenever_it_is_held(self):
+        build = objects.BuildRequest.get_by_instance_uuid(
+            self.context(), uuids.server)
+        reserved_state.show_as_build(build)
+        held = {'vm_state': 'building', 'task_state': 'reserved'}
+        for change, state, shown in (
+                (reserved_state.mark, 'reserved', held),
+                (reserved_state.unmark, 'building', None),
+                (reserved_state.mark, 'reserved', held)):
+            change(build)
+            for its in (build.instance, self.now()):
+                self.assertEqual(state, its.vm_state)
+                self.assertEqual(shown, reserved_state.states_of(
+                    its.vm_state, its.system_metadata))
+        self.assertEqual('x', self.now().system_metadata['image_os'])
+
+    def test_to_show_it_so_is_no_change_of_somebody_else(self):
+        reserved_state.unmark(objects.BuildRequest.get_by_instance_uuid(
+            self.context(), uuids.server))
+        build = objects.BuildRequest.get_by_instance_uuid(
+            self.context(), uuids.server)
+        # As it is where it was just written.
+        build.updated_at = None
+        reserved_state.show_as_build(build)
+        reserved_state.mark(build, unless_changed=True)
+        self.assertEqual(reserved_state.VM_STATE, self.now().vm_state)
+
+    def test_limits_count_what_others_have_given_meanwhile(self):
+        def limit(_context, metadata):
+            if len(metadata) > 1:
+                raise exception.MetadataLimitExceeded(allowed=1)
+
+        nova, held, refused = types.SimpleNamespace(
+            _check_metadata_properties_quota=limit), self.now(), []
+
+        def give():
+            try:
+                reserved_edits._update_instance_metadata(
+                    nova, self.context(), held, {'other': '1'})
+            except exception.MetadataLimitExceeded as exc:
+                refused.append(exc)
+
+        with reserved_state.changing(self.context(), uuids.server) as request:
+            thread = self.books.meanwhile(give)
+            request.instance.metadata = {'mine': '1'}
+        thread.join()
+        self.assertEqual(({'mine': '1'}, 1), (
+            self.now().metadata, len(refused)))
+
+    def now(self):
+        return objects.BuildRequest.get_by_instance_uuid(
+            self.context(), uuids.server).instance

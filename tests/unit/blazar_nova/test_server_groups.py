@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server group adds to a demand."""
+
+import types
+from unittest import mock
+
+from blazar_core.common import model
+from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import server_groups
+from tests.unit import base
+
+EVERY = frozenset({'uuid-1', 'uuid-2', 'uuid-3'})
+
+
+class TestGroups(base.TestCase):
+
+    def in_group(self, policy, running, booked=(), window=None, per_host=1):
+        """The demand of a server in a group with servers that run, and with
+        some that are booked.
+        """
+        group = server_demand.Group(
+            policy, per_host, [*running, *dict(booked)], running)
+        known = types.SimpleNamespace(
+            bookings=lambda _ids: dict(booked),
+            hosts_of_services=lambda hosts: {
+                f'uuid-{host}': host for host in hosts})
+        with mock.patch.object(server_demand, 'group_of', return_value=group):
+            return server_groups.in_group(
+                model.Demand({'VCPU': 1}, hosts=EVERY), None, None, [], known,
+                window)
+
+    def test_affinity_tells_which_hosts_would_do_without_it(self):
+        demand = self.in_group('affinity', {'server': '1'})
+        self.assertEqual({'uuid-1'}, demand.hosts)
+        self.assertEqual(EVERY, demand.ungrouped)
+
+    def test_anti_affinity_avoids_hosts(self):
+        demand = self.in_group('anti-affinity', {'server': '1'})
+        self.assertEqual({'uuid-1'}, demand.avoid)
+        self.assertEqual(EVERY, demand.hosts)
+
+    def test_members_of_another_time_do_not_count(self):
+        booked = {'early': ('uuid-1', model.Window(0, 10)),
+                  'late': ('uuid-2', model.Window(20, 30))}
+        for window, hosts in ((model.Window(10, 20), set()),
+                              (model.Window(9, 20), {'uuid-1'}),
+                              (model.Window(10, 21), {'uuid-2'}),
+                              (None, {'uuid-1', 'uuid-2'})):
+            self.assertEqual(hosts, self.in_group(
+                'anti-affinity', {}, booked, window).avoid)
+            self.assertEqual(
+                dict.fromkeys(hosts, 1),
+                self.in_group('soft-affinity', {}, booked, window).members)
+            self.assertEqual(hosts or EVERY, self.in_group(
+                'affinity', {}, booked, window).hosts)
+
+    def test_what_runs_without_a_booking_has_no_end(self):
+        self.assertEqual({'uuid-1'}, self.in_group(
+            'anti-affinity', {'server': '1'}, (),
+            model.Window(10, 20)).avoid)
+
+    def test_what_runs_elsewhere_than_booked_is_in_both_places(self):
+        booked = {'one': ('uuid-1', model.Window(0, 10))}
+        for window, hosts in ((model.Window(5, 20), {'uuid-1', 'uuid-2'}),
+                              (model.Window(10, 20), set())):
+            self.assertEqual(hosts, self.in_group(
+                'anti-affinity', {'one': '2'}, booked, window).avoid)
+
+    def test_affinity_is_to_those_who_are_there_at_any_time(self):
+        booked = {'early': ('uuid-1', model.Window(0, 10)),
+                  'late': ('uuid-2', model.Window(10, 20)),
+                  'both': ('uuid-1', model.Window(5, 12))}
+        for window, hosts in (
+                (model.Window(0, 10), {'uuid-1'}),
+                # Until the third goes, either of two will do.
+                (model.Window(0, 12), {'uuid-1'}),
+                (model.Window(10, 12), {'uuid-1', 'uuid-2'}),
+                (model.Window(0, 13), set())):
+            self.assertEqual(hosts, self.in_group(
+                'affinity', {}, booked, window).hosts)
+
+
+class TestLeaving(base.TestCase):
+
+    def test_who_leaves_is_who_does_not_stay(self):
+        for name, policy in installed_policies.available().items():
+            self.assertEqual(
+                not policy.stays and name != 'release', name in model.LEAVING
+                or policy.goes_on, name)

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import datetime
+import os
+import types
+
+import fixtures
+from keystoneauth1 import exceptions
+from keystoneauth1 import fixture as tokens
+from oslo_config import cfg
+import requests
+from requests_mock.contrib import fixture as requests_fixture
+
+from blazar_core.common import errors
+from blazar_nova.services import user_credentials
+from tests.unit import base
+
+URL = 'http://keystone.test/v3'
+TRUSTS = f'{URL}/OS-TRUST/trusts'
+END = 1_900_000_000
+CONFIGURED = f'''
+[keystone_authtoken]
+auth_type = password
+auth_url = {URL}
+username = nova
+password = secret
+user_domain_id = default
+project_name = service
+project_domain_id = default
+'''
+
+
+class CredentialsTestCase(base.TestCase):
+    """Against what keystone was seen to answer (tests/integration)."""
+
+    def setUp(self):
+        super().setUp()
+        self.web = self.useFixture(requests_fixture.Fixture())
+        self.web.get(URL, json={'version': tokens.V3Discovery(URL)})
+        self.web.post(f'{URL}/auth/tokens', json=self.token)
+        self.refused = {}
+        self.trusts = user_credentials.Credentials(self.conf(CONFIGURED))
+        self.user = types.SimpleNamespace(
+            user_id='user', project_id='project', roles=['member', 'reader'],
+            auth_token='users-token')
+
+    def conf(self, text):
+        """A configuration with this in its file."""
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'nova.conf')
+        with open(path, 'w') as file:
+            file.write(text)
+        conf = cfg.ConfigOpts()
+        conf([], default_config_files=[path], default_config_dirs=[])
+        return conf
+
+    def token(self, request, context):
+        """What POST /v3/auth/tokens answers."""
+        scope = request.json()['auth'].get('scope', {})
+        who = 'trust' if 'OS-TRUST:trust' in scope else 'service'
+        if who in self.refused:
+            context.status_code = self.refused[who]
+            context.headers['Content-Type'] = 'application/json'
+            return {'error': {'message': f'{who} refused'}}
+        context.headers['X-Subject-Token'] = f'{who}-token'
+        token = tokens.V3Token(user_id='user' if who == 'trust' else 'nova',
+                               project_id='project')
+        token.add_service('identity').add_standard_endpoints(internal=URL)
+        return token
+
+
+class TestPlace(CredentialsTestCase):
+
+    def test_where_keystone_is(self):
+        self.assertEqual({'auth_url': URL, 'region_name': None},
+                         self.trusts.place())
+        conf = self.conf(f'{CONFIGURED}[blazar_keystone]\nregion_name = one')
+        self.assertEqual({'auth_url': URL, 'region_name': 'one'},
+                         user_credentials.Credentials(conf).place())
+
+    def test_without_a_keystone_it_is_nowhere(self):
+        self.assertEqual({'auth_url': None, 'region_name': None},
+                         user_credentials.Credentials(self.conf('')).place())
+
+
+class TestDelegate(CredentialsTestCase):
+
+    def made(self):
+        """The trusts that were asked for."""
+        return [request.json()['trust'] for request in
+                self.web.request_history if request.url == TRUSTS]
+
+    def expiry(self, trust):
+        return datetime.datetime.strptime(
+            trust['expires_at'], '%Y-%m-%dT%H:%M:%S.%f%z').timestamp() - END
+
+    def test_the_users_roles_until_the_lease_has_ended(self):
+        self.web.post(TRUSTS, json={'trust': {'id': 'the-trust'}})
+        self.assertEqual('the-trust', self.trusts.delegate(
+            self.user, END, as_owner=False))
+        trust, = self.made()
+        self.assertTrue(3600 <= self.expiry(trust) < 7200)
+        del trust['expires_at']
+        self.assertEqual({
+            'trustor_user_id': 'user', 'trustee_user_id': 'nova',
+            'project_id': 'project', 'impersonation': True,
+            'roles': [{'name': 'member'}, {'name': 'reader'}]}, trust)
+        self.assertEqual('users-token', self.web.request_history[-1].headers[
+            'X-Auth-Token'])
+
+    def test_a_second_that_another_trust_has_is_left_to_it(self):
+        self.web.post(TRUSTS, [{'status_code': 409}] * 3 + [
+            {'json': {'trust': {'id': 'the-trust'}}}])
+        self.assertEqual('the-trust', self.trusts.delegate(
+            self.user, END, as_owner=False))
+        times = [self.expiry(trust) for trust in self.made()]
+        self.assertEqual(4, len(times))
+        self.assertLess(1, len(set(times)))
+
+    def test_when_no_second_is_free_it_is_not_the_users_fault(self):
+        self.web.post(TRUSTS, status_code=409)
+        self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
+                          self.user, END, as_owner=False)
+
+    def test_a_token_that_may_not_is_told_what_to_do(self):
+        self.web.post(TRUSTS, status_code=403)
+        said = str(self.assertRaises(
+            errors.TrustUnavailable, self.trusts.delegate, self.user, END,
+            as_owner=False))
+        for what_to_do in 'by your password', 'let the lease start now':
+            self.assertIn(what_to_do, said)
+        # Keystone lets no application credential make trusts.
+        self.assertNotIn('--unrestricted', said)
+
+    def test_a_keystone_that_fails_is_not_the_users_fault(self):
+        for answer in ({'status_code': 500}, {'text': '<html>'},
+                       {'json': {}}, {'json': {'trust': None}},
+                       {'json': []}):
+            self.web.post(TRUSTS, **answer)
+            self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
+                              self.user, END, as_owner=False)
+
+    def test_without_a_keystone_there_is_nothing_to_give(self):
+        trusts = user_credentials.Credentials(self.conf(''))
+        self.assertFalse(trusts.is_configured())
+        self.assertIsNone(trusts.delegate(self.user, END, as_owner=False))
+        self.assertEqual(set(), trusts.held())
+        trusts.revoke('whatever')
+        self.assertEqual([], self.web.request_history)
+
+
+class TestWithoutTrust(CredentialsTestCase):
+    """Where it may make none, our own token will do."""
+
+    def setUp(self):
+        super().setUp()
+        self.trusts = user_credentials.Credentials(self.conf(
+            f'{CONFIGURED}[blazar_keystone]\nwithout_trust = service\n'))
+        self.web.post(TRUSTS, status_code=403)
+        self.known = {'users/user': 'home', 'projects/project': 'home',
+                      'domains/home': None}
+        for path in self.known:
+            self.is_there(path)
+        self.roles('member', 'Reader', 'other')
+
+    def is_there(self, path, enabled=True, **how):
+        kind = path.partition('s/')[0]
+        self.web.get(f'{URL}/{path}', json={kind: {
+            'domain_id': self.known[path], 'enabled': enabled}}, **how)
+
+    def roles(self, *names):
+        self.web.get(f'{URL}/role_assignments', json={'role_assignments': [
+            {'role': {'id': name, 'name': name}} for name in names]})
+
+    def delegate(self):
+        return self.trusts.delegate(self.user, END, as_owner=False)
+
+    def test_something_is_done_for_the_user_by_our_token(self):
+        credential = self.delegate()
+        access = self.trusts.access(credential)
+        self.assertEqual(
+            ('service-token', 'user', 'project', ['member', 'reader']),
+            (access.auth_token, access.user_id, access.project_id,
+             access.role_names))
+        self.assertEqual('identity', access.service_catalog.catalog[0]['type'])
+        asked = [request for request in self.web.request_history
+                 if 'role_assignments' in request.url]
+        self.assertEqual(
+            {'user.id': ['user'], 'scope.project.id': ['project'],
+             'effective': ['true'], 'include_names': ['true']}, asked[0].qs)
+        self.assertEqual('service-token', asked[0].headers['X-Auth-Token'])
+
+    def test_a_trust_is_made_where_that_can_be(self):
+        self.web.post(TRUSTS, json={'trust': {'id': 'the-trust'}})
+        self.assertEqual('the-trust', self.delegate())
+
+    def test_what_is_made_in_the_users_name_takes_a_trust(self):
+        self.assertRaises(errors.TrustUnavailable, self.trusts.delegate,
+                          self.user, END, as_owner=True)
+        self.assertRaises(errors.TrustUnavailable, self.trusts.access,
+                          self.delegate(), as_owner=True)
+
+    def test_who_may_not_any_more_is_not_acted_for(self):
+        credential = self.delegate()
+        for path in self.known:
+            for how, words in (
+                    ({'enabled': False}, 'is disabled'),
+                    ({'status_code': 404}, 'does not exist any more')):
+                self.is_there(path, **how)
+                for ask in (self.delegate,
+                            lambda: self.trusts.access(credential)):
+                    self.assertIn(words, str(self.assertRaises(
+                        errors.TrustUnavailable, ask)))
+            self.is_there(path)
+        self.roles('member', 'other')
+        self.assertIn('by your password', str(self.assertRaises(
+            errors.TrustUnavailable, self.delegate)))
+        for ask in self.delegate, lambda: self.trusts.access(credential):
+            self.assertIn('the role reader on project project', str(
+                self.assertRaises(errors.TrustUnavailable, ask)))
+        self.roles('reader', 'member')
+        self.trusts.access(credential)
+
+    def test_a_keystone_that_does_not_say_is_not_the_user(self):
+        credential = self.delegate()
+        for status, words in ((403, 'the role admin'), (503, 'not answer')):
+            self.is_there('users/user', status_code=status)
+            self.assertIn(words, str(self.assertRaises(
+                errors.CloudUnavailable, self.trusts.access, credential)))
+        self.is_there('users/user')
+
+    def test_a_token_that_is_none_any_more_is_nobodys(self):
+        self.web.post(TRUSTS, status_code=401)
+        self.assertRaises(errors.TrustUnavailable, self.delegate)
+
+    def test_nothing_is_done_any_more_when_the_operator_says_so(self):
+        credential = self.delegate()
+        self.trusts = user_credentials.Credentials(self.conf(CONFIGURED))
+        self.assertIn('without_trust', str(self.assertRaises(
+            errors.TrustUnavailable, self.trusts.access, credential)))
+
+    def test_what_stands_before_keystone_is_not_keystone(self):
+        credential = self.delegate()
+        for answer in ({'text': '<html>Maintenance'}, {'json': {}},
+                       {'json': []}, {'json': {'user': {}}}):
+            self.web.get(f'{URL}/users/user', **answer)
+            self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                              credential)
+        self.is_there('users/user')
+        self.web.get(f'{URL}/role_assignments',
+                     json={'role_assignments': [{'role': {'id': 'x'}}]})
+        self.assertRaises(errors.CloudUnavailable, self.delegate)
+
+    def test_there_is_nothing_to_revoke(self):
+        credential = self.delegate()
+        asked = len(self.web.request_history)
+        self.trusts.revoke(credential)
+        self.assertEqual(asked, len(self.web.request_history))
+
+    def test_whether_we_may_ask_that_is_known_before(self):
+        self.known |= {'users/nova': 'home'}
+        self.is_there('users/nova')
+        self.assertTrue(self.trusts.check_without_trust())
+        self.assertFalse(user_credentials.Credentials(
+            self.conf(CONFIGURED)).check_without_trust())
+        self.is_there('users/nova', status_code=403)
+        self.assertIn('the role admin', str(self.assertRaises(
+            errors.CloudUnavailable, self.trusts.check_without_trust)))
+
+
+class TestAccess(CredentialsTestCase):
+
+    def test_a_token_in_the_users_name(self):
+        access = self.trusts.access('the-trust')
+        self.assertEqual(('trust-token', 'user'),
+                         (access.auth_token, access.user_id))
+
+    def test_a_user_who_may_not_any_more(self):
+        self.refused['trust'] = 403
+        self.assertIn('trust refused', str(self.assertRaises(
+            errors.TrustUnavailable, self.trusts.access, 'the-trust')))
+
+    def test_when_the_service_user_cannot_log_in_it_is_not_the_user(self):
+        """It is an operator's to mend, and then the lease can start."""
+        self.refused.update(trust=401, service=401)
+        self.assertIn('service refused', str(self.assertRaises(
+            errors.CloudUnavailable, self.trusts.access, 'the-trust')))
+
+    def test_a_keystone_that_fails_is_not_the_user(self):
+        self.refused['trust'] = 503
+        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                          'the-trust')
+
+    def test_nor_is_one_that_cannot_be_reached(self):
+        self.web.post(f'{URL}/auth/tokens', exc=requests.ConnectionError)
+        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                          'the-trust')
+
+
+class TestRevoke(CredentialsTestCase):
+
+    def deleted_by(self):
+        return [request.headers['X-Auth-Token'] for request in
+                self.web.request_history if request.method == 'DELETE']
+
+    def test_it_is_deleted_in_the_name_of_who_gave_it(self):
+        self.web.delete(f'{TRUSTS}/the-trust', status_code=204)
+        self.trusts.revoke('the-trust')
+        self.assertEqual(['trust-token'], self.deleted_by())
+
+    def test_that_of_a_disabled_user_is_deleted_by_the_service_user(self):
+        self.refused['trust'] = 403
+        self.web.delete(f'{TRUSTS}/the-trust', status_code=204)
+        self.trusts.revoke('the-trust')
+        self.assertEqual(['service-token'], self.deleted_by())
+
+    def test_one_that_is_gone_is_gone(self):
+        self.refused['trust'] = 401
+        self.web.delete(f'{TRUSTS}/the-trust', status_code=404)
+        self.trusts.revoke('the-trust')
+        self.assertEqual(['service-token'], self.deleted_by())
+
+    def test_one_that_nobody_may_delete_stays(self):
+        self.refused['trust'] = 403
+        self.web.delete(f'{TRUSTS}/the-trust', status_code=403)
+        self.assertRaises(exceptions.Forbidden, self.trusts.revoke,
+                          'the-trust')
+
+
+class TestHeld(CredentialsTestCase):
+
+    def test_those_that_have_expired_are_held_no_more(self):
+        self.web.get(f'{TRUSTS}?trustee_user_id=nova', json={'trusts': [
+            {'id': 'one', 'expires_at': '2999-01-01T00:00:00.000000Z'},
+            {'id': 'old', 'expires_at': '2001-01-01T00:00:00.000000Z'},
+            {'id': 'two', 'expires_at': None}]})
+        self.assertEqual({'one', 'two'}, self.trusts.held())

@@ -27,7 +27,7 @@ __all__ = ['FRESH_SECONDS', 'Pooling', 'with_plugin']
 FRESH_SECONDS = 0.1
 
 _NAME = 'blazar_pooling'
-#: Since when nothing is open in a connection, in the ``info`` of its record.
+#: Since when nothing is open in a connection, in its ``record_info``.
 _IDLE = 'blazar_idle_since'
 
 dialects.plugins.register(_NAME, __name__, 'Pooling')
@@ -56,26 +56,24 @@ class Pooling(engines.CreateEnginePlugin):
     def engine_created(self, engine: sa.Engine) -> None:
         # The machine's clock: connections are the machine's, too.
         clock, dialect = clocks.SystemClock(), engine.dialect
+        rollback = dialect.do_rollback
 
-        def opened(connection: sa.Connection) -> None:
-            connection.info.pop(_IDLE, None)
+        def opened(connection: ty.Any) -> None:
+            connection.connection.record_info.pop(_IDLE, None)
 
-        def ends(connection: sa.Connection) -> None:
-            # Called before a commit or a rollback: ``failed`` takes it back.
-            if not connection.invalidated:
-                connection.info[_IDLE] = clock.elapsed()
-
-        def failed(context: sa.ExceptionContext) -> None:
-            if context.connection is not None and (
-                    not context.connection.invalidated):
-                opened(context.connection)
+        def marking(end: ty.Callable[[ty.Any], None],
+                    ) -> ty.Callable[[ty.Any], None]:
+            def ended(connection: ty.Any) -> None:
+                end(connection)
+                connection.record_info[_IDLE] = clock.elapsed()
+            return ended
 
         def connected(_dbapi: ty.Any, record: ty.Any) -> None:
-            record.info[_IDLE] = clock.elapsed()
+            record.record_info[_IDLE] = clock.elapsed()
 
         def checked_out(dbapi: ty.Any, record: ty.Any, _proxy: ty.Any,
                         ) -> None:
-            since = record.info.get(_IDLE)
+            since = record.record_info.get(_IDLE)
             if since is None or clock.elapsed() >= since + FRESH_SECONDS:
                 try:
                     dialect.do_ping(dbapi)
@@ -86,11 +84,13 @@ class Pooling(engines.CreateEnginePlugin):
 
         def reset(dbapi: ty.Any, record: ty.Any, state: ty.Any) -> None:
             if not state.transaction_was_reset and (
-                    record is None or _IDLE not in record.info):
-                dialect.do_rollback(dbapi)
+                    record is None or _IDLE not in record.record_info):
+                rollback(dbapi)
 
         for name, listener in (
-                ('begin', opened), ('commit', ends), ('rollback', ends),
-                ('handle_error', failed), ('connect', connected),
+                ('begin', opened), ('connect', connected),
                 ('checkout', checked_out), ('reset', reset)):
             sa.event.listen(engine, name, listener)
+        # The events of both come before them, when all may still fail.
+        for name in ('do_commit', 'do_rollback'):
+            setattr(dialect, name, marking(getattr(dialect, name)))

@@ -484,6 +484,29 @@ class TestRoundTrips(base.DatabaseTestCase):
             # It neither sees what was so before, nor keeps the row.
             self.write(number + 1, self.database)
 
+    def test_what_does_not_get_as_far_as_the_database_is_undone(self):
+        """Others listen to the end of a transaction, too, and may fail."""
+        engine, failed = self.other.engine, ValueError('Not now.')
+
+        def fail(_connection):
+            raise failed
+
+        def give_up():
+            with self.other.writer() as session:
+                session.execute(sa.update(models.Host).values(generation=99))
+                raise errors.NotFound('Nothing.')
+
+        for number, (name, work, args) in enumerate((
+                ('commit', self.write, (99,)), ('rollback', give_up, ())), 1):
+            self.assertEqual(number, self.read()[0])
+            sa.event.listen(engine, name, fail)
+            try:
+                self.assertRaises(ValueError, work, *args)
+            finally:
+                sa.event.remove(engine, name, fail)
+            self.write(number + 1, self.database)
+        self.assertEqual(number + 1, self.read()[0])
+
     def commits_that_fail(self):
         """Before they reach the database."""
         dialect = self.other.engine.dialect

@@ -422,7 +422,8 @@ class Evacuation:
                 status != states.Move.MOVED):
             status = states.Move.CANCELLED
         if status != move.status:
-            self._moving.write(move.lease_id, {move.id: status})
+            self._moving.write(move.lease_id, {move.id: status}, None,
+                               move.attempts)
         if status in states.MOVE.final():
             return
         why = self._why_bound(seen, move.server_id, one.uuid, one.failed)

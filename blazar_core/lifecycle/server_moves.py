@@ -159,26 +159,32 @@ class ServerMoves:
             # No server was disturbed: it counts for no pace.
             self.write(move.lease_id, {
                 move.id: _Status.PLANNED if move.reason in AWAY
-                else _Status.FAILED}, requested_at=None)
+                else _Status.FAILED}, None, move.attempts + 1,
+                requested_at=None)
         else:
-            self.write(move.lease_id, {move.id: _Status.ACCEPTED})
+            self.write(move.lease_id, {move.id: _Status.ACCEPTED}, None,
+                       move.attempts + 1)
         return why
 
     def write(self, lease_id: str, news: ty.Mapping[int, str],
-              seen: int | None = None, **values: ty.Any) -> bool:
+              seen: int | None = None, attempts: int | None = None,
+              **values: ty.Any) -> bool:
         """Record the states of moves; says whether they are still wanted.
 
         :param seen: from when on the move that is to be requested could be
+        :param attempts: how often the move was requested until its state was
+            found; nothing is recorded when it was again; None: it may have
         :param values: what else is recorded of them
         """
         described = self._database.retried(
-            self._write, lease_id, news, seen, values)
+            self._write, lease_id, news, seen, attempts, values)
         if described:
             self._notify('lease.update', described)
         return described is not None
 
     def _write(self, lease_id: str, news: ty.Mapping[int, str],
-               seen: int | None, values: ty.Mapping[str, ty.Any],
+               seen: int | None, attempts: int | None,
+               values: ty.Mapping[str, ty.Any],
                ) -> lease_status.Lease | None:
         """
         :returns: the lease if its conditions have changed; empty: they have
@@ -194,10 +200,8 @@ class ServerMoves:
                         news[row.id] == _Status.REQUESTED and
                         _is_taken(row, seen)):
                     return None
-                if row.status in states.MOVE.final():
-                    # Another process has seen it, too.
-                    continue
-                _enter(row, news[row.id], now, values)
+                if not _is_past(row, news[row.id], attempts):
+                    _enter(row, news[row.id], now, values)
             if any(row.reason in AWAY for row in rows if row) or (
                     not conditions.update(lease, now, progress(
                         of_lease(session, lease_id)))):
@@ -222,6 +226,15 @@ def _enter(row: models.ServerMove, status: str, now: int,
 def _is_taken(move: models.ServerMove, seen: int | None) -> bool:
     """Whether another process has requested a move, or is about to."""
     return move.status != _Status.PLANNED or move.next_at != seen
+
+
+def _is_past(move: models.ServerMove, status: str, attempts: int | None,
+             ) -> bool:
+    """Whether another process has seen what became of a move since a state
+    was found.
+    """
+    return attempts not in (None, move.attempts) or (
+        status not in (move.status, *states.MOVE.steps[move.status]))
 
 
 def _is_wanted(session: orm.Session, lease: models.Lease,

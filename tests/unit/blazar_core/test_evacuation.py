@@ -318,6 +318,39 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([('failed_host', 'cancelled', 1)], self.states())
         self.assertEqual(1, len(self.cloud.evacuations))
 
+    def test_who_learns_late_that_nova_accepted_is_in_nobodys_way(self):
+        self.answered('', again='No.')
+        self.assertEqual([('failed_host', 'planned', 2)], self.states())
+
+    def test_who_learns_late_that_nova_refused_is_in_nobodys_way(self):
+        self.answered('No.', again='')
+        self.assertEqual([('failed_host', 'accepted', 2)], self.states())
+
+    def test_who_learns_it_when_the_request_is_taken_for_lost_is_neither(self):
+        self.answered('')
+        self.assertEqual([('failed_host', 'planned', 1)], self.states())
+
+    def answered(self, *late, again=None):
+        """Nova answers a request late: another process has looked meanwhile,
+        and requested it again, if there was still capacity.
+        """
+        self.runs()
+        self.fail()
+        answers = [again, *late]
+
+        def evacuate(*_args):
+            answer = answers.pop()
+            if len(answers) == 1:
+                self.clock.advance(server_moves.AGAIN)
+                if again is None:
+                    self.with_host('two', usage=2, VCPU=2)
+                self.new_relocating(INTERVAL).look(self.certain)
+            return answer
+
+        with mock.patch.object(self.cloud, 'evacuate', evacuate):
+            self.look()
+        self.assertNotIn('A move cannot go', self.log.output)
+
     def test_one_that_is_busy_for_long_is_told_of(self):
         self.runs()
         self.fail()

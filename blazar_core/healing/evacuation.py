@@ -324,7 +324,12 @@ class Evacuation:
                 move, uuid, name, kind if host_id in (None, move.source)
                 else None, host_id == move.source)
                 for move, uuid, name, kind, host_id in session.execute(
-                    _DUE, self._now())]
+                    _DUE, self._now() | self._with_hosts())]
+
+    def _with_hosts(self) -> dict[str, list[str]]:
+        """The types of reservations within which servers have no bookings."""
+        return {'types': [name for name, kind in self._types.named.items()
+                          if kind.has_hosts]}
 
     def _staying(self, evacuates: bool) -> list[ty.Any]:
         """What is on hosts that are away and has no move yet: servers, and
@@ -334,9 +339,9 @@ class Evacuation:
             rows = connection.execute(_STAYING, self._now() | {
                 'kinds': [outages.MAINTENANCE, *(
                     [outages.FAILURE] if evacuates else [])]}).all()
-            hosted = connection.execute(_HOSTED, self._now() | {'types': [
-                name for name, kind in self._types.named.items()
-                if kind.has_hosts]}).all() if evacuates else []
+            hosted = connection.execute(
+                _HOSTED, self._now() | self._with_hosts(),
+            ).all() if evacuates else []
         late = self._clock.elapsed() - _SOON
         self._listed = {one.id: self._listed[one.id] for one in hosted
                         if self._listed.get(one.id, late) > late}
@@ -553,15 +558,15 @@ _STAYING = _BOOKED.join(_AWAY, _is_away(_HOST)).where(
     ~sa.exists().where(
         _MOVE.lease_id == _LEASE.id,
         _MOVE.server_id == _BOOKING.server_id, server_moves.is_open))
+_TYPES = models.Reservation.resource_type.in_(
+    sa.bindparam('types', expanding=True))
 #: The bookings of hosts that have failed, for leases that have begun and have
 #: other hosts, also ones that they got instead.
 _HOSTED = _BOOKED.where(
     models.Outage.kind == outages.FAILURE, models.Outage.began_at.is_not(None),
     _BOOKING.server_id.is_(None),
     _BOOKING.start_date <= _NOW, _BOOKING.end_date > _NOW,
-    models.Reservation.resource_type.in_(
-        sa.bindparam('types', expanding=True)),
-    _LEASE.status == states.Lease.ACTIVE,
+    _TYPES, _LEASE.status == states.Lease.ACTIVE,
     sa.exists().where(
         _SOUND.c.reservation_id == _BOOKING.reservation_id,
         _SOUND.c.host_id.is_not(None), _SOUND.c.start_date <= _NOW,
@@ -570,10 +575,18 @@ _TAKEN = sa.select(models.Host.uuid).join(
     models.Outage, _HOST == models.Host.id).where(
     models.Host.uuid.in_(sa.bindparam('hosts', expanding=True)),
     models.Outage.kind == outages.MAINTENANCE, models.Outage.began_at <= _NOW)
-#: What failed is named before what is in maintenance.
+#: Whether a lease has the host that a server of it leaves.
+_HAS_HOST = sa.exists().where(
+    models.Reservation.lease_id == _MOVE.lease_id, _TYPES,
+    _SOUND.c.reservation_id == models.Reservation.id,
+    _SOUND.c.host_id == _MOVE.source, _SOUND.c.server_id.is_(None),
+).correlate(models.ServerMove)
+#: Of a server without a booking that is on no host of its lease: none, as it
+#: has left the lease. What failed is named before what is in maintenance.
 _KIND = sa.select(sa.func.min(models.Outage.kind)).where(
-    _is_away(_MOVE.source), _GOES_ON).correlate(
-        models.ServerMove, models.Lease).scalar_subquery()
+    _is_away(_MOVE.source), _GOES_ON,
+    sa.or_(_BOOKING.host_id.is_not(None), _HAS_HOST),
+).correlate(models.ServerMove, models.Lease, models.Booking).scalar_subquery()
 _DUE = sa.select(
     models.ServerMove, models.Host.uuid, models.Host.name,
     _KIND.label('kind'), _BOOKING.host_id,

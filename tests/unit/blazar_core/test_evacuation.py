@@ -9,6 +9,7 @@ from blazar_core.db import models
 from blazar_core.healing import alternatives
 from blazar_core.healing import evacuation
 from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 from tests import databases
@@ -317,6 +318,22 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual([('failed_host', 'cancelled', 1)], self.states())
         self.assertEqual(1, len(self.cloud.evacuations))
+
+    def test_one_that_has_left_its_lease_need_not_leave_its_host(self):
+        """Also where others of the lease stay there, and slots."""
+        _lease, _stays, server_id = self.runs(count=2)
+        self.runs(name='two', count=2)
+        self.fail()
+        self.look()
+        with self.database.writer() as session:
+            booking = lease_status.booking_of(session, server_id)
+            # One of its slots is free by now.
+            booking.server_id, booking.running = None, False
+        self.clock.advance(30)
+        self.look()
+        self.assertEqual([('failed_host', 'cancelled', 0),
+                          ('failed_host', 'planned', 0)],
+                         sorted(self.states()))
 
     def test_who_learns_late_that_nova_accepted_is_in_nobodys_way(self):
         self.answered('', again='No.')

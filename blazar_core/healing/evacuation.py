@@ -1,13 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Target hosts for servers that have to leave theirs.
-
-Nova says to which hosts a server could go. Whether there is free capacity is
-looked up in the reservation database, beside the servers whose moves were
-requested just now. It counts no servers within a lease of hosts: for those,
-placement is asked, and the target is recorded with the move.
-
-Drain of hosts in maintenance, and evacuation of failed hosts.
+"""Drain of hosts in maintenance, and evacuation of failed hosts.
 
 Servers of leases on a host that has failed are evacuated, where the operator
 wants that, and once it is certain that nothing runs there any more. Those on a
@@ -22,6 +15,12 @@ the other hosts of their lease, and for no host beside those.
 Each is a move (:mod:`~blazar_core.lifecycle.server_moves`) from when its host
 is away until it has left. Any number of processes may do this at the same
 time.
+
+A move is requested only if there is free capacity (:class:`TargetHosts`): on
+the hosts to which Nova says the server could go, as the reservation database
+counts, beside the servers whose moves were requested just now. It counts no
+servers within a lease of hosts: for those, placement is asked, and the target
+is recorded with the move.
 """
 
 import collections

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How often servers are migrated for leases of others.
+"""Best effort: servers of others are moved to free capacity for a lease.
 
-The rows of moves say it. They stay when their lease is deleted, at least for
+:class:`MovePlanning` finds in memory which servers move where, and records the
+plan as a whole: the moves (:mod:`~blazar_core.lifecycle.server_moves`), and
+bookings for the lease where it is going to be. They count from then on, beside
+those of the servers that are still there, so that nothing else gets the
+capacity that these leave.
+
+:class:`BestEffort` requests the moves, and plans again where one fails. When
+the capacity is free the lease gets it as one that has waited for it
+(:mod:`~blazar_core.lifecycle.admission_queue`).
+
+How often servers are migrated for others is limited (:class:`Pace`), and
+counted by the rows of their moves, which are kept for at least
 :data:`blazar_core.leases.lease_purge.LEAST_AGE` seconds.
-
-Plans of who moves where, so that there is capacity for a lease.
-
-A plan is made in memory and written down as a whole: who moves where, and
-where the lease is going to be. There it is booked from that moment on, beside
-all that is still there: so the rule lets nobody else in, and what leaves is
-left for it.
-
-Leases for which capacity is made: servers of others are moved.
-
-It is planned who moves where (:mod:`blazar_core.lifecycle.best_effort`). What
-fails is planned around; what is under way when somebody dies goes on, and
-whoever carries on looks at what is so.
-
-As soon as there is room the lease gets it, as one that has waited for it
-(:mod:`blazar_core.lifecycle.admission_queue`).
 """
 
 import collections

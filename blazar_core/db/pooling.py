@@ -34,10 +34,7 @@ dialects.plugins.register(_NAME, __name__, 'Pooling')
 
 
 def with_plugin(url: sa.URL) -> sa.URL:
-    """Return the URL of an engine that skips what is redundant.
-
-    A caller that uses a raw connection ends its transaction itself.
-    """
+    """Return the URL of an engine that skips what is redundant."""
     # SQLite has no round trips.
     return url if url.get_backend_name() == 'sqlite' else (
         url.update_query_dict({'plugin': _NAME}, append=True))
@@ -73,7 +70,8 @@ class Pooling(engines.CreateEnginePlugin):
 
         def checked_out(dbapi: ty.Any, record: ty.Any, _proxy: ty.Any,
                         ) -> None:
-            since = record.record_info.get(_IDLE)
+            # A raw connection begins a transaction without an event.
+            since = record.record_info.pop(_IDLE, None)
             if since is None or clock.elapsed() >= since + FRESH_SECONDS:
                 try:
                     dialect.do_ping(dbapi)

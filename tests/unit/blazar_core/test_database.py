@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import contextlib
 import os
 import shutil
 import signal
@@ -506,6 +507,12 @@ class TestRoundTrips(base.DatabaseTestCase):
                 sa.event.remove(engine, name, fail)
             self.write(number + 1, self.database)
         self.assertEqual(number + 1, self.read()[0])
+
+    def test_what_a_raw_connection_leaves_is_undone(self):
+        with contextlib.closing(self.other.engine.raw_connection()) as raw:
+            raw.cursor().execute('UPDATE hosts SET generation = 99')
+        self.write(2, self.database)
+        self.assertEqual(2, self.read()[0])
 
     def commits_that_fail(self):
         """Before they reach the database."""

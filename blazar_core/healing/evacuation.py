@@ -593,5 +593,7 @@ _DUE = sa.select(
     models.Lease, _LEASE.id == _MOVE.lease_id).outerjoin(
     models.Booking, _BOOKING.server_id == _MOVE.server_id).where(
         server_moves.is_open, sa.or_(
-            server_moves.is_due, _BOOKING.host_id != _MOVE.source)).order_by(
+            server_moves.is_due, _BOOKING.host_id != _MOVE.source,
+            # Or the next outage of the host would go on with that pause.
+            ~sa.exists().where(_HOST == _MOVE.source))).order_by(
     _MOVE.next_at, _MOVE.reason, _MOVE.id)

@@ -308,6 +308,22 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(2 * [('failed_host', 'moved', 1)], self.states())
         self.assertEqual(2 * [(server_id, None)], self.cloud.evacuations)
 
+    def test_when_its_host_fails_again_it_is_not_left_alone_as_before(self):
+        _lease, server_id = self.runs()
+        self.fail()
+        self.cloud.broken[server_id] = 'It may not.'
+        self.look()
+        self.change_moves(next_at=self.clock.now() + 1920, attempts=5)
+        del self.cloud.broken[server_id]
+        self.see(**dict.fromkeys(self.uuids))
+        self.clock.advance(test_host_status.BACK)
+        self.see(**dict.fromkeys(self.uuids))
+        self.look()
+        self.assertEqual([('failed_host', 'cancelled', 5)], self.states())
+        self.fail()
+        self.look()
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+
     def test_one_whose_lease_ends_need_not_leave(self):
         lease, server_id = self.runs()
         self.fail()

@@ -1126,8 +1126,9 @@ class TestNewOwnersWithoutTheGuard(TestNewOwners):
     def test_a_lease_is_anothers_or_has_servers(self):
         """Not if who has found a reservation believes that it is still his.
         """
-        for _round in range(ROUNDS):
-            _owner, told, handed = self.meet('owner')
+        for number in range(ROUNDS):
+            # Else it may be servers that are first, on some machines always.
+            _owner, told, handed = self.meet('owner', late=number % 2 * LATE)
             if handed and told['taken']:
                 return
         self.fail('Nobody was let into what was another\'s.')

@@ -221,7 +221,7 @@ class Member:
                 1, max(1, servers // reservations), None, None, 0,
                 1024 + number), params={}, spec={})
             for number in range(reservations))
-        self.made.append(self.leases.making.create(creation.NewLease(
+        self.made.append(self.leases.creation.create(creation.NewLease(
             'project', 'user', request, reserved), None)['id'])
 
     def tidy(self) -> None:

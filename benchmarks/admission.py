@@ -231,7 +231,7 @@ class Worker:
 
     def lease(self, window: model.Window) -> dict[str, ty.Any]:
         """A lease of one server."""
-        return self.leases.making.create(creation.NewLease(
+        return self.leases.creation.create(creation.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=window, before_end=window.end - 600,
                 events=(), on_end='delete', starts_now=False),

@@ -120,7 +120,7 @@ def measure(kind: str, url: str, world: worlds.World,
     windows = [model.Window(worlds.NOW + day * worlds.DAY,
                             worlds.NOW + (day + 7) * worlds.DAY)
                for day in days]
-    judging = eligibility.Eligibility(database, clock, search.index)
+    eligible_hosts = eligibility.Eligibility(database, clock, search.index)
     schedulers = scheduler_claims.Claims(database, clock, search.index)
     with search.index.fresh():
         host = search.index.hosts[min(search.index.hosts)]
@@ -134,9 +134,10 @@ def measure(kind: str, url: str, world: worlds.World,
     asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
         'pick': lambda window: search.pick(fits, window),
         'refusal': lambda window: expect(search.quote([refused], window)),
-        'fits_for': lambda window: judging.fits_for(SERVER, DEMAND, uuids),
+        'fits_for': lambda window: eligible_hosts.for_server(
+            SERVER, DEMAND, uuids),
         'let_in': lambda window: (
-            judging.fits_for(SERVER, DEMAND, uuids), schedulers.claim(
+            eligible_hosts.for_server(SERVER, DEMAND, uuids), schedulers.claim(
                 SERVER, {host.uuid: DEMAND}, forced=True)),
         'free': lambda window: search.starts.availability(
             fits, window, worlds.DAY, 10),

@@ -101,7 +101,7 @@ def book(url: str, key: str, count: int, due: int,
         kinds)
     sealed = encryption.Encryption([key]).seal('call')
     for number in range(count):
-        leasing.making.create(creation.NewLease(
+        leasing.creation.create(creation.NewLease(
             f'project{number % PROJECTS}', 'user', requests.LeaseRequest(
                 name=f'lease{number}', window=model.Window(due, due + 86400),
                 before_end=None, events=(), on_end='delete',

@@ -149,7 +149,7 @@ def listen(url: str, key: str, failed: int) -> None:
     print('ready', flush=True)
     sys.stdin.readline()
     seen, cpu = time.time(), time.process_time()
-    seeing = threading.Thread(target=believing.see, args=(down,))
+    seeing = threading.Thread(target=believing.update, args=(down,))
     seeing.start()
     while time.time() < seen + PATIENCE:
         believing.news.clear()

@@ -87,7 +87,7 @@ class Books:
     def make(self, count: int, vcpus: int) -> dict[str, ty.Any]:
         """A lease that starts tomorrow, of servers on different hosts."""
         start = self.clock.now() + 86_400
-        return self.leases.making.create(creation.NewLease(
+        return self.leases.creation.create(creation.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='large', window=model.Window(start, start + 3600),
                 before_end=None, events=(), on_end='delete',
@@ -123,12 +123,13 @@ def measure(name: str, place: servers.Place, hosts: int, count: int,
                              books.statements)
     lease = books.make(count, 1)
     life = books.lifecycle(base.FakeCloud())
-    life.starting.start(lease['id'])
+    life.lease_start.start(lease['id'])
     for what, state in (('run', cloud_api.ServerState.RUNNING),
                         ('gone', cloud_api.ServerState.GONE)):
         books.statements, begin = 0, time.perf_counter()
         for server_id in lease['reservations'][0]['servers']:
-            life.observing.observe(server_id, cloud_api.ObservedServer(state))
+            life.reconciliation.observe(
+                server_id, cloud_api.ObservedServer(state))
         yield records.Record(f'{name}.{what}', 'seconds',
                              time.perf_counter() - begin)
         yield records.Record(f'{name}.{what}', 'statements',

@@ -94,7 +94,7 @@ class Member:
             'lease', model.Window(start, start + 3600), None, (), 'delete',
             False), 1, model.Affinity.NONE)])
         driven.withdraw(
-            self.leases, self.leases.making.create(new, None)['id'])
+            self.leases, self.leases.creation.create(new, None)['id'])
 
     def make(self) -> str:
         """Make the largest series; returns its id."""
@@ -110,18 +110,18 @@ class Member:
             for one in requests.LeaseRequest(
                 'series', windows[0], None, (), 'delete', False,
                 recurrence=asked).occurrences])
-        recurring = self.leases.recurring
+        recurring = self.leases.series
         fits, left_out = recurring.fitting(series, False)
         recurring.create(recurrence_id, asked, fits, [None] * len(fits),
                          left_out)
         return recurrence_id
 
     def rename(self, recurrence_id: str) -> None:
-        self.leases.recurring.rename(recurrence_id, 'other')
+        self.leases.series.rename(recurrence_id, 'other')
 
     def change(self, recurrence_id: str) -> None:
         """Move all occurrences together, as the API does."""
-        series = self.leases.recurring.unfinished(recurrence_id)
+        series = self.leases.series.unfinished(recurrence_id)
         ids, changes = frozenset(one['id'] for one in series), {}
         for one in reversed(series):
             change = updates.LeaseChange(start=one['start_date'] + 3600,
@@ -131,10 +131,10 @@ class Member:
                     limit_requests.as_changed(one, change), False, self.types),
                 lease_id=one['id'], resized=False, beside=ids - {one['id']}))
             changes[one['id']] = dataclasses.replace(change, granted=granted)
-        self.leases.changing.update_all(changes)
+        self.leases.updates.update_all(changes)
 
     def delete(self, recurrence_id: str) -> None:
-        for one in self.leases.recurring.unfinished(recurrence_id):
+        for one in self.leases.series.unfinished(recurrence_id):
             driven.withdraw(self.leases, one['id'])
 
 

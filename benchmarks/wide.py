@@ -63,7 +63,7 @@ def ask(database: api.Database) -> ty.Iterator[records.Record]:
     """What is asked, one after the other."""
     chance, clock = random.Random(worlds.SEED), driven.ManualClock(worlds.NOW)
     searching = admissions.Admission(database, clock)
-    judging = eligibility.Eligibility(database, clock, searching.index)
+    eligible_hosts = eligibility.Eligibility(database, clock, searching.index)
     with database.connection() as connection:
         hosts = list(connection.scalars(sa.select(models.Host.uuid)))
     server_id = uuidutils.generate_uuid()
@@ -75,8 +75,9 @@ def ask(database: api.Database) -> ty.Iterator[records.Record]:
     special = model.Demand(DEMAND, properties=host_properties.parse(GPU))
     asked = chance.sample(hosts, min(ASKED, len(hosts)))
     what: dict[str, ty.Callable[[], object]] = {
-        'filter.plain': lambda: judging.fits_unbooked(DEMAND, asked),
-        'filter.leased': lambda: judging.fits_for(server_id, DEMAND, asked),
+        'filter.plain': lambda: eligible_hosts.for_unreserved(DEMAND, asked),
+        'filter.leased': lambda: eligible_hosts.for_server(server_id, DEMAND,
+                                                           asked),
         'pick': lambda: searching.pick(plain, window),
         'pick.properties': lambda: searching.pick(special, window)}
     # Everything is read and compiled.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What only tests and benchmarks do with the core: drive its clock, read its
-dates, and take leases out of its database.
+"""What only tests and benchmarks do with the core: drive its clock and its
+engine, read its dates, and take leases out of its database.
 """
 
 import contextlib
@@ -15,8 +15,9 @@ from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import leases
+from blazar_core.lifecycle import engine
 
-__all__ = ['ManualClock', 'parse_iso', 'withdraw']
+__all__ = ['ManualClock', 'parse_iso', 'run_due', 'withdraw']
 
 
 class ManualClock:
@@ -61,13 +62,26 @@ def parse_iso(text: str) -> int:
                .replace(tzinfo=datetime.timezone.utc).timestamp())
 
 
+def run_due(worker: engine.Engine) -> int:
+    """Carry out, in this thread, the events that are due.
+
+    :returns: how many they were
+    """
+    count = 0
+    while claims := worker._claim_due(1):
+        for claim in claims:
+            worker._hold(claim)
+            worker._carry_out(claim)
+            count += 1
+    return count
+
+
 def withdraw(leases: leases.Leases, lease_id: str) -> None:
     """Delete a lease whose servers were never asked for, with all its rows.
 
     Safe to repeat.
     """
-    making = leases.making
-    database, clock = making._database, making._clock
+    database, clock = leases.creation._database, leases.creation._clock
 
     def delete() -> None:
         with database.writer() as session:

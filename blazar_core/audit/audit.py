@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is wrong in the books, as far as the books alone can tell.
+"""Audit the reservation database.
 
-Every process that changes the books keeps them right. What is looked for here
-is what a crash between two transactions, a database that was restored, or a
-hand in the tables may have left behind. Reading is linear in the bookings,
-and by a handful of statements.
+Processes keep the database consistent. The audit looks for what a crash
+between two transactions, a restored backup or a manual change of the tables
+may have left. It reads in time linear in the bookings, with a few statements:
 
-* :mod:`~blazar_core.audit.unfinished` looks at the leases that are
-  not over, and at their events;
-* :mod:`~blazar_core.audit.leftovers` at what others left behind;
-* :mod:`~blazar_core.audit.overbooked` at the rule, on every host;
-* :mod:`~blazar_core.audit.leftovers` at what is kept sealed;
-* :mod:`~blazar_core.audit.findings` are what they find.
-
-The audit: everything that is looked at in the books, in its order.
+* :mod:`~blazar_core.audit.unfinished`: leases that are not over, and their
+  events;
+* :mod:`~blazar_core.audit.leftovers`: rows that belong to no lease, and
+  encrypted data;
+* :mod:`~blazar_core.audit.overbooked`: the rule of capacity, on each host;
+* :mod:`~blazar_core.audit.findings`: the differences that these report.
 """
 
 import typing as ty

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Differences: what is not as it should be, in words."""
+"""Differences between what is recorded and what should be, as sentences."""
 
 import dataclasses
 import typing as ty

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Remains: what is in the books and belongs to nothing any more.
-
-What is kept sealed: the builds of servers, and the trusts of owners.
-"""
+"""Rows that belong to no lease, encrypted builds and trusts included."""
 
 import collections
 import contextlib
@@ -68,9 +65,9 @@ class Remains:
                 f'{named(lease_id, name)} is TERMINATED, and still has '
                 f'{" and ".join(has)}.', '--fix removes them',
                 functools.partial(
-                    self._database.retried, self._bury, lease_id))
+                    self._database.retried, self._delete_leftovers, lease_id))
 
-    def _bury(self, lease_id: str) -> None:
+    def _delete_leftovers(self, lease_id: str) -> None:
         with contextlib.suppress(errors.NotFound), (
                 self._database.writer()) as session:
             lease = api.locked(session, lease_id)
@@ -194,7 +191,7 @@ class Sealed:
             ('unrevoked', row.lease_id),
             f'Lease {row.lease_id} is over, and the trust of its owner is '
             f'still kept.', '--fix revokes and forgets it',
-            functools.partial(self._life.closing.revoke_of, row.lease_id))
+            functools.partial(self._life.lease_close.revoke_of, row.lease_id))
 
     def _open(self, sealed: str) -> str | None:
         try:

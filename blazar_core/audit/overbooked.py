@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Capacity: whether more of a host is promised than it has."""
+"""Hosts with more reserved than their capacity."""
 
 import itertools
 import typing as ty

@@ -114,8 +114,8 @@ class Unfinished:
             ('empty', lease.row.id),
             f'{lease.title} is {lease.row.status}, and has no booking.',
             '--fix ends it',
-            functools.partial(self._life.ending.expire if offered else
-                              self._life.ending.end, lease.row.id))
+            functools.partial(self._life.lease_end.expire if offered else
+                              self._life.lease_end.end, lease.row.id))
 
     def _unbuilt(self, lease: _Lease) -> ty.Iterator[Difference]:
         """What is to start has its build and nothing that was sent; what
@@ -154,7 +154,7 @@ class Unfinished:
                 continue
             if event_type == states.EventType.EXPIRE:
                 mend: Mend = functools.partial(
-                    self._life.ending.expire, lease.row.id)
+                    self._life.lease_end.expire, lease.row.id)
                 remedy = '--fix ends it'
             else:
                 mend = functools.partial(

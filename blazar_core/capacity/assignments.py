@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Holding: which reservation has all of a host, while it can be used.
+"""Assign whole hosts to reservations, while the reservations can be used.
 
-From then on whatever runs there runs within that reservation: it is not
-counted beside it, and the host's capacity is taken until the host is given
-back, whatever the dates say.
+Servers on an assigned host belong to its reservation: they are not counted
+again, and the capacity of the host stays reserved until the host is
+unassigned, whatever the dates of the lease.
 """
 
 import typing as ty

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The books in memory: a timeline that follows the database.
+"""All bookings in memory: a timeline that follows the database.
 
 Each process that searches has one. It is read in full once, from one
 snapshot, and from then on follows what changed. Every decision moves the
@@ -113,7 +113,7 @@ class Index:
         #: The instant since which everything is known.
         self._since = 0
         self._asked = 0.0
-        self.remembered = stale_index.StaleIndex(clock, self._lock, lambda: (
+        self.stale_index = stale_index.StaleIndex(clock, self._lock, lambda: (
             self._known, self._timeline, self._asked))
 
     @property
@@ -181,7 +181,7 @@ class Index:
                 self._refresh(now, connection)
                 self._asked = asked
             assert self._timeline is not None
-            self.remembered.keep_guests()
+            self.stale_index.keep_guests()
             yield self._timeline
         finally:
             self._lock.release()
@@ -237,8 +237,8 @@ class Index:
         return self.judged
 
     @contextlib.contextmanager
-    def without(self, bookings: ty.Sequence[ty.Any],
-                coming: ty.Sequence[ty.Any] = ()) -> ty.Iterator[None]:
+    def excluding(self, bookings: ty.Sequence[ty.Any],
+                  coming: ty.Sequence[ty.Any] = ()) -> ty.Iterator[None]:
         """Within :meth:`fresh`: as if these bookings were not there.
 
         :param coming: others, as if they were

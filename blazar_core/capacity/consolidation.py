@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Freeing: what the books say of hosts that have to get free capacity.
+"""Collect what a plan of migrations needs to know of the hosts.
 
-What is read is handed to the planner
-(:mod:`blazar_core.capacity.move_planner`). The generations of the hosts are
-handed on, so that whoever writes a plan down finds out whether it still goes
-by what is so.
+:mod:`blazar_core.capacity.move_planner` plans on this input. The generations
+of the hosts come with it, so that a plan based on old data is not written.
 """
 
 import collections
@@ -61,13 +59,13 @@ class PlannerInputs:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  index: booking_index.Index,
-                 picking: selection.Selection) -> None:
+                 selector: selection.Selection) -> None:
         self._database = database
         self._clock = clock
         self._index = index
-        self._picking = picking
+        self._selector = selector
 
-    def scene(
+    def read(
             self, demands: ty.Sequence[model.Demand], window: model.Window,
             instead_of: ty.Sequence[ty.Any], excluded: ty.Collection[str],
             coming: ty.Iterable[tuple[int, model.Resources]]) -> PlannerInput:
@@ -80,7 +78,7 @@ class PlannerInputs:
         :param coming: what is to come to hosts, by their ids, and may not be
             there yet
         """
-        demands = self._picking.named(demands)
+        demands = self._selector.named(demands)
         whole = any(one.whole for one in demands)
         sized = _with_part if whole else dict
         arriving: dict[int, collections.Counter[str]] = (
@@ -94,10 +92,10 @@ class PlannerInputs:
             ids = [host_id for host_id, may in zip(
                 timeline.ids, serve, strict=True)
                 if may and hosts[host_id].capacity]
-            with self._index.without(instead_of):
+            with self._index.excluding(instead_of):
                 places = [_place(timeline, hosts[host_id], window, arriving[
                     host_id]) for host_id in ids]
-            wishes = [_wish(timeline, one, self._picking.allowed(
+            wishes = [_wish(timeline, one, self._selector.allowed(
                 timeline, one), ids) for one in demands]
             generations = {one: hosts[one].generation for one in ids}
             uuids = {hosts[one].uuid: one for one in ids}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What fits: on which hosts a server may be placed, and where it may move.
+"""Hosts on which a server may be placed, and those to which it may move.
 
-Hosts are judged in memory (:mod:`blazar_core.capacity.booking_index`) for a
-scheduler that chooses among them; a claim decides
+The answers come from memory (:mod:`blazar_core.capacity.booking_index`) and
+serve a scheduler that chooses among hosts. The decision is the claim
 (:mod:`blazar_core.capacity.scheduler_claims`).
 """
 
@@ -59,9 +59,9 @@ class Eligibility:
         self._clock = clock
         self._index = index
 
-    def fits_for(self, server_id: str, resources: model.Resources,
-                 uuids: ty.Collection[str],
-                 reservation_id: str | None = None) -> Eligible:
+    def for_server(self, server_id: str, resources: model.Resources,
+                   uuids: ty.Collection[str],
+                   reservation_id: str | None = None) -> Eligible:
         """Where a server, and those that come with it, may be placed now.
 
         A server with a booking may go to its booked host, and to any host
@@ -100,7 +100,7 @@ class Eligibility:
                 mine.end_date, now + rule.OVERDUE))
             affinity = mine and (mine.params or {}).get('affinity')
             siblings = [] if affinity is None else _siblings(connection, mine)
-            with self._index.without(own):
+            with self._index.excluding(own):
                 # Nova asks about one server, and others may have to follow.
                 by_host = self._fits_by_host(
                     timeline, resources, uuids, window,
@@ -119,8 +119,8 @@ class Eligibility:
         return (_together if affinity else _apart)(
             found, mine, siblings, hosts)
 
-    def fits_unbooked(self, resources: model.Resources,
-                      uuids: ty.Collection[str], lag: float = 0) -> Eligible:
+    def for_unreserved(self, resources: model.Resources,
+                       uuids: ty.Collection[str], lag: float = 0) -> Eligible:
         """Where a server that has no booking may be placed, for half as much.
 
         :param uuids: of the hosts that are asked about
@@ -130,8 +130,8 @@ class Eligibility:
             return self._fits_for_ever(
                 timeline, resources, uuids, self._clock.now())
 
-    def fits_alone(self, resources: model.Resources,
-                   uuids: ty.Collection[str]) -> Eligible:
+    def from_stale_index(self, resources: model.Resources,
+                         uuids: ty.Collection[str]) -> Eligible:
         """Where a server may be placed, while the database is away.
 
         As far as this process knows the books, and as if it had no lease:
@@ -139,11 +139,11 @@ class Eligibility:
 
         :param uuids: of the hosts that are asked about
         """
-        with self._index.remembered.timeline() as timeline:
+        with self._index.stale_index.timeline() as timeline:
             if timeline is None:
                 return Eligible(None, {}, math.inf)
             return self._fits_for_ever(
-                timeline, resources, uuids, self._index.remembered.now())
+                timeline, resources, uuids, self._index.stale_index.now())
 
     def _fits_for_ever(self, timeline: timelines.Timeline,
                        resources: model.Resources,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Enrolment: which hosts serve leases only, and what is said of them.
+"""Enrolment: which hosts serve leases only, and their properties.
 
-A host is enrolled in steps, because the cloud has to be asked in between:
-from the first one on no server without a lease is let in (:func:`begin`), and
-when the cloud has nothing there any more it can be reserved (:func:`finish`).
-It leaves in the same way, at once or when nothing is booked there any more.
+A host is enrolled in two steps, as the cloud has to be asked in between:
+:func:`start` keeps out new servers without a lease, and :func:`complete`
+makes the host reservable once the cloud has no server there. A host is
+removed in the same way, at once or when it has no bookings left.
 """
 
 import typing as ty

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""News: what has changed in the books since they were last read."""
+"""Changes of bookings and hosts since the last read."""
 
 import collections
 import typing as ty

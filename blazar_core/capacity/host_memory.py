@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What keeps the index of 100,000 hosts and 800,000 bookings within 150 MiB.
+"""Keep the index of 100,000 hosts and 800,000 bookings within 150 MiB.
 
 A process that has read them (``python -m benchmarks wide``) has grown by:
 

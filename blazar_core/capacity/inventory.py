@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What hosts have, and what runs there without an end.
+"""Capacity of hosts, and their usage by servers without a booking.
 
-What the cloud says of a host is written down as any other decision about it
-(:func:`guarding.advance`): guarded by the host's generation, so that nothing
-that was decided meanwhile is written over.
-
-What is booked for what has become larger or smaller since.
+A report of the cloud is written like any other decision about a host
+(:func:`blazar_core.capacity.host_generations.advance`), guarded by its
+generation, so that it overwrites no decision made meanwhile. Bookings follow
+servers that have been resized.
 """
 
 import collections

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Deciding: what is written into the books, and by which rule.
+"""Write bookings, by the rule of capacity.
 
 The rule is in :mod:`blazar_core.capacity.rule`. Every decision is a list of
 edits of bookings (:func:`amend`): one comes, one goes, or one becomes another.

@@ -1,29 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Plans: which servers move where, so that there is room for what is wanted.
+"""Plan migrations of servers, so that hosts get free capacity for a demand.
 
-Pure reckoning on what it is given; nothing is read, and nothing is written.
+The planner is pure: it reads no database and writes nothing.
 
-A plan says on which hosts what is wanted is going to be, and of each server
-that is in the way there to which other host it moves. Every server moves once
-at most, and every target has its room from the beginning: no move waits for
-another one, so that they may be made in any order, and one that fails spoils
-none of the others.
+A plan names the hosts for the demand, and a target host for each server that
+has to leave them. A server moves at most once, and each target has its free
+capacity from the beginning. So no move waits for another one, moves may be
+made in any order, and one that fails does not affect the others.
 
-The plan with the fewest moves is looked for, and of these the one by which the
-least memory is moved. What that costs on each host is known first; which hosts
-are taken is then found from the best choice on (``choices``), until the
-servers of one find targets. Where there is little to choose from many choices
-are tried; else servers that find no target are left where they are, and the
-rest is looked for anew.
-
-What a plan is made of, and whether one can be carried out.
-
-What is free where while a plan grows, and where servers find room.
-
-Which servers have to leave, and which hosts are taken: cheapest first.
-
-The search for the plan with the smallest disturbance.
+The plan with the fewest moves is chosen; of equal ones, the one that moves
+the least memory. The cost of each host is computed first. Combinations of
+hosts are then tried from the cheapest on until the servers of one of them
+find targets. If there are few combinations, many are tried; else servers
+without a target stay, and the search is repeated without them.
 """
 
 import collections

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Times in which a host is away, in the books.
+"""Outages of hosts, as bookings.
 
-Such a time is a booking of all of the host, of no reservation: so every
-search, every quote and every decision goes by it as by what is promised. It
-comes although others are booked there; these do not fit any more then, and
-what has not begun is bound to other hosts
+An outage is a booking of all of the host that belongs to no reservation, so
+that each search, quote and decision respects it. It is written even where
+leases have bookings. These are moved to other hosts before they start
 (:mod:`blazar_core.healing.overbooking`).
 """
 

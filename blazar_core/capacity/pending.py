@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is claimed on hosts, and the cloud need not have yet."""
+"""Claims on hosts whose servers the cloud may not have reported yet."""
 
 import typing as ty
 

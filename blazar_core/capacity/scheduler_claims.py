@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Claims: what a scheduler lets in counts at once.
+"""Claims of schedulers: a server that is let onto a host counts at once.
 
-Between the moment at which a scheduler has chosen a host and the moment at
-which the cloud reports the server there are seconds, in which every other
-scheduler would see the same capacity. So a scheduler that lets a server in
-writes it into the books first: of two that decide in one instant, one has to
-look again.
+Seconds pass between the choice of a host by a scheduler and the report of the
+server by the cloud. Meanwhile other schedulers would see the same capacity as
+free. So a scheduler records a claim first. Of two that decide at the same
+time, one fails and chooses again.
 """
 
 import contextlib
@@ -124,7 +123,7 @@ class Claims:
     def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
                      forced: bool, reservation_id: str | None) -> Undo:
         """The same as far as this process knows the books."""
-        with self._index.remembered.timeline() as timeline:
+        with self._index.stale_index.timeline() as timeline:
             host, amounts = _known(self._index, takes)
             if timeline is None or host is None:
                 return _nothing
@@ -133,10 +132,10 @@ class Claims:
             _keep_out(host)
             if not forced and not self._fits(
                     timeline, host, amounts, model.Window(
-                        self._index.remembered.now(), model.FOREVER)):
+                        self._index.stale_index.now(), model.FOREVER)):
                 raise Denied('it is promised to leases, as far as is known '
                              'without their database')
-            return self._index.remembered.let_in(host.id, amounts)
+            return self._index.stale_index.let_in(host.id, amounts)
 
     def _claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
                forced: bool, reservation_id: str | None,
@@ -156,7 +155,7 @@ class Claims:
             with self._database.begin() as connection:
                 claimed = inventory.claim(connection, self._clock.now(), host,
                                           server_id, amounts, fits)
-            self._index.remembered.written()
+            self._index.stale_index.written()
         except ledger.OverCapacity as exc:
             _keep_out(host)
             raise Denied('it is promised to leases') from exc
@@ -292,7 +291,7 @@ class Claims:
               amounts: model.Resources, window: model.Window,
               own: ty.Sequence[ty.Any] = ()) -> bool:
         """Whether there is no promise to others, or capacity beside it."""
-        with self._index.without(own):
+        with self._index.excluding(own):
             if not any(timeline.peak(host.id, window).values()):
                 return True
             rooms = timeline.fits(model.Demand(amounts), window, [host.id])

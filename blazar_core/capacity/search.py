@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Offers: from when until when how many servers fit, and what they add up to.
+"""Search for free capacity over windows, and for the earliest start.
 
-Starts are offered, not windows: the duration has been taken off already.
-
-Room over windows, and the earliest start, on the levels of many rows.
-
-A *scan* asks how many servers of one demand fit. It looks at the wanted
-start first, at a few rows at a time, because a small demand mostly fits at
-once. If it does not fit, everything in some stretch of time is looked at, and
-then all the rest, by turning levels into offers (see
-:mod:`~blazar_core.capacity.search`).
+An *offer* says from when until when how many servers may start; the duration
+is already subtracted. A *scan* asks how many servers of one demand fit. It
+reads the wanted start first, a few rows at a time, as a small demand mostly
+fits at once. If it does not, the scan turns the levels of a stretch of time,
+and then those of all the rest, into offers.
 """
 
 import dataclasses

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""In which order hosts that have room are filled, and how far each.
+"""Select hosts for demands, in one look at the timeline.
 
-A strategy is the operator's choice for every demand; a wish is that of a
-server group with a soft policy, and the strategy decides between equals.
-
-Picking: which hosts of the timeline demands get, in one look at it.
+A strategy, the operator's choice, orders the hosts and says how far each is
+filled. A server group with a soft policy has its own preference, and the
+strategy decides between equal hosts.
 """
 
 import contextlib
@@ -219,7 +218,7 @@ class Selection:
         """The timeline, as if some bookings were not there and others were.
         """
         with self._index.fresh(lag) as timeline:
-            with self._index.without(instead_of, coming):
+            with self._index.excluding(instead_of, coming):
                 yield timeline
 
     @contextlib.contextmanager

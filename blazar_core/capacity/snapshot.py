@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The books as they are read: all of them for the first reader, and hosts."""
+"""Read hosts and bookings: all of them for a new index, or some hosts."""
 
 import typing as ty
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The books as they were known last, while the database is away.
+"""Answer from the last known state while the database is unavailable.
 
-What is let in meanwhile counts in this process alone, until the database is
-there again.
+Servers that are let in meanwhile are counted by this process only, until the
+database is available again.
 """
 
 import collections

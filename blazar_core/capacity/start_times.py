@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Starts: from when on demands fit, how many at each, and for how long.
+"""Start times at which demands fit, how many servers each, and for how long.
 
-Each is a search in steps, and others have their turn between two of them.
+A search is done in steps, and other threads may run between two of them.
 """
 
 import collections
@@ -33,10 +33,10 @@ class StartTimes:
     """
 
     def __init__(self, clock: clocks.Clock, index: booking_index.Index,
-                 picking: selection.Selection) -> None:
+                 selector: selection.Selection) -> None:
         self._clock = clock
         self._index = index
-        self._picking = picking
+        self._selector = selector
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
@@ -54,7 +54,7 @@ class StartTimes:
             and until when that is known, or None: to the end of the window
         """
         late = self._clock.elapsed() + PATIENCE
-        demand, = self._picking.named([demand])
+        demand, = self._selector.named([demand])
         found: list[tuple[int, int]] = []
         with self._index.fresh() as timeline:
             instants = timeline.instants(window, duration)
@@ -66,7 +66,7 @@ class StartTimes:
                 known = starts[done]
                 break
             with self._index.fresh(PATIENCE) as timeline:
-                hosts = self._picking.allowed(timeline, demand)
+                hosts = self._selector.allowed(timeline, demand)
                 for start in starts[done:done + SLICE]:
                     rooms = timeline.fits(
                         demand, model.Window(start, start + duration), hosts)
@@ -92,7 +92,8 @@ class StartTimes:
         for one in bookings:
             if one.host_id is not None:
                 own[one.host_id].update(one.resources)
-        with self._index.fresh() as timeline, self._index.without(instead_of):
+        with self._index.fresh() as timeline, self._index.excluding(
+                instead_of):
             for host_id, amounts in own.items():
                 until = _last(timeline, self._index.hosts.get(host_id),
                               amounts, since, until)
@@ -102,9 +103,9 @@ class StartTimes:
                  window: model.Window, instead_of: ty.Sequence[ty.Any],
                  kept: ty.Sequence[selection.Pinned] = ()) -> bool:
         """Whether demands fit when all that is booked now is over."""
-        with self._picking.asked(PATIENCE, instead_of) as timeline:
+        with self._selector.asked(PATIENCE, instead_of) as timeline:
             start = max(timeline.settled(), window.start)
-            return not isinstance(self._picking.together(
+            return not isinstance(self._selector.together(
                 timeline, demands, model.Window(
                     start, start + window.end - window.start), kept=kept),
                 selection.NoFit)
@@ -133,10 +134,10 @@ class StartTimes:
             for demand in demands:
                 if self._clock.elapsed() > late:
                     return None, known
-                with self._picking.asked(PATIENCE, instead_of) as timeline:
+                with self._selector.asked(PATIENCE, instead_of) as timeline:
                     found = timeline.earliest(
                         demand, duration, start,
-                        self._picking.allowed(timeline, demand))
+                        self._selector.allowed(timeline, demand))
                 if found is None:
                     return None, None
                 start = max(start, found)
@@ -147,8 +148,8 @@ class StartTimes:
                 return start, None
             if self._clock.elapsed() > late:
                 return None, known
-            with self._picking.asked(PATIENCE, instead_of) as timeline:
-                if not isinstance(self._picking.together(
+            with self._selector.asked(PATIENCE, instead_of) as timeline:
+                if not isinstance(self._selector.together(
                         timeline, demands, model.Window(
                             start, start + duration)), selection.NoFit):
                     return start, None

@@ -1,30 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What rows of steps are made of: times, levels and places in arrays.
-
-Where in each row of steps an instant is, about: an index of all rows.
-
-Where the steps of each row stand, in one array for all of them.
-
-There is at least one empty place behind the last step of a row, at ``NEVER``,
-so the place behind a step always shows when its level ends. A row that is full
-moves to the spare places at the end; when those are used up, everything is
-laid out anew. That takes some 100 ms with 2,000,000 steps and happens about
-once in 10,000 changes.
-
-The levels of all hosts as step functions of time, in a few large arrays.
+"""The levels of all hosts as step functions of time, in a few large arrays.
 
 A *row* is the step function of one host: for each of its steps, in the order
 of time, the instant from which it holds, and for each *column* (resource
 class) the level from then until the next step. A row begins with a step at
 ``PAST``, and two steps that follow each other differ in some column. So a row
 depends only on the sum of what was added to it, not on the order.
-:mod:`~blazar_core.capacity.step_functions` says where they stand, and finds
-the steps at one instant in all rows at once.
 
-What is asked most is the highest level from now on, for ever. It is remembered
-for each row, with the end of the last step that has it: until then it stays
-true, unless the row changes (:meth:`Rows.rest`).
+There is at least one empty place behind the last step of a row, at ``NEVER``,
+so the place behind a step always shows when its level ends. A row that is full
+moves to the spare places at the end; when those are used up, the arrays are
+laid out anew. That takes some 100 ms with 2,000,000 steps and happens about
+once in 10,000 changes.
+
+Marks index the steps: they say about where in each row an instant is.
+
+The most frequent question is the highest level from now on without an end.
+The answer is cached for each row, with the end of the last step that has it:
+it is true until then, unless the row changes (:meth:`Rows.rest`).
 """
 
 import bisect

@@ -1,30 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is booked on every host at every instant, kept in memory.
+"""Reserved amounts of each host at each instant, in memory.
 
 Think of a wall calendar with one line for each host. A line does not show
 the bookings but how full the host is: a level that goes up where a booking
 begins and down where it ends. A search for free capacity reads levels; a
 booking raises the level over a stretch of a line, and its removal lowers it
-again. So a booking leaves no object behind, and bookings may be
-added and taken away in any order.
+again. So a booking leaves no object behind, and bookings may be added and
+removed in any order.
 
-* :mod:`~blazar_core.capacity.timelines` has the hosts, the resource
-  classes by their names, and what is booked of them;
-* :mod:`~blazar_core.capacity.timelines` answers what is asked of that;
-* :mod:`~blazar_core.capacity.step_functions` changes the levels, which stand
-  in the arrays of :mod:`~blazar_core.capacity.step_functions`;
-  :mod:`~blazar_core.capacity.step_functions` finds an instant in them;
-* :mod:`~blazar_core.capacity.search` finds room and the earliest start,
-  by :mod:`~blazar_core.capacity.search`;
-  :mod:`~blazar_core.capacity.units` says how much of a host one server
-  can get at all.
-
-The calendar: hosts and classes by their names, and what is booked of them.
-
-H is the number of hosts, S that of steps (at most two for each booking).
-
-What is asked of the calendar of all hosts.
+A calendar has the hosts, the resource classes by their names, and what is
+booked; a timeline answers questions about it. The levels are in
+:mod:`~blazar_core.capacity.step_functions`;
+:mod:`~blazar_core.capacity.search` finds free capacity and the earliest
+start, and :mod:`~blazar_core.capacity.units` says how much of a host one
+server can get at all.
 
 H is the number of hosts, S that of steps (at most two for each booking).
 """

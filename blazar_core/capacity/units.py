@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Units: how much of a host one server can get, whatever is booked there.
+"""Limits of one server on a host: how much of it placement can give to one.
 
 Placement takes all of a class of one request group from one provider, and
 only amounts that the provider's inventory allows. So a host with enough

@@ -15,13 +15,9 @@ property matches no comparison with it. An empty string or array is no
 condition: every host matches.
 
 ``["=", "$capabilities:gpu", "<in> A1"]`` asks for the property ``gpu`` in the
-words of extra specs of flavors (:mod:`blazar_core.common.host_properties`).
-
-Values of hosts that are compared as in the extra specs of flavors.
-
-``>= 8``, ``s== A100``, ``<in> A1``, ``<or> A100 <or> H100``, ``<all-in> aes``,
-``<range-in> [ 1 4 ]``; without an operator, equal as text. As in extra specs,
-``=`` means at least.
+words of extra specs of flavors: ``>= 8``, ``s== A100``, ``<in> A1``,
+``<or> A100 <or> H100``, ``<all-in> aes``, ``<range-in> [ 1 4 ]``; without an
+operator, equal as text. As in extra specs, ``=`` means at least.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Values that users write: what they mean, or which sentence answers them."""
+"""Parse values that users write, or answer them with a sentence."""
 
 import difflib
 import re

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What lines of the log are about.
+"""Add the ids of leases, projects and servers to lines of the log.
 
 The code that works on a lease says so once (:func:`about`), for all that is
 logged meanwhile in its thread, by whatever module or library. In a process

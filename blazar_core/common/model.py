@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The words of the books.
+"""Basic terms: host, booking, window, demand.
 
 Think of a hotel that also takes guests without a booking. A **host** is a
 house with a number of beds of several kinds (its *capacity*). A guest who

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every option of the project, in nova.conf's groups of our own.
-
-The options that limit what a project may have.
-"""
+"""The options of the project, in groups of its own in nova.conf."""
 
 import copy
 import typing as ty

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What threads do that look for something again and again."""
+"""Run functions periodically, each in a thread."""
 
 import threading
 import typing as ty

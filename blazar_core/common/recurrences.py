@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""When something recurs: an iCalendar RRULE (RFC 5545), in a time zone.
+"""Recurrence rules: an iCalendar RRULE (RFC 5545), in a time zone.
 
 What was decided:
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Words of sentences that are the same in all of them."""
+"""Wording that several messages share."""
 
 __all__ = ['count', 'duration']
 

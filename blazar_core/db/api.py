@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The connection to the books' own database."""
+"""Connections to the reservation database."""
 
 import contextlib
 import contextvars
@@ -79,7 +79,7 @@ class Database:
         self._probed = _in_time(
             url, circuit_breaker.PROBE_SECONDS, circuit_breaker.PROBE_SECONDS)
         clock = clock or clocks.SystemClock()
-        self.presence = circuit_breaker.DatabaseStatus(clock, self._probe)
+        self.status = circuit_breaker.DatabaseStatus(clock, self._probe)
         #: How the clock of the process differs from the database's.
         self.skew = clock_skew.ClockSkew(
             clock, conf.blazar.max_clock_skew, lambda: self.engine.connect())
@@ -165,7 +165,7 @@ class Database:
 
         :param decides: for something that depends on the time
         """
-        self.presence.check()
+        self.status.check()
         ended: list[ty.Any] = []
         try:
             if decides:
@@ -174,7 +174,7 @@ class Database:
         except Exception as exc:
             if not _is_away(exc):
                 raise
-            self.presence.doubt(exc)
+            self.status.doubt(exc)
             raise (errors.OutcomeUnknown if ended else
                    errors.DatabaseUnavailable) from exc
 

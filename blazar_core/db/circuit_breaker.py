@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whether the database of the books is there.
+"""Circuit breaker: stop using a database that does not answer.
 
 A thread that uses a database that is away waits, and waits again with every
 request. So the first thread without an answer marks the database as doubtful;

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What one process at a time does for all of them, again and again.
+"""Leader election: one process at a time does a periodic task for all of them.
 
-Whose turn it is stands in a row. A process takes it by compare and swap, and
-extends it while it is at work; when it is done it keeps the right to the next
-time, as it knows already what it saw. Of one that has died the turn runs out,
-and another one takes it. One that stood still meanwhile finds that out when it
-extends its turn; what it writes before that has to be guarded by itself.
+A row names the leader of each task. A process becomes the leader by compare
+and swap, extends its term while it works, and keeps the right to the next
+round, as it already knows what it saw. The term of a process that died
+expires, and another one takes over. A process that was suspended notices that
+when it extends its term; what it writes before that has to be guarded
+otherwise.
 """
 
 import typing as ty
@@ -37,12 +38,12 @@ _EXTEND = sa.update(_TURNS).where(_MINE).values(claimed_until=_UNTIL)
 #: It was asked for meanwhile, or is due later.
 _NEXT = sa.case((_TURNS.c.due_at > _NOW, _TURNS.c.due_at), else_=_NOW)
 _DONE = sa.update(_TURNS).where(_MINE).values(
-    claimed_until=_NEXT + sa.bindparam('patience', type_=sa.BigInteger))
+    claimed_until=_NEXT + sa.bindparam('worker_timeout', type_=sa.BigInteger))
 _LEAVE = sa.update(_TURNS).where(_MINE).values(
     worker=None, claimed_until=_TURNS.c.due_at)
 _LEAVE_UNDONE = sa.update(_TURNS).where(_MINE).values(
     worker=None, claimed_until=_NOW, due_at=_NOW)
-_HURRY = sa.update(_TURNS).where(_NAME).values(
+_TRIGGER = sa.update(_TURNS).where(_NAME).values(
     due_at=sa.case((_TURNS.c.due_at > _NOW, _NOW), else_=_TURNS.c.due_at),
     claimed_until=sa.case((_TURNS.c.claimed_until > _UNTIL, _UNTIL),
                           else_=_TURNS.c.claimed_until))
@@ -72,18 +73,18 @@ class Leader:
     :param name: what is done
     :param worker: who does it, unique among all processes
     :param interval: seconds from one beginning to the next one
-    :param patience: seconds without a sign of life after which a process
+    :param worker_timeout: seconds without a sign of life after which a process
         counts as dead
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 name: str, worker: str, interval: int, patience: int,
+                 name: str, worker: str, interval: int, worker_timeout: int,
                  ) -> None:
         self._database = database
         self._clock = clock
         self._mine = {'of': name, 'me': worker}
         self._interval = interval
-        self._patience = patience
+        self._worker_timeout = worker_timeout
 
     def take(self) -> int | None:
         """Take the turn, if it is due and nobody else has it.
@@ -95,7 +96,7 @@ class Leader:
 
     def _take(self) -> int | None:
         now = self._clock.now()
-        longest = 2 * (self._interval + self._patience)
+        longest = 2 * (self._interval + self._worker_timeout)
         # Mostly it is not, and a statement that writes would cost more.
         with self._database.connection() as connection:
             row = connection.execute(
@@ -106,8 +107,8 @@ class Leader:
                             else row.claimed_until)
             if now < again and row.claimed_until <= now + longest:
                 return again
-        values = {'next': now + self._interval, 'until': now + self._patience,
-                  'longest': longest}
+        values = {'next': now + self._interval, 'until': now +
+                  self._worker_timeout, 'longest': longest}
         with self._database.begin() as connection:
             if row is None:
                 connection.execute(_TURNS.insert().values(
@@ -116,7 +117,7 @@ class Leader:
                 return None
             taken = connection.execute(
                 _TAKE, {**self._mine, **values, 'now': now}).rowcount
-        return None if taken == 1 else now + self._patience
+        return None if taken == 1 else now + self._worker_timeout
 
     def extend(self) -> bool:
         """Tell the others that this process has not died.
@@ -125,13 +126,14 @@ class Leader:
         :raises DatabaseUnavailable: when the database does not answer
         """
         return self._write(
-            _EXTEND, until=self._clock.now() + self._patience)
+            _EXTEND, until=self._clock.now() + self._worker_timeout)
 
     def done(self) -> None:
         """It was done, and is this process's again the next time, unless
         that stays away then.
         """
-        self._write(_DONE, now=self._clock.now(), patience=self._patience)
+        self._write(_DONE, now=self._clock.now(),
+                    worker_timeout=self._worker_timeout)
 
     def leave(self, done: bool) -> None:
         """Let others have it: when it is due, or now if it was not done."""
@@ -140,12 +142,12 @@ class Leader:
         else:
             self._write(_LEAVE_UNDONE, now=self._clock.now())
 
-    def hurry(self) -> None:
+    def trigger(self) -> None:
         """Have it done from the beginning, now or after the time at which
         somebody is.
         """
         now = self._clock.now()
-        self._write(_HURRY, now=now, until=now + self._patience)
+        self._write(_TRIGGER, now=now, until=now + self._worker_timeout)
 
     def _write(self, statement: sa.Update, **values: int) -> bool:
         return self._database.retried(self._written, statement, values)

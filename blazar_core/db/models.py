@@ -4,11 +4,6 @@
 
 Times are whole seconds since the epoch, UTC: they compare and index alike on
 every database, and no driver converts them. Amounts of resources are JSON.
-
-What processes note beside the leases, as tables.
-
-No lease needs it: where a note is gone, something is told once more, or asked
-for once more.
 """
 
 import typing as ty

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where bookings could be that have no capacity where they are."""
+"""Alternative hosts for bookings that do not fit where they are."""
 
 import collections
 import dataclasses

@@ -2,25 +2,23 @@
 
 """Drain of hosts in maintenance, and evacuation of failed hosts.
 
-Servers of leases on a host that has failed are evacuated, where the operator
-wants that, and once it is certain that nothing runs there any more. Those on a
-host that is in maintenance, or soon will be, are live-migrated. Nova's
-scheduler chooses the host, by the rule; the booking follows its server
+Servers of leases on a failed host are evacuated if the operator has enabled
+it, and once it is certain that nothing runs there any longer. Those on a host
+that is in maintenance, or will be soon, are live-migrated. Nova's scheduler
+chooses the host, by the rule of capacity; the booking follows its server
 (:mod:`~blazar_core.lifecycle.reconciliation`).
 
+Nova says to which target hosts a server could go. Whether there is free
+capacity is looked up in the reservation database, together with the servers
+whose moves were requested just now.
+
 Servers within a lease of whole hosts that have no booking of their own are
-Nova's: the type of the reservation lists them. They leave a failed host for
-the other hosts of their lease, and for no host beside those.
+listed by the type of the reservation. They leave a failed host for other
+hosts of their lease only; placement is asked for free capacity there, and the
+target is recorded with the move.
 
-Each is a move (:mod:`~blazar_core.lifecycle.server_moves`) from when its host
-is away until it has left. Any number of processes may do this at the same
-time.
-
-A move is requested only if there is free capacity (:class:`TargetHosts`): on
-the hosts to which Nova says the server could go, as the reservation database
-counts, beside the servers whose moves were requested just now. It counts no
-servers within a lease of hosts: for those, placement is asked, and the target
-is recorded with the move.
+Each is a move (:mod:`~blazar_core.lifecycle.server_moves`) from the outage of
+its host until it has left. Idempotent; safe to run concurrently.
 """
 
 import collections
@@ -250,9 +248,9 @@ class Evacuation:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, cloud: cloud_api.Cloud,
                  interval: int, types: resource_types.ResourceTypes) -> None:
-        self._destinations = TargetHosts(
+        self._targets = TargetHosts(
             database, clock, admission, cloud)
-        self._moving = server_moves.ServerMoves(database, clock, cloud)
+        self._server_moves = server_moves.ServerMoves(database, clock, cloud)
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -386,8 +384,8 @@ class Evacuation:
             if one.server_id is None:
                 server_ids |= self._hosted(one)
         if server_ids:
-            self._moving.plan(first.lease_id, _REASONS[first.kind],
-                              first.host_id, sorted(server_ids))
+            self._server_moves.plan(first.lease_id, _REASONS[first.kind],
+                                    first.host_id, sorted(server_ids))
 
     def _hosted(self, one: ty.Any) -> set[str]:
         """The servers without a booking on a host that has failed.
@@ -415,10 +413,10 @@ class Evacuation:
         # It counts from before the commit: a process may stand still right
         # behind that.
         deadline = cloud_api.Deadline(self._clock, _SEND)
-        if not self._moving.put_off(move, server_moves.AGAIN):
+        if not self._server_moves.put_off(move, server_moves.AGAIN):
             return
         seen = self._cloud.look(move.server_id)
-        status = self._moving.judge(move, seen, one.uuid)
+        status = self._server_moves.next_status(move, seen, one.uuid)
         if status == states.Move.MOVED and one.booked:
             # Its booking follows in a moment, or it comes back here.
             return
@@ -426,7 +424,7 @@ class Evacuation:
                 status != states.Move.MOVED):
             status = states.Move.CANCELLED
         if status != move.status:
-            self._moving.write(move.lease_id, {move.id: status}, None,
+            self._server_moves.write(move.lease_id, {move.id: status}, None,
                                move.attempts)
         if status in states.MOVE.final():
             return
@@ -440,22 +438,22 @@ class Evacuation:
             LOG.warning('Lease %s: server %s stays on host %s, which is away: '
                         '%s', move.lease_id, move.server_id, one.name, why)
         if why in (alternatives.NO_ROOM, server_moves.LATE):
-            self._moving.put_off(move, _SOON)
+            self._server_moves.put_off(move, _SOON)
 
     def _request(self, one: _Leaving, deadline: cloud_api.Deadline,
                  ) -> str | None:
         """Request a move, if there is capacity; returns why not."""
         move = one.move
-        fit = self._destinations.fits(
+        fit = self._targets.fits(
             [move.server_id], one.uuid,
-        ) if one.booked else self._destinations.within(
+        ) if one.booked else self._targets.within(
             self._other_hosts(move, one.uuid),
             self._cloud.needs(move.server_id))
         if not fit.number:
             return alternatives.NO_ROOM
         LOG.info('Lease %s: server %s is to leave host %s, which is away',
                  move.lease_id, move.server_id, one.name)
-        return self._moving.request(move, functools.partial(
+        return self._server_moves.request(move, functools.partial(
             self._cloud.evacuate, move.server_id, move.lease_id,
         ) if one.failed else functools.partial(
             self._cloud.move, move.server_id, None, move.lease_id,
@@ -494,7 +492,7 @@ class Evacuation:
             elif why == '':
                 going.append(row)
         if going:
-            fit = self._destinations.fits(
+            fit = self._targets.fits(
                 [ty.cast(str, row.server_id) for row in going], uuid)
             found |= {row.id: alternatives.NO_ROOM
                       for row in going[fit.number:]}

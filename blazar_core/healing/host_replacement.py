@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Other hosts for what has no capacity where it is booked.
+"""Reassign bookings that do not fit, and replace failed hosts of leases.
 
-Any number of processes may look for them at the same time.
+A booking of a lease that has not started is reassigned to another host. A
+lease of whole hosts that has started keeps a failed one to its end, as
+servers of the lease may still be there, and gets one more host. When the
+failed host is back, the lease has both.
 
-One more host for a lease that has all of one that has failed.
-
-What such a host held before is not known while it is away: servers of the
-lease may still be there. So the lease keeps it to its end, and gets another
-one beside it; when the failed one is back, it has both.
-
-Any number of processes may do this at the same time.
+Idempotent; safe to run concurrently.
 """
 
 import collections
@@ -50,20 +47,20 @@ class BookingReassignment:
     """Binds bookings to other hosts.
 
     :param others: finds these hosts
-    :param rearranges: has some fall free
+    :param reshuffler: has some fall free
     :param notify: told of an event type and a lease
     """
 
     def __init__(
             self, database: api.Database, admission: admissions.Admission,
-            binding: reassignment.Reassignment,
-            others: alternatives.Alternatives, rearranges: reshuffle.Reshuffle,
+            reassigner: reassignment.Reassignment,
+            others: alternatives.Alternatives, reshuffler: reshuffle.Reshuffle,
             notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
         self._database = database
         self._admission = admission
-        self._binding = binding
+        self._reassigner = reassigner
         self._others = others
-        self._rearranging = rearranges
+        self._reshuffler = reshuffler
         self._notify = notify
 
     def bind_all(self, found: ty.Iterable[ty.Any]) -> bool:
@@ -87,7 +84,7 @@ class BookingReassignment:
                 helpless = [one for one, _lost in some[:bound]]
             else:
                 helpless = [one for one in helpless
-                            if self._rearranging.is_next(one)]
+                            if self._reshuffler.is_next(one)]
             for one in helpless:
                 with logs.about(*of[one]):
                     done &= self._find(one, ids[one])
@@ -175,7 +172,7 @@ class BookingReassignment:
         if case and case.rows and not move and None in lost.values():
             # It has lacked hosts before.
             whole = self._others.whole(case)
-            if whole and self._rearranging.free(
+            if whole and self._reshuffler.free(
                     reservation_id, *whole, case.reserved.hosts):
                 move = self._others.plan(case, lost)
         if not move:
@@ -197,7 +194,7 @@ class BookingReassignment:
         fault_points.fault_point(fault_points.FaultPoint.HEAL_PLANNED,
                                  moves[0].lease_id)
         with self._admission.deciding():
-            leases = self._binding.rebind(*moves)
+            leases = self._reassigner.rebind(*moves)
         if leases is None:
             raise api.Outdated('leases of which bookings have no capacity')
         fault_points.fault_point(fault_points.FaultPoint.HEAL_BOUND,
@@ -232,21 +229,21 @@ class HostReplacement:
     """Gives leases of whole hosts others beside those that have failed.
 
     :param wanted: says what reservations need
-    :param rearranges: has hosts fall free
+    :param reshuffler: has hosts fall free
     :param notify: told of an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
-                 binding: reassignment.Reassignment, wanted: demands.Demands,
-                 rearranges: reshuffle.Reshuffle, notify: ty.Callable[[
-                     str, lease_status.Lease], None]) -> None:
+                 reassigner: reassignment.Reassignment,
+                 wanted: demands.Demands, reshuffler: reshuffle.Reshuffle,
+                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
-        self._binding = binding
+        self._reassigner = reassigner
         self._wanted = wanted
-        self._rearranging = rearranges
+        self._reshuffler = reshuffler
         self._notify = notify
 
     def look(self) -> None:
@@ -293,11 +290,11 @@ class HostReplacement:
             anywhere = self._wanted.of(
                 case.reservation, case.reserved, None, begun=False)
             if isinstance(anywhere, refusals.Refusal) or (
-                    not self._rearranging.free(
+                    not self._reshuffler.free(
                         reservation_id, demand, window, case.own, anywhere)):
                 raise
             hosts = self._admission.pick(more, window)
-        lease = self._binding.add(
+        lease = self._reassigner.add(
             case.lease.id, case.lease.generation, reservation_id, hosts,
             window, demand.among)
         if lease is not None:

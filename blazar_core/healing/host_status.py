@@ -2,15 +2,15 @@
 
 """Which hosts have failed, and since when.
 
-Monitors say what they see; here it is decided what is believed. A host is
-believed to have failed when it has been seen so for a while, or when somebody
-is certain of it, and to be there again when it has been seen so for a while.
-As long as it is away, it is booked away from the moment at which that was
-believed until ``interval`` seconds from now. So what is there or begins until
-then is healed at once, by the :mod:`watch <blazar_core.healing.overbooking>`,
-and what begins later as it comes near: by then the host may be back.
+Monitors report what they see; this module decides what is believed. A host
+is marked as failed when it has been reported so for a while, or when a
+monitor is certain, and as recovered when it has been reported so for a while.
+While it is failed, an outage is booked from that moment until ``interval``
+seconds from now. So leases that run there or start until then are healed at
+once by the overbooking check (:mod:`blazar_core.healing.overbooking`), and
+later ones when their start comes near: the host may be back by then.
 
-Any number of processes may do this at the same time.
+Idempotent; safe to run concurrently.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
 
-__all__ = ['HostOutage', 'Down', 'HostStatus', 'LATE', 'Thresholds', 'Sight',
+__all__ = ['HostOutage', 'Down', 'HostStatus', 'LATE', 'Thresholds', 'Report',
            'away', 'counts']
 
 LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Down(ty.NamedTuple):
 
 #: By the uuid of a host, what is seen of it; None: it is up. Nothing is said
 #: of hosts that are not in it.
-Sight: ty.TypeAlias = ty.Mapping[str, Down | None]
+Report: ty.TypeAlias = ty.Mapping[str, Down | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,15 +89,15 @@ class HostStatus:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 patience: Thresholds,
+                 thresholds: Thresholds,
                  notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
         self.news = threading.Event()
         self._notify = notify
         self._database = database
         self._clock = clock
-        self._patience = patience
+        self._thresholds = thresholds
 
-    def see(self, sight: Sight) -> None:
+    def update(self, report: Report) -> None:
         """Write down what is seen of hosts.
 
         Where all hosts are up and were so, that is one SELECT. What is
@@ -105,10 +105,10 @@ class HostStatus:
         """
         with self._database.reader() as session:
             known = outages.failures(session)
-        doubtful = self._doubtful(sight, known)
+        doubtful = self._doubtful(report, known)
         unseen = {uuid: Down(row.reason) for uuid, row in known.items()
                   if row.began_at is not None}
-        for uuid, down in sorted({**unseen, **sight}.items()):
+        for uuid, down in sorted({**unseen, **report}.items()):
             if uuid not in doubtful and (down is not None or uuid in known):
                 self._tell(uuid, down)
 
@@ -127,14 +127,14 @@ class HostStatus:
             for lease in noted.leases:
                 self._notify(noted.event_type, lease)
 
-    def _doubtful(self, sight: Sight, known: ty.Mapping[str, models.Outage],
+    def _doubtful(self, report: Report, known: ty.Mapping[str, models.Outage],
                   ) -> set[str]:
         """The hosts that seem to be down where most of them do: then it is
         what reports of them that has failed.
         """
-        seeming = {uuid for uuid, down in sight.items()
+        seeming = {uuid for uuid, down in report.items()
                    if down is not None and not down.certain}
-        if 2 * len(seeming) <= len(sight):
+        if 2 * len(seeming) <= len(report):
             return set()
         doubtful = {uuid for uuid in seeming if uuid not in known or
                     known[uuid].began_at is None}
@@ -142,7 +142,7 @@ class HostStatus:
             LOG.error('%s of %s hosts seem to be down: none of them is '
                       'believed to have failed. Look after the message bus '
                       'and nova-conductor. If they have failed, force their '
-                      'nova-compute down.', len(seeming), len(sight))
+                      'nova-compute down.', len(seeming), len(report))
         return doubtful
 
     def _note(self, uuid: str, down: Down | None) -> _Noted | None:
@@ -192,12 +192,13 @@ class HostStatus:
                 self._go_on(session, now, outage)
                 return None
             if not down.certain and (
-                    now - outage.seen_at < self._patience.failed):
+                    now - outage.seen_at < self._thresholds.failed):
                 return None
-            outages.begin(session, now, outage, now + self._patience.interval)
+            outages.begin(session, now, outage, now +
+                          self._thresholds.interval)
             LOG.warning('Host %s has failed: %s What is promised there for '
                         'the next %s s is bound to other hosts', host.name,
-                        down.reason, self._patience.interval)
+                        down.reason, self._thresholds.interval)
             return _Noted('lease.degraded', _described(
                 session, outages.stranded(session, outage)))
 
@@ -207,7 +208,7 @@ class HostStatus:
             return True
         if outage.back_at is None:
             outage.back_at = now
-        return now - outage.back_at >= self._patience.back
+        return now - outage.back_at >= self._thresholds.back
 
     def _go_on(self, session: orm.Session, now: int, outage: models.Outage,
                ) -> None:
@@ -215,10 +216,10 @@ class HostStatus:
 
         In steps of a tenth, as each is a decision about the host.
         """
-        until = now + self._patience.interval
+        until = now + self._thresholds.interval
         # It ends later than that where a clock was ahead.
         if abs(until - outages.until(session, outage)) >= (
-                self._patience.interval // 10):
+                self._thresholds.interval // 10):
             assert outage.began_at is not None
             outages.last(session, now, outage,
                          model.Window(outage.began_at, until))

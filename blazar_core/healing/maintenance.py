@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts that their operator takes for a time.
+"""Maintenance of hosts, scheduled by their operator.
 
-From the moment on at which that is announced nothing else is booked there for
-that time, and what is promised there is bound to other hosts by the
-:mod:`watch <blazar_core.healing.overbooking>`, before anything happens. What
-runs there is moved when the time comes near
-(:mod:`~blazar_core.healing.evacuation`), and what cannot be is named
-beforehand, with its owners. When the time is over the host is there again by
-itself.
+Once maintenance is scheduled, the window is booked, and bookings of leases in
+it are reassigned to other hosts in advance, by the overbooking check
+(:mod:`blazar_core.healing.overbooking`). Running servers are moved when the
+window comes near (:mod:`~blazar_core.healing.evacuation`); servers that
+cannot be moved are listed beforehand, with their owners. The host is
+available again when the window ends.
 """
 
 import collections
@@ -64,16 +63,16 @@ class Maintenance:
     """Takes hosts for a time.
 
     :param others: knows what would be bound to other hosts
-    :param relocating: knows which servers would be moved to others
+    :param drain: knows which servers would be moved to others
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  others: alternatives.Alternatives,
-                 relocating: evacuation.Evacuation) -> None:
+                 drain: evacuation.Evacuation) -> None:
         self._database = database
         self._clock = clock
         self._others = others
-        self._relocating = relocating
+        self._drain = drain
 
     def planned(self, name: str) -> Planned | None:
         """For what time a host is taken; None: it is not.
@@ -146,7 +145,7 @@ class Maintenance:
         empty for those that would.
         """
         try:
-            found = self._relocating.obstacles(rows, uuid)
+            found = self._drain.obstacles(rows, uuid)
         except errors.CloudUnavailable as exc:
             return dict.fromkeys((row.id for row in rows), _UNKNOWN % exc)
         return {row.id: found.get(row.id, '') for row in rows}

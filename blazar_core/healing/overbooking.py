@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What was promised and does not fit any more, and what becomes of it.
+"""The overbooking check: reassign bookings that no longer fit their host.
 
-Nothing that is decided here breaks a promise. But a server may be forced onto
-a host or resized there, capacity shrinks, and hosts go. So the books are
-looked through every few seconds, and what has no room where it is booked is
-bound to another host, before it starts. Where none has room, the lease says
-so from that moment on, and gets its room as soon as there is some again.
+No decision overbooks a host. But an administrator may force or resize a
+server there, capacity shrinks, and hosts fail. So all bookings are compared
+with the capacity every few seconds. A booking that does not fit is reassigned
+to another host before its lease starts. If no host has free capacity, the
+lease is marked, and gets capacity as soon as there is some.
 
-Any number of processes may do this at the same time.
+Idempotent; safe to run concurrently.
 """
 
 import collections
@@ -56,31 +56,31 @@ class OverbookingCheck:
 
     :param opens: opens a sealed call
     :param notify: told of an event type and a lease
-    :param patience: seconds for which a server that overstays is no reason
-        to bind others elsewhere: their start waits for it
+    :param start_timeout: seconds for which a server that overstays is no
+        reason to bind others elsewhere: their start waits for it
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
-                 binding: reassignment.Reassignment, opens: ty.Callable[[
+                 reassigner: reassignment.Reassignment, opens: ty.Callable[[
                      str], str], types: resource_types.ResourceTypes,
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 patience: int) -> None:
+                 start_timeout: int) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
-        self._binding = binding
+        self._reassigner = reassigner
         wanted = demands.Demands(clock, opens, types)
         self._others = alternatives.Alternatives(
             database, clock, admission, wanted)
-        rearranges = reshuffle.Reshuffle(
-            database, clock, admission, binding, wanted, notify)
-        self._rebinding = host_replacement.BookingReassignment(
-            database, admission, binding, self._others, rearranges, notify)
-        self._replacing = host_replacement.HostReplacement(
-            database, clock, admission, binding, wanted, rearranges, notify)
+        reshuffler = reshuffle.Reshuffle(
+            database, clock, admission, reassigner, wanted, notify)
+        self._booking_reassignment = host_replacement.BookingReassignment(
+            database, admission, reassigner, self._others, reshuffler, notify)
+        self._host_replacement = host_replacement.HostReplacement(
+            database, clock, admission, reassigner, wanted, reshuffler, notify)
         self._notify = notify
-        self._patience = patience
+        self._start_timeout = start_timeout
         #: By host, the generation at which nothing could be done for it, and
         #: that at which this was told.
         self._left: dict[int, int] = {}
@@ -122,7 +122,7 @@ class OverbookingCheck:
             if again or self._left.get(host.id) != host.generation
             for row in self._too_many(host, now)])
         if not tried_all:
-            self._replacing.look()
+            self._host_replacement.look()
         if not tried_all or self._tried is not None:
             # A server within a lease of hosts goes where that has gone.
             self._try_again(self._homeless(now))
@@ -157,7 +157,7 @@ class OverbookingCheck:
         self._tried = None
 
     def _bind_all(self, found: ty.Iterable[ty.Any]) -> None:
-        if not self._rebinding.bind_all(found):
+        if not self._booking_reassignment.bind_all(found):
             # The next look does not go by what this one has seen.
             self._news = -1
 
@@ -174,7 +174,7 @@ class OverbookingCheck:
                 continue
             with contextlib.suppress(errors.NotFound):
                 leases = self._database.retried(
-                    self._binding.rebind, reassignment.Reassigned(
+                    self._reassigner.rebind, reassignment.Reassigned(
                         row.id, row.generation, {}))
                 if leases is not None:
                     self._notify('lease.update', *leases)
@@ -212,7 +212,7 @@ class OverbookingCheck:
                 continue
             if _may_move(row):
                 loose.append(row)
-            elif row.end_date > now or row.end_date + self._patience <= now:
+            elif not row.end_date <= now < row.end_date + self._start_timeout:
                 line.apply(host.id, rule.occupied(
                     row.start_date, row.end_date, row.claimed_at, now),
                     row.resources, 1)

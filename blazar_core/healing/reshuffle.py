@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Other hosts for leases that come later, so that one is free for all of a
-time in which enough are at each instant.
+"""Reshuffle later leases over the hosts, so that one host is free for all of
+a window in which enough hosts are free at each instant.
 
 A lease of whole hosts that has lost one may find none that is free until its
-end, as each is booked at another time of it. Leases that have not begun do
-not mind which hosts they get, as long as these are what they asked for. So
-they are dealt out anew: in the order in which they begin, each booking gets a
-host that is free then, its own if that is. Where all hosts are alike and only
-what has begun is where it is, this finds a way whenever there is one, within
-the limits below: it is the colouring of intervals, in which no colour can be
-wrong.
+end, as each is booked at another time. Leases that have not started may get
+any hosts that fulfil their request. So they are dealt out anew: in the order
+of their starts, each booking gets a host that is free then, its own if that
+is. Where all hosts are alike and only leases that have started are fixed,
+this finds a way whenever there is one, within the limits below: it is the
+colouring of intervals, where any free colour is right.
 """
 
 import typing as ty
@@ -59,10 +58,11 @@ class Reshuffle:
     :param notify: told of an event type and a lease
     """
 
-    def __init__(self, database: api.Database, clock: clocks.Clock,
-                 admission: admissions.Admission,
-                 binding: reassignment.Reassignment, wanted: demands.Demands,
-                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+    def __init__(
+            self, database: api.Database, clock: clocks.Clock,
+            admission: admissions.Admission,
+            reassigner: reassignment.Reassignment, wanted: demands.Demands,
+            notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
         self._database = database
         self._clock = clock
         self._rests_until = self._rests_since = 0.0
@@ -71,7 +71,7 @@ class Reshuffle:
         self._asked: dict[str, float] = {}
         self._vain: dict[str, float] = {}
         self._admission = admission
-        self._binding = binding
+        self._reassigner = reassigner
         self._wanted = wanted
         self._notify = notify
 
@@ -218,7 +218,7 @@ class Reshuffle:
             by_lease.setdefault((row.lease_id, row.generation), []).append(
                 (row, host_id))
         with self._admission.deciding():
-            leases = self._binding.rebind(*(reassignment.Reassigned(
+            leases = self._reassigner.rebind(*(reassignment.Reassigned(
                 lease_id, seen, {row.id: host_id for row, host_id in some},
                 among=demand.among, before={
                     row.host_id for row, _host_id in some})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""New leases are committed with the operator's budget service.
+"""Commit new leases with the operator's budget service.
 
 Neither side can undo what the other has written, and either may die between
 two steps. So that nothing is charged for a lease that does not exist:
@@ -32,7 +32,7 @@ from blazar_core.db import models
 from blazar_core.leases import new_leases
 from blazar_core.plugins import resource_types
 
-__all__ = ['BudgetCommits', 'Commit', 'settle']
+__all__ = ['BudgetCommits', 'Commit', 'confirm']
 
 LOG = logging.getLogger(__name__)
 
@@ -149,8 +149,8 @@ class BudgetCommits:
             _forget(connection, unknown)
 
 
-def settle(connection: sa.Connection,
-           leases: ty.Iterable[new_leases.NewLease]) -> None:
+def confirm(connection: sa.Connection,
+            leases: ty.Iterable[new_leases.NewLease]) -> None:
     """Delete the intents of committed leases, in the transaction that makes
     them.
 

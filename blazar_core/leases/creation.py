@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How leases are made: by a request, or by an offer that is accepted."""
+"""Create leases, by a request or from an offer that is accepted."""
 
 import dataclasses
 import itertools
@@ -42,12 +42,12 @@ class LeaseCreation:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
                  types: resource_types.ResourceTypes,
-                 charges: budget_commits.BudgetCommits) -> None:
+                 commits: budget_commits.BudgetCommits) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._types = types
-        self._charges = charges
+        self._commits = commits
 
     def check(self, new: NewLease) -> None:
         """Make sure that there is room now; books nothing.
@@ -91,7 +91,7 @@ class LeaseCreation:
         :raises CloudUnavailable: when that service does not answer
         """
         may_wait = new.request.patience is not None and head_start is None
-        with self._charges.committed(
+        with self._commits.committed(
                 [new], None if may_wait else self.check) as [committed]:
             lease = self._create(committed, sealed, head_start, may_wait)
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
@@ -190,7 +190,7 @@ class LeaseCreation:
         granted = planned[0].new.granted
         if granted is not None:
             granted.lock(connection)
-        budget_commits.settle(connection, [one.new for one in planned])
+        budget_commits.confirm(connection, [one.new for one in planned])
         if granted is not None:
             granted.confirm(connection, [
                 (one.picked, one.new.booked) for one in planned])
@@ -225,7 +225,7 @@ class LeaseCreation:
         offered = dataclasses.replace(new, reservations=tuple(
             dataclasses.replace(one, server_ids=())
             for one in new.reservations))
-        with self._charges.committed(
+        with self._commits.committed(
                 [offered], self.check) as [committed]:
             return self._admission.admit(
                 offered.demands, offered.booked,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What lets us act for the owners of leases, sealed."""
+"""Credentials for acting for the owners of leases, encrypted."""
 
 import typing as ty
 
@@ -27,7 +27,7 @@ class Credentials:
         self._database = database
         self._clock = clock
 
-    def entrust(self, lease_id: str, sealed: str) -> list[str]:
+    def store(self, lease_id: str, sealed: str) -> list[str]:
         """Keep what lets us act for the owner of a lease.
 
         :param sealed: it, sealed
@@ -35,9 +35,9 @@ class Credentials:
             What may be in use is revoked with the lease
         :raises NotFound: when the lease was withdrawn
         """
-        return self._database.retried(self._entrust, lease_id, sealed)
+        return self._database.retried(self._store, lease_id, sealed)
 
-    def _entrust(self, lease_id: str, sealed: str) -> list[str]:
+    def _store(self, lease_id: str, sealed: str) -> list[str]:
         with self._database.writer() as session:
             return self.put(session, api.locked(session, lease_id), sealed)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The events of a lease, as they are written."""
+"""Rows of the events of a lease."""
 
 import typing as ty
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What only one server at a time can have: ports, fixed IPs, volumes.
+"""Exclusive resources: ports, fixed IPs and volumes, for one server at a time.
 
 What the servers of a boot need of these, and what servers that run have when
 they come under a lease, is kept in the ``spec`` of their reservation, as

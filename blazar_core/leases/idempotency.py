@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests for a lease that come twice.
+"""Idempotency keys of requests for leases.
 
 A client that gets no answer asks again, and does not know whether the lease
 exists already. So a request may carry a key; the key is written down in the

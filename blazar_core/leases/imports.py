@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Adopting leases that were made elsewhere: all of them stays as it was.
+"""Import leases that were created elsewhere, unchanged.
 
-Its ids, its dates and its hosts are given, and nothing is searched for. The
-rule of the books holds all the same: what would overbook a host is refused.
+Ids, dates and hosts are given, and nothing is searched for. The rule of
+capacity holds: an import that would overbook a host is refused.
 """
 
 import collections

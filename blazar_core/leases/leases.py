@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases: the parts that make, change and find them, put together."""
+"""Leases: the parts that create, update and find them, put together."""
 
 import typing as ty
 
@@ -21,8 +21,8 @@ from blazar_core.plugins import resource_types
 
 __all__ = ['Charge', 'Leases']
 
-#: The arguments of :class:`~.charging.BudgetCommits` for a budget service;
-#: none: there is no service.
+#: The arguments of :class:`~.budget_commits.BudgetCommits` for a budget
+#: service; none: there is no service.
 Charge: ty.TypeAlias = tuple[()] | tuple[budget_commits.Commit, int]
 
 
@@ -36,15 +36,15 @@ class Leases:
                  admission: admissions.Admission,
                  types: resource_types.ResourceTypes,
                  charge: Charge = ()) -> None:
-        charges = budget_commits.BudgetCommits(database, clock, types, *charge)
-        self.making = creation.LeaseCreation(
-            database, clock, admission, types, charges)
-        self.changing = updates.LeaseUpdates(database, clock, admission, types)
-        self.binding = reassignment.Reassignment(database, clock, types)
-        self.joining = members.Members(database, clock, types, charges)
-        self.owning = transfer.Transfer(database, clock, types)
-        self.recurring = series.Series(
-            database, clock, admission, self.making, charges)
-        self.places = slots.Slots(database, clock)
+        commits = budget_commits.BudgetCommits(database, clock, types, *charge)
+        self.creation = creation.LeaseCreation(
+            database, clock, admission, types, commits)
+        self.updates = updates.LeaseUpdates(database, clock, admission, types)
+        self.reassignment = reassignment.Reassignment(database, clock, types)
+        self.members = members.Members(database, clock, types, commits)
+        self.transfer = transfer.Transfer(database, clock, types)
+        self.series = series.Series(
+            database, clock, admission, self.creation, commits)
+        self.slots = slots.Slots(database, clock)
         self.credentials = credentials.Credentials(database, clock)
-        self.servers = lookup.Lookup(database, clock)
+        self.lookup = lookup.Lookup(database, clock)

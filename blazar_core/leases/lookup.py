@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the books know of servers, and of the reservations that they name."""
+"""Look up the leases and reservations of servers."""
 
 import typing as ty
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that run already, and come under a lease.
+"""Add running servers to a lease.
 
-What they take was usage without an end, and is a booking until the end of the
-lease from then on: it never takes more than before, and nothing is searched
-for.
+Until then the servers are usage without an end; from then on they have
+bookings until the end of the lease. That never takes more capacity than
+before, so nothing is searched for.
 """
 
 import collections
@@ -68,11 +68,11 @@ class Members:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  types: resource_types.ResourceTypes,
-                 charges: budget_commits.BudgetCommits) -> None:
+                 commits: budget_commits.BudgetCommits) -> None:
         self._database = database
         self._clock = clock
         self._types = types
-        self._charges = charges
+        self._commits = commits
 
     def reservations(self, joiners: ty.Collection[NewMember],
                      ) -> tuple[creation.NewReservation, ...]:
@@ -94,7 +94,7 @@ class Members:
             meanwhile, or a lease was made with its key
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
-        with self._charges.committed([new]) as [committed]:
+        with self._commits.committed([new]) as [committed]:
             lease = self._database.retried(self._create, committed, joiners)
         LOG.info('Lease %s (%s) of project %s: servers %s came under it, '
                  'until %s', lease['id'], lease['name'], new.project_id,
@@ -208,7 +208,7 @@ def _lock(connection: sa.Connection, granted: limits.Granted | None,
     """Begin a transaction that gives a project more than it has."""
     if granted is not None:
         granted.lock(connection)
-    budget_commits.settle(connection, new)
+    budget_commits.confirm(connection, new)
     if granted is not None:
         granted.confirm(connection)
 

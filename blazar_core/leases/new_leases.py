@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What new leases are, and the rows that they are written as."""
+"""New leases, and the rows that they are written as."""
 
+import collections
 import dataclasses
-import types
 import typing as ty
 
 from oslo_utils import uuidutils
@@ -150,16 +150,17 @@ class Rows:
 
         :param edits: the bookings that are written with them
         """
-        as_row = types.SimpleNamespace
-        return views.describe(as_row(
-            **self.lease,
-            events=[as_row(**event) for event in sorted(
-                self.events, key=lambda event: (event['time'], event['id']))],
-            reservations=[as_row(
-                **reservation, bookings=[
-                    edit.new for edit in edits if edit.new is not None and
-                    edit.new.reservation_id == reservation['id']])
-                for reservation in self.reservations]))
+        bookings = collections.defaultdict(list)
+        for edit in edits:
+            if edit.new is not None and edit.new.reservation_id is not None:
+                bookings[edit.new.reservation_id].append(edit.new)
+        return views.describe_rows(
+            models.Lease(**self.lease),
+            [views.ReservationRow(**row) for row in self.reservations],
+            sorted((views.EventRow(**{
+                name: row[name] for name in views.EventRow._fields})
+                for row in self.events), key=lambda one: (one.time, one.id)),
+            bookings)
 
 
 class Planned(ty.NamedTuple):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Binding what was promised to other hosts."""
+"""Reassign bookings of leases to other hosts."""
 
 import typing as ty
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is asked of leases, when it has been understood."""
+"""Requests for leases, as parsed."""
 
 import dataclasses
 import enum

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a reservation may become, and what of it stays.
-
-What becomes of the bookings of a lease that is changed.
-
-Which hosts a lease that is changed needs, and what stays where it is.
-"""
+"""Resize reservations: which bookings stay, and which hosts are needed."""
 
 import collections
 import dataclasses

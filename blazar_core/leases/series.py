@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Leases that recur: many that were asked for at once, and are shown as one.
+"""Series of leases: requested at once by a recurrence rule, shown as one.
 
-Each occurrence is a lease like any other, so that nothing of what begins,
-ends, moves and heals leases knows of them. What they have in common is told
-by :class:`blazar_core.db.models.Recurrence`, whose id is that of all together.
+Each occurrence is an ordinary lease, so that the code that starts, ends,
+moves and heals leases does not know of series. What they have in common is in
+:class:`blazar_core.db.models.Recurrence`, whose id is that of the series.
 """
 
 import collections
@@ -45,13 +45,13 @@ class Series:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
-                 making: creation.LeaseCreation,
-                 charges: budget_commits.BudgetCommits) -> None:
+                 creator: creation.LeaseCreation,
+                 commits: budget_commits.BudgetCommits) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
-        self._making = making
-        self._charges = charges
+        self._creator = creator
+        self._commits = commits
 
     # -- making them ---------------------------------------------------------
 
@@ -68,7 +68,7 @@ class Series:
         check_apart([new.booked for new in leases])
         fits, left_out, first = [], [], None
         for new in leases:
-            refusal = self._making.quote(new)
+            refusal = self._creator.quote(new)
             if refusal is None:
                 fits.append(new)
                 continue
@@ -105,7 +105,7 @@ class Series:
         """
         def write(connection: sa.Connection, picked: list[selection.Picked],
                   ) -> list[_Lease]:
-            made = self._making.write(connection, zip(
+            made = self._creator.write(connection, zip(
                 committed, sealed, picked, strict=True))
             connection.execute(models.Recurrence.__table__.insert().values(
                 id=recurrence_id, rule=asked.rule, timezone=asked.timezone,
@@ -114,7 +114,7 @@ class Series:
                 created_at=self._clock.now()))
             return made
 
-        with self._charges.committed(leases) as committed:
+        with self._commits.committed(leases) as committed:
             made = self._admission.admit_all(
                 [(new.demands, new.booked) for new in leases], write,
                 leases[0].host_bound)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Growth: servers of a lease that are to take more than is booked for them.
+"""Growth of servers beyond their bookings.
 
 A resize within a lease, a resize that is reverted, and a server that was
 resized in an occurrence before make a booking larger. They are within the

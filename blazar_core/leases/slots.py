@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The places of a reservation, which servers take when they come.
+"""Slots of a reservation, which servers take when they are built.
 
-Whether anybody has used what a lease holds.
-
-A lease is used from the first time on that servers are let into one
-of its reservations, and for ever: what has been used once is no no-show. One
-that comes with a boot is used when it is made.
+A lease is used once servers have been let into one of its reservations, and
+stays used: it is no no-show later. A lease that was created by a boot is used
+from the beginning.
 """
 
 import typing as ty
@@ -36,9 +34,8 @@ class Slots:
         self._database = database
         self._clock = clock
 
-    def occupy(self, reservation_id: str, project_id: str,
-               server_ids: ty.Sequence[str], sealed: str | None = None,
-               ) -> bool:
+    def take(self, reservation_id: str, project_id: str,
+             server_ids: ty.Sequence[str], sealed: str | None = None) -> bool:
         """Give places of a reservation to servers that are about to be built.
 
         They come together, and so their hosts are of one kind.
@@ -50,7 +47,7 @@ class Slots:
         :raises ReservationFull: when too few places are left
         """
         return self._database.retried(
-            self._occupy, reservation_id, project_id, server_ids, sealed)
+            self._take, reservation_id, project_id, server_ids, sealed)
 
     def dispatch(self, server_id: str) -> bool:
         """Take the right to send the build of servers that have slots.
@@ -66,8 +63,8 @@ class Slots:
             return bool(connection.execute(
                 _DISPATCH, {'server': server_id}).rowcount)
 
-    def _occupy(self, reservation_id: str, project_id: str,
-                server_ids: ty.Sequence[str], sealed: str | None) -> bool:
+    def _take(self, reservation_id: str, project_id: str,
+              server_ids: ty.Sequence[str], sealed: str | None) -> bool:
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -126,11 +123,11 @@ class Slots:
             raise _none(reservation_id)
         return lease_id
 
-    def vacate(self, server_ids: ty.Collection[str]) -> None:
+    def free(self, server_ids: ty.Collection[str]) -> None:
         """Take back :meth:`occupy`, for servers that will not be built."""
-        self._database.retried(self._vacate, server_ids)
+        self._database.retried(self._free, server_ids)
 
-    def _vacate(self, server_ids: ty.Collection[str]) -> None:
+    def _free(self, server_ids: ty.Collection[str]) -> None:
         with self._database.writer() as session:
             session.execute(
                 sa.update(models.Booking)

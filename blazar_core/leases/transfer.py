@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""To whom a lease belongs: it is handed over to another project or user."""
+"""Transfer leases to another project or user."""
 
 import dataclasses
 import typing as ty
@@ -81,10 +81,11 @@ class Transfer:
                 (held := session.get(models.HeldBuild, lease_id)) is not None
                 and not held.only_if_lost)
 
-    def hand_over(self, lease_id: str, seen: int, owner: Owner,
-                  granted: limits.Granted | None, keep_trust: bool,
-                  back: bool = False, also: _Also | None = None,
-                  ) -> tuple[dict[str, ty.Any], list[str]]:
+    def transfer(self, lease_id: str, seen: int, owner: Owner,
+                 granted: limits.Granted | None, keep_trust: bool,
+                 back: bool = False,
+                 also: _Also | None = None) -> tuple[dict[str, ty.Any],
+                                                     list[str]]:
         """Give a lease to another project or user.
 
         :param seen: its generation when this was decided
@@ -100,13 +101,12 @@ class Transfer:
         :raises LimitExceeded: when others made meanwhile have what it needs
         """
         return self._database.retried(
-            self._hand_over, lease_id, seen, owner, granted, keep_trust, back,
+            self._transfer, lease_id, seen, owner, granted, keep_trust, back,
             also)
 
-    def _hand_over(self, lease_id: str, seen: int, owner: Owner,
-                   granted: limits.Granted | None, keep_trust: bool,
-                   back: bool, also: _Also | None,
-                   ) -> tuple[dict[str, ty.Any], list[str]]:
+    def _transfer(self, lease_id: str, seen: int, owner: Owner,
+                  granted: limits.Granted | None, keep_trust: bool, back: bool,
+                  also: _Also | None) -> tuple[dict[str, ty.Any], list[str]]:
         with self._database.connection() as connection:
             before = connection.scalar(sa.select(
                 models.Lease.project_id).where(models.Lease.id == lease_id))

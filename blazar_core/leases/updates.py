@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How leases are changed: their time, their size, their name, their events."""
+"""Update leases: window, size, name, events."""
 
 import dataclasses
 import itertools

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Usage: what a project has in its leases, and when it has most of it."""
+"""Usage of a project by its leases, and its peak."""
 
 import collections
 import dataclasses
@@ -132,7 +132,7 @@ def host_bound(connection: sa.Connection, project_id: str,
 
     :param lease_ids: those of leases that get others than they have; None: a
         new one
-    :param times: see :class:`.picking.HostBound`
+    :param times: see :class:`.selection.HostBound`
     :param wanted: the ids of hosts that it would get; None: any
     :returns: None: it has reservations on all of these already
     """

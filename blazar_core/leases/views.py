@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases: how they are found and told to others."""
+"""Find leases, and show them as dicts."""
 
 import collections
 import dataclasses
 import math
-import types
 import typing as ty
 
 import sqlalchemy as sa
@@ -19,7 +18,8 @@ from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['DELETING', 'Query', 'describe', 'get', 'is_near_end', 'listed',
+__all__ = ['DELETING', 'EventRow', 'Query', 'ReservationRow', 'describe',
+           'describe_rows', 'get', 'is_near_end', 'listed',
            'owner_of_deleted', 'page', 'status']
 
 #: What users see of a lease whose deletion is under way.
@@ -61,6 +61,55 @@ class Query:
     limit: int = 1000
     paged: bool = True
     occurrences: bool = False
+
+
+class EventRow(ty.NamedTuple):
+    """What is shown of an event."""
+
+    id: str
+    lease_id: str
+    event_type: str
+    status: str
+    time: int
+    created_at: int
+    updated_at: int
+    action: str | None
+
+
+class ReservationRow(ty.NamedTuple):
+    """What is shown of a reservation."""
+
+    id: str
+    lease_id: str
+    resource_type: str
+    status: str
+    amount: int
+    created_at: int
+    updated_at: int
+    resources: model.Resources
+    params: dict[str, ty.Any] | None
+    spec: dict[str, ty.Any] | None
+    moved_at: int | None
+
+
+class _BookingRow(ty.NamedTuple):
+    """What is shown of a booking."""
+
+    id: str
+    reservation_id: str
+    server_id: str | None
+    status: str
+    host_id: int | None
+    host_failed_at: int | None
+    failed_at: int | None
+
+
+#: So many fields are in the same column of the statement of :func:`_parts`,
+#: whatever the row; the others have one each.
+_SAME = 7
+_OWN: dict[str, sa.ColumnElement[ty.Any]] = {
+    **dict.fromkeys(('resources', 'params', 'spec', 'moved_at'), sa.null()),
+    'action': sa.cast(sa.null(), sa.String(16))}
 
 
 #: Not over. By their names, so that an index finds them.
@@ -223,89 +272,73 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
 
     :param most: only the first ones, with about so many parts
     """
-    done = 0
-    parts: list[ty.Any] = []
-    while done < len(found) and len(parts) < most:
-        parts += _parts(session, [
-            row.id for row in found[done:done + _AT_ONCE]])
-        done += _AT_ONCE
-    parts.sort(key=_position)
+    done, read = 0, 0
     bookings = collections.defaultdict(list)
     reservations = collections.defaultdict(list)
     events = collections.defaultdict(list)
-    for part in parts:
-        if part.kind == 'b':
-            bookings[part.owner].append(types.SimpleNamespace(
-                server_id=part.name, host_id=part.number,
-                host_failed_at=part.created_at, failed_at=part.updated_at))
-    for part in parts:
-        if part.kind == 'r':
-            reservations[part.owner].append(types.SimpleNamespace(
-                id=part.id, lease_id=part.owner, resource_type=part.name,
-                status=part.status, amount=part.number,
-                resources=part.resources, params=part.params,
-                spec=part.spec, moved_at=part.moved_at,
-                created_at=part.created_at,
-                updated_at=part.updated_at, bookings=bookings[part.id]))
-        elif part.kind == 'e':
-            events[part.owner].append(types.SimpleNamespace(
-                id=part.id, lease_id=part.owner, event_type=part.name,
-                status=part.status, time=part.number, action=part.action,
-                created_at=part.created_at, updated_at=part.updated_at))
-    return [describe(types.SimpleNamespace(
-        **row._mapping, reservations=reservations[row.id],
-        events=events[row.id])) for row in found[:done]]
+    while done < len(found) and read < most:
+        for part in _parts(session, [
+                row.id for row in found[done:done + _AT_ONCE]]):
+            read += 1
+            if isinstance(part, _BookingRow):
+                bookings[part.reservation_id].append(part)
+            elif isinstance(part, EventRow):
+                events[part.lease_id].append(part)
+            else:
+                reservations[part.lease_id].append(part)
+        done += _AT_ONCE
+    # In the order of the tables' relationships.
+    for rows in bookings.values():
+        rows.sort(key=lambda row: int(row.id))
+    return [describe_rows(
+        row, sorted(reservations[row.id], key=lambda one: one.id),
+        sorted(events[row.id], key=lambda one: (one.time, one.id)), bookings)
+        for row in found[:done]]
 
 
 def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
-           ) -> ty.Sequence[ty.Any]:
-    """Reservations, events and what is told of bookings, by one statement.
+           ) -> ty.Iterator[EventRow | ReservationRow | _BookingRow]:
+    """Read reservations, events and bookings of leases, by one statement.
 
-    A place with no server yet is not spoken of where its host is well.
+    Slots without a server are left out, unless their host has failed.
     """
-    reservation, event, booking = (
-        models.Reservation, models.Event, models.Booking)
-
-    def part(kind: str, *columns: ty.Any) -> sa.Select[ty.Any]:
-        names = ('id', 'owner', 'name', 'status', 'number', 'created_at',
-                 'updated_at', 'resources', 'params', 'spec', 'moved_at',
-                 'action')
-        return sa.select(sa.literal_column(f"'{kind}'").label('kind'), *(
-            column.label(name)
-            for name, column in zip(names, columns, strict=True)))
-
-    # The first of the three says what the columns are.
-    text = [sa.null()] * 4
-    none = sa.cast(sa.null(), sa.String(16))
-    return session.execute(sa.union_all(
-        part('r', reservation.id, reservation.lease_id,
-             reservation.resource_type, reservation.status,
-             sa.cast(reservation.amount, sa.BigInteger),
-             reservation.created_at, reservation.updated_at,
-             reservation.resources, reservation.params, reservation.spec,
-             reservation.moved_at, none)
+    reservation, booking = models.Reservation, models.Booking
+    rows = {one.__name__: one for one in (
+        ReservationRow, EventRow, _BookingRow)}
+    # The first of the three says what the types of the columns are.
+    found = session.execute(sa.union_all(
+        _columns(ReservationRow, reservation, amount=sa.cast(
+            reservation.amount, sa.BigInteger))
         .where(reservation.lease_id.in_(lease_ids)),
-        part('e', event.id, event.lease_id, event.event_type, event.status,
-             event.time, event.created_at, event.updated_at, *text,
-             event.action)
-        .where(event.lease_id.in_(lease_ids)),
-        part('b', sa.cast(booking.id, sa.String(36)), booking.reservation_id,
-             booking.server_id, sa.literal_column("''"), booking.host_id,
-             booking.host_failed_at, booking.failed_at, *text, none)
+        _columns(EventRow, models.Event)
+        .where(models.Event.lease_id.in_(lease_ids)),
+        _columns(_BookingRow, booking, id=sa.cast(booking.id, sa.String(36)),
+                 status=sa.literal_column("''"))
         .join(booking.reservation).where(
             reservation.lease_id.in_(lease_ids),
             sa.or_(booking.server_id.is_not(None),
                    booking.host_id.is_(None),
-                   booking.host_failed_at.is_not(None))),
-    )).all()
+                   booking.host_failed_at.is_not(None))))).all()
+    for part in found:
+        kind = rows[part.kind]
+        yield kind(*part[1:1 + _SAME], *(
+            getattr(part, name) for name in kind._fields[_SAME:]))
 
 
-def _position(part: ty.Any) -> tuple[ty.Any, ...]:
-    """Where a part stands: among its like as the tables' relationships say.
+def _columns(kind: type[ty.Any], table: ty.Any, **instead: ty.Any,
+             ) -> sa.Select[ty.Any]:
+    """Select the fields of a row, with null for what only others have.
+
+    :param instead: by field, of the columns that are not the table's as such
     """
-    if part.kind == 'b':
-        return part.kind, int(part.id)
-    return part.kind, part.number if part.kind == 'e' else 0, part.id
+    fields = kind._fields
+    own = dict(_OWN) | {name: getattr(table, name)
+                        for name in fields[_SAME:]}
+    return sa.select(
+        sa.literal_column(f"'{kind.__name__}'").label('kind'),
+        *((instead[name] if name in instead else getattr(table, name)).label(
+            name) for name in fields[:_SAME]),
+        *(column.label(name) for name, column in own.items()))
 
 
 def status(lease: ty.Any) -> str:
@@ -316,23 +349,35 @@ def status(lease: ty.Any) -> str:
     return str(lease.status)
 
 
-def describe(lease: ty.Any) -> dict[str, ty.Any]:
-    """What there is to say of a row of a lease; no secrets in it.
+def describe(lease: models.Lease) -> dict[str, ty.Any]:
+    """Return what is shown of a lease; see :func:`describe_rows`."""
+    return describe_rows(lease, lease.reservations, lease.events, {
+        one.id: one.bookings for one in lease.reservations})
+
+
+def describe_rows(lease: ty.Any, reservations: ty.Sequence[ty.Any],
+                  events: ty.Sequence[ty.Any],
+                  bookings: ty.Mapping[str, ty.Sequence[ty.Any]],
+                  ) -> dict[str, ty.Any]:
+    """Return what is shown of a lease and its parts; no secrets in it.
 
     Times are seconds since the epoch, as in the row. ``degraded`` says that
     some reservation has ``missing_resources`` (a booking without a host, on
     one that has failed under its server, or of a server that was not built)
     or ``resources_changed`` (it has other hosts than when it was made, and is
     not over).
+
+    :param lease: a row of it, or the mapped object; so of its parts
+    :param bookings: by reservation
     """
-    reservations = [_describe_reservation(one, lease.status)
-                    for one in lease.reservations]
+    described = [_describe_reservation(one, bookings.get(one.id, ()),
+                                       lease.status) for one in reservations]
     return {
         'id': lease.id, 'name': lease.name, 'status': status(lease),
         'status_reason': conditions.status_reason(lease.conditions),
         'conditions': [dict(one) for one in lease.conditions or ()],
         'degraded': any(one['missing_resources'] or one['resources_changed']
-                        for one in reservations),
+                        for one in described),
         'project_id': lease.project_id, 'user_id': lease.user_id,
         **{name: getattr(lease, name) for name in (
             'start_date', 'end_date', 'before_end_date', 'on_end',
@@ -341,13 +386,13 @@ def describe(lease: ty.Any) -> dict[str, ty.Any]:
         'lease_type': lease.lease_type, 'retry_until': lease.retry_until,
         'recurrence_id': lease.recurrence_id,
         'warnings': [*preflight(lease), *(
-            sentence for one in lease.reservations
-            for sentence in _lacks(one, lease.status))],
-        'reservations': reservations,
+            sentence for one in reservations for sentence in _lacks(
+                one, bookings.get(one.id, ()), lease.status))],
+        'reservations': described,
         'events': [{name: getattr(event, name) for name in (
             'id', 'lease_id', 'event_type', 'time', 'status', 'created_at',
             'updated_at')} | {'action': _action(event)}
-            for event in lease.events
+            for event in events
             if not states.EventType.is_internal(event.event_type)],
     }
 
@@ -373,8 +418,9 @@ def _action(event: ty.Any) -> str | None:
     return None
 
 
-def _describe_reservation(reservation: ty.Any, status: str,
-                          ) -> dict[str, ty.Any]:
+def _describe_reservation(
+        reservation: ty.Any, bookings: ty.Sequence[ty.Any],
+        status: str) -> dict[str, ty.Any]:
     """
     :param status: that of its lease
     """
@@ -386,9 +432,9 @@ def _describe_reservation(reservation: ty.Any, status: str,
         # While it waits for capacity it has had no host yet.
         'missing_resources': status not in states.SEEKING and any(
             booking.host_id is None or booking.host_failed_at is not None or
-            booking.failed_at is not None for booking in reservation.bookings),
+            booking.failed_at is not None for booking in bookings),
         'resources_changed': _has_moved(reservation, status),
-        'servers': [booking.server_id for booking in reservation.bookings
+        'servers': [booking.server_id for booking in bookings
                     if booking.server_id is not None],
     }
 
@@ -398,7 +444,8 @@ def _has_moved(reservation: ty.Any, status: str) -> bool:
             status not in states.LEASE.final())
 
 
-def _lacks(reservation: ty.Any, status: str) -> ty.Iterator[str]:
+def _lacks(reservation: ty.Any, bookings: ty.Sequence[ty.Any], status: str,
+           ) -> ty.Iterator[str]:
     """What the owner of a lease should know of a reservation.
 
     Not what ``status_reason`` says: that its capacity is gone, or that a
@@ -407,8 +454,7 @@ def _lacks(reservation: ty.Any, status: str) -> ty.Iterator[str]:
     :param status: that of the lease
     """
     which = f'reservation {reservation.id}'
-    failed = sum(one.host_failed_at is not None
-                 for one in reservation.bookings)
+    failed = sum(one.host_failed_at is not None for one in bookings)
     whole = model.HOST in reservation.resources
     if failed and whole:
         yield (f'{words.count(failed, "host")} of {which} failed. Another '

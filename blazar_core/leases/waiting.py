@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The reasons of leases without capacity yet, and which lease of a project
-is next.
+"""Reasons of leases that wait for capacity, and which lease of a project is
+next.
 """
 
 import sqlalchemy as sa

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a lease needs that has no capacity yet, and how it gets that.
+"""The admission queue: leases that wait for capacity.
 
-Those that wait for it are tried again and again
-(:mod:`blazar_core.lifecycle.admission_queue`); for others it is made
-(:mod:`blazar_core.lifecycle.best_effort`).
+A lease is tried at the times that its user asked for, and whenever a host has
+changed. Leases of one project are served in the order of their requests; of
+several projects, the one that has waited longest since it got capacity comes
+first. A lease whose last try fails gets an error status, with the reason.
 
-Leases that wait for room.
-
-They are tried at the times that were asked for, and as soon as something has
-changed on a host. Those of a project come one after the other, in the order
-in which they were asked for; of several projects the one comes first that has
-waited longest since it got something. A lease that has had its last try
-fails, and says why.
-
-Any number of processes may do this at the same time.
+Capacity for leases of the kind best effort is made free by
+:mod:`blazar_core.lifecycle.best_effort`. Idempotent; safe to run
+concurrently.
 """
 
 import dataclasses
@@ -232,12 +227,12 @@ class AdmissionQueue:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  index: booking_index.Index,
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 seeking: DeferredAdmission) -> None:
+                 deferred: DeferredAdmission) -> None:
         self._database = database
         self._clock = clock
         self._index = index
         self._notify = notify
-        self._seeking = seeking
+        self._deferred = deferred
         #: What the hosts were like when those were tried for which there was
         #: no room, and whether that was all of them.
         self._news = -1
@@ -255,7 +250,7 @@ class AdmissionQueue:
         line = self._line()
         if not line:
             return
-        self._seeking.forget()
+        self._deferred.forget()
         with self._index.fresh():
             # Room comes only by a decision about a host.
             news = sum(host.generation for host in self._index.hosts.values())
@@ -278,7 +273,7 @@ class AdmissionQueue:
         """Try a lease; says whether it waits no more."""
         self._tried.add(lease_id)
         try:
-            why = self._seeking.admit(lease_id)
+            why = self._deferred.admit(lease_id)
         except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
             LOG.warning('Lease %s waits for capacity, and it cannot be found '
                         'out now whether there is some: %s', lease_id, exc)
@@ -312,7 +307,7 @@ class AdmissionQueue:
         try:
             # The last time everybody is tried.
             why = (self._behind(lease) if left > 0 else '') or (
-                self._seeking.admit(lease_id))
+                self._deferred.admit(lease_id))
         except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
             # However long it takes: it is not the lease that fails.
             return lease_status.RetryAfter(

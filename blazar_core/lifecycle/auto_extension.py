@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that are prolonged by themselves, while there is room.
+"""Extend leases automatically, while there is free capacity.
 
-Some time before its end (:func:`blazar_core.leases.events.extension`) such a
-lease gets a later one as if its user had asked for it: by the same guarded
-decision, and within the same limits. That moves its events, this one too.
+Some time before its end (:func:`blazar_core.leases.events.extension`) the
+lease gets a later end as if its user had asked for it: by the same guarded
+decision, within the same limits. Its events move, this one too.
 """
 
 import dataclasses

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Best effort: servers of others are moved to free capacity for a lease.
+"""Best effort: migrate servers of others, so that a lease gets capacity.
 
-:class:`MovePlanning` finds in memory which servers move where, and records the
-plan as a whole: the moves (:mod:`~blazar_core.lifecycle.server_moves`), and
-bookings for the lease where it is going to be. They count from then on, beside
-those of the servers that are still there, so that nothing else gets the
-capacity that these leave.
+A plan is made in memory and written as a whole: which server moves where, and
+the bookings of the lease. The rule of capacity keeps all others from these
+hosts from that moment on. A move that fails is planned around. Moves of a
+process that died go on, and another process follows them up.
 
-:class:`BestEffort` requests the moves, and plans again where one fails. When
-the capacity is free the lease gets it as one that has waited for it
-(:mod:`~blazar_core.lifecycle.admission_queue`).
-
-How often servers are migrated for others is limited (:class:`Pace`), and
-counted by the rows of their moves, which are kept for at least
+How often servers are migrated for a project is counted by the rows of moves,
+which outlive their lease by at least
 :data:`blazar_core.leases.lease_purge.LEAST_AGE` seconds.
+
+When there is free capacity, the lease is admitted like any other that waits
+(:mod:`blazar_core.lifecycle.admission_queue`).
 """
 
 import collections
@@ -175,14 +173,14 @@ class MovePlanning:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, cloud: cloud_api.Cloud,
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 seeking: admission_queue.DeferredAdmission, most: int,
+                 deferred: admission_queue.DeferredAdmission, most: int,
                  pace: Pace = Pace()) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._cloud = cloud
         self._notify = notify
-        self._seeking = seeking
+        self._deferred = deferred
         self._most = most
         self._pace = pace
 
@@ -210,7 +208,7 @@ class MovePlanning:
         :returns: why there is no plan
         :raises LostRace: when somebody decided about a host of it meanwhile
         """
-        wanted = self._seeking.needs(lease_id)
+        wanted = self._deferred.needs(lease_id)
         if isinstance(wanted, refusals.Refusal):
             return wanted.sentence()
         now = self._clock.now()
@@ -231,14 +229,14 @@ class MovePlanning:
         for whole in {demand.whole for demand in wanted.values()}:
             alike = {one: demand for one, demand in wanted.items()
                      if demand.whole is whole}
-            scene = self._admission.freeing.scene(
+            inputs = self._admission.planner_inputs.read(
                 [demand.fewest() for demand in alike.values()], window,
                 [row for row in own if row.host_id is not None],
                 {*resting, *(move.server_id for move in (*asked, *others))},
                 [(move.target, move.resources) for move in others
                  if move.target is not None])
             most = self._most - len(asked)
-            made = self._best(scene, self._movable(scene), min(
+            made = self._best(inputs, self._movable(inputs), min(
                 most, left.remaining) - len(plan.moves), known)
             if made is None:
                 return ' '.join([
@@ -246,11 +244,11 @@ class MovePlanning:
                     f'than {self._most} would have to be.',
                     *said(
                         self._per_hour, self._pace.interval, left, most,
-                        resting, {host_id for wish in scene.wishes
+                        resting, {host_id for wish in inputs.wishes
                                   for host_id in wish.hosts})])
             plan.picked.update(zip(alike, made.picked, strict=True))
             plan.moves.extend(made.moves)
-            plan.generations.update(scene.generations)
+            plan.generations.update(inputs.generations)
         described = self._write(
             lease_id, lease.project_id, plan, wanted, others)
         if described:
@@ -272,16 +270,16 @@ class MovePlanning:
 
     def _movable(
             self,
-            scene: consolidation.PlannerInput) -> list[move_planner.Movable]:
+            inputs: consolidation.PlannerInput) -> list[move_planner.Movable]:
         """The servers that may be moved at all."""
-        asked = [*scene.ordinary, *scene.leased]
+        asked = [*inputs.ordinary, *inputs.leased]
         found = self._cloud.movable([one.server_id for one in asked]) if (
             asked and self._most) else {}
-        leased = {one.server_id for one in scene.leased}
+        leased = {one.server_id for one in inputs.leased}
         return [one for one in asked if found.get(one.server_id, False) or
                 one.server_id in found and one.server_id not in leased]
 
-    def _best(self, scene: consolidation.PlannerInput,
+    def _best(self, inputs: consolidation.PlannerInput,
               movable: ty.Sequence[move_planner.Movable], most: int,
               known: dict[str, frozenset[str]]) -> move_planner.Plan | None:
         """The best plan by which every server goes where it may.
@@ -291,16 +289,16 @@ class MovePlanning:
         for _round in range(_ROUNDS):
             bound = [one if one.server_id not in known else one._replace(
                 targets=frozenset(
-                    scene.ids[uuid] for uuid in known[one.server_id]
-                    if uuid in scene.ids)) for one in movable]
-            made = move_planner.plan(scene.places, bound, scene.wishes, most)
+                    inputs.ids[uuid] for uuid in known[one.server_id]
+                    if uuid in inputs.ids)) for one in movable]
+            made = move_planner.plan(inputs.places, bound, inputs.wishes, most)
             if made is None:
                 return None
             unknown = [move.server_id for move in made.moves
                        if move.server_id not in known]
             if not unknown:
                 complete = move_planner.is_complete(
-                    scene.places, bound, scene.wishes, made)
+                    inputs.places, bound, inputs.wishes, made)
                 if not complete:
                     LOG.error('A plan is not complete, which is a fault of '
                               'the planner: %s', made)
@@ -445,15 +443,16 @@ class BestEffort:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, notify: ty.Callable[[
                      str, lease_status.Lease], None],
-                 seeking: admission_queue.DeferredAdmission,
+                 deferred: admission_queue.DeferredAdmission,
                  plans: MovePlanning) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
-        self._seeking = seeking
+        self._deferred = deferred
         self._plans = plans
-        self._moving = server_moves.ServerMoves(database, clock, cloud, notify)
+        self._server_moves = server_moves.ServerMoves(database, clock, cloud,
+                                                      notify)
 
     def go_on(self, lease_id: str) -> lease_status.Result:
         """Do what can be done for a lease now.
@@ -494,7 +493,7 @@ class BestEffort:
         for move in self._moves(lease_id):
             if move.status in states.UNSETTLED:
                 try:
-                    status = self._moving.judge(
+                    status = self._server_moves.next_status(
                         move, self._cloud.look(move.server_id),
                         self._uuid(move.source))
                 except errors.CloudUnavailable as exc:
@@ -505,7 +504,7 @@ class BestEffort:
                 if status != move.status:
                     news[move.id] = status
         if news:
-            self._moving.write(lease_id, news)
+            self._server_moves.write(lease_id, news)
             fault_points.fault_point(fault_points.FaultPoint.ROOM_SEEN,
                                      lease_id)
         return self._moves(lease_id)
@@ -516,7 +515,7 @@ class BestEffort:
         under_way = sum(move.status in states.UNSETTLED for move in moves)
         for move in moves:
             if move.status == states.Move.PLANNED and under_way < AT_ONCE:
-                why = self._moving.request(
+                why = self._server_moves.request(
                     move, functools.partial(self._carry_out, move))
                 under_way += not why
                 if why:
@@ -549,7 +548,7 @@ class BestEffort:
     def _try(self, lease_id: str) -> str | None:
         """Give a lease its room; says why there is none, None: it has it."""
         try:
-            return self._seeking.admit(lease_id)
+            return self._deferred.admit(lease_id)
         except (errors.CloudUnavailable, errors.ConcurrentUpdate,
                 errors.DecryptionError) as exc:
             return str(exc)

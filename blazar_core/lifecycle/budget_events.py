@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The operator's budget service is notified of changes and ends of leases.
+"""Notify the operator's budget service of changes and ends of leases.
 
 Each notification is an event of the lease, written by the transaction that
 changed or ended it, and is carried out until the service has answered. It may

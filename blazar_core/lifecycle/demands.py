@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What reservations need of hosts as of now, by the word of the cloud."""
+"""Current demands of reservations, as the cloud reports them."""
 
 import dataclasses
 import typing as ty

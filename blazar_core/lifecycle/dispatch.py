@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Permits to send builds: one process gets each, once.
+"""Dispatch builds, each once.
 
-The one gate through which builds are sent.
+A process that wants to send builds gets a permit in the database, in the
+transaction that records the dispatch; a build has at most one.
 """
 
 import functools

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers without a lease that would be over by now, if they had one.
+"""Notify operators of servers that a lease by default would have ended.
 
 An operator who considers making every boot a lease learns by this what such
 leases would end. The servers have neither a lease nor a booking, and a failure

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How events went: written down of them, and in their leases.
+"""Carry out due events, each by one worker.
 
-Due events, each carried out by one worker.
+An event is a row with a due time. A worker claims one
+(:mod:`~blazar_core.lifecycle.event_queue`), and extends its claim while the
+action runs; the claims of a worker that died expire, and others take them. So
+an action may run again after a crash, and is written for that. Events run
+concurrently in a bounded pool: a slow lease delays no other, and slow actions
+get a part of the workers only. The engine sleeps until the next due time.
 
-An event is a row with a due time. A worker claims one (:mod:`the queue
-<blazar_core.lifecycle.event_queue>`), and keeps extending its claim while the
-action runs; the claims of a worker that died run out and fall to the
-others. Actions may therefore run again after a crash, and are written for
-that. Due events run side by side in a bounded pool: one slow lease delays
-no other, and what takes its time has a part of the workers only. Between
-them the engine sleeps until the next due time.
-
-The pauses of what is put off grow, until something happens to it.
+The result of an event is written to its row and to its lease in one
+transaction, by the owner of the claim. The pauses of deferred events grow,
+until something changes for them.
 """
 
 import collections
@@ -205,7 +204,7 @@ class Engine:
         lease_ids = [claim.lease_id for claim in claims
                      if claim.event_type == states.EventType.START]
         try:
-            return self._lifecycle.starting.read(
+            return self._lifecycle.lease_start.read(
                 lease_ids) if len(lease_ids) > 1 else {}
         except errors.DatabaseUnavailable:
             # Each of them finds that out for itself.
@@ -214,16 +213,6 @@ class Engine:
             LOG.exception('Leases that start could not be read together; '
                           'they are read one by one')
             return {}
-
-    def run_due(self) -> int:
-        """Carry out, here and now, what is due; returns how many events."""
-        count = 0
-        while claims := self._claim_due(1):
-            for claim in claims:
-                self._hold(claim)
-                self._carry_out(claim)
-                count += 1
-        return count
 
     def wake(self) -> None:
         """Look at the events again: something has changed."""
@@ -234,12 +223,12 @@ class Engine:
         self._stopping.set()
         self._wake.set()
 
-    def expedite(self, lease_id: str, host_id: int | None) -> None:
+    def trigger(self, lease_id: str, host_id: int | None) -> None:
         """A server of a lease has gone: try now what was put off for that.
 
         :param host_id: where it was; others may have waited for its room
         """
-        self._database.retried(self._queue.expedite, lease_id, host_id)
+        self._database.retried(self._queue.trigger, lease_id, host_id)
         self.wake()
 
     # -- claims ------------------------------------------------------------
@@ -371,7 +360,7 @@ class Engine:
                 states.EventType.RETRY, states.EventType.MAKE_ROOM,
                 states.EventType.CHANGED, states.EventType.EXTEND,
                 states.EventType.CHARGE, states.EventType.REFUND):
-            self._lifecycle.starting.give_up(
+            self._lifecycle.lease_start.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
                     self._outcomes.update, claim, None,
                     status=states.Event.ERROR, attempts=attempts))
@@ -408,15 +397,15 @@ def _action(life: handlers.Handlers, claim: event_queue.Claim,
     kinds = states.EventType
     actions: dict[str, ty.Callable[[str], lease_status.Result]] = {
         kinds.START: functools.partial(
-            life.starting.start, when_due=True, read=read),
-        kinds.END: functools.partial(life.ending.end, when_due=True),
-        kinds.EXPIRE: life.ending.expire,
-        kinds.RETRY: life.retrying.due,
-        kinds.MAKE_ROOM: life.making_room.go_on,
-        kinds.EXTEND: life.extending.extend,
-        kinds.CHANGED: life.telling.changed,
-        kinds.CHARGE: life.billing.charge,
-        kinds.REFUND: life.billing.refund}
+            life.lease_start.start, when_due=True, read=read),
+        kinds.END: functools.partial(life.lease_end.end, when_due=True),
+        kinds.EXPIRE: life.lease_end.expire,
+        kinds.RETRY: life.admission_queue.due,
+        kinds.MAKE_ROOM: life.best_effort.go_on,
+        kinds.EXTEND: life.auto_extension.extend,
+        kinds.CHANGED: life.notices.changed,
+        kinds.CHARGE: life.budget_events.charge,
+        kinds.REFUND: life.budget_events.refund}
     return actions.get(claim.event_type, functools.partial(
-        life.telling.happen, event_type=claim.event_type,
+        life.notices.happen, event_type=claim.event_type,
         event_id=claim.event_id))

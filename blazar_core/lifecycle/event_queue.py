@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The events that are due, and whose they are.
+"""Due events, and the workers that own them.
 
-A worker takes an event by compare-and-swap, writing its name and until when
-the claim holds. A project with many due events does not delay the others: a
-free worker goes to the project for which the fewest are at work. Starts and
-ends of leases go before notifications, and what is tried for the first time
-before what was put off. What takes its time, because it does more than
-to tell, is taken by as few workers as the engine says.
+A worker claims an event by compare and swap, with its name and until when the
+claim is valid. A project with many due events does not delay the others: a
+free worker serves the project for which the fewest workers are busy. Starts
+and ends of leases come before notifications, and first tries before deferred
+events. Slow actions are taken by a limited number of workers.
 """
 
 import collections
@@ -303,7 +302,7 @@ class EventQueue:
         with self._database.connection() as connection:
             return connection.scalar(_NEXT if slow else _NEXT_QUICK)
 
-    def expedite(self, lease_id: str, host_id: int | None) -> None:
+    def trigger(self, lease_id: str, host_id: int | None) -> None:
         """Make due what was put off, of a lease and of others on a host."""
         now = self._clock.now()
         with self._database.writer() as session:

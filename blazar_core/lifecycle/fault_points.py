@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The points of a lease's life, or a host's, at which a process may die."""
+"""Fault points, at which tests let a process die."""
 
 import enum
 

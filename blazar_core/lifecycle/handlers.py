@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The life of leases, as the books have it.
+"""The handlers that move leases, put together.
 
-Two kinds of things move a lease. Its **events** are carried out by the
-engine (:mod:`blazar_core.lifecycle.engine`): its start, its end, and what is
-told in between. What is **seen** of its servers in the cloud, by a
-notification or by a comparison, is told to :meth:`Reconciliation.observe
-<blazar_core.lifecycle.reconciliation.Reconciliation.observe>`. Every step
-locks the lease's row first, and every one may be done again without harm.
+A lease moves by its **events**, which the engine carries out
+(:mod:`blazar_core.lifecycle.engine`), and by what is **observed** of its
+servers in the cloud, by a notification or by periodic sync
+(:meth:`Reconciliation.observe
+<blazar_core.lifecycle.reconciliation.Reconciliation.observe>`). Each step
+locks the row of the lease first, and is idempotent.
 """
 
 import typing as ty
@@ -44,7 +44,7 @@ class Handlers:
 
     :param opens: opens a sealed call
     :param notify: told of an event type and a lease, e.g. ``lease.create``
-    :param patience: seconds a start waits for its host to be left
+    :param start_timeout: seconds a start waits for its host to be left
     :param lost_after: seconds that a build has not been on its way after
         which no process works on it any more
     :param end_timeout: seconds after an end after which servers are deleted
@@ -60,7 +60,7 @@ class Handlers:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, cloud: cloud_api.Cloud,
                  opens: ty.Callable[[str], str], notify: ty.Callable[[
-                     str, lease_status.Lease], None], patience: int,
+                     str, lease_status.Lease], None], start_timeout: int,
                  lost_after: int, types: resource_types.ResourceTypes,
                  policies: end_policies.Policies, end_timeout: int = 0,
                  no_shows: tuple[int, int] = (0, 0),
@@ -68,40 +68,42 @@ class Handlers:
                  _change: None, moves: int = 0,
                  pace: best_effort.Pace = best_effort.Pace(),
                  budget: budget_events.Budget | None = None) -> None:
-        self.closing = lease_close.LeaseClose(
+        self.lease_close = lease_close.LeaseClose(
             database, clock, cloud, opens, notify, types)
-        self.leaving = server_removal.ServerRemoval(
-            database, clock, cloud, notify, self.closing)
-        self.observing = reconciliation.Reconciliation(
-            database, clock, cloud, notify, self.closing, self.leaving)
-        self.sending = dispatch.Dispatch(
+        self.server_removal = server_removal.ServerRemoval(
+            database, clock, cloud, notify, self.lease_close)
+        self.reconciliation = reconciliation.Reconciliation(
+            database, clock, cloud, notify, self.lease_close,
+            self.server_removal)
+        self.dispatch = dispatch.Dispatch(
             database, clock, cloud, opens, notify)
-        self.starting = lease_start.LeaseStart(
-            database, clock, cloud, notify, patience, self.sending,
-            self.closing, types, kept_servers.KeptServers(
-                database, clock, cloud, notify, self.observing,
-                self.closing))
-        self.lost = lost_builds.LostBuilds(
-            database, clock, cloud, lost_after, self.sending, self.observing)
-        self.ending = lease_end.LeaseEnd(
-            database, clock, notify, self.closing, lease_end.ServerEnds(
-                cloud, self.observing, self.leaving, policies),
-            policies, patience, end_timeout)
-        self.extending = auto_extension.AutoExtension(
+        self.lease_start = lease_start.LeaseStart(
+            database, clock, cloud, notify, start_timeout, self.dispatch,
+            self.lease_close, types, kept_servers.KeptServers(
+                database, clock, cloud, notify, self.reconciliation,
+                self.lease_close))
+        self.lost_builds = lost_builds.LostBuilds(
+            database, clock, cloud, lost_after, self.dispatch,
+            self.reconciliation)
+        self.lease_end = lease_end.LeaseEnd(
+            database, clock, notify, self.lease_close, lease_end.ServerEnds(
+                cloud, self.reconciliation, self.server_removal, policies),
+            policies, start_timeout, end_timeout)
+        self.auto_extension = auto_extension.AutoExtension(
             database, clock, updates.LeaseUpdates(
                 database, clock, admission, types), granting, notify)
         self.no_shows = no_show_check.NoShows(
             database, clock, notify, *no_shows)
-        self.seeking = admission_queue.DeferredAdmission(
+        self.deferred_admission = admission_queue.DeferredAdmission(
             database, clock, admission, opens, types, notify)
-        self.retrying = admission_queue.AdmissionQueue(
-            database, clock, admission.index, notify, self.seeking)
-        self.making_room = best_effort.BestEffort(
-            database, clock, cloud, notify, self.seeking,
-            best_effort.MovePlanning(
-                database, clock, admission, cloud, notify, self.seeking,
-                moves, pace))
-        self.telling = notices.Notices(
-            database, clock, notify, self.closing, snapshots.Snapshots(
-                database, clock, cloud, self.closing, types), types)
-        self.billing = budget_events.BudgetEvents(database, clock, budget)
+        self.admission_queue = admission_queue.AdmissionQueue(
+            database, clock, admission.index, notify, self.deferred_admission)
+        self.best_effort = best_effort.BestEffort(
+            database, clock, cloud, notify, self.deferred_admission,
+            best_effort.MovePlanning(database, clock, admission, cloud, notify,
+                                     self.deferred_admission, moves, pace))
+        self.notices = notices.Notices(
+            database, clock, notify, self.lease_close, snapshots.Snapshots(
+                database, clock, cloud, self.lease_close, types), types)
+        self.budget_events = budget_events.BudgetEvents(database, clock,
+                                                        budget)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Servers that are kept from one occurrence of a lease to the next.
+"""Servers that a series keeps from one occurrence to the next.
 
-Between two of them they are shelved, and of no lease. When the next one
-begins they get the capacity that is booked for them there, and are brought
-back.
+Between two occurrences they are shelved and belong to no lease. When the next
+one starts, they get its bookings and are restored.
 """
 
 import typing as ty
@@ -71,14 +70,14 @@ class KeptServers:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, notify: ty.Callable[[
                      str, lease_status.Lease], None],
-                 observing: reconciliation.Reconciliation,
-                 closing: lease_close.LeaseClose) -> None:
+                 reconciler: reconciliation.Reconciliation,
+                 closer: lease_close.LeaseClose) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
-        self._observing = observing
-        self._closing = closing
+        self._reconciler = reconciler
+        self._closer = closer
 
     def resume(self, lease_id: str, when_due: bool) -> lease_status.Result:
         """Bring the servers of a lease back; done when they run. Safe to
@@ -110,10 +109,10 @@ class KeptServers:
             servers = lease_status.servers(lease)
             deadline = cloud_api.Deadline(self._clock, min(
                 _WAKE, lease.end_date - self._clock.now()))
-        credential = self._closing.credential(lease_id)
+        credential = self._closer.credential(lease_id)
         for server_id in servers:
             seen = self._cloud.look(server_id)
-            self._observing.observe(server_id, seen)
+            self._reconciler.observe(server_id, seen)
             if seen.rest is cloud_api.RestingState.SHELVED or seen.busy:
                 waiting.append(server_id)
             if seen.rest is cloud_api.RestingState.SHELVED and not seen.busy:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A lease is over: no server can use it, and nothing of it is left.
+"""Close leases that are over, and clean their hosts.
 
-Cleaning: what a reservation had is made ready for the next lease.
-
-It begins when no server is there any more, and until it is over the
-reservation holds its hosts: their capacity is free when they really are.
+A closed lease lets no server in, and its credentials are deleted. Cleaning
+starts when no server of the reservation is left. Until it is done the
+reservation keeps its hosts, so that free capacity is really free.
 """
 
 import typing as ty
@@ -114,7 +113,7 @@ class LeaseClose:
         """
         closed = Closed([*kind.guests(reserved)], [])
         if closed.guests:
-            self._cleaning.soil(kind, reserved)
+            self._cleaning.mark_dirty(kind, reserved)
         elif (again := self._cleaning.clean(kind, reserved)) is not None:
             closed.again.append(again)
         if closed.done:
@@ -340,13 +339,13 @@ class Cleaning:
                 f'its hosts are kept free for {held.left} s yet')
         return None
 
-    def soil(self, kind: resource_types.BaseResourceType,
-             reserved: resource_types.ReservationContext) -> None:
+    def mark_dirty(self, kind: resource_types.BaseResourceType,
+                   reserved: resource_types.ReservationContext) -> None:
         """A server is there, or has come back: nothing is clean."""
         if kind.has_hosts:
-            self._database.retried(self._soil, reserved.id)
+            self._database.retried(self._mark_dirty, reserved.id)
 
-    def _soil(self, reservation_id: str) -> None:
+    def _mark_dirty(self, reservation_id: str) -> None:
         with self._database.writer() as session:
             session.execute(
                 sa.update(models.Host)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The end of one server: what its policy says, one step after the other.
+"""End leases: notify before the end, then apply the end policy to each server.
 
-Each time it is looked how far the server has come, so that it does not matter
-which worker goes on.
-
-The end of a lease, and what is told before it.
+The steps of a policy are carried out one after the other. Each time the
+server is looked up first, so that any worker may continue.
 """
 
 import typing as ty
@@ -41,12 +39,12 @@ class ServerEnds:
     """Brings servers whose lease is over to their end."""
 
     def __init__(self, cloud: cloud_api.Cloud,
-                 observing: reconciliation.Reconciliation,
-                 leaving: server_removal.ServerRemoval,
+                 reconciler: reconciliation.Reconciliation,
+                 removal: server_removal.ServerRemoval,
                  policies: end_policies.Policies) -> None:
         self._cloud = cloud
-        self._observing = observing
-        self._leaving = leaving
+        self._reconciler = reconciler
+        self._removal = removal
         self._policies = policies
 
     def bring(self, ended: end_policies.EndedServer,
@@ -76,7 +74,7 @@ class ServerEnds:
             asked = self._ask(ended, its[0])
         for _step in range(len(its) + 1):
             seen = self._cloud.look(ended.server_id)
-            self._observing.observe(ended.server_id, seen)
+            self._reconciler.observe(ended.server_id, seen)
             if asked is None and its != last and not its[-1].for_guests and (
                     seen.state is not cloud_api.ServerState.RUNNING):
                 # There is nothing to be kept.
@@ -112,7 +110,7 @@ class ServerEnds:
         if seen.state is cloud_api.ServerState.GONE:
             return None
         self._cloud.release(ended.server_id)
-        if self._leaving.let_go(
+        if self._removal.remove_server(
                 ended.lease_id, ended.server_id, seen.host is not None):
             return None
         moving = end_policies.moving(its, self._policies)
@@ -153,24 +151,24 @@ class LeaseEnd:
     """Ends leases.
 
     :param notify: told of an event type and a lease
-    :param patience: seconds for which an end waits for another process that
-        has its policy, if this one does not
+    :param start_timeout: seconds for which an end waits for another process
+        that has its policy, if this one does not
     :param limit: seconds after which servers are deleted whatever else was to
         become of them; 0: never
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 closing: lease_close.LeaseClose, server_ends: ServerEnds,
-                 policies: end_policies.Policies, patience: int,
+                 closer: lease_close.LeaseClose, server_ends: ServerEnds,
+                 policies: end_policies.Policies, start_timeout: int,
                  limit: int) -> None:
         self._database = database
         self._clock = clock
         self._notify = notify
-        self._closing = closing
+        self._closer = closer
         self._server_ends = server_ends
         self._policies = policies
-        self._patience = patience
+        self._start_timeout = start_timeout
         self._limit = limit
 
     def expire(self, lease_id: str) -> lease_status.Result:
@@ -248,7 +246,7 @@ class LeaseEnd:
         if isinstance(begun, lease_status.RetryAfter):
             return begun
         fault_points.fault_point(fault_points.FaultPoint.END_BEGUN, lease_id)
-        closed = self._closing.close(lease_id)
+        closed = self._closer.close(lease_id)
         ends_of = begun.servers | {
             one: begun.others for one in closed.guests}
         if ends_of and begun.grace > 0:
@@ -256,7 +254,7 @@ class LeaseEnd:
             return lease_status.RetryAfter(
                 min(begun.grace, lease_status.LONGEST_PAUSE),
                 lease_status.GRACE.message)
-        credential = self._closing.credential(lease_id, any(
+        credential = self._closer.credential(lease_id, any(
             one.needs_owner for its in ends_of.values() for one in its)
         ) if ends_of else None
         waiting = {server_id: why for server_id, its in ends_of.items()
@@ -284,7 +282,7 @@ class LeaseEnd:
                 if again is lease_close.FAILED else lease_status.CLEANING)
             return again
         if not self._database.retried(
-                self._closing.finish_if_empty, lease_id, closed=True):
+                self._closer.finish_if_empty, lease_id, closed=True):
             return lease_status.RetryAfter(lease_status.AGAIN,
                                            'another server has come')
         return None
@@ -328,11 +326,11 @@ class LeaseEnd:
             name = end_policies.DELETE if lease.deleted_at is not None else (
                 kept_servers.on_end(session, lease))
             if end_policies.missing(name, self._policies):
-                if when_due and now < lease.end_date + self._patience:
+                if when_due and now < lease.end_date + self._start_timeout:
                     return lease_status.RetryAfter(lease_status.AWAY, (
                         f'nothing installed here knows how to {name} its '
                         f'servers; they are deleted if no other process '
-                        f'does until {self._patience} s after its end'),
+                        f'does until {self._start_timeout} s after its end'),
                         shown=True)
                 name = end_policies.DELETE
             if self._is_late(session, lease, now,

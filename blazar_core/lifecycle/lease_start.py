@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The start of a lease."""
+"""Start leases."""
 
 import typing as ty
 
@@ -56,23 +56,23 @@ class LeaseStart:
     """Starts leases.
 
     :param notify: told of an event type and a lease
-    :param patience: seconds a start waits for its host to be left
+    :param start_timeout: seconds a start waits for its host to be left
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, notify: ty.Callable[[
-                     str, lease_status.Lease], None], patience: int,
-                 sending: dispatch.Dispatch, closing: lease_close.LeaseClose,
+                     str, lease_status.Lease], None], start_timeout: int,
+                 dispatcher: dispatch.Dispatch, closer: lease_close.LeaseClose,
                  types: resource_types.ResourceTypes,
-                 resuming: kept_servers.KeptServers) -> None:
-        self._resuming = resuming
+                 kept: kept_servers.KeptServers) -> None:
+        self._kept = kept
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
-        self._patience = patience
-        self._sending = sending
-        self._closing = closing
+        self._start_timeout = start_timeout
+        self._dispatcher = dispatcher
+        self._closer = closer
         self._types = types
 
     def read(self, lease_ids: ty.Collection[str]) -> dict[str, Read]:
@@ -87,14 +87,14 @@ class LeaseStart:
                    if one.status in states.TO_START]
             crowded = self._crowded(session, {
                 booking.host_id for one in due
-                if now < one.start_date + self._patience
+                if now < one.start_date + self._start_timeout
                 for booking in lease_status.bookings(one)}, now)
             outside = {one.id: _why_not_within(session, one) or (
                 exclusive.why_wait(session, one)) for one in due}
         return {lease_id: Read(
             lease, sealed.get(lease_id), not crowded.isdisjoint(
                 booking.host_id for booking in lease_status.bookings(lease))
-            and now < lease.start_date + self._patience,
+            and now < lease.start_date + self._start_timeout,
             outside.get(lease_id, '')) for lease_id, lease in leases.items()}
 
     def start(self, lease_id: str, when_due: bool = False,
@@ -136,12 +136,12 @@ class LeaseStart:
             return lease_status.RetryAfter(
                 lease_status.AWAY, read.outside, lease_status.LONGEST_WAIT)
         if kept:
-            return self._resuming.resume(lease_id, when_due)
+            return self._kept.resume(lease_id, when_due)
         if sealed is None:
             return self._begin(lease_id, when_due)
         fault_points.fault_point(fault_points.FaultPoint.START_READ, lease_id)
         try:
-            why, all_sent = self._sending.send_waiting(
+            why, all_sent = self._dispatcher.send_waiting(
                 lease, sealed, when_due)
         except errors.CloudUnavailable as exc:
             # However long it takes: it is not the lease that fails.
@@ -211,7 +211,7 @@ class LeaseStart:
             self._notify('lease.event.start_lease', described)
         elif self._is_ending(lease_id):
             # It ended meanwhile: what was opened last is closed.
-            self._closing.close(lease_id)
+            self._closer.close(lease_id)
         return None
 
     def open(self, lease_id: str) -> _Hosts:
@@ -294,12 +294,12 @@ class LeaseStart:
         """
         why = 'The build of its servers could not be sent.'
         if event_type == states.EventType.START and self._opens(lease_id):
-            if not self._closing.close(lease_id).done:
+            if not self._closer.close(lease_id).done:
                 raise errors.CloudUnavailable(
                     f'Lease {lease_id} could not be opened, nor closed again')
             why = 'What was reserved could not be made ready for use.'
         self._database.retried(
-            self._sending.never_started, lease_id, why, settle, event_type)
+            self._dispatcher.never_started, lease_id, why, settle, event_type)
 
     def _opens(self, lease_id: str) -> bool:
         """Whether there is something to be opened when a lease starts."""

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the rows of a lease say of it, and how actions are put off.
+"""The status of a lease, computed from its rows, and how actions are deferred.
 
-An action that is not finished says when it has to be done again
-(:class:`RetryAfter`); the pauses of all of them stand here.
-
-Changes of a lease within a transaction that has locked it.
+An action that is not finished returns :class:`RetryAfter`; the pauses of all
+actions are defined here. Changes of a lease are made within a transaction
+that has locked it.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'Failed', 'GRACE', 'LEFT',
            'booking_of', 'bookings', 'comes_first', 'deferred',
            'fail_waiting', 'finish', 'follow', 'give_room_back',
            'has_servers', 'is_building', 'no_image', 'pause', 'put_off',
-           'refused', 'server_counts', 'servers', 'settle', 'waiting']
+           'refused', 'server_counts', 'servers', 'update_status', 'waiting']
 
 LOG = logging.getLogger(__name__)
 
@@ -257,7 +256,7 @@ def _apart(lease_id: str) -> ty.Iterator[None]:
         LOG.exception('Lease %s could not be seen to', lease_id)
 
 
-def settle(session: orm.Session, lease: models.Lease, now: int) -> None:
+def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
     """The state of a lease that was made by a boot, and has begun.
 
     It follows from what is left of it: while a server is still to be
@@ -394,7 +393,7 @@ def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
     give_room_back(session, waiting, now)
     session.execute(sa.delete(models.HeldBuild).where(
         models.HeldBuild.lease_id == lease.id))
-    settle(session, lease, now)
+    update_status(session, lease, now)
 
 
 def follow(session: orm.Session, lease: models.Lease, booking: models.Booking,

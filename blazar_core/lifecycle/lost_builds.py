@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Builds that were sent and came to nothing.
-
-Builds of servers with reservation slots whose request died.
+"""Send builds again whose request or conductor died.
 
 A boot takes its slots, and sends the build itself. In between its call is
-kept; deleting that row is the right to send it, so that exactly one of the
-request and the listeners does, even if another process is frozen.
+kept in a row; who deletes the row has the right to send the build. So exactly
+one of the request and the listeners does, even if another process was
+suspended.
 """
 
 import typing as ty
@@ -47,14 +46,14 @@ class LostBuilds:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, lost_after: int,
-                 sending: dispatch.Dispatch,
-                 observing: reconciliation.Reconciliation) -> None:
+                 dispatcher: dispatch.Dispatch,
+                 reconciler: reconciliation.Reconciliation) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._lost_after = lost_after
-        self._sending = sending
-        self._observing = observing
+        self._dispatcher = dispatcher
+        self._reconciler = reconciler
         #: What there was of builds at the last look, when they were sent, and
         #: since when that is so; and when that look was. By the monotonic
         #: clock, as the clock that said when one was sent may have been wrong.
@@ -142,13 +141,13 @@ class LostBuilds:
             if sealed is not None and again:
                 LOG.warning('Lease %s: builds got lost, sending them again: '
                             '%s', lease_id, ', '.join(again))
-                self._sending.send_again(lease_id, sealed, again)
+                self._dispatcher.send_again(lease_id, sealed, again)
             for server_id in late.keys() - again.keys():
                 LOG.warning('Lease %s: no process works on server %s any '
                             'more', lease_id, server_id)
                 with logs.about(server_id=server_id):
                     self._cloud.abandon(server_id)
-                self._observing.check(server_id)
+                self._reconciler.check(server_id)
         except Exception:
             LOG.exception('Lease %s: its lost builds could not be seen to '
                           'yet', lease_id)

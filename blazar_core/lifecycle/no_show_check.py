@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""No-shows: leases that have begun, and of which nothing has been used.
+"""No-shows: leases that have started and are not used.
 
-They are announced, and ended some time after that. Whether one is used is
-written down under its lock when servers are let in
-(:mod:`blazar_core.leases.slots`), and looked at under its lock when it is
-ended: whichever comes first decides.
+The user is notified, and some time later the lease is ended. Use is recorded
+under the lock of the lease when servers are let in
+(:mod:`blazar_core.leases.slots`), and read under its lock when it is ended:
+whichever comes first decides.
 """
 
 import typing as ty

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What happens to a lease between its start and its end."""
+"""Send the notifications of a lease between its start and its end."""
 
 import typing as ty
 
@@ -29,13 +29,13 @@ class Notices:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 closing: lease_close.LeaseClose, copying: snapshots.Snapshots,
+                 closer: lease_close.LeaseClose, images: snapshots.Snapshots,
                  types: resource_types.ResourceTypes) -> None:
         self._database = database
         self._clock = clock
         self._notify = notify
-        self._closing = closing
-        self._copying = copying
+        self._closer = closer
+        self._images = images
         self._types = types
 
     def happen(self, lease_id: str, event_type: str, event_id: str,
@@ -47,7 +47,7 @@ class Notices:
             event = session.get(models.Event, event_id)
             action = None if event is None else event.action
         if action == states.Action.SNAPSHOT:
-            outcome = self._copying.copy(lease_id, event_id)
+            outcome = self._images.copy(lease_id, event_id)
             if outcome is not None:
                 return outcome
         return self.announce(lease_id, event_type)
@@ -130,4 +130,4 @@ class Notices:
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
         if lease.status in states.ENDING:
-            self._closing.close(lease_id)
+            self._closer.close(lease_id)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Leases whose project or user no longer exists.
+"""Orphans: leases whose project or user no longer exists.
 
-They are found, reported once, and ended where the operator wants that. It is
-the project that owns a lease: one whose user alone is gone is only reported.
-Nobody is gone of whom that could not be asked, and nothing is ended by one
-answer: it has to be the same when some time is over.
+An orphan is found, reported once, and ended if the operator has configured
+that. A lease belongs to its project: if only the user is gone, it is only
+reported. An owner that could not be looked up is not gone, and no lease is
+ended by one answer: the next answer some time later has to be the same.
 """
 
 import typing as ty

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Whether what held builds need is still there, some time before the start.
+"""Preflight: check before the start that deferred builds can still be sent.
 
-All of it was there when the lease was made. What is gone since - an image, a
-network, a role of the user - would be learned at the start, when it is too
-late; so it is looked at before, at times that the operator has chosen. What
-is in the way is told, and shown on the lease; from then on it is looked at
-again and again, until nothing is.
+Images, networks and roles existed when the lease was created. What was
+deleted since would be noticed at the start, when it is too late. So it is
+checked at times that the operator has configured. A problem is notified and
+shown on the lease, and checked again until it is solved.
 """
 
 import random

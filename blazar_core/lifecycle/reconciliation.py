@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is seen of servers, and what it makes of their leases."""
+"""Reconcile leases with what is observed of their servers."""
 
 import contextlib
 import typing as ty
@@ -68,14 +68,14 @@ class Reconciliation:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, notify: ty.Callable[[
                      str, lease_status.Lease], None],
-                 closing: lease_close.LeaseClose,
-                 leaving: server_removal.ServerRemoval) -> None:
+                 closer: lease_close.LeaseClose,
+                 removal: server_removal.ServerRemoval) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
-        self._closing = closing
-        self._leaving = leaving
+        self._closer = closer
+        self._removal = removal
 
     def observe(self, server_id: str, seen: cloud_api.ObservedServer,
                 sent: tuple[int | None] | None = None) -> list[str]:
@@ -114,7 +114,7 @@ class Reconciliation:
                 # While it has its booking: if the process dies here, the
                 # next comparison finds it again.
                 self._cloud.forget(server_id)
-            self._leaving.gone(lease_id, server_id)
+            self._removal.gone(lease_id, server_id)
         elif seen.state is cloud_api.ServerState.ERROR:
             return self._database.retried(
                 self._failed, lease_id, server_id, seen, sent)
@@ -152,7 +152,7 @@ class Reconciliation:
                 booking.claimed_at = self._clock.now()
             if seen.state is not cloud_api.ServerState.BUILDING:
                 booking.running, booking.failed_at = True, None
-                lease_status.settle(session, lease, self._clock.now())
+                lease_status.update_status(session, lease, self._clock.now())
             if not failed or booking.host_id == left:
                 return stale, None
             booking.reservation.moved_at = self._clock.now()
@@ -201,7 +201,7 @@ class Reconciliation:
                 conditions.update(
                     lease, self._clock.now(), conditions.Type.START_DELAYED,
                     _unbuilt(lease, server_id, fault))
-            lease_status.settle(session, lease, self._clock.now())
+            lease_status.update_status(session, lease, self._clock.now())
             described = views.describe(lease)
         LOG.warning('Lease %s: server %s could not be built: %s',
                     lease_id, server_id, seen.fault)
@@ -246,12 +246,12 @@ class Reconciliation:
             with (lease_status.apart(lease_id, project_id),
                   contextlib.suppress(errors.NotFound)):
                 self._database.retried(self._settle_again, lease_id)
-                self._database.retried(self._closing.finish_if_empty, lease_id)
+                self._database.retried(self._closer.finish_if_empty, lease_id)
 
     def _settle_again(self, lease_id: str) -> None:
         with self._database.writer() as session:
-            lease_status.settle(session, api.locked(session, lease_id),
-                                self._clock.now())
+            lease_status.update_status(session, api.locked(session, lease_id),
+                                       self._clock.now())
 
     def unfinished(self) -> dict[str, cloud_api.ObservedServer]:
         """The servers of all leases that are not over, as the books have them.

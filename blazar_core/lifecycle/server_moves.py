@@ -104,8 +104,9 @@ class ServerMoves:
         with self._database.begin() as connection:
             return connection.execute(_PUT_OFF, values).rowcount == 1
 
-    def judge(self, move: models.ServerMove, seen: cloud_api.ObservedServer,
-              source: str) -> states.Move:
+    def next_status(self, move: models.ServerMove,
+                    seen: cloud_api.ObservedServer,
+                    source: str) -> states.Move:
         """Return the state of a move, by what is seen of its server.
 
         :param source: the uuid of the host that it leaves

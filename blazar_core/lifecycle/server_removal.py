@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers leave their leases: they are gone, or stay without one."""
+"""Remove servers from their leases: deleted ones, and those that stay."""
 
 import contextlib
 import typing as ty
@@ -42,18 +42,19 @@ class ServerRemoval:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud,
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 closing: lease_close.LeaseClose) -> None:
+                 closer: lease_close.LeaseClose) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
-        self._closing = closing
+        self._closer = closer
 
     def gone(self, lease_id: str, server_id: str) -> None:
         """A server is gone: its room goes back."""
         self._database.retried(self._gone, lease_id, server_id)
 
-    def let_go(self, lease_id: str, server_id: str, is_there: bool) -> bool:
+    def remove_server(self, lease_id: str, server_id: str,
+                      is_there: bool) -> bool:
         """A server that stays is no business of its lease, which is over;
         nothing where its deletion was asked for meanwhile.
 
@@ -85,7 +86,7 @@ class ServerRemoval:
         LOG.info('Lease %s: servers %s stay, without a lease', lease_id,
                  ', '.join(sorted(servers)))
         self._notify('lease.update', described)
-        self._database.retried(self._closing.finish_if_empty, lease_id)
+        self._database.retried(self._closer.finish_if_empty, lease_id)
         return described
 
     def _leave(self, lease_id: str, servers: ty.Mapping[str, bool],
@@ -112,7 +113,7 @@ class ServerRemoval:
             session.expire_all()
             _count_again(session, lease)
             events.charge(session, lease, self._clock.now())
-            lease_status.settle(session, lease, self._clock.now())
+            lease_status.update_status(session, lease, self._clock.now())
             session.flush()
             session.expire(lease)
             return views.describe(lease)
@@ -142,11 +143,11 @@ class ServerRemoval:
                     booking, server_id=None, running=False, dispatched_at=None,
                     claimed_at=None, resources=booking.reservation.resources)
             self._take_out(session, booking, left, is_there)
-            lease_status.settle(session, lease, self._clock.now())
+            lease_status.update_status(session, lease, self._clock.now())
         LOG.info('Lease %s: server %s %s', lease_id, server_id,
                  'stays, without a lease' if stays else 'is gone')
         fault_points.fault_point(fault_points.FaultPoint.END_GONE, lease_id)
-        self._database.retried(self._closing.finish_if_empty, lease_id)
+        self._database.retried(self._closer.finish_if_empty, lease_id)
         return True
 
     def _take_out(self, session: orm.Session, booking: models.Booking,

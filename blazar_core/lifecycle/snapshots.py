@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images of servers that are made at an event of their lease."""
+"""Create images of running servers at an event of their lease."""
 
 import typing as ty
 
@@ -55,12 +55,12 @@ class Snapshots:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud, closing: lease_close.LeaseClose,
+                 cloud: cloud_api.Cloud, closer: lease_close.LeaseClose,
                  types: resource_types.ResourceTypes) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
-        self._closing = closing
+        self._closer = closer
         self._types = types
 
     def copy(self, lease_id: str, event_id: str) -> lease_status.Result:
@@ -69,7 +69,7 @@ class Snapshots:
 
         :raises NotFound: when there is no such event any more
         """
-        credential = self._closing.credential(lease_id)
+        credential = self._closer.credential(lease_id)
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             row = session.get(models.Event, event_id)

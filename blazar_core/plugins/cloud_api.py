@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the core needs of a cloud, and the words in which it is told.
+"""The interface of a cloud: what the core asks of it, and its answers.
 
-The other way round, a cloud tells what it sees of servers to
+What a cloud observes of servers it reports to
 :class:`blazar_core.lifecycle.reconciliation.Reconciliation`.
-
-Quotas: what the cloud's own limits are asked.
 """
 
 import dataclasses

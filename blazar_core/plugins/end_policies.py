@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What becomes of the servers of a lease at its end: policies, by name.
+"""End policies: what is done to the servers of a lease at its end, by name.
 
 ``on_end`` of a lease has the names of some, separated by commas, in the order
 in which they are carried out: ``snapshot,delete``.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Resource types: what can be reserved, and what becomes of it.
+"""Resource types: what can be reserved, and how.
 
 All that tells one kind of thing from another stands in its class. The code
 that makes, starts, ends, heals or shows reservations asks the class, and knows

@@ -46,7 +46,7 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
                                 server_lists.problems())
     server_lists.install()
     parts = wiring.shared()
-    reserved_view.install(server_messages.ServerMessages(parts.leases.servers,
+    reserved_view.install(server_messages.ServerMessages(parts.leases.lookup,
                                                          parts.clock))
     reserved_edits.install()
     hint_params.check_defaults(

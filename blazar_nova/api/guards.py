@@ -80,7 +80,7 @@ class Guards:
         """
         context = environ['nova.context']
         try:
-            kind = self._parts.leases.servers.reservation(
+            kind = self._parts.leases.lookup.reservation(
                 group_id, context.project_id, anyones=context.is_admin)
         except errors.DatabaseUnavailable:
             return None
@@ -121,7 +121,7 @@ class Guards:
         for those who must not know that it is.
         """
         try:
-            held = self._parts.leases.servers.held([server_id]).get(server_id)
+            held = self._parts.leases.lookup.held([server_id]).get(server_id)
         except errors.DatabaseUnavailable:
             # Ordinary servers must not suffer from it.
             return None
@@ -163,7 +163,7 @@ class Guards:
             return None
         context, reservation_id = environ['nova.context'], None
         try:
-            place = self._parts.leases.servers.place_of(server_id)
+            place = self._parts.leases.lookup.place_of(server_id)
             if place is not None:
                 if context.is_admin or (
                         place['project_id'] == context.project_id):
@@ -229,7 +229,7 @@ class Guards:
         try:
             within = bound_servers.reservation_of_server(
                 server_id, None if context.is_admin else context.project_id)
-            over = within and self._parts.leases.servers.lease_over(within)
+            over = within and self._parts.leases.lookup.lease_over(within)
         except (errors.DatabaseUnavailable, errors.CloudUnavailable):
             return None
         return nova_router.fault(environ, 409, (
@@ -248,7 +248,7 @@ class Guards:
         try:
             within = bound_servers.reservation_of_server(server_id)
             try:
-                enrolled, holder = self._parts.leases.servers.holder_of(target)
+                enrolled, holder = self._parts.leases.lookup.holder_of(target)
             except errors.DatabaseUnavailable:
                 if within is not None or not pool.joined().isdisjoint(
                         one.uuid for one in compute_hosts.on_service_host(

@@ -72,7 +72,7 @@ class LeaseController:
             query = dataclasses.replace(query, project_id=context.project_id)
         if query.marker is not None and not query.occurrences:
             query = dataclasses.replace(
-                query, marker=self._parts.leases.recurring.current(
+                query, marker=self._parts.leases.series.current(
                     query.marker))
         found, more = views.page(self._parts.database, query)
         if more and not query.paged:
@@ -82,7 +82,7 @@ class LeaseController:
                 f'end_date), or "limit" and "marker" to read one page after '
                 f'the other.')
         if not query.occurrences:
-            found = self._parts.leases.recurring.as_one(found)
+            found = self._parts.leases.series.as_one(found)
         body: dict[str, ty.Any] = {
             'leases': [_chosen(self._parts.answers.lease(lease), fields)
                        for lease in self._host_leases.complete(
@@ -109,7 +109,7 @@ class LeaseController:
         try:
             lease = views.get(self._parts.database, lease_id)
         except errors.NotFound:
-            lease = self._parts.leases.recurring.get(lease_id)
+            lease = self._parts.leases.series.get(lease_id)
         context = web_requests.context(request)
         target = {'project_id': lease['project_id']}
         if not self._policy.allows(context, 'blazar:leases:get', target):
@@ -133,7 +133,7 @@ class LeaseController:
                 made = idempotency.made_by(self._parts.database, key)
                 if made is None:
                     raise
-        (made,) = self._parts.leases.recurring.as_one([made])
+        (made,) = self._parts.leases.series.as_one([made])
         return self._answer(request, 201, made)
 
     def _create(self, request: webob.Request, key: idempotency.Key | None,
@@ -169,7 +169,7 @@ class LeaseController:
                         new, False, self._parts.types))))
             if dry:
                 quote = (self._recurring.quote if recurs
-                         else self._parts.leases.making.quote)
+                         else self._parts.leases.creation.quote)
                 return 200, {'quote': _quote(new, quote(new))}
             if recurs:
                 return self._answer(
@@ -180,9 +180,9 @@ class LeaseController:
             return 200, {'quote': _quote_of(
                 asked.lease, exc.refusal.wanted, exc.refusal)}
         with lease_trusts.for_end(self._parts, context, new) as new:
-            lease = self._parts.leases.making.create(new, None) if (
+            lease = self._parts.leases.creation.create(new, None) if (
                 asked.offer_seconds is None) else (
-                self._parts.leases.making.offer(new, asked.offer_seconds))
+                self._parts.leases.creation.offer(new, asked.offer_seconds))
         if asked.offer_seconds is None and new.credential is None:
             lease_trusts.entrust(self._parts, context, lease, new.span.end)
         self._parts.notify('lease.create', lease)
@@ -202,7 +202,7 @@ class LeaseController:
     def accept(self, request: webob.Request,
                lease_id: str) -> web_requests.Answer:
         self._lease(request, lease_id, 'blazar:leases:offer')
-        lease = self._parts.leases.making.accept(lease_id)
+        lease = self._parts.leases.creation.accept(lease_id)
         if lease_changes.is_owner(web_requests.context(request), lease):
             lease_trusts.entrust(self._parts, web_requests.context(request),
                                  lease)
@@ -250,7 +250,7 @@ class LeaseController:
         except errors.NotFound:
             owner = views.owner_of_deleted(
                 self._parts.database,
-                self._parts.leases.recurring.current(lease_id))
+                self._parts.leases.series.current(lease_id))
             if owner is None or not self._policy.allows(
                     web_requests.context(request), 'blazar:leases:delete',
                     {'project_id': owner}):
@@ -259,7 +259,7 @@ class LeaseController:
         if not web_requests.flag(request, 'force'):
             self._host_leases.check_deletion(lease)
         (self._recurring.delete if 'recurrence' in lease else
-         self._parts.lifecycle.ending.delete)(lease_id)
+         self._parts.lifecycle.lease_end.delete)(lease_id)
         return 204, None
 
     # -- asking what would fit ---------------------------------------------
@@ -290,7 +290,7 @@ class LeaseController:
         except errors.Refused:
             found, known = [(window.start, 0)], None
         else:
-            found, known = self._parts.leases.making.availability(
+            found, known = self._parts.leases.creation.availability(
                 dataclasses.replace(
                     new.demand, count=self._defaults.max_amount),
                 window, duration + self._defaults.grace_period, most)

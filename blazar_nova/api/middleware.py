@@ -107,7 +107,7 @@ class LeaseMiddleware:
             return response
         server_id = ty.cast(str, action.subject)
         try:
-            held = self._parts.leases.servers.held([server_id]).get(server_id)
+            held = self._parts.leases.lookup.held([server_id]).get(server_id)
         except errors.DatabaseUnavailable:
             return response
         if held is None or (
@@ -168,7 +168,7 @@ class LeaseMiddleware:
         if isinstance(wanted, list) and len(wanted) == 1:
             wanted = wanted[0]
         project_id = environ['nova.context'].project_id
-        kind = self._parts.leases.servers.reservation(
+        kind = self._parts.leases.lookup.reservation(
             wanted, project_id) if isinstance(wanted, str) else None
         if not isinstance(wanted, str) or kind is None:
             raise errors.InvalidLeaseParams(
@@ -176,7 +176,7 @@ class LeaseMiddleware:
                 'your project that is not over; no such reservation was '
                 'found.')
         if self._parts.types.of(kind, False).has_hosts:
-            why = self._parts.leases.servers.why_not_within(
+            why = self._parts.leases.lookup.why_not_within(
                 wanted, project_id, asked)
             if why is not None:
                 raise errors.InvalidLeaseParams(why)
@@ -198,8 +198,8 @@ class LeaseMiddleware:
         response = webob.Request(environ).get_response(self._app)
         if response.status_int == 204:
             try:
-                if self._parts.leases.servers.is_leased(server_id):
-                    self._parts.lifecycle.observing.check(server_id)
+                if self._parts.leases.lookup.is_leased(server_id):
+                    self._parts.lifecycle.reconciliation.check(server_id)
             except errors.DatabaseUnavailable as exc:
                 LOG.info('Server %s was deleted; whether it had a lease is '
                          'seen to later: %s', server_id, exc)

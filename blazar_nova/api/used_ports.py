@@ -72,7 +72,7 @@ def _asked(environ: dict[str, ty.Any],
 def _until(parts: wiring.Parts, project_id: str, one: attachments.InUse,
            ) -> str | None:
     lease = None if one.server_id is None else (
-        parts.leases.servers.lease_of(one.server_id))
+        parts.leases.lookup.lease_of(one.server_id))
     if lease is None or lease['project_id'] != project_id:
         return None
     end = clocks.minute(lease['end_date'] + (lease['grace_period'] or 0))

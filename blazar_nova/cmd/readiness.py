@@ -105,7 +105,7 @@ class Checks(upgradecheck.UpgradeCommands):
         return _checked(lambda: wiring.lost_after(CONF))
 
     def _database(self) -> Result:
-        return _checked(lambda: wiring.database(CONF).presence.check())
+        return _checked(lambda: wiring.database(CONF).status.check())
 
     def _clock(self) -> Result:
         """The clock of this machine is that of the database."""

@@ -79,7 +79,7 @@ class Importer:
         self._cloud = Nova()
         self._looks = host_sync.HostSync(parts)
         self._enrolling = host_enrollment.HostEnrollment(parts)
-        self._adopting = imports.LeaseImport(
+        self._imports = imports.LeaseImport(
             parts.database, parts.clock, parts.types)
 
     def run(self, apply: bool) -> items.Plan:
@@ -140,10 +140,10 @@ class Importer:
                             f'and give the command again.')
             # First: a lease that is over already ends at once, with those
             # servers that are bound to it.
-            self._adopting.adopt(
+            self._imports.adopt(
                 self._bound(item, known) if known.active else known)
         if self._is_active(item.id):
-            self._parts.lifecycle.starting.open(item.id)
+            self._parts.lifecycle.lease_start.open(item.id)
         for reservation_id in item.places:
             pool.forget(reservation_id)
 

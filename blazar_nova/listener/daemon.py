@@ -83,14 +83,14 @@ class Listener:
         self.engine = engine.Engine(
             conf, self.parts.database, self.parts.clock,
             self.parts.lifecycle, name)
-        self.mirror = server_sync.ServerSync(self.parts, self.engine.expedite)
-        self.watch = overbooking.OverbookingCheck(
+        self.mirror = server_sync.ServerSync(self.parts, self.engine.trigger)
+        self.overbooking = overbooking.OverbookingCheck(
             self.parts.database, self.parts.clock, self.parts.admission,
-            self.parts.leases.binding, self.parts.vault.open,
+            self.parts.leases.reassignment, self.parts.encryption.open,
             self.parts.types, self.parts.notify, conf.blazar.start_timeout)
         self.slots = lost_builds.AbandonedSlots(
-            self.parts.database, self.parts.clock, self.parts.leases.places,
-            self.parts.cloud.send_slots, self.parts.vault.open)
+            self.parts.database, self.parts.clock, self.parts.leases.slots,
+            self.parts.cloud.send_slots, self.parts.encryption.open)
         self.monitors = monitors.Monitors(self.parts)
         self._enrolling = host_enrollment.HostEnrollment(self.parts)
         self._interval = conf.blazar.sync_interval
@@ -106,8 +106,8 @@ class Listener:
             self._thread('monitors', self.monitors.run, self._stopping),
             self._thread('watch', periodic.run_periodically, self.parts.clock,
                          self._stopping, overbooking.PAUSE,
-                         'What does not fit any more', self.watch.look,
-                         self.parts.health.news),
+                         'What does not fit any more', self.overbooking.look,
+                         self.parts.host_status.news),
             *(self._thread(name, periodic.run_periodically, self.parts.clock,
                            self._stopping, seconds, what, look)
               for name, seconds, what, look in (
@@ -115,11 +115,11 @@ class Listener:
                    self.mirror.recheck),
                   ('relocating', evacuation.PAUSE, 'Which servers are to '
                    'leave hosts that are away', functools.partial(
-                       self.parts.relocating.look, self.monitors.certain
+                       self.parts.evacuation.look, self.monitors.certain
                        if conf.blazar.evacuate else None)),
                   ('retrying', admission_queue.PAUSE,
                    'For which leases there is capacity now',
-                   life.retrying.look),
+                   life.admission_queue.look),
                   ('slots', lost_builds.PAUSE,
                    'Which builds were not sent by the requests that took '
                    'slots',
@@ -138,14 +138,14 @@ class Listener:
     def _comparison(self, conf: ty.Any,
                     name: str) -> periodic_sync.PeriodicSync:
         parts, life = self.parts, self.parts.lifecycle
-        patience: int = conf.blazar.worker_timeout
+        worker_timeout: int = conf.blazar.worker_timeout
         return periodic_sync.PeriodicSync(
             parts.clock, leader_election.Leader(
                 parts.database, parts.clock, periodic_sync.NAME, name,
-                self._interval, patience),
-            self._interval, patience, self.mirror, self._stopping,
-            life.observing.settle_left, life.lost.send,
-            life.closing.revoke_over, life.closing.close_left,
+                self._interval, worker_timeout),
+            self._interval, worker_timeout, self.mirror, self._stopping,
+            life.reconciliation.settle_left, life.lost_builds.send,
+            life.lease_close.revoke_over, life.lease_close.close_left,
             life.no_shows.look, self.announce, self.engine.wake)
 
     def _thread(self, name: str, target: ty.Callable[..., None],
@@ -167,7 +167,7 @@ class Listener:
         self._stopping.set()
         self._messages.stop()
         self.monitors.suspected.set()
-        self.parts.health.news.set()
+        self.parts.host_status.news.set()
         self.mirror.stop()
         self.engine.stop()
 
@@ -204,8 +204,8 @@ class Listener:
         only told of.
         """
         if self.parts.conf.blazar.default_reservation == 'announce':
-            self.parts.announcing.tell()
-        self.parts.announcing.trim()
+            self.parts.end_notices.tell()
+        self.parts.end_notices.trim()
 
     def find_orphans(self) -> None:
         """See to leases whose project or user there is no more."""

@@ -41,7 +41,7 @@ class Monitor(abc.ABC):
     event_types: ty.ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
-    def look(self, parts: wiring.Parts) -> host_status.Sight:
+    def look(self, parts: wiring.Parts) -> host_status.Report:
         """What is seen of hosts; those that it knows nothing of are left out.
 
         :param parts: those of the listener
@@ -70,7 +70,7 @@ class ComputeServices(Monitor):
 
     event_types = ('service.',)
 
-    def look(self, parts: wiring.Parts) -> host_status.Sight:
+    def look(self, parts: wiring.Parts) -> host_status.Report:
         states = compute_hosts.service_states()
         with parts.database.reader() as session:
             rows = session.execute(sa.select(
@@ -134,7 +134,7 @@ class Monitors:
 
         A monitor that fails keeps no other one from being asked.
         """
-        sight: dict[str, host_status.Down | None] = {}
+        report: dict[str, host_status.Down | None] = {}
         for name, monitor in self._monitors.items():
             try:
                 seen = monitor.look(self._parts)
@@ -146,10 +146,10 @@ class Monitors:
                                 exc, errors.CloudUnavailable))
                 continue
             for uuid, down in seen.items():
-                known = sight.get(uuid)
+                known = report.get(uuid)
                 if known is None or down is not None and down.certain:
-                    sight[uuid] = down
-        self._parts.health.see(sight)
+                    report[uuid] = down
+        self._parts.host_status.update(report)
 
     def certain(self, failed: ty.Mapping[str, bool]) -> frozenset[str]:
         """Which hosts that have failed are certain to run nothing: those whose

@@ -38,14 +38,14 @@ class PeriodicSync:
     """Compares when it is this listener's turn.
 
     :param interval: seconds from one comparison to the next
-    :param patience: seconds after which a listener counts as dead
+    :param worker_timeout: seconds after which a listener counts as dead
     :param stopping: set when this is to end, and then ``mirror.missed``
     :param parts: what else is done with each comparison
     """
 
     def __init__(self, clock: clocks.Clock, turn: leader_election.Leader,
-                 interval: int, patience: int, mirror: server_sync.ServerSync,
-                 stopping: threading.Event,
+                 interval: int, worker_timeout: int,
+                 mirror: server_sync.ServerSync, stopping: threading.Event,
                  *parts: ty.Callable[[], object]) -> None:
         self._clock = clock
         self._turn = turn
@@ -54,7 +54,7 @@ class PeriodicSync:
         #: The servers come after the hosts.
         self._spread = interval // 2
         #: A turn is extended in good time.
-        self._beat = max(1, patience // 3)
+        self._beat = max(1, worker_timeout // 3)
         self._mirror = mirror
         self._missed = mirror.missed
         self._stopping = stopping
@@ -95,7 +95,7 @@ class PeriodicSync:
         if self._missed.is_set():
             self._missed.clear()
             try:
-                self._turn.hurry()
+                self._turn.trigger()
             except Exception:
                 self._missed.set()
                 raise

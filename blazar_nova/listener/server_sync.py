@@ -109,10 +109,10 @@ class ServerSync:
 
     def compare_server(self, server_id: str) -> None:
         """Make the books true for a server, if it is a lease's."""
-        booked = self._parts.leases.servers.booked(server_id)
+        booked = self._parts.leases.lookup.booked(server_id)
         if booked is None:
             return
-        seen, stale = self._parts.lifecycle.observing.check(server_id)
+        seen, stale = self._parts.lifecycle.reconciliation.check(server_id)
         for service_host in stale:
             self.hints.add(usage=service_host)
         if seen.state is cloud_api.ServerState.GONE:
@@ -159,7 +159,7 @@ class ServerSync:
 
     def _compare_servers(self, go_on: batches.GoOn) -> None:
         nova = bulk_state.BulkState(self._parts.cloud)
-        books = self._parts.lifecycle.observing.unfinished()
+        books = self._parts.lifecycle.reconciliation.unfinished()
         for number, batch in enumerate(bulk_state.batches(books), 1):
             if not go_on():
                 return
@@ -182,7 +182,7 @@ class ServerSync:
         """
         for server_id, seen in nova.look(batch).items():
             if seen != books[server_id]:
-                booked = self._parts.leases.servers.booked(server_id)
+                booked = self._parts.leases.lookup.booked(server_id)
                 differ.append(server_id if booked is None else (
                     f'{server_id} (lease {booked.lease_id}, project '
                     f'{booked.project_id})'))
@@ -252,7 +252,7 @@ class ServerSync:
         """Delete a server that waits for a lease which nobody made."""
         # It is old only by the clock of this process.
         self._parts.database.check_clock()
-        if not self._parts.leases.servers.is_leased(server_id):
+        if not self._parts.leases.lookup.is_leased(server_id):
             LOG.warning('Server %s waits for its build, and no lease has it: '
                         'nova-api died while it was being created. Deleting '
                         'it.', server_id)

@@ -67,7 +67,7 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
             'nova-scheduler', process.CONF, books, clock)
         index = booking_index.Index(books, clock)
         index.prepare()
-        self._judge = eligibility.Eligibility(books, clock, index)
+        self._eligibility = eligibility.Eligibility(books, clock, index)
         self._alone = process.CONF.blazar.on_database_failure == 'allow'
         nova_scheduler.install(scheduler_claims.Claims(
             books, clock, index, self._alone, server_growth.ServerGrowth(
@@ -108,12 +108,12 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
             flavors.reservation_of(spec.flavor))
         try:
             if not wholly:
-                return self._judge.fits_unbooked(resources, uuids, LAG)
-            return self._judge.fits_for(
+                return self._eligibility.for_unreserved(resources, uuids, LAG)
+            return self._eligibility.for_server(
                 spec.instance_uuid, resources, uuids, reservation_id)
         except errors.DatabaseUnavailable as exc:
             if self._alone and reservation_id is None:
-                return self._judge.fits_alone(resources, uuids)
+                return self._eligibility.from_stale_index(resources, uuids)
             LOG.warning('Server %s is placed nowhere%s: %s',
                         spec.instance_uuid, '' if reservation_id is None else
                         f', it is of reservation {reservation_id}', exc)

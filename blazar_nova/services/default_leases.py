@@ -76,7 +76,7 @@ class DefaultLeases:
 
     def _note(self, call: build_calls.BuildCall, window: model.Window) -> None:
         context = call.context
-        self._parts.announcing.note(
+        self._parts.end_notices.note(
             context.project_id, context.user_id, call.server_ids, window)
 
 

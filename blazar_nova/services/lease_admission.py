@@ -52,7 +52,7 @@ class LeaseAdmission:
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
         self._leases = parts.leases
-        self._vault = parts.vault
+        self._encryption = parts.encryption
         self._limits = parts.limits
         self._defaulting = default_leases.DefaultLeases(parts)
         self._policy = policy.Policy(parts.conf)
@@ -117,7 +117,7 @@ class LeaseAdmission:
         servers = ', '.join(call.server_ids)
         fault_points.fault_point(fault_points.FaultPoint.SLOT_TAKEN, servers)
         try:
-            if not self._leases.places.dispatch(call.server_ids[0]):
+            if not self._leases.slots.dispatch(call.server_ids[0]):
                 LOG.warning('Servers %s: a listener sends their build, as '
                             'this process stood still', servers)
                 return
@@ -138,10 +138,10 @@ class LeaseAdmission:
         What the hint says was looked at before; that was long ago.
         """
         whose = reservation_id, call.context.project_id, asked
-        why = self._leases.servers.why_not_within(*whose)
-        if why is None and self._leases.places.use(reservation_id):
+        why = self._leases.lookup.why_not_within(*whose)
+        if why is None and self._leases.slots.use(reservation_id):
             # It may have been ended meanwhile, as nobody used it.
-            why = self._leases.servers.why_not_within(*whose)
+            why = self._leases.lookup.why_not_within(*whose)
         if why is not None:
             raise errors.InvalidLeaseParams(why)
         bound_servers.bind(call, reservation_id)
@@ -157,9 +157,9 @@ class LeaseAdmission:
                 f'out.')
         hostnames.check(call)
         try:
-            apart = self._leases.places.occupy(
+            apart = self._leases.slots.take(
                 reservation_id, call.context.project_id, call.server_ids,
-                self._vault.seal(call.dump(with_token=True)))
+                self._encryption.seal(call.dump(with_token=True)))
         except errors.NotFound as exc:
             # It is not the URL that there is nothing at.
             raise errors.Conflict(str(exc)) from exc
@@ -167,13 +167,13 @@ class LeaseAdmission:
             bound_servers.admit(call, apart)
         except Exception:
             try:
-                unsent = self._leases.places.dispatch(call.server_ids[0])
+                unsent = self._leases.slots.dispatch(call.server_ids[0])
             except (errors.DatabaseUnavailable,
                     errors.ConcurrentUpdate) as exc:
                 # A listener may send the build.
                 raise errors.OutcomeUnknown from exc
             if unsent:
-                self._leases.places.vacate(call.server_ids)
+                self._leases.slots.free(call.server_ids)
                 raise
             LOG.exception('Servers %s: their request failed when their build '
                           'was sent', ', '.join(call.server_ids))
@@ -189,7 +189,7 @@ class LeaseAdmission:
         try:
             window = model.Window(now, full.until)
             request = requests.LeaseRequest(None, window, None, (), '', True)
-            refusal = self._leases.making.quote(creation.NewLease(
+            refusal = self._leases.creation.quote(creation.NewLease(
                 call.context.project_id, call.context.user_id, request,
                 (creation.NewReservation(self._demand(call, request)),)))
         except errors.BlazarError as exc:
@@ -230,7 +230,7 @@ class LeaseAdmission:
             limit_requests.asked_of(
                 new, not request.starts_now or request.patience is not None,
                 self._parts.types)))
-        if request.starts_now and not self._leases.making.why_wait(new):
+        if request.starts_now and not self._leases.creation.why_wait(new):
             try:
                 return self._start(new, call)
             except errors.Refused:
@@ -247,9 +247,9 @@ class LeaseAdmission:
         wait for keystone, which is only needed for the end, unless that takes
         it.
         """
-        sealed = self._vault.seal(call.dump(with_token=True))
+        sealed = self._encryption.seal(call.dump(with_token=True))
         with lease_trusts.for_end(self._parts, call.context, new) as new:
-            lease = self._leases.making.create(
+            lease = self._leases.creation.create(
                 new, sealed, dispatch.HEAD_START)
         return lease, functools.partial(
             self._begin, lease, call, new.credential is None)
@@ -257,7 +257,7 @@ class LeaseAdmission:
     def _begin(self, lease: _Lease, call: build_calls.BuildCall,
                lacks_trust: bool) -> None:
         """Send the build of a lease from now on; what is left follows."""
-        self._parts.lifecycle.sending.send_own(
+        self._parts.lifecycle.dispatch.send_own(
             lease, functools.partial(self._parts.cloud.cast, call))
         if lacks_trust:
             lease_trusts.entrust(self._parts, call.context, lease)
@@ -279,8 +279,8 @@ class LeaseAdmission:
                                  servers)
         if new.request.patience is None:
             # Keystone is not asked for what will not be.
-            self._leases.making.check(new)
-        sealed = self._vault.seal(call.dump())
+            self._leases.creation.check(new)
+        sealed = self._encryption.seal(call.dump())
         trust = lease_trusts.given(
             self._parts, call.context, new.request.on_end, new.span.end,
             as_owner=call.makes_what_is_the_users or lease_trusts.needs_one(
@@ -288,9 +288,9 @@ class LeaseAdmission:
         fault_points.fault_point(fault_points.FaultPoint.CREATE_DELEGATED,
                                  servers)
         with lease_trusts.unless_reserved(self._parts, trust):
-            lease = self._leases.making.create(new if trust is None else (
+            lease = self._leases.creation.create(new if trust is None else (
                 dataclasses.replace(
-                    new, credential=self._vault.seal(trust))), sealed)
+                    new, credential=self._encryption.seal(trust))), sealed)
         fault_points.fault_point(fault_points.FaultPoint.CREATE_BOOKED,
                                  servers)
         return lease, functools.partial(
@@ -302,7 +302,7 @@ class LeaseAdmission:
                 len(call.request_spec),
                 f'Boot of {", ".join(call.server_ids)}'):
             return booted_servers.demand_of(
-                call.context, call, self._leases.servers,
+                call.context, call, self._leases.lookup,
                 None if request.patience is not None else
                 requests.stay_of([request]),
                 self._parts.expects_changes(request.window.start))

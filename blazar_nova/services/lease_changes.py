@@ -70,7 +70,7 @@ class LeaseChanges:
             keeping = lease_trusts.Keeping(self._parts, {
                 lease['id']: trust for (lease, _change), trust in zip(
                     asked, given, strict=True) if trust is not None}, also)
-            changed = self._parts.leases.changing.update_all(
+            changed = self._parts.leases.updates.update_all(
                 {lease['id']: change for lease, change in asked},
                 keeping.write)
         keeping.take_back()
@@ -138,7 +138,7 @@ class LeaseChanges:
                     change.on_end is not None or
                     not lease_trusts.needs_one(lease['on_end'], before))):
             return None
-        if not takes_one and not self._parts.leases.servers.keeps_build(
+        if not takes_one and not self._parts.leases.lookup.keeps_build(
                 lease['id']):
             return None
         return self._trust_until(
@@ -217,7 +217,7 @@ class LeaseChanges:
                     lease, change).demands),
                 parts.conf.blazar.max_amount,
                 sum(one['amount'] for one in lease['reservations']),
-                others=parts.leases.recurring.amount_beside(lease))
+                others=parts.leases.series.amount_beside(lease))
         return limit_requests.of_change(
             parts.limits, parts.types, parts.answers, lease, change, resized,
             beside)

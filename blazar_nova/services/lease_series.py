@@ -47,7 +47,7 @@ class LeaseSeries:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
-        self._all = parts.leases.recurring
+        self._all = parts.leases.series
         self._changes = lease_changes.LeaseChanges(parts)
 
     # -- making ------------------------------------------------------------
@@ -78,7 +78,7 @@ class LeaseSeries:
                  for number in range(0, len(ids), each)]
         with server_demand.refused(each, f'Boot of {", ".join(ids)}'):
             demand = booted_servers.demand_of(
-                call.context, parts[0], self._parts.leases.servers,
+                call.context, parts[0], self._parts.leases.lookup,
                 requests.stay_of(request.occurrences),
                 self._parts.expects_changes(request.window.start))
         new = creation.NewLease(
@@ -95,7 +95,7 @@ class LeaseSeries:
             _with_servers(new, () if part is None else part.server_ids)
             for new, part in paired]
         leases, made = self._make(call.context, asked, leases, left_out, [
-            None if part is None else self._parts.vault.seal(part.dump())
+            None if part is None else self._parts.encryption.seal(part.dump())
             for _new, part in paired], ids, call.makes_what_is_the_users)
 
         def follow() -> None:
@@ -203,7 +203,7 @@ class LeaseSeries:
                     self._parts, context, on_end, until, as_owner)
         undone.enter_context(lease_trusts.unless_reserved(self._parts, trust))
         return new if trust is None else dataclasses.replace(
-            new, credential=self._parts.vault.seal(trust))
+            new, credential=self._parts.encryption.seal(trust))
 
     # -- changing ----------------------------------------------------------
 
@@ -290,7 +290,7 @@ class LeaseSeries:
         """End all occurrences, the last first; safe to repeat."""
         for one in reversed(self._all.unfinished(recurrence_id)):
             with contextlib.suppress(errors.NotFound):
-                self._parts.lifecycle.ending.delete(one['id'])
+                self._parts.lifecycle.lease_end.delete(one['id'])
 
 
 def _window(lease: _Lease) -> model.Window:

@@ -57,7 +57,7 @@ class LeaseTransfer:
                 f'A lease that is handed over is not changed besides. Leave '
                 f'"{inputs.shown(others[0])}" out, and write it in another '
                 f'request.')
-        looked = self._parts.leases.owning.look(lease_id)
+        looked = self._parts.leases.transfer.look(lease_id)
         before = looked.owner
         owner = dataclasses.replace(before, **{
             key: inputs.text(value, key, _LONGEST)
@@ -77,7 +77,7 @@ class LeaseTransfer:
             self._parts, {} if trust is None else {lease_id: trust}, None)
         with lease_trusts.unless_reserved(self._parts, trust):
             granted = self._granted(looked, owner)
-            lease, sealed = self._parts.leases.owning.hand_over(
+            lease, sealed = self._parts.leases.transfer.transfer(
                 lease_id, looked.generation, owner, granted, keep,
                 also=keeping.write)
         if owner.project_id != before.project_id:
@@ -100,8 +100,8 @@ class LeaseTransfer:
                         looked.described['id'], exc)
         except errors.Conflict:
             with excutils.save_and_reraise_exception():
-                own = self._parts.leases.owning
-                own.hand_over(
+                own = self._parts.leases.transfer
+                own.transfer(
                     looked.described['id'],
                     own.look(looked.described['id']).generation, before, None,
                     False, back=True)
@@ -115,8 +115,8 @@ class LeaseTransfer:
                  before.user_id, lease['project_id'], lease['user_id'])
         for one in sealed:
             try:
-                lease_trusts.take_back(
-                    self._parts, self._parts.vault.open(one))
+                lease_trusts.take_back(self._parts,
+                                       self._parts.encryption.open(one))
             except errors.DecryptionError as exc:
                 LOG.warning('Lease %s: the trust of its owner before is not '
                             'revoked: %s', lease['id'], exc)

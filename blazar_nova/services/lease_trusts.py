@@ -65,7 +65,7 @@ def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
 
 def has_one(parts: wiring.Parts, lease_id: str) -> bool:
     """Whether a lease has a trust: then nothing less takes its place."""
-    kept = parts.lifecycle.closing.credential(lease_id, False)
+    kept = parts.lifecycle.lease_close.credential(lease_id, False)
     return kept is not None and service_user.ServiceUser.read(kept) is None
 
 
@@ -120,7 +120,7 @@ def for_end(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
         needs_one(new.request.on_end, new.request.actions)) else None
     with unless_reserved(parts, trust):
         yield new if trust is None else dataclasses.replace(
-            new, credential=parts.vault.seal(trust))
+            new, credential=parts.encryption.seal(trust))
 
 
 @contextlib.contextmanager
@@ -149,9 +149,9 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
     known whether the lease has it is kept; it expires by itself.
     """
     try:
-        unused = [parts.vault.open(one) for one in (
-            parts.leases.credentials.entrust(
-                lease['id'], parts.vault.seal(trust)))]
+        unused = [parts.encryption.open(one) for one in (
+            parts.leases.credentials.store(
+                lease['id'], parts.encryption.seal(trust)))]
     except errors.NotFound:
         unused = [trust]
     except Exception:
@@ -173,7 +173,7 @@ class Keeping:
     def __init__(self, parts: wiring.Parts, given: ty.Mapping[str, str],
                  also: ty.Callable[[orm.Session], None] | None) -> None:
         self._parts = parts
-        self._sealed = {lease_id: parts.vault.seal(trust)
+        self._sealed = {lease_id: parts.encryption.seal(trust)
                         for lease_id, trust in given.items()}
         self._also = also
         self._unused: list[str] = []
@@ -191,7 +191,7 @@ class Keeping:
         """Delete those before that are not in use."""
         for one in self._unused:
             try:
-                trust = self._parts.vault.open(one)
+                trust = self._parts.encryption.open(one)
             except errors.DecryptionError as exc:
                 LOG.warning('A trust that was replaced is not revoked: %s',
                             exc)

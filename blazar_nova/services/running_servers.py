@@ -74,7 +74,7 @@ class RunningServers:
                 'out, or write "now".')
         joiners = [join_checks.joiner(one, context.project_id) for one in
                    servers]
-        joining = self._parts.leases.joining
+        joining = self._parts.leases.members
         new = creation.NewLease(
             context.project_id, context.user_id, asked.lease,
             joining.reservations(joiners), key=key)
@@ -113,7 +113,7 @@ class RunningServers:
              ) -> dict[str, ty.Any]:
         joiners = [join_checks.joiner(one, lease['project_id']) for one in
                    servers]
-        joining = self._parts.leases.joining
+        joining = self._parts.leases.members
         wanted = joining.reservations(joiners)
         lease_schema.check_total(
             [*(one.demand.count for one in wanted),
@@ -147,12 +147,12 @@ class RunningServers:
                 f'one of [blazar] on_end. Ask the operator, or prolong the '
                 f'lease.')
         for server_id in servers:
-            booked = self._parts.leases.servers.booked(server_id)
+            booked = self._parts.leases.lookup.booked(server_id)
             if booked is None or booked.lease_id != lease['id']:
                 raise errors.InvalidLeaseParams(
                     f'Server {server_id} is not in lease {lease["id"]}. Leave '
                     f'it out.')
-        return self._parts.lifecycle.leaving.leave(
+        return self._parts.lifecycle.server_removal.leave(
             lease['id'], {one: join_checks.leaves(one, lease['project_id'])
                           for one in servers})
 

@@ -67,7 +67,7 @@ class Parts:
     conf: ty.Any
     database: api.Database
     clock: clocks.Clock
-    vault: encryption.Encryption
+    encryption: encryption.Encryption
     trusts: user_credentials.Credentials
     admission: admissions.Admission
     types: resource_types.ResourceTypes
@@ -77,11 +77,11 @@ class Parts:
     cloud: nova_cloud.NovaCloud
     lifecycle: handlers.Handlers
     limits: limits.Limits
-    announcing: end_notices.EndNotices
+    end_notices: end_notices.EndNotices
     identity: keystone_identity.KeystoneIdentity
     orphans: orphans.Orphans
-    health: host_status.HostStatus
-    relocating: evacuation.Evacuation
+    host_status: host_status.HostStatus
+    evacuation: evacuation.Evacuation
     maintenance: maintenance.Maintenance
     preflight: preflight.Preflight
 
@@ -149,7 +149,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         notify, made, cloud, life,
         allowed, end_notices.EndNotices(books, clock, cloud, process.notify),
         known, orphans.Orphans(
-            books, clock, known, life.ending.delete, notify,
+            books, clock, known, life.lease_end.delete, notify,
             conf.blazar.orphaned_leases == 'end',
             conf.blazar.orphan_grace * 3600),
         host_status.HostStatus(books, clock, host_status.Thresholds(
@@ -204,7 +204,7 @@ def database(conf: ty.Any, clock: clocks.Clock | None = None,
     """
     opts.register_opts(conf)
     books = api.Database(conf, clock)
-    books.presence.before(lambda: _check_schema(books))
+    books.status.before(lambda: _check_schema(books))
     return books
 
 
@@ -243,7 +243,7 @@ def compare_settings(process: str, conf: ty.Any, books: api.Database,
 
     :param own: options of ``[blazar]`` that all of its kind must have alike
     """
-    books.presence.before(lambda: _compare_settings(
+    books.status.before(lambda: _compare_settings(
         process, server_demand.settings_of(conf),
         {f'[blazar] {name}': conf.blazar[name] for name in own},
         books, clock))

@@ -89,7 +89,7 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
                 f'{findings.named(rows[0].lease_id, rows[0].name)}: '
                 f'reservation {reservation_id} has other hosts in Nova than '
                 f'in the books.', '--fix gives it those of the books',
-                functools.partial(parts.lifecycle.starting.open,
+                functools.partial(parts.lifecycle.lease_start.open,
                                   rows[0].lease_id))
 
 

@@ -33,12 +33,12 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
             .join(models.Lease).where(
                 models.Lease.status.in_(states.BEGUN),
                 models.Reservation.params.is_not(None)))}
-    for its, reserved in parts.lifecycle.closing.left_open():
+    for its, reserved in parts.lifecycle.lease_close.left_open():
         yield findings.Difference(
             ('open', reserved.id),
             f'Reservation {reserved.id} can still be used in Nova, and is '
             f'not active.', '--fix closes it', functools.partial(
-                parts.lifecycle.closing.shut, its, reserved))
+                parts.lifecycle.lease_close.shut, its, reserved))
     for reservation_id in sorted(begun.keys() - there):
         row = begun[reservation_id]
         if row.status != states.Lease.ACTIVE or (
@@ -49,4 +49,4 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
             f'{findings.named(row.lease_id, row.name)} is ACTIVE, and its '
             f'reservation {reservation_id} cannot be used: Nova has nothing '
             f'of it.', '--fix opens it', functools.partial(
-                parts.lifecycle.starting.open, row.lease_id))
+                parts.lifecycle.lease_start.open, row.lease_id))

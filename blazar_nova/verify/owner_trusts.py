@@ -55,7 +55,7 @@ class OwnerTrusts:
                     f'its servers are built.',
                     'delete its servers; their owner has to boot them anew')
         self._strays = None
-        for trust_id in sorted(self._parts.lifecycle.closing.strays()):
+        for trust_id in sorted(self._parts.lifecycle.lease_close.strays()):
             yield Difference(
                 ('trust', trust_id),
                 f'Trust {trust_id[:8]}... was given to our service user, and '
@@ -70,6 +70,6 @@ class OwnerTrusts:
     def _revoke(self, trust_id: str) -> None:
         if self._strays is None:
             # Leases have been made since the trusts were looked at.
-            self._strays = self._parts.lifecycle.closing.strays()
+            self._strays = self._parts.lifecycle.lease_close.strays()
         if trust_id in self._strays:
             self._parts.trusts.revoke(trust_id)

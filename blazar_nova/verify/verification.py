@@ -68,7 +68,7 @@ class Report(ty.NamedTuple):
 def auditor(parts: wiring.Parts) -> audit.Audit:
     """What reads the books alone."""
     return audit.Audit(
-        parts.database, parts.clock, parts.lifecycle, parts.vault.open,
+        parts.database, parts.clock, parts.lifecycle, parts.encryption.open,
         parts.conf.blazar.max_sleep + _LATE)
 
 

@@ -28,6 +28,7 @@ from blazar_nova.compat import bound_servers
 from blazar_nova.compat import flavors
 from blazar_nova.services import lease_admission
 from blazar_nova.services import wiring
+from tests import driven
 from tests.functional import base
 from tests.functional import leased
 from tests.functional import nova_box
@@ -95,7 +96,7 @@ class ApiTestCase(leased.LeasedTestCase):
     def run_until(self, when):
         """Carry out what is due by then."""
         self.clock.advance(max(0, when - self.clock.now()))
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
 
     def get(self, lease, **kwargs):
         return self.ask('GET', f'/leases/{lease["id"]}', code=200,
@@ -148,11 +149,11 @@ class TestLeases(ApiTestCase):
         self.assertEqual(2, len(servers))
         # All of it ends with the lease.
         self.clock.advance(2 * HOUR)
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         for server_id in servers:
             self.wait_until_gone(server_id)
         self.clock.advance(60)
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         lease = self.get(lease)
         self.assertEqual('TERMINATED', lease['status'])
         self.assertEqual('deleted', lease['reservations'][0]['status'])
@@ -177,7 +178,7 @@ class TestLeases(ApiTestCase):
     def test_a_reservation_that_ends_while_it_is_found_to_be_full(self):
         lease = self.make_active()
         parts = wiring.shared()
-        occupy, now = parts.leases.places.occupy, parts.clock.now
+        occupy, now = parts.leases.slots.take, parts.clock.now
 
         def slowly(*args):
             try:
@@ -187,7 +188,7 @@ class TestLeases(ApiTestCase):
                     f'{__name__}.clocks.SystemClock.now',
                     lambda _clock: now() + HOUR))
 
-        with mock.patch.object(parts.leases.places, 'occupy', slowly):
+        with mock.patch.object(parts.leases.slots, 'take', slowly):
             fault = self.fault(lease['reservations'][0]['flavor_id'], 2)
         self.assertNotIn('next_start', fault)
         self.assertIn('Boot at most 1 server', fault['message'])
@@ -651,7 +652,7 @@ class TestChanges(ApiTestCase):
         for server_id in (server['id'], held['id']):
             self.wait_until_gone(server_id)
         self.clock.advance(60)
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         for lease in (pending, active, held_lease):
             self.ask('GET', f'/leases/{lease["id"]}', code=404)
             self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
@@ -1141,7 +1142,7 @@ class TestRequestsThatDie(ApiTestCase):
     def test_one_that_does_not_know_whether_it_has_them_undoes_nothing(self):
         for then in (self.look, lambda: None):
             self.sent = 0
-            servers = self.refused_and_left('occupy', then)
+            servers = self.refused_and_left('take', then)
             self.look()
             self.assert_built_once(servers)
             for server_id in servers:

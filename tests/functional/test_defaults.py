@@ -12,6 +12,7 @@ from nova.volume import cinder
 from blazar_core.common import clocks
 from blazar_core.lifecycle import end_notices
 from blazar_nova.verify import verification
+from tests import driven
 from tests.functional import base
 from tests.functional import nova_box
 from tests.functional import test_api
@@ -84,10 +85,10 @@ class TestOn(DefaultTestCase):
         server = self.boot_active('vm')
         self.fill_books()
         self.clock.advance(LENGTH + HOUR)
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         self.wait_until_gone(server['id'])
         self.clock.advance(60)
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         self.assertEqual('TERMINATED', self.only()['status'])
 
     def test_it_is_prolonged_in_the_words_of_the_hint(self):
@@ -352,7 +353,7 @@ class TestAnnounce(DefaultTestCase):
         for _again in range(3):
             self.announce_after(HOUR)
             self.new_listener(self.clock).announce()
-            self.listener.engine.run_due()
+            driven.run_due(self.listener.engine)
             self.fill_books()
         # What was told later has come, so what was told before has, too.
         last = self.boot_active('last')
@@ -374,7 +375,7 @@ class TestAnnounce(DefaultTestCase):
         server = self.boot_active('vm')
         self.clock.advance(LENGTH + 60)
         parts = self.listener.parts
-        tell = parts.announcing
+        tell = parts.end_notices
 
         class Died(BaseException):
             """Nothing is done after it."""

@@ -253,7 +253,7 @@ class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
         parts, kept = self.listener.parts, self.trusts.keys() - {*self.revoked}
         with mock.patch.object(parts.cloud, 'credentials',
                                return_value={*kept, 'no'}):
-            self.assertEqual({'no'}, parts.lifecycle.closing.strays())
+            self.assertEqual({'no'}, parts.lifecycle.lease_close.strays())
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
         self.fill_books()
@@ -321,7 +321,7 @@ class NothingLeftTest(DeletionTestCase):
 
     def test_when_its_lease_ends(self):
         server_id = self.hold_in_group()
-        self.listener.parts.lifecycle.ending.delete(self.lease('vm1')['id'])
+        self.listener.parts.lifecycle.lease_end.delete(self.lease('vm1')['id'])
         self.run_due()
         self.assert_nothing_left(server_id)
 
@@ -414,7 +414,7 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
         self.assertEqual(
             service_user.ServiceUser('alice', self.alice.project_id, tuple(
                 sorted(self.alice.who.roles))), service_user.ServiceUser.read(
-                    parts.lifecycle.closing.credential(lease['id'])))
+                    parts.lifecycle.lease_close.credential(lease['id'])))
         self.change(lease, end_date=self.at(9000))
 
     def change(self, lease, code=200, **what):
@@ -457,8 +457,8 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
         self.may = True
         server_id = self.later(**self.MADE[0])['id']
         parts, lease = self.listener.parts, self.lease('vm1')
-        parts.leases.credentials.entrust(
-            lease['id'], parts.vault.seal(service_user.ServiceUser(
+        parts.leases.credentials.store(
+            lease['id'], parts.encryption.seal(service_user.ServiceUser(
                 'alice', self.alice.project_id, ('member',)).written()))
         self.clock.advance(3600)
         self.run_due()
@@ -479,4 +479,4 @@ class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
         self.may = False
         self.change(lease, 403, end_date=self.at(9000))
         self.assertEqual('trust-0', (
-            self.listener.parts.lifecycle.closing.credential(lease['id'])))
+            self.listener.parts.lifecycle.lease_close.credential(lease['id'])))

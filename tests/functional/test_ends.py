@@ -14,6 +14,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
+from tests import driven
 from tests.functional import test_api
 from tests.functional import test_deletion
 
@@ -37,7 +38,7 @@ class EndsTestCase(test_api.ApiTestCase):
         """What is due is done, until the lease is over."""
         def is_over():
             self.clock.advance(self.over + seconds - self.clock.now())
-            self.listener.engine.run_due()
+            driven.run_due(self.listener.engine)
             self.over += 10
             return {('TERMINATED',)} == {*self.books(
                 "SELECT status FROM leases WHERE name = 'mine'")}
@@ -156,7 +157,7 @@ class TestEnds(EndsTestCase):
         self.act(server, {'rescue': {}})
         self.wait_for_status(server['id'], 'RESCUE')
         self.clock.advance(self.over + 10 - self.clock.now())
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         self.assertIn('Its end is tried again: server',
                       self.lease('mine')['status_reason'])
         self.clock.advance(HOUR + 10)
@@ -190,13 +191,13 @@ class TestImagesBefore(EndsTestCase):
 
     def run_at(self, seconds):
         self.clock.advance(self.began + seconds - self.clock.now())
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
 
     def done(self, event_type='remind'):
         """Carry out what is due until an event is done; its action."""
         def is_done():
             self.clock.advance(2)
-            self.listener.engine.run_due()
+            driven.run_due(self.listener.engine)
             event, = (one for one in self.lease('mine')['events']
                       if one['event_type'] == event_type)
             return event['status'] == 'DONE' and event
@@ -211,7 +212,7 @@ class TestImagesBefore(EndsTestCase):
         self.assertEqual('snapshot', self.done())
         self.assertEqual('ACTIVE', self.alice.get_server(
             server['id'])['status'])
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         (name, image), = self.images().items()
         self.assertRegex(name, '^mine-vm1-remind-2[0-9-]+T[0-9]{2}:[0-9]{2}$')
         self.assertEqual(('active', server['id']), (
@@ -232,7 +233,7 @@ class TestImagesBefore(EndsTestCase):
         (event_id, lease_id), = self.books(
             "SELECT id, lease_id FROM events WHERE event_type = 'remind'")
         for _time in range(2):
-            self.assertIsNone(self.listener.parts.lifecycle.telling.happen(
+            self.assertIsNone(self.listener.parts.lifecycle.notices.happen(
                 lease_id, 'remind', event_id))
         self.assertEqual(1, len(self.images()))
 
@@ -252,7 +253,7 @@ class TestImagesBefore(EndsTestCase):
 
         def is_gone():
             self.clock.advance(300)
-            self.listener.engine.run_due()
+            driven.run_due(self.listener.engine)
             return not self.exists(second['id'])
 
         self.wait_for(is_gone, what='the end of the second')
@@ -432,7 +433,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
             **self.event(), 'event_date': self.at(600)}])
         self.no_token = errors.TrustUnavailable('the user was disabled')
         self.clock.advance(600)
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         self.assertIn('the user was disabled',
                       self.lease('mine')['status_reason'])
         self.no_token = None
@@ -440,7 +441,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
 
         def is_there():
             self.clock.advance(10)
-            self.listener.engine.run_due()
+            driven.run_due(self.listener.engine)
             return self.lease('mine')['status_reason'] == '' and self.images()
 
         image, = self.wait_for(is_there, what='the image').values()
@@ -451,7 +452,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         server = self.leased(on_end='snapshot')
         self.no_token = errors.TrustUnavailable('the user was disabled')
         self.clock.advance(self.over + 10 - self.clock.now())
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         self.assertIn('the user was disabled',
                       self.lease('mine')['status_reason'])
         self.assertTrue(self.exists(server['id']))
@@ -486,7 +487,7 @@ class TestGlanceIsSilent(EndsTestCase):
 
         def is_gone():
             self.clock.advance(self.over + 10 - self.clock.now())
-            self.listener.engine.run_due()
+            driven.run_due(self.listener.engine)
             self.over += 10
             return not self.exists(other['id']) and (
                 'Glance' in ''.join(rows or '' for rows, in self.books(

@@ -12,6 +12,7 @@ from blazar_core.common import model
 from blazar_nova.resource_types import installed_policies
 from blazar_nova.resource_types import registry
 from blazar_nova.verify import verification
+from tests import driven
 from tests.functional import test_api
 from tests.unit.blazar_core import test_end_policies
 from tests.unit.blazar_core import test_resource_types
@@ -83,8 +84,8 @@ class TestExtending(test_api.ApiTestCase):
         self.assertEqual({lots['id']: ('uuid-of-garage',)}, self.lots.barrier)
         self.lots.garages = [self.garage('other', 4)]
         self.fill_books()
-        self.listener.watch.look()
-        self.listener.engine.run_due()
+        self.listener.overbooking.look()
+        driven.run_due(self.listener.engine)
         self.assertEqual({lots['id']: ('uuid-of-other',)}, self.lots.barrier)
         self.run_until(self.clock.now() + HOUR // 2)
         self.assertIn(('sweep', lots['id']), self.lots.swept)

@@ -22,6 +22,7 @@ from blazar_nova.compat import aggregates
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import providers
 from blazar_nova.listener import monitors
+from tests import driven
 from tests.functional import leased
 from tests.functional import test_recurring
 from tests.functional import test_whole_hosts
@@ -40,8 +41,8 @@ class Failing:
     def look_for_failures(self):
         """What a listener does within a minute."""
         self.listener.monitors.look()
-        self.listener.watch.look()
-        self.listener.engine.run_due()
+        self.listener.overbooking.look()
+        driven.run_due(self.listener.engine)
 
     def runs(self, name, hints=None, **boot):
         """A server with a lease that runs; as an admin sees it.
@@ -70,7 +71,7 @@ class Failing:
         self.look_for_failures()
 
     def relocate(self):
-        self.listener.parts.relocating.look(self.listener.monitors.certain)
+        self.listener.parts.evacuation.look(self.listener.monitors.certain)
 
     def fall_silent(self, host):
         """A nova-compute dies, and has not been heard of for long."""
@@ -572,7 +573,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertEqual([], self.books('SELECT * FROM outages'))
         code, text = self.maintain(booked)
         self.assertEqual(0, code, text)
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         self.assertEqual(other, self.bookings()[held])
         self.assertEqual([(booked, 'maintenance', 'firmware')], [
             (one.name, one.kind, one.reason)
@@ -634,7 +635,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         code, text = self.maintain(host)
         self.assertEqual(0, code, text)
         self.assertIn('1 booking: 1 to other hosts, 0 not.', text)
-        self.listener.parts.relocating.look()
+        self.listener.parts.evacuation.look()
         self.leaves(server)
         code, text = self.maintain(host, None, '--wait')
         self.assertEqual(0, code, text)

@@ -365,7 +365,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
             lambda *_args, **_kwargs: 'trust')
         for number, failure in enumerate(FAILURES):
             with self.failing('blazar_core.leases.credentials.Credentials.'
-                              'entrust', failure):
+                              'store', failure):
                 self.delete_all(self.after_failing(
                     f'vm{number}', self.lease_hints(f'vm{number}')))
 
@@ -398,9 +398,9 @@ class BehindTheCastTest(leased.LeasedTestCase):
         # Nobody may know that. It is looked for, and sent.
         self.run_due()
         self.assertEqual({}, self.guests())
-        self.listener.parts.lifecycle.lost.send()
+        self.listener.parts.lifecycle.lost_builds.send()
         self.clock.advance(60 + wiring.lost_after(self.listener.parts.conf))
-        self.listener.parts.lifecycle.lost.send()
+        self.listener.parts.lifecycle.lost_builds.send()
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
 

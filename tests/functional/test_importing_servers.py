@@ -105,7 +105,7 @@ class TestPendingServers(ServersTestCase):
         lease_id, _id = self.servers_of(HOUR, 2 * HOUR, '2', amount=2)
         self.assertIn('1 of its places are missing', self.manage()[1])
         self.imported()
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         self.assertEqual(
             [(0,)], self.books('SELECT COUNT(*) FROM bookings '
                                'WHERE host_id IS NULL'))

@@ -15,6 +15,7 @@ from nova.api import wsgi
 from nova.scheduler import host_manager
 
 from blazar_nova.services import wiring
+from tests import driven
 from tests.functional import leased
 from tests.functional import test_api
 from tests.functional import test_whole_hosts
@@ -112,7 +113,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
             listener = self.new_listener(self.clock)
             self.stop_scheduler_filter()
             self.boot_active('vm', flavor='5')
-        self.assertEqual(0, listener.engine.run_due())
+        self.assertEqual(0, driven.run_due(listener.engine))
         listener.mirror.compare_all()
         self.boot_active('vm2')
 

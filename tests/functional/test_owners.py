@@ -8,6 +8,7 @@ from unittest import mock
 from blazar_core.common import clocks
 from blazar_core.lifecycle import orphans
 from blazar_nova.resource_types import physical_hosts
+from tests import driven
 from tests.functional import base
 from tests.functional import nova_box
 from tests.functional import test_api
@@ -51,7 +52,7 @@ class TestOrphans(OwnersTestCase):
         self.parts = self.listener.parts
         object.__setattr__(self.parts, 'orphans', orphans.Orphans(
             self.parts.database, self.parts.clock, self.parts.identity,
-            self.parts.lifecycle.ending.delete, self.parts.notify, True,
+            self.parts.lifecycle.lease_end.delete, self.parts.notify, True,
             HOUR))
 
     def test_the_lease_of_a_project_that_is_gone_ends_with_its_servers(self):
@@ -70,7 +71,7 @@ class TestOrphans(OwnersTestCase):
         self.clock.advance(HOUR)
         self.listener.find_orphans()
         self.listener.find_orphans()
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         self.wait_until_gone(server['id'])
         self.run_until(self.clock.now() + 60)
         self.ask('GET', f'/leases/{lease["id"]}', client=self.admin, code=404)

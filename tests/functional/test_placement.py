@@ -285,8 +285,8 @@ class LeasedPlacementTest(PlacementTestCase):
         context = nova_context.get_admin_context()
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
         spec.scheduler_hints = {}
-        with self.ours()._judge._index.fresh():
-            uuids = list(self.ours()._judge._index.ids_by_uuid)
+        with self.ours()._eligibility._index.fresh():
+            uuids = list(self.ours()._eligibility._index.ids_by_uuid)
         hosts = list(
             self.scheduler.manager.host_manager.get_host_states_by_uuids(
                 context, uuids, spec))
@@ -299,7 +299,7 @@ class LeasedPlacementTest(PlacementTestCase):
     def test_books_are_read_before_somebody_waits_for_them(self):
         """By a scheduler that has started, and an API that is asked whatever.
         """
-        self.assertEqual([self.ours()._judge._index], self.followed)
+        self.assertEqual([self.ours()._eligibility._index], self.followed)
         self.alice.get_servers()
         (api,) = set(self.followed[1:])
         self.assertIs(wiring.shared().admission.index, api)
@@ -312,7 +312,7 @@ class LeasedPlacementTest(PlacementTestCase):
 
     def stop_the_filters_clock(self) -> None:
         """What the scheduler reads now gets no older, for it."""
-        index = self.ours()._judge._index
+        index = self.ours()._eligibility._index
         self.useFixture(fixtures.MockPatchObject(
             index, 'clock', driven.ManualClock(index.clock.now())))
         with index.fresh():
@@ -321,7 +321,7 @@ class LeasedPlacementTest(PlacementTestCase):
     def statements_of(self, work: ty.Callable[[], ty.Any]) -> list[str]:
         """The SELECTs that the scheduler's filter sends meanwhile."""
         statements: list[str] = []
-        engine = self.ours()._judge._database.engine
+        engine = self.ours()._eligibility._database.engine
 
         def note(_connection: ty.Any, _cursor: ty.Any, statement: str,
                  *_rest: ty.Any) -> None:

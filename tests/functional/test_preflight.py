@@ -158,8 +158,8 @@ class PreflightTest(PreflightTestCase):
     def test_the_user_may_not_any_more(self):
         self.hold()
         lease = self.lease('vm1')
-        self.listener.parts.leases.credentials.entrust(
-            lease['id'], self.listener.parts.vault.seal('trust'))
+        self.listener.parts.leases.credentials.store(
+            lease['id'], self.listener.parts.encryption.seal('trust'))
         self.before()
         with mock.patch(
                 'blazar_nova.services.user_credentials.Credentials.access',

@@ -535,17 +535,17 @@ class TestTrusts(test_deletion.DeletionTestCase, RecurringTestCase):
         lease = self.boot_each()
         start = self.start_of(lease, 0) + 2 * HOUR
         # Nothing is written behind the transaction that moves them.
-        with mock.patch.object(credentials.Credentials, 'entrust',
+        with mock.patch.object(credentials.Credentials, 'store',
                                side_effect=RuntimeError):
             self.ask('PUT', f'/leases/{lease["id"]}', {
                 'start_date': clocks.iso(start),
                 'end_date': clocks.iso(start + HOUR)}, code=200)
         ends = {one['id']: seconds(one['end_date'])
                 for one in self.get(lease)['occurrences']}
-        self.assertEqual(ends, {
-            lease_id: self.trusts[self.listener.parts.vault.open(sealed)][1]
-            for lease_id, sealed in self.books(
-                'SELECT lease_id, sealed FROM credentials')})
+        self.assertEqual(
+            ends, {lease_id: self.trusts[self.listener.parts.encryption.open(
+                sealed)][1] for lease_id, sealed in self.books(
+                    'SELECT lease_id, sealed FROM credentials')})
         self.assertEqual({'trust-0', 'trust-1', 'trust-2'}, {*self.revoked})
 
 

@@ -35,7 +35,7 @@ class RetryingTestCase(test_api.ApiTestCase):
         self.run_until(clocks.SystemClock().now())
 
     def look(self):
-        self.listener.parts.lifecycle.retrying.look()
+        self.listener.parts.lifecycle.admission_queue.look()
         self.run_until(clocks.SystemClock().now())
 
     def assert_right(self):
@@ -93,7 +93,7 @@ class TestRetrying(RetryingTestCase):
             'mine', duration='1h', lease_type='retry', retries=1,
             retry_interval=10))
         self.clock.advance(20)
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         lease = self.lease('mine')
         self.assertEqual('ERROR', lease['status'])
         self.assertIn('It got no capacity until', lease['status_reason'])
@@ -194,7 +194,7 @@ class TestWholeHosts(test_whole_hosts.HostsTestCase):
         self.assertEqual('WAITING', lease['status'])
         self.delete(first['id'])
         self.look()
-        self.listener.parts.lifecycle.retrying.look()
+        self.listener.parts.lifecycle.admission_queue.look()
         self.run_until(self.clock.now())
         lease = self.get(lease)
         self.assertEqual('ACTIVE', lease['status'])

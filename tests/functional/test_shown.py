@@ -198,7 +198,7 @@ class AsBuildTest(ShownTestCase):
         """Tools would wait for it until they give up."""
         server_id = self.held_so()
         parts = self.listener.parts
-        parts.lifecycle.sending.never_started(
+        parts.lifecycle.dispatch.never_started(
             self.lease('vm1')['id'], 'The trust is gone.')
         got = self.alice.get_server(server_id)
         self.assertEqual(('ERROR', 'error', None), self.status(server_id))

@@ -102,7 +102,7 @@ class TestTheEndOfALease(SoftDeleteTestCase):
         for action in 'restore', 'forceDelete':
             self.refused(409, self.alice.post_server_action, server_id,
                          {action: None})
-        self.listener.parts.lifecycle.ending.delete(self.lease('vm1')['id'])
+        self.listener.parts.lifecycle.lease_end.delete(self.lease('vm1')['id'])
         self.run_due()
         self.assertFalse(self.exists(server_id))
 

@@ -48,7 +48,7 @@ class StrandedTest(leased.LeasedTestCase):
     def look_after(self, *pauses):
         for pause in pauses:
             self.clock.advance(pause)
-            self.life.lost.send()
+            self.life.lost_builds.send()
 
     def assert_given_up(self, server_id):
         """It stays as it is for its time, and is one that failed then."""

@@ -19,6 +19,7 @@ from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_status
 from blazar_nova.compat import nova_cloud
+from tests import driven
 from tests.functional import base
 from tests.functional import leased
 from tests.unit.blazar_core import racer
@@ -342,8 +343,9 @@ class WakeTest(leased.LeasedTestCase):
             return woken
 
         self.stub_out('blazar_nova.compat.reserved_state.unmark', together)
-        threads = [threading.Thread(target=one.parts.lifecycle.starting.start,
-                                    args=(lease_id,)) for one in listeners]
+        threads = [threading.Thread(
+            target=one.parts.lifecycle.lease_start.start, args=(lease_id,))
+            for one in listeners]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -383,10 +385,10 @@ class WakeTest(leased.LeasedTestCase):
         self.assertEqual('PENDING', self.lease('vm1')['status'])
         other = self.new_listener(self.clock)
         self.clock.advance(59)
-        other.engine.run_due()
+        driven.run_due(other.engine)
         self.assertEqual([], self.casts)
         self.clock.advance(1)
-        other.engine.run_due()
+        driven.run_due(other.engine)
         self.wait_for_status(self.server_id, 'ACTIVE')
         self.assertEqual([True], self.casts)
 
@@ -469,7 +471,7 @@ class DaemonTest(base.FunctionalTestCase):
     def test_a_lease_of_seconds_comes_and_goes_by_itself(self):
         recorder = self.record()
         listener = self.start_listener()
-        self.wait_for(lambda: listener.parts.leases.servers.hosts_of_services(
+        self.wait_for(lambda: listener.parts.leases.lookup.hosts_of_services(
             ['host1', 'host2']), what='the books know the hosts')
         began = listener.parts.clock.now()
         hints = {'reserved': 'True', 'lease_params': json.dumps({

@@ -158,15 +158,15 @@ class InventoryTest(UnitsTestCase):
     def test_units_that_shrink_are_followed_and_reported(self):
         lease = self.make(reservations=[self.reservation(vcpus=8)],
                           start_in=HOUR)
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         self.change('VCPU', max_unit=4)
         self.fill_books()
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         found = self.get(lease)
         self.assertIn('more than 4', found['status_reason'])
         self.change('VCPU', max_unit=16)
         self.fill_books()
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         self.assertEqual([self.root], [uuid for (uuid,) in self.books(
             'SELECT uuid FROM bookings JOIN hosts '
             'ON hosts.id = bookings.host_id')])

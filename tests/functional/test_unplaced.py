@@ -166,7 +166,7 @@ class NoHostTest(UnplacedTestCase):
         def slow(instance, hard_delete=False):
             if hard_delete and not others:
                 others.append(True)
-                self.listener.parts.lifecycle.starting.start(
+                self.listener.parts.lifecycle.lease_start.start(
                     lease_id, when_due=True)
             return destroy(instance, hard_delete=hard_delete)
 
@@ -187,7 +187,7 @@ class NoHostTest(UnplacedTestCase):
         def slow(*args):
             if not started:
                 started.append(True)
-                self.listener.parts.lifecycle.starting.start(
+                self.listener.parts.lifecycle.lease_start.start(
                     lease_id, when_due=True)
             return look(*args)
 
@@ -212,7 +212,7 @@ class NoHostTest(UnplacedTestCase):
         with fixtures.MonkeyPatch('blazar_nova.compat.unbuilt_servers._unmap',
                                   die):
             self.assertRaises(Died, self.run_due)
-        self.listener.parts.lifecycle.ending.delete(lease_id)
+        self.listener.parts.lifecycle.lease_end.delete(lease_id)
         for _time in range(3):
             self.clock.advance(300)
             self.run_due()

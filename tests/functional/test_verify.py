@@ -361,7 +361,7 @@ class ServersTest(VerifyTestCase):
         self.hold('held')
         other = self.boot_active('runs', hints=self.lease_hints('runs'))
         self.listener.mirror.compare_all()
-        check, looked = self.listener.parts.lifecycle.observing.check, []
+        check, looked = self.listener.parts.lifecycle.reconciliation.check, []
         self.stub_out(
             'blazar_core.lifecycle.reconciliation.Reconciliation.check',
             lambda _self, server_id: looked.append(
@@ -813,7 +813,7 @@ class FlavorsTest(VerifyTestCase, test_api.ApiTestCase):
     def test_a_flavor_that_is_left_is_removed(self):
         lease = self.make(start_in=HOUR)
         reservation_id = lease['reservations'][0]['id']
-        self.listener.parts.lifecycle.starting.open(lease['id'])
+        self.listener.parts.lifecycle.lease_start.open(lease['id'])
         self.assert_left(f'{reservation_id} can still be used')
         self.assert_mended(f'{reservation_id} can still be used')
         self.assertIsNone(self.flavor(reservation_id))

@@ -64,7 +64,7 @@ class WatchTest(leased.LeasedTestCase):
         booked = self.bookings()[server_id]
         self.force('first', booked)
         self.fill_books()
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         self.clock.advance(HOUR)
         self.run_due()
         server = self.wait_for_status(server_id, 'ACTIVE')
@@ -85,15 +85,15 @@ class WatchTest(leased.LeasedTestCase):
         for name in ('two', 'three', 'four', 'five'):
             self.force(name, before[first])
         self.fill_books()
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         # There would be room beside its sibling.
         self.assertEqual({first: None, second: before[second]},
                          self.bookings())
         self.alice.delete_server(second)
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         self.assertEqual({first: None}, self.bookings())
         self.clock.advance(HOUR // 2)
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         self.assertEqual({first: before[second]}, self.bookings())
 
 
@@ -108,7 +108,7 @@ class PlacesTest(test_api.ApiTestCase):
         self.boot_active('forced', availability_zone=f'nova:{booked}',
                          client=self.admin)
         self.fill_books()
-        self.listener.watch.look()
+        self.listener.overbooking.look()
         ((now,),) = self.books(
             'SELECT hosts.name FROM bookings JOIN hosts '
             'ON hosts.id = bookings.host_id')

@@ -34,6 +34,7 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import providers
 from blazar_nova.services import host_enrollment
 from blazar_nova.verify import verification
+from tests import driven
 from tests.functional import nova_box
 from tests.functional import test_api
 
@@ -679,7 +680,7 @@ class TestEnds(HostsTestCase):
         self.end(later)
         self.ask('GET', f'/leases/{later["id"]}', client=self.bob, code=404)
         # And those of one that had ended when somebody came back to it.
-        self.listener.parts.lifecycle.ending.end(later['id'])
+        self.listener.parts.lifecycle.lease_end.end(later['id'])
         self.assertEqual('ACTIVE', self.admin.get_server(
             server['id'])['status'])
         self.assertEqual([(self.reservation_id,)], self.assigned_to())
@@ -714,7 +715,7 @@ class TestEnds(HostsTestCase):
         self.assertEqual(204, answer.status_code)
         self.clock.advance(2 * HOUR)
         # Nobody has looked what is there since it was given back.
-        self.listener.engine.run_due()
+        driven.run_due(self.listener.engine)
         self.assertEqual([(None,)], self.assigned_to())
         self.listener.mirror.compare_all()
         self.run_until(self.clock.now() + 60)
@@ -1731,10 +1732,10 @@ class TestDying(HostsTestCase):
             self.lease_id = self.make(
                 reservations=[self.hosts_wanted()])['id']
             self.look()
-            self.listener.parts.lifecycle.starting.start(self.lease_id)
+            self.listener.parts.lifecycle.lease_start.start(self.lease_id)
 
         def started(where):
-            self.listener.parts.lifecycle.starting.start(self.lease_id)
+            self.listener.parts.lifecycle.lease_start.start(self.lease_id)
             lease = self.ask('GET', f'/leases/{self.lease_id}')['lease']
             self.assertEqual('ACTIVE', lease['status'], where)
             reservation_id = lease['reservations'][0]['id']
@@ -1746,10 +1747,10 @@ class TestDying(HostsTestCase):
 
         def end():
             start()
-            self.listener.parts.lifecycle.ending.end(self.lease_id)
+            self.listener.parts.lifecycle.lease_end.end(self.lease_id)
 
         def ended(where):
-            self.listener.parts.lifecycle.ending.end(self.lease_id)
+            self.listener.parts.lifecycle.lease_end.end(self.lease_id)
             lease = self.ask('GET', f'/leases/{self.lease_id}')['lease']
             self.assertEqual('TERMINATED', lease['status'], where)
             self.assertEqual(self.POOL, self.aggregates(), where)
@@ -1780,10 +1781,10 @@ class TestDying(HostsTestCase):
 
         def started(where):
             if len(where[2]) >= where[0]:
-                other.engine.run_due()
+                driven.run_due(other.engine)
                 self.assertEqual('IN_PROGRESS', start_event(), where)
             self.clock.advance(self.worker_timeout)
-            other.engine.run_due()
+            driven.run_due(other.engine)
             self.assertEqual('ACTIVE', self.status(), where)
             reservation_id, = (one for one in self.aggregates()
                                if one not in self.POOL)
@@ -1797,7 +1798,7 @@ class TestDying(HostsTestCase):
             reservations=[self.hosts_wanted()])['id'])
         put_off()
         self.at_each_step(
-            self.listener.engine.run_due, started, 8, when=(False,))
+            self.run_due, started, 8, when=(False,))
 
     def status(self):
         lease = self.ask('GET', f'/leases/{self.lease_id}', code=200)

@@ -122,30 +122,30 @@ class Contender:
 
     def create(self) -> None:
         new = self._new_lease()
-        self.leases.making.create(
+        self.leases.creation.create(
             new, 'call' if self.dice.random() < 0.5 else None)
 
     def offer(self) -> None:
-        self.leases.making.offer(self._new_lease(), 600)
+        self.leases.creation.offer(self._new_lease(), 600)
 
     def accept(self) -> None:
         lease, _count = self._lease('OFFERED')
-        self.leases.making.accept(lease.id)
+        self.leases.creation.accept(lease.id)
 
     def prolong(self) -> None:
         lease, _count = self._lease()
-        self.leases.changing.update(lease.id, updates.LeaseChange(
+        self.leases.updates.update(lease.id, updates.LeaseChange(
             end=lease.end_date + self.dice.randint(1, 600)))
 
     def shorten(self) -> None:
         lease, _count = self._lease()
-        self.leases.changing.update(lease.id, updates.LeaseChange(
+        self.leases.updates.update(lease.id, updates.LeaseChange(
             end=self.dice.randint(lease.start_date + 1, lease.end_date)))
 
     def move(self) -> None:
         lease, _count = self._lease('PENDING', 'OFFERED')
         later = self.dice.randint(-300, 600)
-        self.leases.changing.update(lease.id, updates.LeaseChange(
+        self.leases.updates.update(lease.id, updates.LeaseChange(
             lease.start_date + later, lease.end_date + later))
 
     def resize(self) -> None:
@@ -153,7 +153,7 @@ class Contender:
         lease, count = self._lease('PENDING', 'OFFERED')
         if lease.params is None:
             raise NoLease
-        self.leases.changing.update(lease.id, updates.LeaseChange(
+        self.leases.updates.update(lease.id, updates.LeaseChange(
             reservations={lease.reservation_id: self._later(
                 model.Demand(self._resources(), max(
                     1, count + self.dice.randint(-1, 1))))}))
@@ -170,7 +170,7 @@ class Contender:
                 models.Booking.reservation_id == lease.reservation_id)))
         try:
             self.database.retried(
-                self.leases.binding.rebind, reassignment.Reassigned(
+                self.leases.reassignment.rebind, reassignment.Reassigned(
                     lease.id, seen, {one: self.dice.choice(
                         [*self.host_ids, None]) for one in ids}, 'reason'))
         except ledger.OverCapacity as full:
@@ -191,7 +191,7 @@ class Contender:
                 sa.select(models.Booking.server_id).join(models.Reservation)
                 .where(models.Reservation.lease_id == lease.id))
         if server is not None:
-            self.lifecycle.observing.observe(
+            self.lifecycle.reconciliation.observe(
                 server, cloud_api.ObservedServer(cloud_api.ServerState.GONE))
 
     def report(self) -> None:

@@ -72,7 +72,7 @@ class Asking:
         parts = self._parts(project, asked, reservation)
         servers = [one for part in parts for one in part]
         try:
-            fits, left_out = self._core.leases.recurring.fitting([
+            fits, left_out = self._core.leases.series.fitting([
                 creation.NewLease(
                     project, 'user', one, (dataclasses.replace(
                         reservation, server_ids=_ids(parts[0])
@@ -87,7 +87,7 @@ class Asking:
             # Where it is not told that it is written, it may be.
             self._world.recurring[recurrence_id] = (
                 [one.request.window for one in leases], _ids(kept))
-            made = self._core.leases.recurring.create(
+            made = self._core.leases.series.create(
                 recurrence_id, asked, leases, [
                     worlds.call_of(part) if part else None
                     for _new, part in paired], left_out, _ids(kept))
@@ -132,11 +132,11 @@ class Asking:
         """
         if not self._world.recurring:
             raise errors.NotFound('nothing recurs')
-        recurring = self._core.leases.recurring
+        recurring = self._core.leases.series
         recurrence_id = self._baton.dice.choice([*self._world.recurring])
         recurring.get(recurrence_id)
         for one in reversed(recurring.unfinished(recurrence_id)):
-            self._core.lifecycle.ending.delete(one['id'])
+            self._core.lifecycle.lease_end.delete(one['id'])
         self._baton.tell(f'all of {recurrence_id[:8]} are deleted')
 
 

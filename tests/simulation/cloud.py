@@ -342,7 +342,7 @@ class Cloud:
             self.fail(server, unplaced=question.answered)
             return
         server.state, server.host = State.BUILDING, host
-        self._soil(server)
+        self._mark_dirty(server)
         self.baton.let_pass(self.faults.pause('build'))
         self._until_up(host)
         if server.state is not State.BUILDING:
@@ -382,12 +382,12 @@ class Cloud:
                 for _time in range(2):
                     self.act_against(other, server.amounts)
                 server.host = other
-                self._soil(server)
+                self._mark_dirty(server)
                 self.baton.tell(f'{server.id} goes to {other.name} instead')
                 return other
         return host
 
-    def _soil(self, server: Server) -> None:
+    def _mark_dirty(self, server: Server) -> None:
         """Whoever comes to a whole host leaves dirt."""
         if server.within and server.host and not server.unasked:
             server.host.dirty = True

@@ -149,12 +149,12 @@ class Years:
             {end_policies.DELETE: end_policies.Delete()})
         self._engine = engine.Engine(
             conf, self._database, self._clock, life, 'listener')
-        self._health = host_status.HostStatus(
+        self._host_status = host_status.HostStatus(
             self._database, self._clock, host_status.Thresholds(
                 0, 0, INTERVAL), self._told)
-        self._watch = overbooking.OverbookingCheck(
-            self._database, self._clock, search, self._leases.binding, str,
-            types, self._told, 300)
+        self._overbooking = overbooking.OverbookingCheck(
+            self._database, self._clock, search, self._leases.reassignment,
+            str, types, self._told, 300)
         self._uuids = [str(uuid.UUID(int=self._dice.getrandbits(128)))
                        for _host in range(hosts)]
         self._down: set[str] = set()
@@ -203,14 +203,14 @@ class Years:
             when, _number, work = heapq.heappop(self._events)
             self._clock.advance(max(0, when - self._clock.now()))
             work()
-            self._health.see(
+            self._host_status.update(
                 {host: host_status.Down('It is down.', certain=True) if host in
                  self._down else None for host in self._uuids})
             self._recheck()
-            while self._engine.run_due():
+            while driven.run_due(self._engine):
                 self._recheck()
             if self._heals:
-                self._watch.look()
+                self._overbooking.look()
             self._judge()
         return self._result(int(end))
 
@@ -224,7 +224,7 @@ class Years:
             max(HOUR, dice.expovariate(1 / (LASTS * DAY)))))
         params = {'max': dice.randint(1, MOST)}
         try:
-            self._leases.making.create(creation.NewLease(
+            self._leases.creation.create(creation.NewLease(
                 'project', 'user', requests.LeaseRequest(
                     name='lease', window=window, before_end=None, events=(),
                     on_end='delete', starts_now=False),

@@ -39,7 +39,7 @@ __all__ = ['GUARDS', 'without']
 
 _claim = inventory.claim
 _along = assignments.convert_usage
-_scene = consolidation.PlannerInputs.scene
+_read = consolidation.PlannerInputs.read
 
 _HOSTS = models.Host.__table__
 #: What ledger does to a host, whoever has decided about it meanwhile.
@@ -70,7 +70,7 @@ def _ask_once(self: end_policies.Delete, cloud: cloud_api.Cloud,
 
 def _hand_over(session: orm.Session, now: int,
                reservations: ty.Iterable[models.Reservation]) -> None:
-    """What holding.hand_over does, whoever has the hosts yet."""
+    """What assignments.assign does, whoever has the hosts yet."""
     for reservation in reservations:
         for booking in reservation.bookings if reservation.whole else ():
             host = session.get(models.Host, booking.host_id)
@@ -113,10 +113,10 @@ class _Same:
 
 def _unguarded(self: consolidation.PlannerInputs, *args: ty.Any,
                **kwargs: ty.Any) -> consolidation.PlannerInput:
-    """What Freeing.scene says, but that it is true for ever."""
-    scene = _scene(self, *args, **kwargs)
-    return scene._replace(generations=ty.cast('dict[int, int]', dict.fromkeys(
-        scene.generations, _Same())))
+    """What PlannerInputs.read says, but that it is true for ever."""
+    inputs = _read(self, *args, **kwargs)
+    return inputs._replace(generations=ty.cast('dict[int, int]', dict.fromkeys(
+        inputs.generations, _Same())))
 
 
 #: By name: where each stands, and what stands there then.
@@ -170,11 +170,11 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
                lambda session, lease_id: []),
     'pace': ('blazar_core.lifecycle.best_effort.recently_moved',
              lambda session, interval, now: {}),
-    'planned': ('blazar_core.capacity.consolidation.PlannerInputs.scene',
+    'planned': ('blazar_core.capacity.consolidation.PlannerInputs.read',
                 _unguarded),
     'movable': (
         'blazar_core.lifecycle.best_effort.MovePlanning._movable',
-        lambda self, scene: [*scene.ordinary, *scene.leased]),
+        lambda self, inputs: [*inputs.ordinary, *inputs.leased]),
     'between': ('blazar_core.lifecycle.kept_servers.on_end',
                 lambda session, lease: lease.on_end),
     'late': ('blazar_core.lifecycle.kept_servers._WAKE', 10 ** 6),

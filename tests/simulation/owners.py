@@ -135,7 +135,7 @@ class Owners:
         joiners = [members.NewMember(
             one.id, one.host.uuid, dict(one.host.allocations[one.id]))
             for one in servers if one.host is not None]
-        own = self._core.leases.joining
+        own = self._core.leases.members
         wanted = own.reservations(joiners)
         self._baton.point('join')
         for one in servers:
@@ -154,12 +154,12 @@ class Owners:
     def leave(self) -> None:
         """Have a server leave its lease, and stay."""
         server = self._baton.dice.choice(self._running(True))
-        booked = self._core.leases.servers.booked(server.id)
+        booked = self._core.leases.lookup.booked(server.id)
         if booked is None:
             raise errors.NotFound('no lease')
         self._port.release(server.id)
         try:
-            self._core.lifecycle.leaving.leave(
+            self._core.lifecycle.server_removal.leave(
                 booked[0], {server.id: server.host is not None})
         except errors.Conflict:
             server.leased = True
@@ -171,14 +171,14 @@ class Owners:
         if any(one['resource_type'] == whole.HOSTS
                for one in lease['reservations']):
             raise errors.NotFound('no lease of places')
-        looked = self._core.leases.owning.look(lease['id'])
+        looked = self._core.leases.transfer.look(lease['id'])
         project, = {*PROJECTS} - {looked.owner.project_id}
         self._baton.point('hand over')
         # Whose answer is lost leaves it to an operator.
         self._cloud.promised.difference_update(one for one, in (
             self._core.world.look(f"SELECT sealed FROM credentials "
                                   f"WHERE lease_id = '{lease['id']}'")))
-        _lease, given = self._core.leases.owning.hand_over(
+        _lease, given = self._core.leases.transfer.transfer(
             lease['id'], looked.generation, transfer.Owner(project, 'user'),
             None, False)
         for one in given:

@@ -228,7 +228,7 @@ def left(world: worlds.World, core: worlds.Core) -> ty.Iterator[str]:
     for recurrence_id in sorted(there):
         windows, _kept = world.recurring[recurrence_id]
         try:
-            shown = core.leases.recurring.get(recurrence_id)
+            shown = core.leases.series.get(recurrence_id)
         except errors.NotFound:
             yield f'{recurrence_id[:8]} is not shown any more'
             continue

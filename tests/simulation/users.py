@@ -160,7 +160,7 @@ class Users:
     def lease_now(self) -> None:
         new, servers = self._booted(clouds.State.READY)
         try:
-            lease = self._core.leases.making.create(
+            lease = self._core.leases.creation.create(
                 new, worlds.call_of(servers), dispatch.HEAD_START)
         except Exception:
             for server in servers:
@@ -170,7 +170,7 @@ class Users:
             server.leased = True
         self._accepted(lease)
         self._baton.point('send')
-        self._core.lifecycle.sending.send_own(lease, functools.partial(
+        self._core.lifecycle.dispatch.send_own(lease, functools.partial(
             self._cast, [one.id for one in servers]))
 
     def _cast(self, server_ids: list[str], gate: cloud_api.Gate) -> None:
@@ -186,8 +186,8 @@ class Users:
             self._cloud.given.add(credential)
         new, servers = self._booted(clouds.State.HELD, credential)
         try:
-            self._core.leases.making.check(new)
-            lease = self._core.leases.making.create(
+            self._core.leases.creation.check(new)
+            lease = self._core.leases.creation.create(
                 new, worlds.call_of(servers))
         except errors.DatabaseUnavailable:
             # Whether it was written is not known: the servers stay.
@@ -237,7 +237,7 @@ class Users:
 
     def _lease_hosts(self, window: model.Window, now: bool, grace: int,
                      ) -> None:
-        self._accepted(self._core.leases.making.create(creation.NewLease(
+        self._accepted(self._core.leases.creation.create(creation.NewLease(
             self._project(), 'user', self._request(
                 window, now, grace_period=grace,
                 on_end=self._dice.choice(ENDS_OF_HOSTS)),
@@ -245,7 +245,7 @@ class Users:
 
     def reserve(self) -> None:
         now = self._dice.random() < 0.5
-        lease = self._core.leases.making.create(creation.NewLease(
+        lease = self._core.leases.creation.create(creation.NewLease(
             self._project(), 'user', self._request(self._window(now), now),
             (self._places(self._dice.choice([1, 2, 3])),)), None)
         self._accepted(lease)
@@ -288,7 +288,7 @@ class Users:
         new = dataclasses.replace(new, request=dataclasses.replace(
             new.request, **how(self._baton, new.request.window)))
         try:
-            lease = self._core.leases.making.create(new, sealed)
+            lease = self._core.leases.creation.create(new, sealed)
         except errors.DatabaseUnavailable:
             # Whether it was written is not known: the servers stay.
             raise
@@ -317,11 +317,11 @@ class Users:
         delaying.delay(self._world)
 
     def offer(self) -> None:
-        offered = self._core.leases.making.offer(creation.NewLease(
+        offered = self._core.leases.creation.offer(creation.NewLease(
             self._project(), 'user', self._request(self._window(False), False),
             (self._places(1),)), 120)
         self._baton.let_pass(self._dice.choice([1, 110, 130]))
-        self._accepted(self._core.leases.making.accept(offered['id']))
+        self._accepted(self._core.leases.creation.accept(offered['id']))
 
     def _accepted(self, lease: dict[str, ty.Any]) -> None:
         self._baton.tell(
@@ -379,7 +379,7 @@ class Users:
                 self._try, name, getattr(self, f'_{name}'), lease))
 
     def _update(self, lease: ty.Any, **change: ty.Any) -> None:
-        self._core.leases.changing.update(
+        self._core.leases.updates.update(
             lease['id'], updates.LeaseChange(**change))
         self._baton.tell(f'lease {lease["id"][:8]} is changed: '
                          f'{sorted(change)}')
@@ -444,7 +444,7 @@ class Users:
         self._delete_lease(self._lease())
 
     def _delete_lease(self, lease: ty.Any) -> None:
-        self._core.lifecycle.ending.delete(lease['id'])
+        self._core.lifecycle.lease_end.delete(lease['id'])
         self._baton.tell(f'lease {lease["id"][:8]} is deleted')
 
     # -- servers -----------------------------------------------------------
@@ -461,9 +461,9 @@ class Users:
         server = self._cloud.new_server(
             project, {'VCPU': one['params']['vcpus']}, clouds.State.READY,
             reservation=one['id'], preemptible=self._dice.random() < 0.3)
-        slots = self._core.leases.places
+        slots = self._core.leases.slots
         try:
-            server.pooled = slots.occupy(
+            server.pooled = slots.take(
                 one['id'], project, [server.id], worlds.call_of([server]))
         except errors.OutcomeUnknown:
             # A listener may be building it.
@@ -484,9 +484,9 @@ class Users:
         lease = self._lease('ACTIVE', of=whole.HOSTS)
         one = lease['reservations'][0]
         project = self._dice.choice([lease['project_id'], self._project()])
-        why = self._core.leases.servers.why_not_within(one['id'], project)
-        if why is None and self._core.leases.places.use(one['id']):
-            why = self._core.leases.servers.why_not_within(one['id'], project)
+        why = self._core.leases.lookup.why_not_within(one['id'], project)
+        if why is None and self._core.leases.slots.use(one['id']):
+            why = self._core.leases.lookup.why_not_within(one['id'], project)
         if why is not None:
             raise errors.InvalidLeaseParams(why)
         for _number in range(self._dice.choice([1, 3]) if self._eager else 1):

@@ -351,7 +351,7 @@ class Leases:
                 model.Demand({'VCPU': job.vcpus}, job.count),
                 tuple(server.id for server in servers)),))
         try:
-            lease = self._do(lambda: self._core.leases.making.create(
+            lease = self._do(lambda: self._core.leases.creation.create(
                 new, worlds.call_of(servers),
                 dispatch.HEAD_START if now else None))
         except errors.Refused:
@@ -360,7 +360,7 @@ class Leases:
             return False
         if now:
             ids = [server.id for server in servers]
-            self._do(lambda: self._core.lifecycle.sending.send_own(
+            self._do(lambda: self._core.lifecycle.dispatch.send_own(
                 lease, lambda gate: gate(ids) and self._cloud.cast(ids)))
         heapq.heappush(self._promised, (
             begin + LATE, next(self._numbers), servers))

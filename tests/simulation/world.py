@@ -399,7 +399,7 @@ class World:
     # -- schedulers --------------------------------------------------------
 
     def _schedule(self, core: Core) -> None:
-        judging = eligibility.Eligibility(
+        eligible_hosts = eligibility.Eligibility(
             core.database, core.clock, core.admission.index)
         claiming = Claiming(self.cloud, core)
 
@@ -413,14 +413,15 @@ class World:
                         one.taken = True
                         with contextlib.suppress(errors.DatabaseUnavailable,
                                                  errors.ConcurrentUpdate):
-                            one.host = self._select(one, judging, claiming)
+                            one.host = self._select(one, eligible_hosts,
+                                                    claiming)
                         one.answered = True
                         break
 
         core.process.spawn('requests', loop)
 
     def _select(self, question: clouds.Request,
-                judging: eligibility.Eligibility,
+                eligible_hosts: eligibility.Eligibility,
                 claiming: Claiming) -> clouds.Host | None:
         server = question.server
         hosts = [host for host in self.cloud.hosts.values()
@@ -429,7 +430,7 @@ class World:
         forced = server.forced is not None and not server.launched
         if not hosts:
             return None
-        found = judging.fits_for(
+        found = eligible_hosts.for_server(
             server.id, server.amounts, [host.uuid for host in hosts],
             server.within or server.reservation)
         self.baton.dice.shuffle(hosts)
@@ -495,8 +496,8 @@ class World:
         core.clock.is_idle = lambda: not self.look(
             "SELECT 1 FROM events WHERE status = 'IN_PROGRESS' LIMIT 1")
         watching = overbooking.OverbookingCheck(
-            core.database, core.clock, core.admission, core.leases.binding,
-            str, self.types, self.notified, PATIENCE)
+            core.database, core.clock, core.admission,
+            core.leases.reassignment, str, self.types, self.notified, PATIENCE)
         core.process.spawn('engine', working.run)
         core.process.spawn('watch', lambda: self._watch(watching))
         core.process.spawn('retrying', lambda: self._retry(core))
@@ -508,7 +509,7 @@ class World:
             core.process.spawn('orphans', functools.partial(
                 self.keystone.ask, orphans.Orphans(
                     core.database, core.clock, self.keystone,
-                    core.lifecycle.ending.delete, self.notified, True,
+                    core.lifecycle.lease_end.delete, self.notified, True,
                     owners.GRACE), working.wake))
         if self._compares:
             core.process.spawn('mirror', lambda: self._mirror(core, working))
@@ -533,7 +534,7 @@ class World:
         """Send the builds of slots whose requests died, where there are any.
         """
         left = lost_builds.AbandonedSlots(
-            core.database, core.clock, core.leases.places,
+            core.database, core.clock, core.leases.slots,
             self.port.send_slots, str)
         while True:
             self.baton.wait(lambda: bool(self.look(
@@ -548,7 +549,7 @@ class World:
                                        self.notified)
         while True:
             with contextlib.suppress(errors.DatabaseUnavailable):
-                knows.see({host.uuid: host_status.Down(
+                knows.update({host.uuid: host_status.Down(
                     'It is silent.', host.forced_down) if host.down else None
                     for host in self.cloud.hosts.values() if host.there})
             self.baton.let_pass(POLL)
@@ -581,7 +582,7 @@ class World:
         while True:
             seen = self._promises()
             with contextlib.suppress(errors.DatabaseUnavailable):
-                core.lifecycle.retrying.look()
+                core.lifecycle.admission_queue.look()
             self.baton.let_pass(admission_queue.PAUSE)
             self.baton.wait(lambda: self._promises() != seen, AGAIN if (
                 self.look("SELECT 1 FROM leases WHERE status = 'WAITING' "
@@ -597,10 +598,10 @@ class World:
         while True:
             with contextlib.suppress(errors.DatabaseUnavailable):
                 for part in (lambda: self.compare(core, working),
-                             core.lifecycle.observing.settle_left,
-                             core.lifecycle.lost.send,
-                             core.lifecycle.closing.revoke_over,
-                             core.lifecycle.closing.close_left,
+                             core.lifecycle.reconciliation.settle_left,
+                             core.lifecycle.lost_builds.send,
+                             core.lifecycle.lease_close.revoke_over,
+                             core.lifecycle.lease_close.close_left,
                              core.lifecycle.no_shows.look):
                     self._apart(part)
             working.wake()
@@ -617,7 +618,7 @@ class World:
                 self._apart(self._compare_changed, core, host)
         if not all(host.there for host in self.cloud.hosts.values()):
             core.database.retried(self._retain, core)
-        books = core.lifecycle.observing.unfinished()
+        books = core.lifecycle.reconciliation.unfinished()
         self.port.call('list')
         nova = {server_id: self.port.seen(server_id) for server_id in books}
         for server_id, seen in nova.items():
@@ -683,14 +684,14 @@ class World:
 
     def compare_server(self, core: Core, working: engine.Engine,
                        server_id: str) -> None:
-        booked = core.leases.servers.booked(server_id)
+        booked = core.leases.lookup.booked(server_id)
         if booked is None:
             return
-        seen, stale = core.lifecycle.observing.check(server_id)
+        seen, stale = core.lifecycle.reconciliation.check(server_id)
         for name in stale:
             self._look_at(core, name)
         if seen.state is cloud_api.ServerState.GONE:
-            working.expedite(booked.lease_id, booked.host_id)
+            working.trigger(booked.lease_id, booked.host_id)
 
     def _look_at(self, core: Core, name: str) -> None:
         for host in self.cloud.hosts.values():
@@ -704,7 +705,7 @@ class World:
                     server.since < self.baton.now - 600) and not self.look(
                     f"SELECT 1 FROM bookings "
                     f"WHERE server_id = '{server.id}'") and (
-                    not core.leases.servers.is_leased(server.id)):
+                    not core.leases.lookup.is_leased(server.id)):
                 self.baton.tell(f'{server.id} has no lease')
                 self.port.delete(server.id, None)
 

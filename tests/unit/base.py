@@ -427,7 +427,7 @@ class DatabaseTestCase(TestCase):
 class LeaseTestCase(DatabaseTestCase):
     """The parts of the core put together, with a fake cloud."""
 
-    patience = 300
+    start_timeout = 300
     end_timeout = 0
     no_shows = (0, 0)
     most_moves = 10
@@ -436,7 +436,7 @@ class LeaseTestCase(DatabaseTestCase):
         super().setUp()
         self.cloud = FakeCloud()
         self.notified: list[tuple[str, str]] = []
-        self.vault = encryption.Encryption([encryption.new_key()])
+        self.encryption = encryption.Encryption([encryption.new_key()])
         self.admission = admissions.Admission(self.database, self.clock)
         self.places_type = FakeType()
         self.types = resource_types.ResourceTypes({
@@ -446,9 +446,9 @@ class LeaseTestCase(DatabaseTestCase):
             self.database, self.clock, self.admission, self.types)
         self.lifecycle = handlers.Handlers(
             self.database, self.clock, self.admission, self.cloud,
-            self.vault.open,
+            self.encryption.open,
             lambda event, lease: self.notified.append((event, lease['id'])),
-            self.patience, LOST_AFTER, self.types, self.policies(),
+            self.start_timeout, LOST_AFTER, self.types, self.policies(),
             self.end_timeout, self.no_shows, moves=self.most_moves)
 
     def more_types(self) -> dict[str, resource_types.ResourceType]:
@@ -464,7 +464,7 @@ class LeaseTestCase(DatabaseTestCase):
         return maintenance.Maintenance(
             self.database, self.clock, alternatives.Alternatives(
                 self.database, self.clock, self.admission, demands.Demands(
-                    self.clock, self.vault.open, self.types)),
+                    self.clock, self.encryption.open, self.types)),
             self.new_relocating())
 
     def new_relocating(self, interval: int = 3600) -> evacuation.Evacuation:
@@ -501,17 +501,17 @@ class LeaseTestCase(DatabaseTestCase):
                 model.Demand(resources or {'VCPU': 1}, count, **demand),
                 tuple(uuidutils.generate_uuid()
                       for _number in range(count))),),
-            credential and self.vault.seal(credential))
+            credential and self.encryption.seal(credential))
 
     def lease(self, start: int = 0, end: int = 100, *, call: str = 'call',
               **wanted: ty.Any) -> dict[str, ty.Any]:
         """Admit a lease; it is held when it starts later, else sent."""
-        new, sealed = self.new_lease(start, end, **wanted), self.vault.seal(
-            call)
+        new, sealed = self.new_lease(start, end,
+                                     **wanted), self.encryption.seal(call)
         if start > 0:
-            return self.leases.making.create(new, sealed)
-        lease = self.leases.making.create(new, sealed, dispatch.HEAD_START)
-        self.lifecycle.sending.send_own(
+            return self.leases.creation.create(new, sealed)
+        lease = self.leases.creation.create(new, sealed, dispatch.HEAD_START)
+        self.lifecycle.dispatch.send_own(
             lease, lambda gate: gate(new.server_ids))
         return lease
 
@@ -522,7 +522,7 @@ class LeaseTestCase(DatabaseTestCase):
         for server_id in servers_of(lease):
             self.cloud.servers[server_id] = cloud_api.ObservedServer(
                 State.RUNNING, self.uuid_of(self.host_of(server_id)))
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
         return lease
 
     def replace_credential(self, lease_id: str, text: str) -> None:
@@ -531,7 +531,7 @@ class LeaseTestCase(DatabaseTestCase):
         """
         with self.database.writer() as session:
             row = session.get_one(models.Credential, lease_id)
-            row.replaced, row.sealed = [row.sealed], self.vault.seal(text)
+            row.replaced, row.sealed = [row.sealed], self.encryption.seal(text)
 
     def places(self, amount: int = 1, vcpus: int = 1,
                affinity: bool | None = None, **demand: ty.Any,
@@ -552,20 +552,20 @@ class LeaseTestCase(DatabaseTestCase):
 
         :param active: start it
         """
-        lease = self.leases.making.create(creation.NewLease(
+        lease = self.leases.creation.create(creation.NewLease(
             project, 'user', request or self.request(start, end),
             reserved or (self.places(),)), None)
         if active:
-            self.lifecycle.starting.start(lease['id'])
+            self.lifecycle.lease_start.start(lease['id'])
             lease = views.get(self.database, lease['id'])
         return lease
 
-    def occupy(self, lease: dict[str, ty.Any], count: int = 1,
-               number: int = 0) -> list[str]:
+    def take_slots(self, lease: dict[str, ty.Any], count: int = 1,
+                   number: int = 0) -> list[str]:
         """Give places of one of its reservations to new servers."""
         server_ids = [uuidutils.generate_uuid() for _number in range(count)]
-        self.leases.places.occupy(lease['reservations'][number]['id'],
-                                  lease['project_id'], server_ids)
+        self.leases.slots.take(lease['reservations'][number]['id'],
+                               lease['project_id'], server_ids)
         for server_id in server_ids:
             self.cloud.servers[server_id] = cloud_api.ObservedServer(
                 State.BUILDING)

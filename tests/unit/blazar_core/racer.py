@@ -364,7 +364,7 @@ class Racer:
                 new = dataclasses.replace(new, granted=self.limits.check(
                     limits.Asked('project', 'user', request.window,
                                  len(server_ids), model.total([demand]))))
-            lease = self.leases.making.create(new, None)
+            lease = self.leases.creation.create(new, None)
         except errors.LimitExceeded:
             return {'limited': True}
         except errors.Refused as exc:
@@ -380,7 +380,7 @@ class Racer:
         lease, resources = self.task['lease'], self.task['resources']
         window = model.Window(*self.task['window'])
         try:
-            self.leases.changing.update(lease, updates.LeaseChange(
+            self.leases.updates.update(lease, updates.LeaseChange(
                 reservations={
                     self.task['reservation']: creation.NewReservation(
                         model.Demand(resources), params=self.task['params'])},
@@ -414,12 +414,12 @@ class Racer:
                 answers.append({'denied': str(exc)})
         return answers
 
-    def occupy(self) -> list[Answer]:
+    def take_slots(self) -> list[Answer]:
         """Take places for servers, one after the other."""
         answers: list[Answer] = []
         for server_id in self.task['server_ids']:
             try:
-                self.leases.places.occupy(
+                self.leases.slots.take(
                     self.task['reservation_id'], 'project', [server_id])
                 answers.append({'taken': server_id})
             except errors.Conflict:
@@ -430,9 +430,9 @@ class Racer:
 
     def hand_over(self) -> list[Answer]:
         """Give a lease to another project, as it was found."""
-        lease_id, own = self.task['lease_id'], self.leases.owning
+        lease_id, own = self.task['lease_id'], self.leases.transfer
         try:
-            own.hand_over(
+            own.transfer(
                 lease_id, own.look(lease_id).generation,
                 transfer.Owner(self.task['project_id'], 'user'), None, False)
         except errors.Conflict:
@@ -444,13 +444,13 @@ class Racer:
         joiners = [members.NewMember(one, self.task['host'], {'VCPU': 2})
                    for one in self.task['server_ids']]
         try:
-            self.leases.joining.create(creation.NewLease(
+            self.leases.members.create(creation.NewLease(
                 'project', 'user', requests.LeaseRequest(
                     name='race', window=model.Window(
                         self.task['now'], self.task['now'] + 100),
                     before_end=None, events=(), on_end='delete',
                     starts_now=True),
-                self.leases.joining.reservations(joiners)), joiners)
+                self.leases.members.reservations(joiners)), joiners)
         except errors.Conflict:
             return [{'refused': True}]
         return [{'adopted': True}]
@@ -468,7 +468,7 @@ class Racer:
             'project', 'user', one, (creation.NewReservation(
                 model.Demand({'VCPU': 1}, 1)),), recurrence_id=recurrence_id)
             for one in request.occurrences]
-        recurring = self.leases.recurring
+        recurring = self.leases.series
         try:
             fits, left_out = recurring.fitting(wanted, asked.some)
             recurring.create(recurrence_id, asked, fits, [None] * len(fits),
@@ -491,16 +491,16 @@ class Racer:
         """
         cloud = FileCloud(self.task['path'])
         overbooking.OverbookingCheck(
-            self.database, self.clock, self.admission, self.leases.binding,
-            lambda sealed: sealed, FileType.types(os.devnull),
-            lambda event_type, lease: cloud.write(
-                f'{event_type} {lease["id"]}'), 0).look()
+            self.database, self.clock, self.admission,
+            self.leases.reassignment, lambda sealed: sealed, FileType.types(
+                os.devnull), lambda event_type, lease: cloud.write(
+                    f'{event_type} {lease["id"]}'), 0).look()
         return []
 
     def ask_moves(self) -> list[Answer]:
         """Ask for the moves that make room for a lease."""
         try:
-            self._lifecycle().making_room.request(self.task['lease_id'])
+            self._lifecycle().best_effort.request(self.task['lease_id'])
         except errors.InvalidTransition:
             # Without the guard the table of states notices, if too late.
             return [{'failed': True}]
@@ -510,7 +510,7 @@ class Racer:
         """Have a server that runs leave its lease."""
         server_id = self.task['server_id']
         try:
-            self._lifecycle().leaving.leave(
+            self._lifecycle().server_removal.leave(
                 self.task['lease_id'], {server_id: True})
         except errors.Conflict:
             return [{'refused': True}]
@@ -527,7 +527,7 @@ class Racer:
                 model.Demand({'VCPU': 1}, amount), spec={'vcpus': 1},
                 params={'vcpus': 1, 'affinity': None, 'amount': amount})
             try:
-                self.leases.changing.update(
+                self.leases.updates.update(
                     self.task['lease_id'], updates.LeaseChange(
                         end=self.task['now'] + 100 + amount, reservations={
                             self.task['reservation_id']: wanted}))
@@ -541,15 +541,15 @@ class Racer:
 
     def update_and_delete(self) -> list[Answer]:
         answers = self.update()
-        self._lifecycle().ending.delete(self.task['lease_id'])
+        self._lifecycle().lease_end.delete(self.task['lease_id'])
         return [*answers, {'deleted': True}]
 
     def start(self) -> None:
-        self._lifecycle().starting.start(self.task['lease_id'])
+        self._lifecycle().lease_start.start(self.task['lease_id'])
 
-    def let_go(self) -> list[Answer]:
+    def remove_server(self) -> list[Answer]:
         """Have a server of a lease that is over stay on its host."""
-        stays = self._lifecycle().leaving.let_go(
+        stays = self._lifecycle().server_removal.remove_server(
             self.task['lease_id'], self.task['server_id'], True)
         return [{'stays': True} if stays else {'has no room': True}]
 
@@ -560,25 +560,25 @@ class Racer:
 
     def extend(self) -> list[Answer]:
         """Prolong a lease whose time for that has come."""
-        self._lifecycle().extending.extend(self.task['lease_id'])
+        self._lifecycle().auto_extension.extend(self.task['lease_id'])
         return [{'looked': True}]
 
     def see(self) -> list[Answer]:
         """See that a host is down, or that it is up."""
         host_status.HostStatus(
             self.database, self.clock, host_status.Thresholds(0, 0, 3600),
-            lambda *_said: None).see({self.task['host']: host_status.Down(
+            lambda *_said: None).update({self.task['host']: host_status.Down(
                 'No answer.') if self.task['down'] else None, 'other': None})
         return [{'looked': True}]
 
     def delete(self) -> list[Answer]:
         """Delete a lease."""
-        self._lifecycle().ending.delete(self.task['lease_id'])
+        self._lifecycle().lease_end.delete(self.task['lease_id'])
         return [{'deleted': True}]
 
     def look(self) -> list[Answer]:
         """Try the leases that wait for room."""
-        self._lifecycle().retrying.look()
+        self._lifecycle().admission_queue.look()
         return [{'looked': True}]
 
     def clean(self) -> None:
@@ -588,7 +588,7 @@ class Racer:
                 user_id='user', params={}, spec={}))
 
     def carry_out(self) -> int:
-        return self._engine(self._lifecycle()).run_due()
+        return driven.run_due(self._engine(self._lifecycle()))
 
     def listen(self) -> int:
         """Carry out events as the daemon does, until nothing is due.
@@ -596,14 +596,14 @@ class Racer:
         :returns: how many leases were read with others
         """
         life, together = self._lifecycle(), []
-        read = life.starting.read
+        read = life.lease_start.read
 
         def note(lease_ids: ty.Collection[str]) -> ty.Any:
             if len(lease_ids) > 1:
                 together.extend(lease_ids)
             return read(lease_ids)
 
-        life.starting.read = note
+        life.lease_start.read = note
         working = self._engine(life)
         thread = threading.Thread(target=working.run)
         thread.start()

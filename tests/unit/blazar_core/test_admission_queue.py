@@ -18,6 +18,7 @@ from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import handlers
 from blazar_core.plugins import cloud_api
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -33,8 +34,8 @@ class RetryingTestCase(base.LeaseTestCase):
         super().setUp()
         self.one = self.host('one', VCPU=2)
         self.engine = self.new_engine()
-        self.audit = audit.Audit(
-            self.database, self.clock, self.lifecycle, self.vault.open, 10)
+        self.audit = audit.Audit(self.database, self.clock, self.lifecycle,
+                                 self.encryption.open, 10)
 
     def fill(self, end=1000):
         """Take all there is; returns the lease that has it."""
@@ -48,9 +49,9 @@ class RetryingTestCase(base.LeaseTestCase):
 
     def held(self, count=1, project='project', **wanted):
         """A boot that may wait; its call is kept."""
-        return self.leases.making.create(self.new_lease(
+        return self.leases.creation.create(self.new_lease(
             count=count, project=project, request=self.wanted(**wanted)),
-            self.vault.seal('call'))
+            self.encryption.seal('call'))
 
     def asked(self, amount=1, project='project', **wanted):
         """Places that may be waited for."""
@@ -58,10 +59,10 @@ class RetryingTestCase(base.LeaseTestCase):
                             request=self.wanted(**wanted))
 
     def free(self, lease):
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
 
     def look(self):
-        self.lifecycle.retrying.look()
+        self.lifecycle.admission_queue.look()
 
     def statuses(self, *leases):
         return [self.status(lease) for lease in leases]
@@ -83,7 +84,7 @@ class TestRetrying(RetryingTestCase):
     def test_one_without_retries_is_refused(self):
         self.fill()
         self.assertRaises(errors.Refused, self.lease)
-        self.assertRaises(errors.Refused, self.leases.making.create,
+        self.assertRaises(errors.Refused, self.leases.creation.create,
                           self.new_lease(request=self.wanted()), 'sealed', 5)
 
     def test_it_waits_without_taking_any_room(self):
@@ -96,7 +97,7 @@ class TestRetrying(RetryingTestCase):
         self.assertFalse(lease['degraded'])
         self.assertEqual(generation, self.generation('one'))
         self.clock.advance(30)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.look()
         self.assertEqual('WAITING', self.status(lease))
         self.assertEqual([], [*self.audit.differences()])
@@ -105,7 +106,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('PENDING', self.status(lease))
         self.assertEqual('', self.reason(lease))
         self.assertEqual('one', self.host_of(base.servers_of(lease)[0]))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual([('call', base.servers_of(lease))], self.cloud.sent)
         self.assertEqual((30, 2000), self.window(lease))
@@ -113,7 +114,7 @@ class TestRetrying(RetryingTestCase):
         self.assertIn(('lease.update', lease['id']), self.notified)
         self.clock.advance(2000)
         self.cloud.servers.clear()
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_one_with_a_length_lasts_as_long_whenever_it_starts(self):
@@ -139,10 +140,10 @@ class TestRetrying(RetryingTestCase):
         self.free(first)
         self.look()
         self.assertEqual((200, 300), self.window(lease))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('PENDING', self.status(lease))
         self.clock.advance(200)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_it_is_tried_at_its_times_too(self):
@@ -156,7 +157,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('WAITING', self.status(lease))
         self.places_type.demand_of = base._demand_of
         self.clock.advance(60)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_after_the_last_time_it_fails_and_says_why(self):
@@ -164,7 +165,7 @@ class TestRetrying(RetryingTestCase):
         lease = self.held(retries=2, end=5000)
         for seconds, status in (59, 'WAITING'), (2, 'WAITING'), (60, 'ERROR'):
             self.clock.advance(seconds)
-            self.engine.run_due()
+            driven.run_due(self.engine)
             self.assertEqual(status, self.status(lease))
         self.assertIn('It got no capacity until', self.reason(lease))
         self.assertIn('There is no capacity', self.reason(lease))
@@ -177,14 +178,14 @@ class TestRetrying(RetryingTestCase):
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = cloud_api.ObservedServer(State.ERROR)
         self.clock.advance(5000)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertIn(server_id, self.cloud.deleted)
 
     def test_when_its_end_comes_first_it_fails_then(self):
         self.fill(10000)
         lease = self.asked(end=90, interval=60)
         self.clock.advance(90)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertIn('Its end has come.', self.reason(lease))
 
@@ -197,11 +198,11 @@ class TestRetrying(RetryingTestCase):
 
         self.places_type.demand_of = silent
         self.clock.advance(100)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('WAITING', self.status(lease))
         self.places_type.demand_of = base._demand_of
         self.clock.advance(60)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))
 
     def test_what_cannot_be_tried_fails_all_the_same(self):
@@ -214,7 +215,7 @@ class TestRetrying(RetryingTestCase):
 
         self.places_type.demand_of = broken
         self.clock.advance(60)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))
         self.assertIn('could not be found out', self.reason(lease))
         self.places_type.demand_of = base._demand_of
@@ -225,11 +226,11 @@ class TestRetrying(RetryingTestCase):
         self.fill(10000)
         lease = self.held(lasts=100)
         self.clock.advance(600)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))
         self.assertEqual((600, 700), self.window(lease))
         self.clock.advance(100)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_after_the_time_in_which_it_may_wait_it_gets_nothing(self):
@@ -239,7 +240,7 @@ class TestRetrying(RetryingTestCase):
         self.clock.advance(601)
         self.free(first)
         self.look()
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))
         self.assertIn('may wait is over', self.reason(lease))
 
@@ -277,16 +278,16 @@ class TestRetrying(RetryingTestCase):
             models.Lease.id, models.Lease.id == deleted['id'],
             models.Lease.status != states.Lease.TERMINATED))
         self.clock.advance(1000)
-        self.lifecycle.observing.observe(
+        self.lifecycle.reconciliation.observe(
             base.servers_of(one)[0], cloud_api.ObservedServer(State.GONE))
-        self.lifecycle.observing.observe(
+        self.lifecycle.reconciliation.observe(
             base.servers_of(two)[0], cloud_api.ObservedServer(State.GONE))
         self.assertEqual(['WAITING', 'TERMINATED'], self.statuses(one, two))
 
     def test_it_gets_room_for_the_servers_that_are_left(self):
         first = self.fill()
         lease = self.held(2, end=2000)
-        self.lifecycle.observing.observe(
+        self.lifecycle.reconciliation.observe(
             base.servers_of(lease)[0], cloud_api.ObservedServer(State.GONE))
         other = self.reserve(1000, 2000, self.places(1))
         self.free(first)
@@ -298,7 +299,7 @@ class TestRetrying(RetryingTestCase):
         self.fill()
         lease = self.asked()
         error = self.assertRaises(
-            errors.InvalidLeaseParams, self.leases.changing.update,
+            errors.InvalidLeaseParams, self.leases.updates.update,
             lease['id'], updates.LeaseChange(name='other'))
         self.assertIn('waits for capacity', str(error))
 
@@ -311,7 +312,7 @@ class TestRetrying(RetryingTestCase):
         found, = self.audit.differences()
         found.mend()
         self.clock.advance(1000)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))
 
     def rows(self, table, lease):
@@ -338,7 +339,7 @@ class TestTurns(RetryingTestCase):
         self.report(self.one, 'one', {}, {'VCPU': 3})
         self.look()
         self.clock.advance(60)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(['WAITING', 'WAITING'], self.statuses(large, small))
         # Nor does a new one go before them.
         self.assertEqual('WAITING', self.asked(1, end=5000)['status'])
@@ -380,7 +381,7 @@ class TestTurns(RetryingTestCase):
         small = self.asked(1, end=9000, retries=1)
         self.report(self.one, 'one', {}, {'VCPU': 3})
         self.clock.advance(60)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertIn(self.status(small), ('PENDING', 'ACTIVE'))
 
     def test_projects_take_turns(self):
@@ -434,16 +435,16 @@ class TestTurns(RetryingTestCase):
         lease = self.held(2, end=2000)
         gone, left = base.servers_of(lease)
         self.free(first)
-        enter, went = self.lifecycle.seeking._enter, []
+        enter, went = self.lifecycle.deferred_admission._enter, []
 
         def late(*args):
             if not went:
                 went.append(gone)
-                self.lifecycle.observing.observe(
+                self.lifecycle.reconciliation.observe(
                     gone, cloud_api.ObservedServer(State.GONE))
             return enter(*args)
 
-        self.lifecycle.seeking._enter = late
+        self.lifecycle.deferred_admission._enter = late
         self.look()
         self.assertEqual('PENDING', self.status(lease))
         self.assertEqual([left], base.servers_of(
@@ -455,13 +456,13 @@ class TestTurns(RetryingTestCase):
         lease = self.asked(2, end=2000)
         self.free(first)
         other = self.other_process()
-        enter = self.lifecycle.seeking._enter
+        enter = self.lifecycle.deferred_admission._enter
 
         def late(*args):
-            other.retrying.look()
+            other.admission_queue.look()
             return enter(*args)
 
-        self.lifecycle.seeking._enter = late
+        self.lifecycle.deferred_admission._enter = late
         self.look()
         self.assertEqual('PENDING', self.status(lease))
         self.assertEqual(1, self.notified.count(
@@ -472,14 +473,14 @@ class TestTurns(RetryingTestCase):
         first = self.fill()
         lease = self.asked(2, end=2000)
         self.free(first)
-        enter, taken = self.lifecycle.seeking._enter, []
+        enter, taken = self.lifecycle.deferred_admission._enter, []
 
         def late(*args):
             if not taken:
                 taken.append(self.reserve(0, 100, self.places(1)))
             return enter(*args)
 
-        self.lifecycle.seeking._enter = late
+        self.lifecycle.deferred_admission._enter = late
         self.look()
         self.assertEqual('WAITING', self.status(lease))
 
@@ -494,6 +495,6 @@ class TestTurns(RetryingTestCase):
     def other_process(self):
         return handlers.Handlers(
             self.books.connect(), self.clock, self.admission, self.cloud,
-            self.vault.open, lambda event, lease: self.notified.append(
+            self.encryption.open, lambda event, lease: self.notified.append(
                 (event, lease['id'])), 0, base.LOST_AFTER, self.types,
             self.policies())

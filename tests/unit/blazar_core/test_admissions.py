@@ -203,16 +203,16 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
         def check(world, resources, own, followed):
             server_id = f'server-{own}'
             booked, judged, elsewhere = self.in_books(
-                world, followed, lambda admitting: self.judge(
-                    admitting).fits_for(
+                world, followed, lambda admitting: self.eligibility(
+                    admitting).for_server(
                         server_id, resources,
                         self.scalars(models.Host.uuid)))
             if own == 10:
                 # Who knows that it has no booking need not ask for it.
                 self.assertEqual(
                     (booked, judged, elsewhere), self.in_books(
-                        world, followed, lambda admitting: self.judge(
-                            admitting).fits_unbooked(
+                        world, followed, lambda admitting: self.eligibility(
+                            admitting).for_unreserved(
                                 resources, self.scalars(models.Host.uuid))))
             self.assertEqual(
                 self.expected(world, resources, server_id), (booked, {
@@ -261,7 +261,7 @@ class AdmissionTestCase(worlds.BooksTestCase):
     def setUp(self):
         super().setUp()
         self.admission = admissions.Admission(self.database, self.clock)
-        self.judge = eligibility.Eligibility(
+        self.eligibility = eligibility.Eligibility(
             self.database, self.clock, self.admission.index)
 
     def name_of(self, host_id):
@@ -1043,7 +1043,7 @@ class TestRoomsFor(AdmissionTestCase):
 
     def fits(self, server_id='unleased', **resources):
         """The booked host, and the room of the judged ones, by name."""
-        booked, rooms, _elsewhere = self.judge.fits_for(
+        booked, rooms, _elsewhere = self.eligibility.for_server(
             server_id, resources, self.scalars(models.Host.uuid))
         names = {host.uuid: host.name for host in self.scalars(models.Host)}
         return names.get(booked), {
@@ -1134,7 +1134,7 @@ class TestMoves(AdmissionTestCase):
             session.execute(sa.update(models.Reservation).where(
                 models.Reservation.id == 'reservation').values(
                 params={'affinity': affinity}))
-        found = self.judge.fits_for(
+        found = self.eligibility.for_server(
             server_id, {'VCPU': 1}, self.scalars(models.Host.uuid))
         return {host.name for host in self.scalars(models.Host)
                 if found.by_host.get(host.uuid, found.elsewhere) >= 1}

@@ -10,6 +10,7 @@ from blazar_core.audit import findings
 from blazar_core.audit import leftovers
 from blazar_core.db import models
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -24,7 +25,7 @@ class AuditTestCase(base.LeaseTestCase):
         super().setUp()
         self.one = self.host('one', VCPU=2)
         self.audit = audit.Audit(self.database, self.clock, self.lifecycle,
-                                 self.vault.open, LATE)
+                                 self.encryption.open, LATE)
 
     def texts(self):
         return [one.text for one in self.audit.differences()]
@@ -61,7 +62,7 @@ class AuditTestCase(base.LeaseTestCase):
     def over(self, **kwargs):
         """A lease that is over."""
         lease = self.lease(50, 100, **kwargs)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
         return lease
 
@@ -75,12 +76,12 @@ class TestWhatIsRight(AuditTestCase):
         self.lease(0, 100)
         self.running_lease(0, 100)
         self.over()
-        self.leases.making.offer(self.new_lease(50, 100), 60)
+        self.leases.creation.offer(self.new_lease(50, 100), 60)
         failed = self.lease(50, 100)
-        self.lifecycle.starting.give_up(failed['id'], 'start_lease')
+        self.lifecycle.lease_start.give_up(failed['id'], 'start_lease')
         going = self.running_lease(0, 100)
         self.cloud.stubborn.update(base.servers_of(going))
-        self.lifecycle.ending.end(going['id'])
+        self.lifecycle.lease_end.end(going['id'])
         self.assertEqual(
             ['ACTIVE', 'ERROR', 'OFFERED', 'PENDING', 'STARTING',
              'TERMINATED', 'TERMINATING'],
@@ -92,7 +93,7 @@ class TestWhatIsRight(AuditTestCase):
     def test_one_whose_servers_have_some_time_left(self):
         self.running_lease(request=self.request(0, 100, grace_period=1000))
         self.clock.advance(100)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.clock.advance(findings.STUCK + 1)
         self.assertEqual([], self.texts())
         self.clock.advance(1000)
@@ -117,7 +118,7 @@ class TestLeases(AuditTestCase):
             self.assertEqual('TERMINATED', self.status(lease))
 
     def test_an_offer_without_bookings(self):
-        offer = self.leases.making.offer(self.new_lease(50, 100), 60)
+        offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.delete(models.Booking)
         self.assert_mended('is OFFERED, and has no booking.')
         self.assertEqual('TERMINATED', self.status(offer))
@@ -157,7 +158,7 @@ class TestLeases(AuditTestCase):
                     status='ERROR')
         self.assert_mended('is PENDING, and no start_lease will come.')
         self.clock.advance(50)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual('STARTING', self.status(lease))
 
     def test_one_whose_end_will_not_come(self):
@@ -165,7 +166,7 @@ class TestLeases(AuditTestCase):
         self.delete(models.Event, models.Event.event_type == 'end_lease')
         self.assert_mended('is PENDING, and no end_lease will come.')
         self.clock.advance(100)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_an_event_that_was_written_again_meanwhile(self):
@@ -176,12 +177,12 @@ class TestLeases(AuditTestCase):
         first.mend()
         self.assertEqual(1, len(self.scalars(
             models.Event, models.Event.event_type == 'end_lease')))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         first.mend()
         self.assertEqual({'DONE'}, set(self.events_of(lease).values()))
 
     def test_an_offer_that_will_not_expire(self):
-        offer = self.leases.making.offer(self.new_lease(50, 100), 60)
+        offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.delete(models.Event)
         self.assert_mended('is OFFERED, and no expire_offer will come.')
         self.assertEqual('TERMINATED', self.status(offer))
@@ -223,7 +224,7 @@ class TestLeases(AuditTestCase):
     def test_servers_that_do_not_go(self):
         lease = self.running_lease(0, 1000)
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.clock.advance(findings.STUCK)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
@@ -243,7 +244,8 @@ class TestWhatIsLeftBehind(AuditTestCase):
             session.add(models.HeldBuild(lease_id=lease['id'], sealed='',
                                          created_at=NOW))
         self.assert_mended('is TERMINATED, and still has a held build.')
-        offer = self.leases.making.offer(self.new_lease(50, 100, count=2), 60)
+        offer = self.leases.creation.offer(self.new_lease(50, 100, count=2),
+                                           60)
         generation = self.generation('one')
         self.change(models.Lease, status='TERMINATED')
         self.assert_mended('is TERMINATED, and still has bookings and events '
@@ -278,7 +280,7 @@ class TestWhatIsLeftBehind(AuditTestCase):
     def test_what_was_given_by_the_owner_of_a_lease_that_is_over(self):
         lease = self.lease(50, 100, credential='trust')
         self.cloud.broken['revoke'] = RuntimeError('keystone is away')
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.cloud.broken.clear()
         self.assertEqual({'trust': (lease['id'], 'lease', 'TERMINATED')},
                          self.audit.credentials())
@@ -404,7 +406,7 @@ class TestSealed(AuditTestCase):
     def test_what_is_not_needed_any_more(self):
         lease = self.lease(50, 100)
         self.change(models.HeldBuild, sealed='x')
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual([], self.texts())
 
     def test_all_of_many_are_opened(self):

@@ -9,6 +9,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -31,13 +32,13 @@ class ExtendingTestCase(base.LeaseTestCase):
         lease = self.reserve(0, 0, self.places(2), request=self.request(
             start, end, auto_extend=period, **wanted))
         if start == 0:
-            self.engine.run_due()
+            driven.run_due(self.engine)
             self.assertEqual('ACTIVE', self.status(lease))
         return lease
 
     def run_at(self, time):
         self.clock.advance(NOW + time - self.clock.now())
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def end_of(self, lease):
         return views.get(self.database, lease['id'])['end_date'] - NOW
@@ -60,7 +61,7 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual(4 * HOUR, self.end_of(lease))
         for number in range(1, 4):
             self.run_at((2 + number) * HOUR)
-            self.engine.run_due()
+            driven.run_due(self.engine)
             self.assertEqual((4 + number) * HOUR, self.end_of(lease))
             self.assertEqual(number, self.updates(lease))
             self.assertEqual([(3 + number) * HOUR], self.times(lease))
@@ -70,8 +71,8 @@ class TestExtending(ExtendingTestCase):
         self.assertNotIn(('lease.event.before_end_lease', lease['id']),
                          self.notified)
         self.assertEqual([], [*audit.Audit(
-            self.database, self.clock, self.lifecycle, self.vault.open, 10,
-        ).differences()])
+            self.database, self.clock, self.lifecycle, self.encryption.open,
+            10).differences()])
         # Its room is taken for as long.
         self.assertRaises(errors.Refused, self.reserve, 6 * HOUR, 8 * HOUR,
                           self.places(1))
@@ -96,7 +97,7 @@ class TestExtending(ExtendingTestCase):
     def test_one_that_is_short_is_prolonged_at_its_start(self):
         lease = self.extended(end=600)
         self.assertEqual(600 + HOUR, self.end_of(lease))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(600 + HOUR, self.end_of(lease))
 
     def test_where_there_is_no_room_it_ends_and_says_why(self):
@@ -123,7 +124,7 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
         other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
         self.run_at(3 * HOUR)
-        self.lifecycle.ending.delete(other['id'])
+        self.lifecycle.lease_end.delete(other['id'])
         self.run_at(3 * HOUR + 300)
         self.assertEqual((5 * HOUR, ''), (
             self.end_of(lease), self.reason(lease)))
@@ -136,7 +137,7 @@ class TestExtending(ExtendingTestCase):
             if change.end > NOW + 5 * HOUR:
                 raise errors.LimitExceeded('Five hours are enough.')
 
-        self.lifecycle.extending._granting = granting
+        self.lifecycle.auto_extension._granting = granting
         lease = self.extended()
         self.run_at(3 * HOUR)
         self.assertEqual([(lease['id'], 5 * HOUR)], asked)
@@ -149,9 +150,9 @@ class TestExtending(ExtendingTestCase):
             raise errors.CloudUnavailable('away')
 
         lease = self.extended()
-        self.lifecycle.extending._granting = silent
+        self.lifecycle.auto_extension._granting = silent
         self.run_at(3 * HOUR)
-        self.lifecycle.extending._granting = lambda _lease, _change: None
+        self.lifecycle.auto_extension._granting = lambda _lease, _change: None
         self.run_at(3 * HOUR + 60)
         self.assertEqual(5 * HOUR, self.end_of(lease))
 
@@ -160,10 +161,10 @@ class TestExtending(ExtendingTestCase):
             raise errors.CloudUnavailable('away')
 
         lease = self.extended(period=2 * HOUR)
-        self.lifecycle.extending._granting = silent
+        self.lifecycle.auto_extension._granting = silent
         for time in range(2 * HOUR, 3 * HOUR + 1530, 5):
             self.run_at(time)
-        self.lifecycle.extending._granting = lambda _lease, _change: None
+        self.lifecycle.auto_extension._granting = lambda _lease, _change: None
         self.run_at(3 * HOUR + 1830)
         self.assertEqual(6 * HOUR, self.end_of(lease))
 
@@ -171,15 +172,15 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
         self.clock.advance(3 * HOUR)
         other = self.new_engine('other')
-        granting = self.lifecycle.extending._granting
+        granting = self.lifecycle.auto_extension._granting
 
         def late(*args):
-            self.lifecycle.extending._granting = granting
-            self.lifecycle.extending.extend(lease['id'])
+            self.lifecycle.auto_extension._granting = granting
+            self.lifecycle.auto_extension.extend(lease['id'])
 
-        self.lifecycle.extending._granting = late
-        self.engine.run_due()
-        other.run_due()
+        self.lifecycle.auto_extension._granting = late
+        driven.run_due(self.engine)
+        driven.run_due(other)
         self.assertEqual((5 * HOUR, ''), (
             self.end_of(lease), self.reason(lease)))
         self.assertEqual(1, self.updates(lease))
@@ -187,9 +188,9 @@ class TestExtending(ExtendingTestCase):
     def test_who_takes_over_when_it_was_prolonged_does_not_do_it_again(self):
         lease = self.extended()
         self.clock.advance(3 * HOUR)
-        self.lifecycle.extending.extend(lease['id'])
+        self.lifecycle.auto_extension.extend(lease['id'])
         self.assertEqual(
-            HOUR, self.lifecycle.extending.extend(lease['id']).seconds)
+            HOUR, self.lifecycle.auto_extension.extend(lease['id']).seconds)
         self.assertEqual((5 * HOUR, 1), (
             self.end_of(lease), self.updates(lease)))
 
@@ -205,28 +206,28 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
         self.run_at(3 * HOUR)
         # Somebody else has taken over, and is done by now.
-        self.lifecycle.extending.extend(lease['id'])
+        self.lifecycle.auto_extension.extend(lease['id'])
         self.assertEqual(5 * HOUR, self.end_of(lease))
         self.assertEqual(1, self.updates(lease))
 
     def test_who_dies_when_it_is_prolonged_is_followed_by_nobody(self):
         lease = self.extended()
-        self.lifecycle.extending._notify = lambda *_what: 1 / 0
+        self.lifecycle.auto_extension._notify = lambda *_what: 1 / 0
         self.run_at(3 * HOUR)
         self.clock.advance(600)
-        self.new_engine('other').run_due()
+        driven.run_due(self.new_engine('other'))
         self.assertEqual((5 * HOUR, [4 * HOUR]), (
             self.end_of(lease), self.times(lease)))
 
     def test_who_dies_before_is_followed_by_another(self):
         lease = self.extended()
-        self.lifecycle.extending._granting = lambda *_what: 1 / 0
+        self.lifecycle.auto_extension._granting = lambda *_what: 1 / 0
         self.run_at(3 * HOUR)
         self.assertEqual(4 * HOUR, self.end_of(lease))
         # However often, it is not given up before the end.
         for time in range(3 * HOUR, 4 * HOUR - 300, 300):
             self.run_at(time)
-        self.lifecycle.extending._granting = lambda *_what: None
+        self.lifecycle.auto_extension._granting = lambda *_what: None
         self.run_at(4 * HOUR - 1)
         self.assertEqual(5 * HOUR, self.end_of(lease))
 
@@ -235,31 +236,31 @@ class TestExtending(ExtendingTestCase):
         self.clock.advance(3 * HOUR)
 
         def late(*args):
-            self.leases.changing.update(
+            self.leases.updates.update(
                 lease['id'], updates.LeaseChange(end=NOW + 6 * HOUR))
 
-        self.lifecycle.extending._granting = late
-        self.engine.run_due()
+        self.lifecycle.auto_extension._granting = late
+        driven.run_due(self.engine)
         self.assertEqual((6 * HOUR, [5 * HOUR]), (
             self.end_of(lease), self.times(lease)))
 
     def test_what_ends_is_not_prolonged(self):
         lease = self.extended()
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.run_at(3 * HOUR)
         # It was over at once.
         self.assertEqual([NOW], self.scalars(models.Lease.end_date))
 
     def test_who_moves_the_end_moves_it_too(self):
         lease = self.extended()
-        self.leases.changing.update(
+        self.leases.updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 6 * HOUR))
         self.assertEqual([5 * HOUR], self.times(lease))
 
     def test_it_is_as_long_before_the_end_wherever_that_was(self):
         lease = self.extended()
         for end in (HOUR // 2, 6 * HOUR):
-            self.leases.changing.update(
+            self.leases.updates.update(
                 lease['id'], updates.LeaseChange(end=NOW + end))
         self.assertEqual([5 * HOUR], self.times(lease))
 
@@ -273,13 +274,13 @@ class TestExtending(ExtendingTestCase):
     def test_one_that_was_over_is_prolonged_again_when_it_is_not(self):
         lease = self.extended()
         self.clock.advance(4 * HOUR)
-        self.assertIsNone(self.lifecycle.extending.extend(lease['id']))
+        self.assertIsNone(self.lifecycle.auto_extension.extend(lease['id']))
         # It was another process, whose clock is ahead of this one's.
         self.clock.advance(-5)
         with self.database.writer() as session:
             session.query(models.Event).filter_by(
                 event_type='extend_lease').update({'status': 'DONE'})
-        self.leases.changing.update(
+        self.leases.updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 6 * HOUR))
         self.run_at(5 * HOUR)
         self.assertEqual(7 * HOUR, self.end_of(lease))
@@ -288,13 +289,13 @@ class TestExtending(ExtendingTestCase):
         self.host('two', VCPU=2)
         for change in ({'end': NOW + 4 * HOUR + 600}, {'auto_extend': 0}):
             lease = self.extended(end=4 * HOUR - 1)
-            self.lifecycle.extending._explain(
+            self.lifecycle.auto_extension._explain(
                 lease['id'], lease['end_date'], 'No room.')
             self.assertIn('It could not be prolonged', self.reason(lease))
-            self.leases.changing.update(lease['id'], updates.LeaseChange(
+            self.leases.updates.update(lease['id'], updates.LeaseChange(
                 name='other'))
             self.assertIn('It could not be prolonged', self.reason(lease))
-            self.leases.changing.update(
+            self.leases.updates.update(
                 lease['id'], updates.LeaseChange(**change))
             self.assertEqual('', self.reason(lease))
 
@@ -302,11 +303,11 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
 
         def late(*_what):
-            self.leases.changing.update(
+            self.leases.updates.update(
                 lease['id'], updates.LeaseChange(end=NOW + 6 * HOUR))
             raise errors.LimitExceeded('Four hours are enough.')
 
-        self.lifecycle.extending._granting = late
+        self.lifecycle.auto_extension._granting = late
         self.run_at(3 * HOUR)
         self.assertEqual((6 * HOUR, ''), (
             self.end_of(lease), self.reason(lease)))
@@ -315,9 +316,9 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
         other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
         self.run_at(3 * HOUR)
-        self.lifecycle.ending.delete(other['id'])
+        self.lifecycle.lease_end.delete(other['id'])
         told = []
-        self.lifecycle.extending._notify = lambda *what: told.append(what)
+        self.lifecycle.auto_extension._notify = lambda *what: told.append(what)
         self.run_at(3 * HOUR + 300)
         self.assertEqual([('lease.update', '')], [
             (event, of['status_reason']) for event, of in told])
@@ -328,7 +329,7 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual([], self.times(lease))
         for period, times in ((HOUR, [3 * HOUR]), (2 * HOUR, [2 * HOUR]),
                               (0, [])):
-            changed = self.leases.changing.update(
+            changed = self.leases.updates.update(
                 lease['id'], updates.LeaseChange(auto_extend=period))
             self.assertEqual((period, times), (
                 changed['auto_extend'], self.times(lease)))
@@ -338,20 +339,20 @@ class TestExtending(ExtendingTestCase):
     def test_one_for_later_waits_for_its_start(self):
         later = self.extended(start=HOUR, end=2 * HOUR)
         self.run_at(HOUR)
-        self.engine.run_due()
-        self.engine.run_due()
+        driven.run_due(self.engine)
+        driven.run_due(self.engine)
         self.assertEqual(3 * HOUR, self.end_of(later))
 
     def test_an_offer_is_not_prolonged(self):
         new = self.new_lease(request=self.request(
             0, 4 * HOUR, auto_extend=HOUR), count=1)
-        lease = self.leases.making.offer(new, 86400)
+        lease = self.leases.creation.offer(new, 86400)
         self.run_at(3 * HOUR)
         self.assertEqual(('OFFERED', 4 * HOUR), (
             self.status(lease), self.end_of(lease)))
-        self.leases.making.accept(lease['id'])
-        self.engine.run_due()
-        self.engine.run_due()
+        self.leases.creation.accept(lease['id'])
+        driven.run_due(self.engine)
+        driven.run_due(self.engine)
         self.assertEqual(5 * HOUR, self.end_of(lease))
 
     def test_one_that_waits_for_room_is_prolonged_when_it_has_it(self):
@@ -361,8 +362,8 @@ class TestExtending(ExtendingTestCase):
             retry=requests.Retry(60, 600)))
         self.run_at(5 * HOUR)
         self.assertEqual('WAITING', self.status(lease))
-        self.lifecycle.ending.delete(first['id'])
-        self.lifecycle.retrying.look()
+        self.lifecycle.lease_end.delete(first['id'])
+        self.lifecycle.admission_queue.look()
         self.assertEqual((9 * HOUR, [8 * HOUR]), (
             self.end_of(lease), self.times(lease)))
         self.run_at(8 * HOUR)

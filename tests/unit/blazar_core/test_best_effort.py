@@ -25,6 +25,7 @@ from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 from tests import databases
+from tests import driven
 from tests.unit import base
 from tests.unit.blazar_core import test_whole_hosts
 
@@ -55,8 +56,8 @@ class RoomTestCase(base.LeaseTestCase):
         self.servers = [self.put('one'), self.put('one'), self.put('two'),
                         self.put('two')]
         self.engine = self.new_engine()
-        self.audit = audit.Audit(
-            self.database, self.clock, self.lifecycle, self.vault.open, 10)
+        self.audit = audit.Audit(self.database, self.clock, self.lifecycle,
+                                 self.encryption.open, 10)
 
     def put(self, name, vcpus=2):
         """Have a server run on a host."""
@@ -104,16 +105,16 @@ class RoomTestCase(base.LeaseTestCase):
         if not sealed:
             return self.reserve(0, 0, self.places(count, vcpus, **values),
                                 request=request)
-        return self.leases.making.create(self.new_lease(
+        return self.leases.creation.create(self.new_lease(
             count=count, request=request, resources={
                 'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}, **values),
-            self.vault.seal('call'))
+            self.encryption.seal('call'))
 
     def go_on(self, seconds=2):
         """Time passes, and what is due is done."""
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.clock.advance(seconds)
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def moves(self, lease):
         with self.database.reader() as session:
@@ -237,8 +238,9 @@ class TestMoving(FourHosts):
         self.go_on()
         self.assertEqual(2, len(self.cloud.moves))
         look = overbooking.OverbookingCheck(
-            self.database, self.clock, self.admission, self.leases.binding,
-            self.vault.open, self.types, lambda *_args: None, 300)
+            self.database, self.clock, self.admission,
+            self.leases.reassignment, self.encryption.open, self.types,
+            lambda *_args: None, 300)
         look.look()
         self.assertEqual('one', self.host_of(base.servers_of(later)[0]))
         self.assertEqual([], [*self.audit.differences()])
@@ -297,7 +299,7 @@ class TestMoving(FourHosts):
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = cloud_api.ObservedServer(State.ERROR)
         self.clock.advance(5000)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertIn(server_id, self.cloud.deleted)
 
     def test_one_with_a_length_lasts_as_long_from_when_it_has_its_room(self):
@@ -331,12 +333,12 @@ class TestMoving(FourHosts):
         self.assertEqual(set(self.servers[2:]), set(self.asked()))
 
     def test_no_more_than_may_are_moved(self):
-        self.lifecycle.making_room._plans._most = 1
+        self.lifecycle.best_effort._plans._most = 1
         lease = self.wanted()
         self.go_on()
         self.assertEqual([], self.cloud.moves)
         self.assertIn('more than 1 would have to be', self.reason(lease))
-        self.lifecycle.making_room._plans._most = 0
+        self.lifecycle.best_effort._plans._most = 0
         self.go_on(10)
         self.assertEqual([], self.cloud.moves)
 
@@ -344,7 +346,7 @@ class TestMoving(FourHosts):
         with mock.patch.object(best_effort, 'AT_ONCE', 1):
             lease = self.wanted()
             self.go_on()
-            self.lifecycle.ending.delete(lease['id'])
+            self.lifecycle.lease_end.delete(lease['id'])
             self.cloud.servers.pop(base.servers_of(lease)[0], None)
             self.arrive(*self.asked())
             self.go_on()
@@ -358,13 +360,13 @@ class TestMoving(FourHosts):
         for seconds in 0, 2:
             self.clock.advance(seconds)
             self.assertIn('Room is made for lease', str(self.assertRaises(
-                errors.InvalidLeaseParams, self.leases.changing.update,
+                errors.InvalidLeaseParams, self.leases.updates.update,
                 lease['id'], updates.LeaseChange(end=NOW + 9000))))
             self.assertIn('Room is made for lease', str(self.assertRaises(
-                errors.Conflict, self.leases.owning.hand_over, lease['id'],
-                self.leases.owning.look(lease['id']).generation,
+                errors.Conflict, self.leases.transfer.transfer, lease['id'],
+                self.leases.transfer.look(lease['id']).generation,
                 transfer.Owner('project', 'other'), None, False)))
-            self.engine.run_due()
+            driven.run_due(self.engine)
 
     def test_two_leases_move_nobody_twice(self):
         leases = [self.wanted(), self.wanted()]
@@ -388,7 +390,7 @@ class TestMoving(FourHosts):
         self.places_type.demand_of = lambda reserved: model.Demand(
             {'VCPU': 4, 'MEMORY_MB': 2048}, hosts=frozenset({
                 wanted[reserved.lease_id]}))
-        room, call = self.lifecycle.making_room, getattr(owner, name)
+        room, call = self.lifecycle.best_effort, getattr(owner, name)
         left = [second['id']]
 
         def called(*args):
@@ -409,7 +411,7 @@ class TestMoving(FourHosts):
 
     def test_a_plan_made_since_moves_were_looked_up_is_seen(self):
         self.assertEqual(set(self.servers[2:]), self.planned_while(
-            self.admission.freeing, 'scene'))
+            self.admission.planner_inputs, 'read'))
 
     def test_what_is_booked_where_somebody_is_to_go_is_seen(self):
         lease, called = self.wanted(), self.cloud.movable
@@ -422,7 +424,7 @@ class TestMoving(FourHosts):
             return called(server_ids)
 
         with mock.patch.object(self.cloud, 'movable', movable):
-            self.lifecycle.making_room.go_on(lease['id'])
+            self.lifecycle.best_effort.go_on(lease['id'])
         self.assertEqual({}, self.moves(lease))
         self.assertIn('No servers could be moved', self.reason(lease))
 
@@ -484,7 +486,7 @@ class TestMoving(FourHosts):
         self.go_on(10)
         self.assertEqual([(server_id, self.names['four'])], self.cloud.moves)
         self.cloud.arrive(server_id, self.names['four'])
-        self.lifecycle.observing.check(server_id)
+        self.lifecycle.reconciliation.check(server_id)
         self.go_on()
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual('four', self.host_of(server_id))
@@ -500,7 +502,7 @@ class TestMoving(FourHosts):
                           if server_id in some)
                 joiner = members.NewMember(
                     server_id, self.names[on], self.there[on][server_id])
-                own = self.leases.joining
+                own = self.leases.members
                 own.create(creation.NewLease(
                     'project', 'user', self.request(0, 9000),
                     own.reservations([joiner])), [joiner])
@@ -514,7 +516,7 @@ class TestMoving(FourHosts):
     def test_without_a_server_left_it_is_over(self):
         lease = self.wanted()
         self.go_on()
-        self.lifecycle.observing.observe(
+        self.lifecycle.reconciliation.observe(
             base.servers_of(lease)[0], cloud_api.ObservedServer(State.GONE))
         self.assertEqual('TERMINATED', self.status(lease))
         self.go_on()
@@ -531,7 +533,7 @@ class TestPace(FourHosts):
         self.waiting = None
 
     def set_pace(self, interval, per_hour):
-        self.lifecycle.making_room._plans._pace = best_effort.Pace(
+        self.lifecycle.best_effort._plans._pace = best_effort.Pace(
             interval, per_hour)
 
     def chase(self, leases, seconds=20, **values):
@@ -554,7 +556,7 @@ class TestPace(FourHosts):
                 self.delete(self.waiting)
 
     def delete(self, lease):
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         for one in base.servers_of(lease):
             self.cloud.servers.pop(one, None)
         self.go_on()
@@ -593,7 +595,7 @@ class TestPace(FourHosts):
         self.assertEqual(6, len(self.cloud.moves))
 
     def test_by_default_twice_as_many_as_for_one_lease(self):
-        self.lifecycle.making_room._plans._most = 2
+        self.lifecycle.best_effort._plans._most = 2
         self.set_pace(0, None)
         self.chase(6)
         self.assertEqual(4, len(self.cloud.moves))
@@ -622,7 +624,7 @@ class TestPace(FourHosts):
 
     def test_plans_of_one_moment_keep_the_pace_together(self):
         self.set_pace(0, 3)
-        plans = self.lifecycle.making_room._plans
+        plans = self.lifecycle.best_effort._plans
         write = plans._write
         written = []
 
@@ -677,14 +679,14 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
                             request=self.request(0, 5000, timeout=600))
 
     def go_on(self):
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.clock.advance(10)
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def arrive(self):
         for server_id, target in self.cloud.moves:
             self.cloud.arrive(server_id, target)
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
 
     def moves(self):
         return [(server_id, self.named(uuid))
@@ -831,7 +833,7 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         self.assertEqual([], self.moves())
         self.assertIn('No servers could be moved', self.reason(lease))
         self.cloud.bound.clear()
-        with mock.patch.object(self.lifecycle.making_room._plans, '_most', 1):
+        with mock.patch.object(self.lifecycle.best_effort._plans, '_most', 1):
             self.go_on(), self.go_on()
         self.assertEqual([], self.moves())
 
@@ -851,11 +853,11 @@ class TestStandingStill(FourHosts):
                     models.ServerMove.server_id,
                     models.ServerMove.id.in_(news)))
                 self.clock.advance(120)
-                other.run_due()
+                driven.run_due(other)
             return done
 
         with mock.patch.object(server_moves.ServerMoves, 'write', stop):
-            self.engine.run_due()
+            driven.run_due(self.engine)
         server_id, = stopped
         self.assertEqual('failed', self.moves(lease)[server_id])
         self.assertNotIn(server_id, [one for one, _host in self.cloud.moves])
@@ -887,7 +889,7 @@ class TestDeath(FourHosts):
                 if self.status(lease) == 'STARTING':
                     break
                 try:
-                    self.engine.run_due()
+                    driven.run_due(self.engine)
                 except Killed:
                     # Its claim runs out.
                     self.engine = self.new_engine(f'heir{len(deaths)}')
@@ -909,14 +911,14 @@ class TestDeath(FourHosts):
         with self.database.writer() as session:
             session.query(models.ServerMove).delete()
         for lease_id in self.scalars(models.Lease.id):
-            self.lifecycle.ending.delete(lease_id)
+            self.lifecycle.lease_end.delete(lease_id)
             for server_id in self.scalars(
                     models.Booking.server_id,
                     models.Booking.server_id.is_not(None)):
                 self.cloud.servers.pop(server_id, None)
-                self.lifecycle.observing.observe(
+                self.lifecycle.reconciliation.observe(
                     server_id, cloud_api.ObservedServer(State.GONE))
-            self.engine.run_due()
+            driven.run_due(self.engine)
         for some in self.there.values():
             for server_id in some:
                 self.cloud.servers.pop(server_id, None)

@@ -265,7 +265,7 @@ class FollowingTest(IndexTestCase):
             rows = self.bookings(session)
         window = model.Window(NOW + 5, NOW + 10)
         with self.index.fresh() as timeline:
-            with self.index.without(rows):
+            with self.index.excluding(rows):
                 self.assertEqual(0, timeline.peak(
                     self.host_ids[0], window)['GPU'])
             self.assertEqual(1, timeline.peak(

@@ -15,6 +15,7 @@ from blazar_core.leases import updates
 from blazar_core.lifecycle import budget_events
 from blazar_core.lifecycle import fault_points
 from tests import databases
+from tests import driven
 from tests.unit import base
 from tests.unit.blazar_core import test_admission_queue
 from tests.unit.blazar_core import test_members
@@ -83,13 +84,13 @@ class ChargingTestCase(base.LeaseTestCase):
         self.leases = type(self.leases)(
             self.database, self.clock, self.admission, self.types,
             (self.budget.commit, AFTER))
-        self.lifecycle.billing = budget_events.BudgetEvents(
+        self.lifecycle.budget_events = budget_events.BudgetEvents(
             self.database, self.clock, self.budget)
         self.engine = self.new_engine()
 
     def run_at(self, seconds):
         self.clock.advance(NOW + seconds - self.clock.now())
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def assert_settled(self):
         """What is charged is what there is, and nothing waits."""
@@ -181,19 +182,19 @@ class TestNewLeases(ChargingTestCase):
         with testtools.ExpectedException(errors.CloudUnavailable, '.*long'):
             self.lease(10, 500)
         self.budget.before = lambda *_asked: None
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(2, self.budget.asked.count('refund'))
         self.assert_settled()
 
     def test_an_offer_that_expires_is_refunded(self):
-        offer = self.leases.making.offer(self.new_lease(10, 100), 5)
+        offer = self.leases.creation.offer(self.new_lease(10, 100), 5)
         self.assertEqual([offer['id']], self.budget.commits)
         self.run_at(5)
         self.assert_settled()
 
     def test_an_accepted_offer_is_committed_once(self):
-        offer = self.leases.making.offer(self.new_lease(10, 100), 5)
-        self.leases.making.accept(offer['id'])
+        offer = self.leases.creation.offer(self.new_lease(10, 100), 5)
+        self.leases.creation.accept(offer['id'])
         self.run_at(6)
         self.assertEqual(['commit'], self.budget.asked)
         self.assert_settled()
@@ -232,7 +233,7 @@ class TestChanges(ChargingTestCase):
         self.made = self.lease(10, 100)
 
     def change(self, end):
-        self.leases.changing.update(
+        self.leases.updates.update(
             self.made['id'], updates.LeaseChange(end=NOW + end))
 
     def test_a_change_is_committed(self):
@@ -248,7 +249,7 @@ class TestChanges(ChargingTestCase):
         self.change(200)
         for seconds in (0, 9, 8, 60):
             self.clock.advance(seconds)
-            self.engine.run_due()
+            driven.run_due(self.engine)
         self.assertEqual(3, self.budget.asked.count('charge'))
         self.assert_settled()
 
@@ -276,20 +277,20 @@ class TestChanges(ChargingTestCase):
             setattr(self.budget, when, failing(Killed(), 'charge'))
             self.change(200 if when == 'before' else 300)
             with testtools.ExpectedException(Killed):
-                self.engine.run_due()
+                driven.run_due(self.engine)
             self.engine = self.new_engine(when)
             self.clock.advance(9)
         self.clock.advance(100)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(
             [NOW + 300], [*self.budget.charged.values()])
 
     def test_an_end_while_a_charge_is_under_way_is_refunded_after_it(self):
         def end(what, _lease):
             self.budget.before = lambda *_asked: None
-            self.lifecycle.ending.delete(self.made['id'])
+            self.lifecycle.lease_end.delete(self.made['id'])
             self.cloud.servers.clear()
-            self.new_engine('other').run_due()
+            driven.run_due(self.new_engine('other'))
         self.budget.before = end
         self.change(200)
         self.run_at(0)
@@ -299,8 +300,8 @@ class TestChanges(ChargingTestCase):
     def test_one_that_was_never_committed_is_not_charged(self):
         old = type(self.leases)(
             self.database, self.clock, self.admission, self.types)
-        made = old.making.create(self.new_lease(10, 100), None)
-        self.leases.changing.update(
+        made = old.creation.create(self.new_lease(10, 100), None)
+        self.leases.updates.update(
             made['id'], updates.LeaseChange(end=NOW + 200))
         self.run_at(0)
         self.assertEqual(['commit'], self.budget.asked)
@@ -354,11 +355,11 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
         (look or self.look)()
 
     def test_it_is_charged_once_for_the_dates_that_it_got(self):
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(['commit', 'commit'], self.budget.asked)
         self.admit(lambda: self.run_at(500))
         self.look()
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual([(500, 1500)], self.dates)
         self.assertEqual(1, self.budget.asked.count('charge'))
         self.assert_settled()
@@ -373,7 +374,7 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
                 self.admit()
         self.assertEqual((500, 1500), self.window(self.waits))
         self.assertNotIn('charge', self.budget.asked)
-        self.new_engine('other').run_due()
+        driven.run_due(self.new_engine('other'))
         self.assertEqual([(500, 1500)], self.dates)
         self.assert_settled()
 
@@ -383,10 +384,10 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
             fail = failing(Killed(), 'charge')
             setattr(self.budget, when, fail)
             with testtools.ExpectedException(Killed):
-                self.new_engine(when).run_due()
+                driven.run_due(self.new_engine(when))
             self.budget.after = self.note
             self.clock.advance(300)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual({(500, 1500)}, {*self.dates})
         self.assertEqual([1, 1], [
             self.budget.commits.count(one['id'])
@@ -395,7 +396,7 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
 
     def test_one_that_gets_none_is_refunded(self):
         self.free(self.waits)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertNotIn(self.waits['id'], self.budget.charged)
         self.assert_settled()
 
@@ -415,14 +416,14 @@ class TestEnds(ChargingTestCase):
         self.assert_settled()
 
     def test_one_that_is_deleted_before_it_starts(self):
-        self.lifecycle.ending.delete(self.made['id'])
+        self.lifecycle.lease_end.delete(self.made['id'])
         self.run_at(0)
         self.assert_settled()
 
     def test_no_answer_delays_it(self):
         self.budget.before = failing(
             errors.CloudUnavailable('?'), 'refund', once=False)
-        self.lifecycle.ending.delete(self.made['id'])
+        self.lifecycle.lease_end.delete(self.made['id'])
         self.run_at(0)
         self.run_at(600)
         self.budget.before = lambda *_asked: None
@@ -432,7 +433,7 @@ class TestEnds(ChargingTestCase):
     def test_a_refusal_is_the_last_word(self):
         self.budget.before = failing(
             errors.LimitExceeded('no'), 'refund', once=False)
-        self.lifecycle.ending.delete(self.made['id'])
+        self.lifecycle.lease_end.delete(self.made['id'])
         self.run_at(0)
         self.run_at(600)
         self.assertEqual(1, self.budget.asked.count('refund'))
@@ -440,26 +441,26 @@ class TestEnds(ChargingTestCase):
     def test_a_listener_that_dies_around_it_is_followed_by_another(self):
         for when in ('before', 'after'):
             setattr(self.budget, when, failing(Killed(), 'refund'))
-        self.lifecycle.ending.delete(self.made['id'])
+        self.lifecycle.lease_end.delete(self.made['id'])
         for name in ('second', 'third'):
             with testtools.ExpectedException(Killed):
-                self.engine.run_due()
+                driven.run_due(self.engine)
             self.engine = self.new_engine(name)
             self.clock.advance(300)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assert_settled()
 
     def test_a_lease_stays_until_it_is_refunded(self):
         self.budget.before = failing(
             errors.CloudUnavailable('?'), 'refund', once=False)
-        self.lifecycle.ending.delete(self.made['id'])
+        self.lifecycle.lease_end.delete(self.made['id'])
         purge = lease_purge.LeasePurge(self.database, self.clock,
                                        lambda _text: None)
         self.clock.advance(10 * lease_purge.LEAST_AGE)
         self.assertEqual((0, 1), purge.purge(
             self.clock.now() - lease_purge.LEAST_AGE))
         self.budget.before = lambda *_asked: None
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.clock.advance(10 * lease_purge.LEAST_AGE)
         self.assertEqual((1, 0), purge.purge(
             self.clock.now() - lease_purge.LEAST_AGE))

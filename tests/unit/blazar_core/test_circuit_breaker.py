@@ -33,7 +33,7 @@ class TestPresence(base.TestCase):
         self.clock = driven.ManualClock(base.NOW)
         self.probes = 0
         self.away = None
-        self.presence = circuit_breaker.DatabaseStatus(self.clock, self.probe)
+        self.status = circuit_breaker.DatabaseStatus(self.clock, self.probe)
         self.log = self.useFixture(fixtures.FakeLogger())
 
     def probe(self):
@@ -42,23 +42,23 @@ class TestPresence(base.TestCase):
             raise self.away
 
     def unavailable(self):
-        self.assertRaises(errors.DatabaseUnavailable, self.presence.check)
+        self.assertRaises(errors.DatabaseUnavailable, self.status.check)
 
     def test_nobody_asks_one_that_nobody_doubts(self):
-        self.presence.check()
+        self.status.check()
         self.assertEqual(0, self.probes)
 
     def test_a_connection_that_broke_is_no_outage(self):
-        self.presence.doubt('it broke')
+        self.status.doubt('it broke')
         for _time in range(2):
-            self.presence.check()
+            self.status.check()
         self.assertEqual(1, self.probes)
         self.assertIn('gave no answer: it broke', self.log.output)
         self.assertEqual(1, len(self.log.output.splitlines()))
 
     def test_one_that_is_away_is_asked_now_and_then_and_said_once(self):
         self.away = OSError('no route to host')
-        self.presence.doubt('it broke')
+        self.status.doubt('it broke')
         for _number in range(3):
             for _time in range(5):
                 self.unavailable()
@@ -66,15 +66,15 @@ class TestPresence(base.TestCase):
         self.assertEqual(3, self.probes)
         self.assertEqual(1, self.log.output.count('no route to host'))
         self.away = None
-        self.presence.check()
-        self.presence.check()
+        self.status.check()
+        self.status.check()
         self.assertEqual(4, self.probes)
         self.assertEqual(3, len(self.log.output.splitlines()))
         self.assertIn('can be used again, after 30 s', self.log.output)
 
     def test_one_asks_and_nobody_waits_for_him(self):
         self.away = OSError('away')
-        self.presence.doubt('it broke')
+        self.status.doubt('it broke')
         self.unavailable()
         self.clock.advance(circuit_breaker.PAUSE)
         asked, go_on = threading.Event(), threading.Event()
@@ -83,32 +83,32 @@ class TestPresence(base.TestCase):
             asked.set()
             go_on.wait(20)
 
-        self.presence._probe = slow
-        thread = self.in_thread(self.presence.check)
+        self.status._probe = slow
+        thread = self.in_thread(self.status.check)
         self.assertTrue(asked.wait(20))
         self.unavailable()
         go_on.set()
         thread.join(20)
-        self.presence.check()
+        self.status.check()
 
     def test_what_comes_before_is_done_when_it_is_there(self):
         done = []
         self.away = OSError('away')
-        self.presence.before(lambda: done.append('schema'))
-        self.presence.before(lambda: done.append('settings'))
+        self.status.before(lambda: done.append('schema'))
+        self.status.before(lambda: done.append('settings'))
         self.unavailable()
         self.assertEqual([], done)
         self.away = None
         self.clock.advance(circuit_breaker.PAUSE)
         for _time in range(2):
-            self.presence.check()
+            self.status.check()
         self.assertEqual(['schema', 'settings'], done)
 
     def test_what_is_not_as_it_should_be_is_raised_now_and_kept_later(self):
         def check():
             raise errors.ConfigurationError('Run: db sync')
 
-        self.assertRaises(errors.ConfigurationError, self.presence.before,
+        self.assertRaises(errors.ConfigurationError, self.status.before,
                           check)
         self.clock.advance(circuit_breaker.PAUSE)
         self.unavailable()
@@ -152,7 +152,7 @@ class TestTimes(base.TestCase):
             self.assertLess(time.monotonic() - begun, 15)
             # Nobody is asked any more.
             asked = []
-            database.presence._probe = lambda: asked.append(scheme)
+            database.status._probe = lambda: asked.append(scheme)
             self.assertRaises(errors.DatabaseUnavailable, self.read, database)
             self.assertEqual([], asked)
 
@@ -172,7 +172,7 @@ class TestTimes(base.TestCase):
                     f'{scheme}://user@127.0.0.1:{taken.getsockname()[1]}/a'))
                 self.assertRaises(errors.DatabaseUnavailable, self.read,
                                   database)
-                self.assertTrue(database.presence._doubtful)
+                self.assertTrue(database.status._doubtful)
 
     def read(self, database):
         with database.reader() as session:
@@ -189,7 +189,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.database = api.Database(self.books.conf, self.clock)
         self.uuid = self.host('one', VCPU=4)
         self.admission = admissions.Admission(self.database, self.clock)
-        self.judge = eligibility.Eligibility(
+        self.eligibility = eligibility.Eligibility(
             self.database, self.clock, self.admission.index)
         self.claims = scheduler_claims.Claims(
             self.database, self.clock, self.admission.index)
@@ -222,7 +222,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
             session.add(lease)
 
     def fits(self):
-        return self.judge.fits_alone({'VCPU': 1}, [self.uuid])
+        return self.eligibility.from_stale_index({'VCPU': 1}, [self.uuid])
 
     def claim(self, server_id, vcpus=1, **how):
         return self.claims.claim(
@@ -230,11 +230,12 @@ class TestWithoutBooks(base.DatabaseTestCase):
 
     def test_what_is_promised_stays_promised(self):
         self.promise(2)
-        self.assertEqual({self.uuid: 2}, self.judge.fits_for(
+        self.assertEqual({self.uuid: 2}, self.eligibility.for_server(
             'any', {'VCPU': 1}, [self.uuid]).by_host)
         self.take_away()
-        self.assertRaises(errors.DatabaseUnavailable, self.judge.fits_for,
-                          'any', {'VCPU': 1}, [self.uuid])
+        self.assertRaises(errors.DatabaseUnavailable,
+                          self.eligibility.for_server, 'any', {
+                              'VCPU': 1}, [self.uuid])
         self.clock.advance(600)
         self.assertEqual({self.uuid: 2}, self.fits().by_host)
         self.assertEqual(float('inf'), self.fits().elsewhere)
@@ -261,7 +262,8 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.assertEqual({self.uuid: 0}, self.by_host())
 
     def by_host(self):
-        return self.judge.fits_for('any', {'VCPU': 1}, [self.uuid]).by_host
+        return self.eligibility.for_server(
+            'any', {'VCPU': 1}, [self.uuid]).by_host
 
     def test_what_was_let_in_counts_for_a_while(self):
         self.promise(3)

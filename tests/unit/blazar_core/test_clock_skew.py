@@ -280,10 +280,10 @@ class TestEngine(test_engine.EngineTestCase):
         self.due_in('late', -100)
         self.due_in('early', 500)
         self.clock.ahead = 1000
-        self.assertRaises(errors.ClockSkewed, self.engine().run_due)
+        self.assertRaises(errors.ClockSkewed, driven.run_due, self.engine())
         self.assertEqual([], self.done())
         self.clock.ahead = 0
-        self.assertEqual(1, self.engine().run_due())
+        self.assertEqual(1, driven.run_due(self.engine()))
         self.assertEqual(['late'], self.done())
 
     def test_it_goes_on_when_the_clock_is_right(self):
@@ -304,12 +304,12 @@ class TestEngine(test_engine.EngineTestCase):
 
     def test_what_is_due_is_looked_for_by_no_statement_more(self):
         worker = self.engine()
-        worker.run_due()
+        driven.run_due(worker)
         statements = []
         sa.event.listen(
             worker._database.engine, 'before_cursor_execute',
             lambda *args: statements.append(args[2]))
-        worker.run_due()
+        driven.run_due(worker)
         self.assertEqual(1, len([
             one for one in statements if one.startswith('SELECT')]))
 
@@ -318,7 +318,7 @@ class TestEngine(test_engine.EngineTestCase):
         event_id = self.due_in('a', -100)
         door = self.shut('a')
         worker = self.engine()
-        thread = self.in_thread(worker.run_due)
+        thread = self.in_thread(lambda: driven.run_due(worker))
         self.wait_for(lambda: self.actions.running, 'the action')
         self.clock.ahead = 1000
         door.set()
@@ -340,7 +340,7 @@ class TestScheduler(base.DatabaseTestCase):
         database = api.Database(self.books.conf, self.clock)
         self.addCleanup(database.engine.dispose)
         self.admission = admissions.Admission(database, self.clock)
-        self.judge = eligibility.Eligibility(
+        self.eligibility = eligibility.Eligibility(
             database, self.clock, self.admission.index)
         self.claims = scheduler_claims.Claims(
             database, self.clock, self.admission.index)
@@ -367,14 +367,14 @@ class TestScheduler(base.DatabaseTestCase):
             uuidutils.generate_uuid(), {self.uuid: {'VCPU': 1}})
 
     def test_it_goes_by_what_it_knew_when_its_clock_was_right(self):
-        self.assertEqual(0, self.judge.fits_unbooked(
+        self.assertEqual(0, self.eligibility.for_unreserved(
             {'VCPU': 1}, [self.uuid]).by_host[self.uuid])
         # By this clock the lease is over.
         self.clock.ahead = 1000
         self.assertRaises(
-            errors.ClockSkewed, self.judge.fits_unbooked, {'VCPU': 1},
+            errors.ClockSkewed, self.eligibility.for_unreserved, {'VCPU': 1},
             [self.uuid])
-        self.assertEqual(0, self.judge.fits_alone(
+        self.assertEqual(0, self.eligibility.from_stale_index(
             {'VCPU': 1}, [self.uuid]).by_host[self.uuid])
         denied = self.assertRaises(scheduler_claims.Denied, self.claim)
         self.assertIn('without their database', str(denied))
@@ -390,7 +390,7 @@ class TestScheduler(base.DatabaseTestCase):
             pass
         clock = self.clock
         clock.ahead, clock.suspended = 1000, -1000
-        self.assertEqual({}, self.judge.fits_alone(
+        self.assertEqual({}, self.eligibility.from_stale_index(
             {'VCPU': 1}, [self.uuid]).by_host)
 
 

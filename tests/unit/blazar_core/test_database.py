@@ -460,7 +460,7 @@ class TestRoundTrips(base.DatabaseTestCase):
         self.stay_fresh()
         self.kill()
         self.assertRaises(errors.DatabaseUnavailable, self.write, 7)
-        self.other.presence.check()
+        self.other.status.check()
         self.write(7)
         self.assertEqual(7, self.generation('one'))
 
@@ -575,7 +575,7 @@ class TestNotOurs(base.DatabaseTestCase):
                       {'id': 'two', 'generation': 2 ** 63}]
         for values in wrong:
             self.assertRaises(db_exception.DBError, self.insert, values)
-            self.assertFalse(self.database.presence._is_open(), values)
+            self.assertFalse(self.database.status._is_open(), values)
         self.read()
 
     def insert(self, values):

@@ -72,7 +72,7 @@ class TestGracePeriod(base.LeaseTestCase):
 
     def run_at(self, time):
         self.clock.advance(base.NOW + time - self.clock.now())
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def notices(self):
         return [event for event, _lease in self.notified
@@ -80,7 +80,7 @@ class TestGracePeriod(base.LeaseTestCase):
 
     def test_it_may_become_another_one(self):
         def change(seconds):
-            return self.leases.changing.update(self.lease_['id'], (
+            return self.leases.updates.update(self.lease_['id'], (
                 updates.LeaseChange(grace_period=seconds)))
 
         later = self.lease(150, 300)
@@ -95,7 +95,7 @@ class TestGracePeriod(base.LeaseTestCase):
         self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
 
     def test_who_wants_another_end_gets_that(self):
-        self.leases.changing.update(self.lease_['id'], updates.LeaseChange(
+        self.leases.updates.update(self.lease_['id'], updates.LeaseChange(
             on_end=end_policies.RECYCLE, grace_period=0))
         row, = self.scalars(models.Lease)
         self.assertEqual((end_policies.RECYCLE, 0), (row.on_end,
@@ -125,7 +125,7 @@ class TestGracePeriod(base.LeaseTestCase):
                 FAILED)
         for time in (100, 120):
             self.run_at(time)
-            self.lifecycle.ending.end(self.lease_['id'], when_due=True)
+            self.lifecycle.lease_end.end(self.lease_['id'], when_due=True)
         self.assertEqual(1, len(self.notices()))
         self.assertEqual(f'{FAILED.message} {lease_status.GRACE.message}',
                          self.reason(self.lease_))
@@ -138,24 +138,24 @@ class TestGracePeriod(base.LeaseTestCase):
             lease = api.locked(session, self.lease_['id'])
             lease.conditions = [{**row, 'message': 'Worded otherwise.'}
                                 for row in lease.conditions]
-        self.lifecycle.ending.end(self.lease_['id'], when_due=True)
+        self.lifecycle.lease_end.end(self.lease_['id'], when_due=True)
         self.assertEqual(1, len(self.notices()))
 
     def test_who_has_no_server_any_more_needs_no_time(self):
         (server,) = base.servers_of(self.lease_)
         self.run_at(100)
         del self.cloud.servers[server]
-        self.lifecycle.observing.check(server)
+        self.lifecycle.reconciliation.check(server)
         self.assertEqual('TERMINATED', self.status(self.lease_))
 
     def test_who_deletes_his_lease_does_not_want_it(self):
-        self.lifecycle.ending.delete(self.lease_['id'])
-        self.engine.run_due()
+        self.lifecycle.lease_end.delete(self.lease_['id'])
+        driven.run_due(self.engine)
         self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
         self.assertEqual([], self.notices())
 
     def test_it_moves_with_the_end(self):
-        self.leases.changing.update(
+        self.leases.updates.update(
             self.lease_['id'], updates.LeaseChange(end=base.NOW + 200))
         self.assertEqual([base.NOW + 250],
                          self.scalars(models.Booking.end_date))
@@ -180,7 +180,7 @@ class TestPolicies(base.LeaseTestCase):
     def test_a_lease_ends_as_was_asked_for(self):
         lease, servers = self.ending('shut')
         self.assertIsNone(
-            self.lifecycle.ending.end(lease['id'], when_due=True))
+            self.lifecycle.lease_end.end(lease['id'], when_due=True))
         self.assertEqual([(one, 'trust') for one in servers],
                          self.shut.asked)
         self.assertEqual([], self.cloud.deleted)
@@ -191,20 +191,20 @@ class TestPolicies(base.LeaseTestCase):
     def test_it_is_asked_for_until_it_is_so(self):
         lease, (first, second) = self.ending('shut')
         self.shut.stubborn.add(first)
-        self.assertEqual(lease_status.AGAIN, self.lifecycle.ending.end(
+        self.assertEqual(lease_status.AGAIN, self.lifecycle.lease_end.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([first], self.scalars(models.Booking.server_id))
         self.shut.stubborn.clear()
         self.assertIsNone(
-            self.lifecycle.ending.end(lease['id'], when_due=True))
+            self.lifecycle.lease_end.end(lease['id'], when_due=True))
         self.assertEqual([(second, 'trust'), (first, 'trust')],
                          self.shut.asked)
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_what_is_deleted_is_deleted(self):
         lease, servers = self.ending('shut')
-        self.lifecycle.ending.delete(lease['id'])
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(servers, self.cloud.deleted)
         self.assertEqual([], self.shut.asked)
         self.assertRaises(
@@ -215,13 +215,13 @@ class TestPolicies(base.LeaseTestCase):
         is_over = self.shut.is_over
 
         def late(*args):
-            self.lifecycle.ending.delete(lease['id'])
+            self.lifecycle.lease_end.delete(lease['id'])
             return is_over(*args)
 
         self.shut.is_over = late
-        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.lifecycle.lease_end.end(lease['id'], when_due=True)
         self.assertEqual('DELETING', self.status(lease))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(servers, self.cloud.deleted)
 
     def test_one_that_cannot_be_judged_keeps_no_other(self):
@@ -233,7 +233,7 @@ class TestPolicies(base.LeaseTestCase):
                 cloud, ended, seen)
 
         self.shut.is_over = broken
-        self.assertEqual(lease_status.AGAIN, self.lifecycle.ending.end(
+        self.assertEqual(lease_status.AGAIN, self.lifecycle.lease_end.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([first], self.scalars(models.Booking.server_id))
 
@@ -241,7 +241,7 @@ class TestPolicies(base.LeaseTestCase):
         lease = self.lease(50, 100, request=self.request(
             50, 100, on_end='shut'))
         self.clock.advance(100)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual([], self.shut.asked)
         self.assertEqual(base.servers_of(lease), self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
@@ -251,7 +251,7 @@ class TestPolicies(base.LeaseTestCase):
         with self.database.writer() as session:
             host = session.scalars(sa.select(models.Host)).one()
             host.consumers = {}
-        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.lifecycle.lease_end.end(lease['id'], when_due=True)
         self.assertEqual('TERMINATED', self.status(lease))
         host, = self.scalars(models.Host)
         self.assertEqual(({'VCPU': 2}, NOW + 100), (
@@ -260,7 +260,7 @@ class TestPolicies(base.LeaseTestCase):
 
     def test_what_stays_where_nothing_is_known_is_looked_for(self):
         lease, servers = self.ending('keep')
-        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.lifecycle.lease_end.end(lease['id'], when_due=True)
         self.assertEqual([NOW + 100], self.scalars(models.Host.recheck_at))
 
     def assert_room(self, count):
@@ -271,15 +271,15 @@ class TestPolicies(base.LeaseTestCase):
     def test_another_process_may_know_what_is_not_known_here(self):
         log = self.useFixture(fixtures.FakeLogger())
         lease, servers = self.ending('vanish')
-        later = self.lifecycle.ending.end(lease['id'], when_due=True)
+        later = self.lifecycle.lease_end.end(lease['id'], when_due=True)
         self.assertIn('knows how to vanish', later.why)
         self.assertEqual(('ACTIVE', []), (
             self.status(lease), self.cloud.deleted))
         # Nobody did.
-        self.clock.advance(self.patience)
+        self.clock.advance(self.start_timeout)
         for _time in range(2):
             self.assertIsNone(
-                self.lifecycle.ending.end(lease['id'], when_due=True))
+                self.lifecycle.lease_end.end(lease['id'], when_due=True))
         self.assertEqual(servers, self.cloud.deleted)
         self.assertEqual(1, log.output.count('knows how to vanish them'))
 
@@ -305,7 +305,7 @@ class StepsTestCase(base.LeaseTestCase):
 
     def run_at(self, time):
         self.clock.advance(NOW + time - self.clock.now())
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def usage(self):
         return sum(usage.get('VCPU', 0)
@@ -351,9 +351,10 @@ class TestSteps(StepsTestCase):
     def test_who_dies_between_two_steps_is_followed_by_who_goes_on(self):
         lease, (server,) = self.ending('snapshot,shelve')
         self.cloud.broken['bring'] = SystemExit()
-        self.assertRaises(SystemExit, self.lifecycle.ending.end, lease['id'])
+        self.assertRaises(SystemExit, self.lifecycle.lease_end.end,
+                          lease['id'])
         del self.cloud.broken['bring']
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual([(server, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
         self.assertEqual('TERMINATED', self.status(lease))
@@ -396,7 +397,7 @@ class TestSteps(StepsTestCase):
         # It counts as if it were there for another minute.
         self.lease(120, 140, count=4)
         self.clock.advance(110)
-        self.assertFalse(self.lifecycle.leaving.let_go(
+        self.assertFalse(self.lifecycle.server_removal.remove_server(
             lease['id'], server, True))
         self.assertEqual(0, self.usage())
 

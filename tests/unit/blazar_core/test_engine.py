@@ -41,9 +41,9 @@ class Actions:
     """
 
     def __init__(self, database):
-        self.starting = self.ending = self.telling = self
-        self.retrying = self.making_room = self.extending = self
-        self.billing = self
+        self.lease_start = self.lease_end = self.notices = self
+        self.admission_queue = self.best_effort = self
+        self.auto_extension = self.budget_events = self
         self.read_with = {}
         self.unread = None
         self.done = []
@@ -206,13 +206,14 @@ class TestRunDue(EngineTestCase):
         for lease_id, due in (('c', -1), ('b', -2), ('d', 0), ('a', -3)):
             self.event(lease_id, due)
         self.event('e', 1)
-        self.assertEqual(4, self.engine().run_due())
+        self.assertEqual(4, driven.run_due(self.engine()))
         self.assertEqual(['a', 'b', 'c', 'd'], self.done())
 
     def test_it_is_done_once(self):
         event_id = self.event('a')
         worker = self.engine()
-        self.assertEqual([1, 0], [worker.run_due(), worker.run_due()])
+        self.assertEqual(
+            [1, 0], [driven.run_due(worker), driven.run_due(worker)])
         self.assertEqual('DONE', self.row(event_id).status)
         self.assertIsNone(self.row(event_id).claimed_by)
 
@@ -222,7 +223,7 @@ class TestRunDue(EngineTestCase):
                 'retry_lease', 'make_room', 'extend_lease', ':changed',
                 ':charge', ':refund', 'end_lease', 'start_lease')):
             self.event('a', number - 10, kind)
-        self.engine().run_due()
+        driven.run_due(self.engine())
         # What moves a lease before what tells of it, and its start first.
         self.assertEqual(
             ['start_lease', 'expire', 'retry', 'make_room', 'extend',
@@ -232,30 +233,30 @@ class TestRunDue(EngineTestCase):
 
     def test_more_than_one_batch_is_done(self):
         self.many('a', event_queue._BATCH + 5, 0)
-        self.assertEqual(event_queue._BATCH + 5, self.engine().run_due())
+        self.assertEqual(event_queue._BATCH + 5, driven.run_due(self.engine()))
 
     def test_what_is_put_off_is_done_again_after_that_time(self):
         event_id = self.event('a')
         self.actions.answers['a'] = [lease_status.RetryAfter(7, 'not yet')]
         worker = self.engine()
-        self.assertEqual(1, worker.run_due())
+        self.assertEqual(1, driven.run_due(worker))
         row = self.row(event_id)
         self.assertEqual(('UNDONE', NOW + 7, 0, NOW), (
             row.status, row.due, row.attempts, row.time))
         self.clock.advance(6)
-        self.assertEqual(0, worker.run_due())
+        self.assertEqual(0, driven.run_due(worker))
         self.clock.advance(1)
-        self.assertEqual(1, worker.run_due())
+        self.assertEqual(1, driven.run_due(worker))
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_neither_the_future_nor_a_failure_is_hastened(self):
         future, failed = self.event('future', 10), self.event('failed')
         self.actions.answers['failed'] = [RuntimeError()]
         worker = self.engine()
-        worker.run_due()
+        driven.run_due(worker)
         due = self.row(failed).due
-        worker.expedite('future', None)
-        worker.expedite('failed', None)
+        worker.trigger('future', None)
+        worker.trigger('failed', None)
         self.assertEqual((NOW + 10, due), (
             self.row(future).due, self.row(failed).due))
 
@@ -269,7 +270,7 @@ class TestStrays(EngineTestCase):
         """What another worker carries out, by the right clock."""
         worker = self.engine('other')
         for _second in range(seconds):
-            worker.run_due()
+            driven.run_due(worker)
             self.clock.advance(1)
         return self.done()
 
@@ -302,7 +303,7 @@ class TestStrays(EngineTestCase):
             self.actions.answers[kind] = [lease_status.RetryAfter(5, '', 300)]
         self.clock.step(HOUR)
         worker = self.engine()
-        while worker.run_due():
+        while driven.run_due(worker):
             pass
         self.clock.step(-HOUR)
         del self.actions.done[:]
@@ -312,7 +313,7 @@ class TestStrays(EngineTestCase):
         self.event('a', -1, 'end_lease', attempts=9)
         self.actions.answers['a'] = [RuntimeError()]
         self.clock.step(HOUR)
-        self.engine().run_due()
+        driven.run_due(self.engine())
         self.clock.step(-HOUR)
         self.assertEqual(['a', 'a'], self.done_within(12))
 
@@ -371,7 +372,7 @@ class TestPauses(EngineTestCase):
         """The pauses of an event that is put off each time."""
         pauses = []
         for _time in range(times):
-            self.assertEqual(1, worker.run_due())
+            self.assertEqual(1, driven.run_due(worker))
             pauses.append(self.row(event_id).due - self.clock.now())
             self.clock.advance(pauses[-1])
         return pauses
@@ -396,11 +397,11 @@ class TestPauses(EngineTestCase):
                                                                   300)] * 9
         worker = self.engine()
         for _time in range(5):
-            worker.run_due()
+            driven.run_due(worker)
             self.clock.advance(32)
-        worker.run_due()
+        driven.run_due(worker)
         pause = self.row(other).due - self.clock.now()
-        worker.expedite('a', None)
+        worker.trigger('a', None)
         self.assertEqual(pause, self.row(other).due - self.clock.now())
         self.assertEqual([2, 4], self.pauses(worker, event_id, 2))
 
@@ -411,9 +412,9 @@ class TestPauses(EngineTestCase):
         worker = self.engine()
         self.pauses(worker, event_id, 5)
         door = self.shut('a')
-        thread = self.in_thread(worker.run_due)
+        thread = self.in_thread(lambda: driven.run_due(worker))
         self.wait_for(lambda: self.actions.running, 'the next try')
-        self.engine('second').expedite('a', None)
+        self.engine('second').trigger('a', None)
         door.set()
         thread.join(20)
         self.assertEqual(2, self.row(event_id).due - self.clock.now())
@@ -438,7 +439,7 @@ class TestPauses(EngineTestCase):
                     start_date=NOW + start, end_date=NOW + 99))
         self.assertEqual([here], self.scalars(
             models.Host.uuid, models.Host.id == hosts['here']))
-        self.engine().expedite('another', hosts['here'])
+        self.engine().trigger('another', hosts['here'])
         self.assertEqual({'here': 0, 'there': 5, 'later': 5}, {
             name: self.row(event_id).waits
             for name, event_id in events.items()})
@@ -527,8 +528,8 @@ class TestCost(EngineTestCase):
         self.event('a', 1, 'start_lease', waits=3)
         self.event('a', 0, 'mine')
         before = self.rows_read()
-        worker.expedite('a', 1)
-        self.assertEqual(2, worker.run_due())
+        worker.trigger('a', 1)
+        self.assertEqual(2, driven.run_due(worker))
         worker._running['b'] = event_queue.Claim('b', 'b', '', 0, 0, '')
         worker._extend()
         worker._running.clear()
@@ -567,13 +568,13 @@ class TestFailures(EngineTestCase):
         worker = self.engine()
         pauses = []
         for _time in range(times):
-            self.assertEqual(1, worker.run_due())
+            self.assertEqual(1, driven.run_due(worker))
             row = self.row(event_id)
             if row.status != 'UNDONE':
                 break
             pauses.append(row.due - self.clock.now())
             self.clock.advance(pauses[-1] - 1)
-            self.assertEqual(0, worker.run_due())
+            self.assertEqual(0, driven.run_due(worker))
             self.clock.advance(1)
         return event_id, pauses
 
@@ -586,7 +587,7 @@ class TestFailures(EngineTestCase):
             self.row(event_id).claimed_by))
         self.assertEqual([('start_lease', 'a')], self.actions.given_up)
         self.clock.advance(10_000)
-        self.assertEqual(0, self.engine().run_due())
+        self.assertEqual(0, driven.run_due(self.engine()))
 
     def test_a_database_that_was_away_uses_up_no_attempts(self):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
@@ -594,11 +595,11 @@ class TestFailures(EngineTestCase):
         self.actions.answers['a'] = [
             errors.DatabaseUnavailable() for _time in range(4)]
         for _time in range(4):
-            self.assertEqual(1, self.engine().run_due())
+            self.assertEqual(1, driven.run_due(self.engine()))
             row = self.row(event_id)
             self.assertEqual(('UNDONE', 0), (row.status, row.attempts))
             self.clock.advance(row.due - self.clock.now())
-        self.engine().run_due()
+        driven.run_due(self.engine())
         self.assertEqual((['a'] * 5, 'DONE'), (
             self.done(), self.row(event_id).status))
         self.assertEqual([], self.actions.given_up)
@@ -609,7 +610,7 @@ class TestFailures(EngineTestCase):
             stale = self.engine('stale')
             claim, = stale._claim_due(1)
             self.clock.advance(60)
-            self.engine('alive').run_due()
+            driven.run_due(self.engine('alive'))
             self.actions.answers['a'] = [outcome]
             stale._carry_out(claim)
             self.assertEqual(('DONE', ''), (
@@ -632,7 +633,7 @@ class TestFailures(EngineTestCase):
                         'internal error RuntimeError; the log of '
                         'blazar-listener says more.', 'its host is in use',
                         '', 'No key decrypts it.', ''):
-                self.assertEqual(1, worker.run_due())
+                self.assertEqual(1, driven.run_due(worker))
                 self.assertEqual(why and (
                     f'An event is tried again: {event_type}: {why}'),
                     self.reason(lease_id))
@@ -647,7 +648,7 @@ class TestFailures(EngineTestCase):
             self.actions.answers['a'] = [outcome]
             with mock.patch.object(event_queue.EventQueue, 'update', mock.Mock(
                     side_effect=errors.DatabaseUnavailable)):
-                self.assertEqual(1, worker.run_due())
+                self.assertEqual(1, driven.run_due(worker))
             self.assertEqual(('IN_PROGRESS', ''), (
                 self.row(event_id).status, self.reason()))
             self.clock.advance(60)
@@ -658,16 +659,16 @@ class TestFailures(EngineTestCase):
             conditions.update(session.get(models.Lease, 'a'), NOW, FAILED)
         self.actions.answers['a'] = [errors.DecryptionError('No key.')]
         log = self.useFixture(fixtures.FakeLogger())
-        self.engine().run_due()
+        driven.run_due(self.engine())
         self.assertIn('Lease a: mine is deferred: No key.', log.output)
         self.assertEqual(f'{FAILED.message} An event is tried again: mine: '
                          'No key.', self.reason())
         # An event that is carried out says nothing of another one.
         self.event('a', event_type='other')
-        self.engine().run_due()
+        driven.run_due(self.engine())
         self.assertIn('mine: No key.', self.reason())
         self.clock.advance(300)
-        self.engine().run_due()
+        driven.run_due(self.engine())
         self.assertEqual(FAILED.message, self.reason())
 
     def test_a_missing_key_uses_up_no_attempts(self):
@@ -676,7 +677,7 @@ class TestFailures(EngineTestCase):
         self.actions.answers['a'] = [
             errors.DecryptionError('No key.') for _time in range(6)]
         for _time in range(7):
-            self.assertEqual(1, self.engine().run_due())
+            self.assertEqual(1, driven.run_due(self.engine()))
             self.clock.advance(60)
         self.assertEqual('DONE', self.row(event_id).status)
         self.assertEqual([], self.actions.given_up)
@@ -702,7 +703,7 @@ class TestFailures(EngineTestCase):
         event_id, pauses = self.fail_until_given_up('end_lease', 15)
         self.assertEqual([], self.actions.given_up)
         self.assertEqual([2, 4, 8, 16, 32, 64, 128, 256] + [300] * 7, pauses)
-        self.assertEqual(1, self.engine().run_due())
+        self.assertEqual(1, driven.run_due(self.engine()))
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_nor_is_the_end_of_an_offer(self):
@@ -710,13 +711,13 @@ class TestFailures(EngineTestCase):
         event_id, pauses = self.fail_until_given_up('expire_offer', 5)
         self.assertEqual([], self.actions.given_up)
         self.assertEqual([2, 4, 8, 16, 32], pauses)
-        self.assertEqual(1, self.engine().run_due())
+        self.assertEqual(1, driven.run_due(self.engine()))
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_an_action_may_succeed_at_the_last_try(self):
         self.books.conf.set_override('event_max_retries', 2, 'blazar')
         event_id, _pauses = self.fail_until_given_up('start_lease', 2)
-        self.engine().run_due()
+        driven.run_due(self.engine())
         self.assertEqual('DONE', self.row(event_id).status)
         self.assertEqual([], self.actions.given_up)
 
@@ -728,7 +729,7 @@ class TestFailures(EngineTestCase):
             RuntimeError(), lease_status.RetryAfter(5, 'the quota is used up')]
         worker = self.engine()
         for _time in range(6):
-            self.assertEqual(1, worker.run_due())
+            self.assertEqual(1, driven.run_due(worker))
             self.assertEqual('UNDONE', self.row(event_id).status)
             self.clock.advance(5)
         self.assertEqual([], self.actions.given_up)
@@ -737,7 +738,7 @@ class TestFailures(EngineTestCase):
         self.event('bad', -1)
         self.event('good', 0)
         self.actions.answers['bad'] = [RuntimeError()]
-        self.assertEqual(2, self.engine().run_due())
+        self.assertEqual(2, driven.run_due(self.engine()))
         self.assertEqual(['bad', 'good'], self.done())
 
 
@@ -807,7 +808,7 @@ class TestClaims(EngineTestCase):
 
         def run(worker):
             barrier.wait(20)
-            worker.run_due()
+            driven.run_due(worker)
 
         threads = [self.in_thread(lambda worker=worker: run(worker))
                    for worker in (self.engine('first'),
@@ -885,9 +886,9 @@ class TestClaims(EngineTestCase):
         self.assertEqual(1, len(dead._claim_due(1)))
         alive = self.engine('alive')
         self.clock.advance(59)
-        self.assertEqual(0, alive.run_due())
+        self.assertEqual(0, driven.run_due(alive))
         self.clock.advance(1)
-        self.assertEqual(1, alive.run_due())
+        self.assertEqual(1, driven.run_due(alive))
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_a_stale_worker_does_not_overwrite_who_came_after(self):
@@ -913,7 +914,7 @@ class TestClaims(EngineTestCase):
         stale = self.engine('stale')
         claim, = stale._claim_due(1)
         self.clock.advance(60)
-        self.engine('alive').run_due()
+        driven.run_due(self.engine('alive'))
         self.actions.answers['a'] = [lease_status.RetryAfter(5, '')]
         stale._carry_out(claim)
         self.assertEqual('DONE', self.row(event_id).status)
@@ -924,7 +925,7 @@ class TestClaims(EngineTestCase):
         stale = self.engine('stale')
         claim, = stale._claim_due(1)
         self.clock.advance(60)
-        self.engine('alive').run_due()
+        driven.run_due(self.engine('alive'))
         self.actions.answers['a'] = [RuntimeError()]
         stale._carry_out(claim)
         self.assertEqual('DONE', self.row(event_id).status)
@@ -1047,7 +1048,7 @@ class TestRun(EngineTestCase):
                           'the engine to wait for what it began')
             self.clock.advance(10)
             self.wait_for(lambda: until() == now + 40, 'a longer claim')
-        self.assertEqual(0, self.engine('another').run_due())
+        self.assertEqual(0, driven.run_due(self.engine('another')))
         self.open_doors()
         worker.thread.join(20)
         self.assertEqual(['DONE'], self.scalars(models.Event.status))
@@ -1087,7 +1088,7 @@ class TestRun(EngineTestCase):
             self.wait_for(
                 lambda: self.row(event_id).claimed_until ==
                 self.clock.now() + 60, 'a longer claim')
-        self.assertEqual(0, self.engine('second').run_due())
+        self.assertEqual(0, driven.run_due(self.engine('second')))
         self.open_doors()
         self.wait_for(lambda: self.row(event_id).status == 'DONE', 'its end')
         self.assertEqual({('mine', 'slow'): 1}, self.actions.begun)
@@ -1108,11 +1109,11 @@ class TestRun(EngineTestCase):
         worker = self.engine(worker_timeout=60)
         done = worker._queue.done
         worker._queue.done = lambda claim: 1 / 0
-        self.assertEqual(1, worker.run_due())
+        self.assertEqual(1, driven.run_due(worker))
         self.assertEqual('IN_PROGRESS', self.row(event_id).status)
         worker._queue.done = done
         self.clock.advance(60)
-        self.assertEqual(1, worker.run_due())
+        self.assertEqual(1, driven.run_due(worker))
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_a_database_that_fails_for_a_moment_does_not_end_it(self):

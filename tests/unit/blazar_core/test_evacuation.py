@@ -29,7 +29,7 @@ class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
 
     def setUp(self):
         super().setUp()
-        self.relocating = self.new_relocating(INTERVAL)
+        self.evacuation = self.new_relocating(INTERVAL)
         #: What those are asked who know what is certain, and what they say.
         self.fenced, self.says = [], True
         self.cloud.hosts = set(self.uuids.values())
@@ -39,7 +39,7 @@ class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
         return [*failed] if self.says else []
 
     def look(self):
-        self.relocating.look(self.certain)
+        self.evacuation.look(self.certain)
 
     def runs(self, end=2 * INTERVAL, name='one', **wanted):
         """A lease on a host, and its server, which runs there."""
@@ -100,9 +100,9 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.cloud.arrive(server_id, self.uuid_of('two'))
         said = []
-        with mock.patch.object(self.lifecycle.observing, '_notify',
+        with mock.patch.object(self.lifecycle.reconciliation, '_notify',
                                lambda *what: said.append(what)):
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
         self.look()
         self.assertEqual([('failed_host', 'moved', 1)], self.states())
         (event_type, told), = said
@@ -125,7 +125,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(2, len(self.cloud.evacuations))
         for server_id, told in zip(servers, (0, 1), strict=True):
             self.cloud.arrive(server_id, self.uuid_of('two'))
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
             self.assertEqual(told, self.notified.count(
                 ('lease.healed', lease['id'])))
 
@@ -135,14 +135,14 @@ class TestEvacuating(RelocatingTestCase):
         for away in self.fail, lambda name: self.take(name, start=0):
             lease = self.reserve(0, INTERVAL, self.places(2, affinity=False),
                                  active=True)
-            server_id, = self.occupy(lease)
+            server_id, = self.take_slots(lease)
             here = self.host_of(server_id)
             there, = set(self.uuids) - {here}
             self.at(server_id, state=State.RUNNING, host=self.uuid_of(here))
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
             away(here)
             self.at(server_id, host=self.uuid_of(there))
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
             self.assertEqual([there, there], self.hosts_of(lease))
             self.see(**dict.fromkeys(self.uuids))
             self.clock.advance(test_host_status.BACK)
@@ -181,15 +181,15 @@ class TestEvacuating(RelocatingTestCase):
         lease = self.reserve(0, INTERVAL, self.places(
             among=model.HostPool.ENROLLED,
             hosts=frozenset([self.uuid_of(name)])), active=True)
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         self.at(server_id, state=State.RUNNING, host=self.uuid_of(name))
-        self.lifecycle.observing.check(server_id)
+        self.lifecycle.reconciliation.check(server_id)
         return server_id
 
     def test_nothing_is_where_nobody_wants_that(self):
         self.runs()
         self.fail()
-        self.relocating.look()
+        self.evacuation.look()
         self.assertEqual([], self.cloud.evacuations)
         self.assertEqual([], self.due())
 
@@ -221,7 +221,7 @@ class TestEvacuating(RelocatingTestCase):
         def certain(_failed):
             raise errors.CloudUnavailable('No.')
 
-        self.relocating.look(certain)
+        self.evacuation.look(certain)
         self.assertEqual([], self.cloud.evacuations)
         self.assertIn('is not known now: No.', self.log.output)
 
@@ -264,7 +264,7 @@ class TestEvacuating(RelocatingTestCase):
             self.assertEqual([('failed_host', 'requested', 1)], self.states())
         self.assertEqual(1, len(self.cloud.evacuations))
         self.cloud.arrive(server_id, self.uuid_of('two'))
-        self.lifecycle.observing.check(server_id)
+        self.lifecycle.reconciliation.check(server_id)
         self.look()
         self.assertEqual([('failed_host', 'moved', 1)], self.states())
 
@@ -300,7 +300,7 @@ class TestEvacuating(RelocatingTestCase):
             self.fail(name)
             self.look()
             self.cloud.arrive(server_id, self.uuid_of(other))
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
             self.see(**dict.fromkeys(self.uuids))
             self.clock.advance(test_host_status.BACK)
             self.see(**dict.fromkeys(self.uuids))
@@ -455,27 +455,27 @@ class TestEvacuating(RelocatingTestCase):
     def test_one_of_several_asks(self):
         self.runs()
         self.fail()
-        other, go_on = self.new_relocating(INTERVAL), self.relocating._go_on
+        other, go_on = self.new_relocating(INTERVAL), self.evacuation._go_on
 
         def first(one):
             other.look(self.certain)
             self.cloud.arrive(one.move.server_id)
             go_on(one)
 
-        with mock.patch.object(self.relocating, '_go_on', first):
+        with mock.patch.object(self.evacuation, '_go_on', first):
             self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
     def test_one_of_several_records_that_it_has_to_leave(self):
         self.runs()
         self.fail()
-        other, plan = self.new_relocating(INTERVAL), self.relocating._plan
+        other, plan = self.new_relocating(INTERVAL), self.evacuation._plan
 
         def later(stays):
             other.look(self.certain)
             plan(stays)
 
-        with mock.patch.object(self.relocating, '_plan', later):
+        with mock.patch.object(self.evacuation, '_plan', later):
             self.look()
         self.assertEqual([('failed_host', 'accepted', 1)], self.states())
 
@@ -537,7 +537,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([], self.cloud.evacuations)
         self.assertIn(alternatives.NO_ROOM, self.log.output)
         self.cloud.servers.pop(in_the_way)
-        self.lifecycle.observing.check(in_the_way)
+        self.lifecycle.reconciliation.check(in_the_way)
         self.clock.advance(30)
         self.look()
         self.assertEqual([(server_id, None)], self.cloud.evacuations)
@@ -614,7 +614,7 @@ class TestMaintenance(RelocatingTestCase):
     def test_nobody_has_to_want_evacuations_for_that(self):
         _lease, server_id = self.runs()
         self.take()
-        self.relocating.look()
+        self.evacuation.look()
         self.assertEqual([(server_id, None)], self.cloud.moves)
 
     def test_what_is_over_by_then_stays(self):
@@ -661,7 +661,7 @@ class TestMaintenance(RelocatingTestCase):
         self.runs()
         self.take(start=0)
         self.fail()
-        self.relocating.look()
+        self.evacuation.look()
         self.assertEqual(([], []), (
             self.cloud.moves, self.cloud.evacuations))
 
@@ -696,13 +696,13 @@ class TestMaintenance(RelocatingTestCase):
     def test_who_was_listed_stays_when_the_host_is_given_back(self):
         self.runs()
         self.take()
-        go_on = self.relocating._go_on
+        go_on = self.evacuation._go_on
 
         def late(one):
             self.maintenance.give_back('one')
             go_on(one)
 
-        with mock.patch.object(self.relocating, '_go_on', late):
+        with mock.patch.object(self.evacuation, '_go_on', late):
             self.look()
         self.assertEqual([], self.cloud.moves)
         self.clock.advance(server_moves.AGAIN)
@@ -729,7 +729,7 @@ class TestMaintenance(RelocatingTestCase):
         self.take()
         self.fail('three')
         order = []
-        with mock.patch.object(self.relocating, '_go_on', order.append):
+        with mock.patch.object(self.evacuation, '_go_on', order.append):
             self.look()
         self.assertEqual([True, False], [one.failed for one in order])
         self.assertEqual(server_id, order[0].move.server_id)
@@ -740,10 +740,10 @@ class TestMaintenance(RelocatingTestCase):
         lease = self.reserve(0, INTERVAL, self.places(2, affinity=False),
                              active=True)
         names = self.hosts_of(lease)
-        for server_id in self.occupy(lease, 2):
+        for server_id in self.take_slots(lease, 2):
             self.cloud.servers[server_id] = cloud_api.ObservedServer(
                 State.RUNNING, self.uuid_of(self.host_of(server_id)))
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
         left, = set(self.uuids) - set(names)
         # The only other host on which none of them is.
         self.with_host(left, usage=2, VCPU=2)

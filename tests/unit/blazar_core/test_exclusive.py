@@ -13,6 +13,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.lifecycle import dispatch
 from tests import databases
+from tests import driven
 from tests.unit import base
 from tests.unit.blazar_core import test_members
 
@@ -24,7 +25,7 @@ NOW = base.NOW
 class TestExclusive(base.LeaseTestCase):
 
     # No start waits for its host.
-    patience = 0
+    start_timeout = 0
 
     def setUp(self):
         super().setUp()
@@ -33,10 +34,10 @@ class TestExclusive(base.LeaseTestCase):
     def hold(self, start, end, *needed, **values):
         new = self.new_lease(start, end, **values)
         reservation, = new.reservations
-        return self.leases.making.create(dataclasses.replace(
+        return self.leases.creation.create(dataclasses.replace(
             new, reservations=(dataclasses.replace(
                 reservation, spec=exclusive.spec(None, needed)),)),
-            self.vault.seal('call'),
+            self.encryption.seal('call'),
             None if start else dispatch.HEAD_START)
 
     def refused(self, *wanted, **values):
@@ -76,8 +77,8 @@ class TestExclusive(base.LeaseTestCase):
 
     def test_one_that_is_deleted_needs_nothing(self):
         first = self.hold(60, 120, 'port a')
-        self.lifecycle.ending.delete(first['id'])
-        self.new_engine().run_due()
+        self.lifecycle.lease_end.delete(first['id'])
+        driven.run_due(self.new_engine())
         self.hold(60, 120, 'port a')
 
     def test_none_is_moved_onto_another(self):
@@ -87,11 +88,11 @@ class TestExclusive(base.LeaseTestCase):
                 (first, {'end': NOW + 121}), (first, {'grace_period': 1}),
                 (other, {'start': NOW + 119})):
             self.assertRaises(
-                errors.Conflict, self.leases.changing.update,
+                errors.Conflict, self.leases.updates.update,
                 lease['id'], updates.LeaseChange(**change))
-        self.leases.changing.update(
+        self.leases.updates.update(
             first['id'], updates.LeaseChange(end=NOW + 119))
-        self.leases.changing.update(
+        self.leases.updates.update(
             other['id'], updates.LeaseChange(start=NOW + 119))
 
     def test_a_start_waits_for_the_servers_of_the_one_before(self):
@@ -99,17 +100,17 @@ class TestExclusive(base.LeaseTestCase):
         other = self.hold(120, 600, 'port a')
         engine = self.new_engine()
         self.clock.advance(60)
-        engine.run_due()
+        driven.run_due(engine)
         self.assertEqual('STARTING', self.status(first))
         self.run_servers(first)
         self.clock.advance(60)
-        self.lifecycle.starting.start(other['id'])
+        self.lifecycle.lease_start.start(other['id'])
         self.assertEqual('PENDING', self.status(other))
         self.assertIn('port a', self.reason(other))
         self.assertIn(first['id'], self.reason(other))
         self.cloud.servers.clear()
         for _round in range(5):
-            engine.run_due()
+            driven.run_due(engine)
             self.clock.advance(30)
         self.assertEqual('TERMINATED', self.status(first))
         self.assertEqual('STARTING', self.status(other))
@@ -118,25 +119,25 @@ class TestExclusive(base.LeaseTestCase):
         for server_id in base.servers_of(lease):
             self.cloud.servers[server_id] = base.cloud_api.ObservedServer(
                 base.State.RUNNING, self.uuid_of('one'))
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
 
     def test_what_a_running_server_had_it_may_have_given_back(self):
         """Whether it has, Nova knows when the other one is built."""
         first = self.hold(60, 600, 'volume a')
         self.clock.advance(60)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.run_servers(first)
         self.assertEqual('ACTIVE', self.status(first))
         other = self.hold(120, 180, 'volume a')
         self.clock.advance(60)
-        self.lifecycle.starting.start(other['id'])
+        self.lifecycle.lease_start.start(other['id'])
         self.assertEqual('STARTING', self.status(other))
 
     def test_only_time_that_it_does_not_have_yet_is_refused_to_a_lease(self):
         """The other one was admitted, as it may have given the volume back."""
         first = self.hold(60, 600, 'volume a')
         self.clock.advance(60)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.run_servers(first)
         other = self.hold(120, 180, 'volume a')
         self.hold(700, 800, 'volume a')
@@ -144,10 +145,10 @@ class TestExclusive(base.LeaseTestCase):
                 (first, {'name': 'new'}), (first, {'end': NOW + 300}),
                 (first, {'end': NOW + 700}), (other, {'end': NOW + 170}),
                 (other, {'start': NOW + 130})):
-            self.leases.changing.update(
+            self.leases.updates.update(
                 lease['id'], updates.LeaseChange(**change))
         self.assertRaises(
-            errors.Conflict, self.leases.changing.update, first['id'],
+            errors.Conflict, self.leases.updates.update, first['id'],
             updates.LeaseChange(end=NOW + 701))
 
     def wait(self, *needed):
@@ -167,8 +168,8 @@ class TestExclusive(base.LeaseTestCase):
     def test_one_that_has_waited_does_not(self):
         before = self.reserve(0, 140, self.places(8))
         waits = self.wait('port a')
-        self.lifecycle.ending.delete(before['id'])
-        self.lifecycle.retrying.look()
+        self.lifecycle.lease_end.delete(before['id'])
+        self.lifecycle.admission_queue.look()
         self.assertEqual('PENDING', self.status(waits))
         self.hold(110, 200, 'port a')
 
@@ -190,10 +191,10 @@ class TestJoined(test_members.JoiningTestCase):
         super().setUp()
         new = self.new_lease(60, 120)
         reservation, = new.reservations
-        self.leases.making.create(dataclasses.replace(
+        self.leases.creation.create(dataclasses.replace(
             new, reservations=(dataclasses.replace(
                 reservation, spec=exclusive.spec(None, ['port a'])),)),
-            self.vault.seal('call'))
+            self.encryption.seal('call'))
         self.joiners = [one._replace(has=frozenset({'port a', 'port b'}))
                         for one in self.runs(1)]
 
@@ -206,14 +207,14 @@ class TestJoined(test_members.JoiningTestCase):
     def test_it_is_not_in_use_when_another_lease_needs_it(self):
         self.refused(self.adopt, self.joiners, 61)
         lease = self.adopt(self.joiners, 60)
-        self.refused(self.leases.changing.update, lease['id'],
+        self.refused(self.leases.updates.update, lease['id'],
                      updates.LeaseChange(end=NOW + 61))
 
     def test_nor_of_one_that_is_added(self):
         lease = self.adopt(self.runs(1), 61)
         self.refused(self.join, lease, self.joiners)
-        self.leases.changing.update(lease['id'], updates.LeaseChange(end=NOW +
-                                                                     60))
+        self.leases.updates.update(lease['id'], updates.LeaseChange(end=NOW +
+                                                                    60))
         self.join(lease, self.joiners)
-        self.refused(self.leases.changing.update, lease['id'],
+        self.refused(self.leases.updates.update, lease['id'],
                      updates.LeaseChange(end=NOW + 61))

@@ -60,7 +60,7 @@ class HostBoundTestCase(base.LeaseTestCase):
             process=None, **demand):
         """Ask for a lease of one server; with a name of a host, on that."""
         made, _allowed = process or (self.made, self.limits)
-        return made.making.create(self.allowed(
+        return made.creation.create(self.allowed(
             start, project_id, name, length, process, **demand), None)
 
     def allowed(self, start, project_id='project', name=None, length=50,
@@ -218,7 +218,7 @@ class TestAtOnce(HostBoundTestCase):
 
     def test_they_keep_to_the_bound_together(self):
         self.choose(*self.names[:3])
-        search, others = self.made.making._admission, [self.names[3]]
+        search, others = self.made.creation._admission, [self.names[3]]
         pick_all = search.pick_all
 
         def late(*args, **kwargs):
@@ -240,7 +240,7 @@ class TestAtOnce(HostBoundTestCase):
             self.ask(1000, 'other' + name, name, resources={'VCPU': 4})
         news = [self.allowed(1000, resources={'VCPU': 1}) for _one in range(4)]
         for new in news:
-            self.made.making.create(new, None)
+            self.made.creation.create(new, None)
         self.assertEqual(5, len(self.on()))
 
     def test_only_a_host_that_is_new_takes_a_count_of_all(self):
@@ -301,7 +301,7 @@ class TestSeries(HostBoundTestCase):
         series = [creation.NewLease('project', 'user', one, (self.wanted,),
                                     recurrence_id='all') for one in
                   self.request(100, 150, recurrence=asked).occurrences]
-        return self.made.recurring.create(
+        return self.made.series.create(
             'all', asked, series, [None] * len(series), [])
 
     def test_they_share_their_hosts(self):
@@ -337,6 +337,6 @@ class TestSeriesMoved(TestSeries):
             self.ask(start, f'a{number}', first, resources={'VCPU': 4})
             self.ask(start, f'b{number}', left[number], resources={'VCPU': 3})
         ids = frozenset(one['id'] for one in made)
-        self.made.changing.update_all({
+        self.made.updates.update_all({
             one['id']: self.change(one, ids) for one in reversed(made)})
         self.assertLessEqual(len(self.on()), 4)

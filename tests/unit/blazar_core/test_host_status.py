@@ -31,7 +31,7 @@ class HealthTestCase(test_overbooking.WatchTestCase):
         super().setUp()
         self.with_host('one', VCPU=2)
         self.with_host('two', VCPU=2)
-        self.health = self.new_health()
+        self.host_status = self.new_health()
 
     def new_health(self):
         return host_status.HostStatus(
@@ -41,7 +41,7 @@ class HealthTestCase(test_overbooking.WatchTestCase):
 
     def see(self, **seen):
         """Tell what is seen of hosts; the others are up."""
-        return self.health.see({
+        return self.host_status.update({
             self.uuid_of(name): seen.get(name) for name in self.uuids})
 
     def fail(self, name='one'):
@@ -112,10 +112,10 @@ class TestBelieving(HealthTestCase):
 
     def test_what_is_certain_is_believed_at_once(self):
         self.see()
-        self.assertFalse(self.health.news.is_set())
+        self.assertFalse(self.host_status.news.is_set())
         self.see(one=SURE)
         self.assertEqual({'one': (0, INTERVAL)}, self.outages())
-        self.assertTrue(self.health.news.is_set())
+        self.assertTrue(self.host_status.news.is_set())
         self.see(one=SURE)
 
     def test_it_is_back_when_it_has_been_so_for_a_while(self):
@@ -136,7 +136,7 @@ class TestBelieving(HealthTestCase):
     def test_of_hosts_that_nobody_sees_nothing_is_said(self):
         self.fail()
         self.clock.advance(BACK)
-        self.health.see({self.uuid_of('two'): None})
+        self.host_status.update({self.uuid_of('two'): None})
         self.assertEqual({'one': (0, INTERVAL)}, self.outages())
 
     def test_where_most_fail_it_is_what_reports_of_them(self):
@@ -161,7 +161,7 @@ class TestBelieving(HealthTestCase):
         """Its cell does not answer, say."""
         self.fail()
         self.clock.advance(INTERVAL)
-        self.health.see({self.uuid_of('two'): None})
+        self.host_status.update({self.uuid_of('two'): None})
         self.assertEqual({'one': (0, 2 * INTERVAL)}, self.outages())
         refused = self.assertRaises(
             errors.Refused, self.reserve, INTERVAL, INTERVAL + 10,
@@ -171,7 +171,7 @@ class TestBelieving(HealthTestCase):
     def test_one_that_nova_has_no_more_is_not_away_for_ever(self):
         self.fail()
         self.with_host('one')
-        self.health.see({self.uuid_of('two'): None})
+        self.host_status.update({self.uuid_of('two'): None})
         self.assertEqual(({}, []), (
             self.outages(), host_status.away(self.database)))
 
@@ -180,27 +180,27 @@ class TestBelieving(HealthTestCase):
             0, INTERVAL, hosts=frozenset([self.uuid_of('one')]))
         self.fail()
         self.with_host('one')
-        self.health.see({self.uuid_of('two'): None})
+        self.host_status.update({self.uuid_of('two'): None})
         self.assertEqual(1, len(host_status.away(self.database)))
         self.assertIs(True, self.get(lease)['degraded'])
 
     def test_one_of_which_others_decide_all_the_time_holds_up_no_other(self):
-        note = self.health._note
+        note = self.host_status._note
 
         def busy(uuid, down):
             if uuid == min(self.uuid_of('one'), self.uuid_of('two')):
                 raise api.LostRace(1)
             return note(uuid, down)
 
-        self.health._note = busy
+        self.host_status._note = busy
         # Each waits for longer than the one before.
-        self.health._database._retries = 2
+        self.host_status._database._retries = 2
         self.see(one=SURE, two=SURE)
         self.assertEqual(1, len(self.outages()))
         self.assertIn('is decided with the next look', self.log.output)
 
     def test_hosts_that_the_books_do_not_know_are_nothing(self):
-        self.health.see({'unheard-of': SURE})
+        self.host_status.update({'unheard-of': SURE})
 
     def test_one_that_has_nothing_is_not_away(self):
         self.with_host('none')
@@ -227,7 +227,7 @@ class TestBelieving(HealthTestCase):
         self.fail()
         self.assertEqual([], [one.text for one in audit.Audit(
             self.database, self.clock, self.lifecycle,
-            self.vault.open, 60).differences()])
+            self.encryption.open, 60).differences()])
 
 
 class TestHealing(HealthTestCase):
@@ -236,9 +236,9 @@ class TestHealing(HealthTestCase):
     def test_what_begins_soon_goes_at_once_and_what_is_later_waits(self):
         soon = self.booked_on('one', INTERVAL - 1, INTERVAL + 50)
         later = self.booked_on('one', INTERVAL, INTERVAL + 50)
-        self.watch.look()
+        self.overbooking.look()
         self.fail()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([('lease.update', soon['id']),
                           ('lease.healed', soon['id'])], self.notified[-2:])
         self.assertEqual([['two'], ['one']], [
@@ -250,9 +250,9 @@ class TestHealing(HealthTestCase):
     def test_what_its_owner_has_seen_is_said_no_more_until_it_happens_again(
             self):
         lease = self.booked_on('one', INTERVAL - 1, INTERVAL + 50)
-        self.watch.look()
+        self.overbooking.look()
         self.fail()
-        self.watch.look()
+        self.overbooking.look()
 
         def is_said():
             found = self.get(lease)
@@ -260,14 +260,14 @@ class TestHealing(HealthTestCase):
                     found['reservations'][0]['resources_changed'])
 
         self.assertEqual((True, True), is_said())
-        seen = self.leases.changing.update(
+        seen = self.leases.updates.update(
             lease['id'], updates.LeaseChange(seen=True))
         self.assertIs(False, seen['degraded'])
         self.assertEqual((False, False), is_said())
         # Another change says nothing of it, nor does this twice.
-        self.leases.changing.update(
+        self.leases.updates.update(
             lease['id'], updates.LeaseChange(seen=True))
-        self.leases.changing.update(
+        self.leases.updates.update(
             lease['id'], updates.LeaseChange(name='new'))
         self.assertEqual((False, False), is_said())
 
@@ -275,10 +275,10 @@ class TestHealing(HealthTestCase):
         lease = self.reserve(0, INTERVAL, self.places(
             hosts=frozenset([self.uuid_of('one')])), active=True)
         self.fail()
-        self.watch.look()
+        self.overbooking.look()
         self.assertIs(True, self.get(lease)['degraded'])
         self.clock.advance(INTERVAL)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual((False, False), (
             self.get(lease)['degraded'],
@@ -289,18 +289,18 @@ class TestHealing(HealthTestCase):
         self.fail()
         self.clock.advance(INTERVAL // 10)
         self.see(one=DOWN)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(later))
 
     def test_it_stays_where_the_host_is_back_by_then(self):
         later = self.booked_on('one', INTERVAL + 1000, INTERVAL + 1500)
         self.fail()
-        self.watch.look()
+        self.overbooking.look()
         self.see(one=None)
         self.clock.advance(BACK)
         self.see(one=None)
         self.clock.advance(950)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['one'], self.hosts_of(later))
         self.assertIs(False, self.get(later)['degraded'])
 
@@ -308,14 +308,14 @@ class TestHealing(HealthTestCase):
         lease = self.reserve(0, 2 * INTERVAL, self.places(
             hosts=frozenset([self.uuid_of('one')])), active=True)
         self.fail()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(lease))
 
     def test_without_another_host_it_says_so_and_gets_one_later(self):
         self.booked_on('two', 10, INTERVAL, count=2)
         lease = self.booked_on('one', 100, INTERVAL)
         self.fail()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([None], self.hosts_of(lease))
         self.assertEqual([('lease.update', lease['id']),
                           ('lease.degraded', lease['id'])],
@@ -325,7 +325,7 @@ class TestHealing(HealthTestCase):
             self.get(lease)['reservations'][0]['missing_resources'],
             self.get(lease)['reservations'][0]['resources_changed']))
         self.with_host('three', VCPU=2)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['three'], self.hosts_of(lease))
         self.assertIs(
             False, self.get(lease)['reservations'][0]['missing_resources'])
@@ -334,7 +334,7 @@ class TestHealing(HealthTestCase):
         small = self.booked_on('two', 100, INTERVAL)
         large = self.booked_on('one', 50, INTERVAL, count=2)
         self.fail()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(small))
         self.assertEqual({'two', None}, set(self.hosts_of(large)))
 
@@ -342,20 +342,20 @@ class TestHealing(HealthTestCase):
         lease = self.booked_on('one', 100, INTERVAL, count=2)
         self.booked_on('two', 100, INTERVAL, count=2)
         self.fail()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([None, None], self.hosts_of(lease))
         self.see(one=None)
         self.clock.advance(BACK)
         # Its start has come meanwhile, and waits for that.
         self.see(one=None)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['one', 'one'], self.hosts_of(lease))
 
     def test_what_runs_there_is_flagged_until_the_host_is_back(self):
         lease = self.running_lease(
             0, INTERVAL, hosts=frozenset([self.uuid_of('one')]))
         self.fail()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['one'], self.hosts_of(lease))
         self.assertIs(
             True, self.get(lease)['reservations'][0]['missing_resources'])
@@ -391,7 +391,7 @@ class TestHealing(HealthTestCase):
         (server_id,) = base.servers_of(lease)
         self.cloud.servers[server_id] = cloud_api.ObservedServer(
             base.State.RUNNING, self.uuid_of('two'))
-        self.lifecycle.observing.check(server_id)
+        self.lifecycle.reconciliation.check(server_id)
         self.assertEqual(['two'], self.hosts_of(lease))
         self.assertIs(
             False, self.get(lease)['reservations'][0]['missing_resources'])
@@ -418,7 +418,7 @@ class TestDeciding(HealthTestCase):
 
     def test_ordinary_servers_go_elsewhere(self):
         fits = eligibility.Eligibility(
-            self.database, self.clock, self.admission.index).fits_unbooked(
+            self.database, self.clock, self.admission.index).for_unreserved(
                 {'VCPU': 1}, [self.uuid_of('one')])
         self.assertEqual(0, fits.by_host[self.uuid_of('one')])
 
@@ -429,7 +429,7 @@ class TestDeciding(HealthTestCase):
         lease = self.running_lease(
             0, INTERVAL, hosts=frozenset([self.uuid_of('one')]))
         self.fail()
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             end=NOW + INTERVAL // 2))
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))

@@ -12,6 +12,7 @@ from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
+from tests import driven
 from tests.unit.blazar_core import test_whole_hosts
 
 State = cloud_api.ServerState
@@ -28,13 +29,13 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
             self.enrol(name)
         self.machines.among = model.HostPool.ENROLLED
         self.cloud.hosts = set(self.uuids.values())
-        self.health = host_status.HostStatus(
+        self.host_status = host_status.HostStatus(
             self.database, self.clock, host_status.Thresholds(0, 0, 3600),
             lambda event, lease: self.notified.append((event, lease['id'])))
-        self.relocating = self.new_relocating()
+        self.evacuation = self.new_relocating()
         self.says = True
         self.lease_ = self.hosts_of(['one', 'two'])
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.has('one', 'first', 'second')
 
     def hosts_of(self, names, start=0):
@@ -57,12 +58,12 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
         return self.scalars(models.Host.id, models.Host.name == name)[0]
 
     def fail(self, *names):
-        self.health.see({uuid: host_status.Down('It is off.', certain=True)
-                         if name in names else None
-                         for name, uuid in self.uuids.items()})
+        self.host_status.update(
+            {uuid: host_status.Down('It is off.', certain=True) if name in
+             names else None for name, uuid in self.uuids.items()})
 
     def look(self):
-        self.relocating.look(lambda failed: [*failed] if self.says else [])
+        self.evacuation.look(lambda failed: [*failed] if self.says else [])
 
     def evacuated(self):
         self.look()
@@ -134,7 +135,7 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
     def test_no_two_are_asked_to_go_where_one_can(self):
         """From two hosts, before the cloud counts the first."""
         self.lease_ = self.hosts_of(['three'])
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         with self.database.writer() as session:
             session.get(models.Booking, 3).reservation_id = session.get(
                 models.Booking, 1).reservation_id
@@ -151,7 +152,7 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
         self.cloud.left[self.uuids['two']] = 1
         self.fail('one')
         self.assertEqual(1, len(self.evacuated()))
-        self.relocating = self.new_relocating()
+        self.evacuation = self.new_relocating()
         with self.database.writer() as session:
             session.execute(sa.update(models.ServerMove).where(
                 models.ServerMove.status == 'planned').values(next_at=0))
@@ -203,7 +204,7 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
     def test_they_leave_for_one_that_it_got_instead(self):
         """Then it lacks nothing any more."""
         self.fail('one', 'two')
-        self.watching().look()
+        self.overbooking_check().look()
         for server_id in ('first', 'second'):
             self.assertEqual(self.uuids['one'], self.cloud.look(
                 server_id).host)
@@ -212,7 +213,7 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
     def test_where_the_lease_has_no_other_host_they_stay(self):
         self.fail('one', 'two')
         asked = mock.Mock(return_value=())
-        self.relocating.look(asked)
+        self.evacuation.look(asked)
         asked.assert_not_called()
         self.assertEqual([], self.cloud.evacuations)
 
@@ -224,7 +225,7 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
     def test_one_of_several_asks(self):
         """Another one looks when it has seen that they are due, too."""
         self.fail('one')
-        others, go_on = self.new_relocating(), self.relocating._go_on
+        others, go_on = self.new_relocating(), self.evacuation._go_on
 
         def first(one):
             others.look(lambda failed: [*failed])
@@ -232,7 +233,7 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
                 self.cloud.arrive(server_id)
             go_on(one)
 
-        with mock.patch.object(self.relocating, '_go_on', first):
+        with mock.patch.object(self.evacuation, '_go_on', first):
             self.assertEqual(['first', 'second'], self.evacuated())
 
     def test_when_the_host_is_there_again_nobody_leaves(self):
@@ -264,5 +265,5 @@ class TestLodgers(test_whole_hosts.WholeHostsTestCase):
 
     def test_when_their_lease_is_over_they_end_with_it(self):
         self.fail('one')
-        self.lifecycle.ending.delete(self.lease_['id'])
+        self.lifecycle.lease_end.delete(self.lease_['id'])
         self.assertEqual([], self.evacuated())

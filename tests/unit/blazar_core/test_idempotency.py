@@ -30,8 +30,8 @@ class TestRepeats(base.LeaseTestCase):
         return idempotency.key_of(project, user, text, body)
 
     def make(self, key, by=None):
-        return (by or self.leases).making.create(dataclasses.replace(
-            self.new_lease(100, 200), key=key), self.vault.seal('call'))
+        return (by or self.leases).creation.create(dataclasses.replace(
+            self.new_lease(100, 200), key=key), self.encryption.seal('call'))
 
     def made(self, key):
         return idempotency.made_by(self.database, key)
@@ -70,7 +70,7 @@ class TestRepeats(base.LeaseTestCase):
             idempotency.keep(connection, base.NOW, key, lease['id'])
         self.assertEqual(lease['id'], self.made(key)['id'])
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))
         self.assertRaises(errors.Conflict, self.made, key)
 

@@ -20,6 +20,7 @@ from blazar_core.leases import imports
 from blazar_core.leases import limits
 from blazar_core.leases import views
 from tests import databases
+from tests import driven
 from tests.unit import base
 from tests.unit.blazar_core import test_whole_hosts
 
@@ -39,7 +40,7 @@ class AdoptingTestCase(test_whole_hosts.WholeHostsTestCase):
         self.host('two', VCPU=4)
         self.machines.among = model.HostPool.ENROLLED
         self.ids = {name: self.enrol(name) for name in ('one', 'two')}
-        self.adopting = imports.LeaseImport(
+        self.imports = imports.LeaseImport(
             self.database, self.clock, self.types)
 
     def known(self, start, end, *names, **values):
@@ -74,7 +75,7 @@ class TestPending(AdoptingTestCase):
                 ('start_lease', 10, 'UNDONE'), ('mine', 5, 'ERROR'),
                 ('before_end_lease', 15, 'UNDONE')))
         known = self.known(10, 20, 'one', 'two', events=events)
-        self.assertTrue(self.adopting.adopt(known))
+        self.assertTrue(self.imports.adopt(known))
         lease = views.get(self.database, known.id)
         self.assertEqual(
             ('PENDING', 'old', NOW + 10, NOW + 20, NOW + 15, NOW - 500,
@@ -101,22 +102,22 @@ class TestPending(AdoptingTestCase):
 
     def test_it_begins_and_ends_as_any_other(self):
         known = self.known(10, 20, 'one')
-        self.adopting.adopt(known)
+        self.imports.adopt(known)
         worker = self.new_engine()
         self.clock.advance(10)
-        worker.run_due()
+        driven.run_due(worker)
         self.assertEqual('ACTIVE', self.status({'id': known.id}))
         self.assertEqual({'one': known.reservations[0].id}, self.held())
         self.clock.advance(10)
-        worker.run_due()
+        driven.run_due(worker)
         self.assertEqual('TERMINATED', self.status({'id': known.id}))
         self.assertEqual({}, self.held())
 
     def test_once_is_enough(self):
         known = self.known(10, 20, 'one')
-        self.assertTrue(self.adopting.adopt(known))
+        self.assertTrue(self.imports.adopt(known))
         before = self.everything()
-        self.assertFalse(self.adopting.adopt(known))
+        self.assertFalse(self.imports.adopt(known))
         # Who counts what a project has is told that somebody was here.
         self.assertEqual(before | {'projects': None},
                          self.everything() | {'projects': None})
@@ -126,44 +127,44 @@ class TestPending(AdoptingTestCase):
         name, = self.bookings_of(there)
         before = self.everything()
         exc = self.assertRaises(
-            errors.Conflict, self.adopting.adopt, self.known(19, 30, name))
+            errors.Conflict, self.imports.adopt, self.known(19, 30, name))
         self.assertEqual(f'Host {name} has no capacity for it: it is booked '
                          f'in its time by lease {there["id"]}.', str(exc))
         self.assertEqual(before, self.everything())
-        self.adopting.adopt(self.known(20, 30, name))
+        self.imports.adopt(self.known(20, 30, name))
 
     def test_cleaning_takes_its_time(self):
-        self.adopting.adopt(self.known(10, 20, 'one', cleaning_time=5))
+        self.imports.adopt(self.known(10, 20, 'one', cleaning_time=5))
         for start in (20, 24):
-            self.assertRaises(errors.Conflict, self.adopting.adopt,
+            self.assertRaises(errors.Conflict, self.imports.adopt,
                               self.known(start, 30, 'one'))
-        self.adopting.adopt(self.known(25, 30, 'one'))
+        self.imports.adopt(self.known(25, 30, 'one'))
 
     def test_a_host_that_is_missing_is_looked_for(self):
         known = self.known(10, 20, 'one', 'none')
-        self.adopting.adopt(known)
+        self.imports.adopt(known)
         reservation, = views.get(self.database, known.id)['reservations']
         self.assertEqual((2, True), (
             reservation['amount'], reservation['missing_resources']))
-        self.watching().look()
+        self.overbooking_check().look()
         self.assertEqual({'one', 'two'}, self.bookings_of(
             {'id': known.id}).keys())
 
     def test_only_on_hosts_that_serve_leases_alone(self):
         self.host('three', VCPU=4)
         self.ids['three'] = self.enrol('three', finish=False)
-        exc = self.assertRaises(errors.Conflict, self.adopting.adopt,
+        exc = self.assertRaises(errors.Conflict, self.imports.adopt,
                                 self.known(10, 20, 'three'))
         self.assertEqual('Host three is not enrolled.', str(exc))
 
     def test_of_a_host_of_which_no_more_is_reserved(self):
         with self.database.writer() as session:
             enrollment.change(session, NOW, self.ids['one'], {}, False)
-        self.adopting.adopt(self.known(10, 20, 'one'))
+        self.imports.adopt(self.known(10, 20, 'one'))
 
     def test_who_counts_a_project_counts_again(self):
-        self.adopting.adopt(self.known(10, 20, 'one'))
-        self.adopting.adopt(self.known(20, 30, 'one'))
+        self.imports.adopt(self.known(10, 20, 'one'))
+        self.imports.adopt(self.known(20, 30, 'one'))
         self.assertEqual([2], self.scalars(
             models.Project.generation, models.Project.id == 'project'))
         with self.database.begin() as connection:
@@ -178,7 +179,7 @@ class TestActive(AdoptingTestCase):
         self.in_use('server')
         known = self.known(-10, 20, 'one', active=True,
                            servers=frozenset(['server']))
-        self.adopting.adopt(known)
+        self.imports.adopt(known)
         self.assertEqual('ACTIVE', self.status({'id': known.id}))
         self.assertEqual({'one': known.reservations[0].id}, self.held())
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
@@ -193,7 +194,7 @@ class TestActive(AdoptingTestCase):
         known = self.known(-10, 20, 'one', active=True,
                            servers=frozenset(['server']))
         before = self.everything()
-        exc = self.assertRaises(errors.Conflict, self.adopting.adopt, known)
+        exc = self.assertRaises(errors.Conflict, self.imports.adopt, known)
         self.assertEqual('Host one has servers that are not of this lease: '
                          'stranger.', str(exc))
         self.assertEqual(before, self.everything())
@@ -203,35 +204,35 @@ class TestActive(AdoptingTestCase):
             host = session.get(models.Host, self.ids['one'])
             host.consumers, host.usage = None, {'VCPU': 1}
         exc = self.assertRaises(
-            errors.Conflict, self.adopting.adopt,
+            errors.Conflict, self.imports.adopt,
             self.known(-10, 20, 'one', active=True))
         self.assertIn('It is not known yet what runs on host one', str(exc))
 
     def test_of_two_that_have_a_host_one_is_refused(self):
-        self.adopting.adopt(self.known(-10, 20, 'one', active=True))
+        self.imports.adopt(self.known(-10, 20, 'one', active=True))
         exc = self.assertRaises(
-            errors.Conflict, self.adopting.adopt,
+            errors.Conflict, self.imports.adopt,
             self.known(-5, 10, 'one', active=True))
         self.assertIn('Host one has no capacity for it', str(exc))
 
     def test_one_that_should_be_over_has_its_hosts_until_it_is(self):
         known = self.known(-20, -10, 'one', active=True)
-        self.adopting.adopt(known)
+        self.imports.adopt(known)
         self.assertEqual({'one': known.reservations[0].id}, self.held())
         self.machines.full[known.reservations[0].id] = ['server']
         self.cloud.servers['server'] = base.cloud_api.ObservedServer(
             base.State.RUNNING, self.uuid_of('one'))
         worker = self.new_engine()
-        worker.run_due()
+        driven.run_due(worker)
         self.assertEqual(['server'], self.cloud.deleted)
         self.machines.full.clear()
         self.clock.advance(600)
-        worker.run_due()
+        driven.run_due(worker)
         self.assertEqual('TERMINATED', self.status({'id': known.id}))
 
     def test_the_state_is_one_that_is_known(self):
         known = self.known(-10, 20, 'one', active=True)
-        self.adopting.adopt(dataclasses.replace(known, events=(
+        self.imports.adopt(dataclasses.replace(known, events=(
             imports.KnownEvent('e', 'end_lease', NOW + 20,
                                states.Event.UNDONE),)))
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
@@ -265,7 +266,7 @@ class TestPlaces(AdoptingTestCase):
 
     def test_each_is_booked_where_it_is(self):
         known = self.places(10, 20, 'one', 'two', 'one')
-        self.adopting.adopt(known)
+        self.imports.adopt(known)
         self.assertEqual([('one', None, False, None, None)] * 2 + [
             ('two', None, False, None, None)], self.rows())
         self.assertEqual([3], self.scalars(models.Reservation.amount))
@@ -275,16 +276,16 @@ class TestPlaces(AdoptingTestCase):
             models.Reservation.spec))
 
     def test_parts_of_a_host_until_it_is_full(self):
-        self.adopting.adopt(self.places(10, 20, 'one'))
-        self.adopting.adopt(self.places(10, 20, 'one'))
+        self.imports.adopt(self.places(10, 20, 'one'))
+        self.imports.adopt(self.places(10, 20, 'one'))
         before = self.everything()
         for known in (self.places(19, 30, 'one'), self.known(19, 30, 'one')):
             exc = self.assertRaises(
-                errors.Conflict, self.adopting.adopt, known)
+                errors.Conflict, self.imports.adopt, known)
             self.assertIn('Host one has no capacity for it', str(exc))
         self.assertEqual(before, self.everything())
-        self.adopting.adopt(self.places(19, 30, 'two', 'two'))
-        self.assertRaises(errors.Conflict, self.adopting.adopt, self.places(
+        self.imports.adopt(self.places(19, 30, 'two', 'two'))
+        self.assertRaises(errors.Conflict, self.imports.adopt, self.places(
             40, 50, 'one', amounts=(3, 2)))
 
     def test_servers_have_their_places_and_are_counted_no_more(self):
@@ -293,7 +294,7 @@ class TestPlaces(AdoptingTestCase):
             -10, 20, 'two', 'one', 'one', 'one', amounts=(1,), active=True,
             servers=(self.server('shelved', None), self.server('server'),
                      self.server('building', running=False)))
-        self.adopting.adopt(known)
+        self.imports.adopt(known)
         self.assertEqual([
             ('one', 'building', False, NOW, NOW),
             ('one', 'server', True, NOW, NOW),
@@ -309,11 +310,11 @@ class TestPlaces(AdoptingTestCase):
         known = self.places(-10, 20, 'one', active=True,
                             servers=(self.server('server'),))
         before = self.everything()
-        exc = self.assertRaises(errors.Conflict, self.adopting.adopt, known)
+        exc = self.assertRaises(errors.Conflict, self.imports.adopt, known)
         self.assertIn('or has servers without a lease', str(exc))
         self.assertEqual(before, self.everything())
         self.in_use('server', 'other')
-        self.adopting.adopt(known)
+        self.imports.adopt(known)
         self.assertEqual([{'VCPU': 1}], self.scalars(
             models.Host.usage, models.Host.name == 'one'))
 
@@ -321,7 +322,7 @@ class TestPlaces(AdoptingTestCase):
         self.in_use('server', 'other')
         before = self.everything()
         exc = self.assertRaises(
-            errors.Conflict, self.adopting.adopt, self.places(
+            errors.Conflict, self.imports.adopt, self.places(
                 -10, 20, 'one', 'two', active=True,
                 servers=(self.server('server'), self.server('other'))))
         self.assertIn('Server other has no place', str(exc))
@@ -332,7 +333,7 @@ class TestPlaces(AdoptingTestCase):
             host = session.get(models.Host, self.ids['one'])
             host.consumers, host.usage = None, {'VCPU': 1}
         exc = self.assertRaises(
-            errors.Conflict, self.adopting.adopt, self.places(
+            errors.Conflict, self.imports.adopt, self.places(
                 -10, 20, 'one', active=True,
                 servers=(self.server('server'),)))
         self.assertIn('It is not known yet what runs on host one', str(exc))

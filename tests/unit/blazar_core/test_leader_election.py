@@ -29,8 +29,9 @@ class TurnsTest(base.DatabaseTestCase):
         self.one, self.other = self.turns('one'), self.turns('other')
 
     def turns(self, worker, database=None):
-        return leader_election.Leader(database or self.database, self.clock,
-                                      'it', worker, interval=300, patience=60)
+        return leader_election.Leader(
+            database or self.database, self.clock, 'it', worker, interval=300,
+            worker_timeout=60)
 
     def worker(self):
         return self.scalars(models.Turn.worker)
@@ -88,11 +89,11 @@ class TurnsTest(base.DatabaseTestCase):
     def test_it_is_done_at_once_when_somebody_asks(self):
         self.one.take()
         self.one.done()
-        self.other.hurry()
+        self.other.trigger()
         self.assertIsNotNone(self.other.take())
         self.assertIsNone(self.one.take())
         # Once more: this one may have passed by that already.
-        self.other.hurry()
+        self.other.trigger()
         self.assertIsNotNone(self.other.take())
         self.one.done()
         self.assertIsNone(self.one.take())
@@ -102,7 +103,7 @@ class TurnsTest(base.DatabaseTestCase):
     def test_who_is_dead_when_somebody_asks_is_not_waited_for(self):
         self.one.take()
         self.one.done()
-        self.other.hurry()
+        self.other.trigger()
         self.clock.advance(60)
         self.assertIsNone(self.other.take())
 

@@ -36,7 +36,7 @@ class Purging:
         lease = self.running_lease(0, 10 * DAY, **columns)
         for server_id in base.servers_of(lease):
             self.cloud.servers.pop(server_id)
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
         self.assertEqual('TERMINATED', self.status(lease))
         return lease
 
@@ -253,7 +253,7 @@ class TestPurging(Purging, base.LeaseTestCase):
         real = lease_purge.LeasePurge._delete
 
         def delete(*given):
-            self.lifecycle.ending.delete(lease['id'])
+            self.lifecycle.lease_end.delete(lease['id'])
             return real(*given)
 
         with mock.patch.object(lease_purge.LeasePurge, '_delete', delete):
@@ -331,8 +331,8 @@ class TestTwoAtOnce(Purging, base.LeaseTestCase):
 class TestRecurring(Purging, test_series.RecurringTestCase):
 
     def end(self, lease_id):
-        self.lifecycle.ending.delete(lease_id)
-        self.lifecycle.ending.end(lease_id)
+        self.lifecycle.lease_end.delete(lease_id)
+        self.lifecycle.lease_end.end(lease_id)
 
     def test_occurrences_stay_until_all_may_go(self):
         first, second = (one['id'] for one in self.make(

@@ -57,7 +57,7 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual((lease['id'], NOW),
                          (held.lease_id, held.created_at))
         self.assertEqual([None], self.scalars(models.Booking.dispatched_at))
-        self.assertEqual('the call', self.vault.open(held.sealed))
+        self.assertEqual('the call', self.encryption.open(held.sealed))
         self.assertNotIn('the call', held.sealed)
 
     def test_a_held_call_may_be_large(self):
@@ -65,13 +65,13 @@ class TestCreate(base.LeaseTestCase):
         call = 'ä' * 1_000_000
         self.lease(50, 100, call=call)
         self.assertEqual([call], [
-            self.vault.open(sealed)
+            self.encryption.open(sealed)
             for sealed in self.scalars(models.HeldBuild.sealed)])
 
     def test_each_server_has_a_booking_over_the_window(self):
         self.host('one', VCPU=4)
         new = self.new_lease(50, 100, count=2, resources={'VCPU': 2})
-        lease = self.leases.making.create(new, 'sealed')
+        lease = self.leases.creation.create(new, 'sealed')
         self.assertEqual(
             sorted((server_id, NOW + 50, NOW + 100, {'VCPU': 2}, False)
                    for server_id in new.server_ids),
@@ -100,7 +100,7 @@ class TestCreate(base.LeaseTestCase):
     def test_the_answer_is_the_lease_in_the_words_of_the_api(self):
         self.host('one', VCPU=1)
         new = self.new_lease(request=self.request(50, 100, name='mine'))
-        answer = self.leases.making.create(new, 'secret')
+        answer = self.leases.creation.create(new, 'secret')
         self.assertEqual(answer, views.get(self.database, answer['id']))
         self.assertEqual(
             {'name': 'mine', 'status': 'PENDING', 'status_reason': '',
@@ -250,7 +250,7 @@ class TestCreate(base.LeaseTestCase):
         impatient = leases.Leases(
             database, self.clock, admissions.Admission(database, self.clock),
             self.types)
-        self.assertRaises(errors.ConcurrentUpdate, impatient.making.create,
+        self.assertRaises(errors.ConcurrentUpdate, impatient.creation.create,
                           self.new_lease(), None)
         self.assertEqual(4, len(tries))
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
@@ -267,7 +267,7 @@ class TestUpdate(base.LeaseTestCase):
         for name in ('start', 'end'):
             if name in changed:
                 changed[name] += NOW
-        return self.leases.changing.update(
+        return self.leases.updates.update(
             lease['id'], updates.LeaseChange(**changed))
 
     def assert_refused(self, error, part, lease, **changed):
@@ -528,7 +528,7 @@ class TestUpdate(base.LeaseTestCase):
         server_id, = base.servers_of(lease)
         self.cloud.stubborn.add(server_id)
         for status in ('TERMINATING', 'TERMINATED'):
-            self.lifecycle.ending.end(lease['id'])
+            self.lifecycle.lease_end.end(lease['id'])
             self.assertEqual(status, self.status(lease))
             self.assert_refused(errors.InvalidLeaseParams, status, lease,
                                 end=200)
@@ -563,7 +563,7 @@ class TestUpdate(base.LeaseTestCase):
 
     def test_what_is_not_there_is_not_found(self):
         self.assertIn('unheard-of', str(self.assertRaises(
-            errors.NotFound, self.leases.changing.update, 'unheard-of',
+            errors.NotFound, self.leases.updates.update, 'unheard-of',
             updates.LeaseChange(end=NOW + 9))))
 
     def test_a_change_that_changes_nothing_is_allowed(self):
@@ -573,8 +573,8 @@ class TestUpdate(base.LeaseTestCase):
 
     def test_an_offer_may_be_changed_too(self):
         self.host('one', VCPU=1)
-        offer = self.leases.making.offer(self.new_lease(50, 100), 60)
-        self.leases.changing.update(
+        offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
+        self.leases.updates.update(
             offer['id'], updates.LeaseChange(end=NOW + 150))
         self.assertEqual({'expire_offer': 60, 'start_lease': 50,
                           'end_lease': 150}, self.times(offer))
@@ -613,10 +613,10 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
     def test_of_a_change_and_an_admission_one_gets_the_room(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
-        done = self.before_writing(lambda: self.elsewhere().making.create(
+        done = self.before_writing(lambda: self.elsewhere().creation.create(
             self.new_lease(100, 200), 'sealed'))
         self.assertRaises(
-            errors.Refused, self.leases.changing.update, lease['id'],
+            errors.Refused, self.leases.updates.update, lease['id'],
             updates.LeaseChange(end=NOW + 101))
         self.assertEqual([None], done)
         self.assertEqual([NOW + 100, NOW + 200],
@@ -625,7 +625,7 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
     def test_of_an_admission_and_a_change_one_gets_the_room(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
-        self.before_writing(lambda: self.elsewhere().changing.update(
+        self.before_writing(lambda: self.elsewhere().updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 101)))
         refused = self.assertRaises(errors.Refused, self.lease, 100, 200)
         self.assertEqual(NOW + 101, refused.refusal.next_start)
@@ -642,7 +642,7 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
         self.host('two', VCPU=2)
 
     def resize(self):
-        self.leases.changing.update(self.mine['id'], updates.LeaseChange(
+        self.leases.updates.update(self.mine['id'], updates.LeaseChange(
             reservations={
                 self.mine['reservations'][0]['id']: self.places(vcpus=2)}))
 
@@ -667,7 +667,7 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
 
     def test_one_that_has_started_is_not_moved(self):
         found = self.meanwhile(
-            lambda: self.lifecycle.starting.start(self.mine['id']))
+            lambda: self.lifecycle.lease_start.start(self.mine['id']))
         refused = self.assertRaises(
             errors.InvalidLeaseParams, self.resize)
         self.assertIn('has started', str(refused))
@@ -677,7 +677,7 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
                          self.scalars(models.Booking.resources))
 
     def test_one_that_has_ended_is_not_moved(self):
-        self.meanwhile(lambda: self.lifecycle.ending.end(self.mine['id']))
+        self.meanwhile(lambda: self.lifecycle.lease_end.end(self.mine['id']))
         refused = self.assertRaises(errors.InvalidLeaseParams, self.resize)
         self.assertIn('TERMINATED', str(refused))
         self.assertEqual([], self.scalars(models.Booking))
@@ -704,7 +704,7 @@ class PlacesTestCase(base.LeaseTestCase):
         for name in ('start', 'end', 'before_end'):
             if name in changed:
                 changed[name] += NOW
-        return self.leases.changing.update(lease['id'], updates.LeaseChange(
+        return self.leases.updates.update(lease['id'], updates.LeaseChange(
             reservations={
                 reservation['id']: one for reservation, one in zip(
                     lease['reservations'], reserved) if one is not None},
@@ -729,7 +729,7 @@ class PlacesTestCase(base.LeaseTestCase):
 
     def room(self):
         """How many servers of 1 VCPU fit beside what is booked."""
-        refusal = self.leases.making.quote(
+        refusal = self.leases.creation.quote(
             self.new_lease(0, 10_000, count=999))
         return refusal.fits_now
 
@@ -759,7 +759,7 @@ class TestSeveralReservations(PlacesTestCase):
 
     def test_they_may_be_boots_too(self):
         new = self.new_lease(50, 100, count=2)
-        lease = self.leases.making.create(dataclasses.replace(
+        lease = self.leases.creation.create(dataclasses.replace(
             new, reservations=(*new.reservations, self.places(2))), 'sealed')
         self.assertEqual(sorted(new.server_ids),
                          sorted(lease['reservations'][0]['servers']))
@@ -767,7 +767,7 @@ class TestSeveralReservations(PlacesTestCase):
         self.assertEqual('PENDING', lease['status'])
 
     def test_a_lease_may_hold_nothing(self):
-        lease = self.leases.making.create(creation.NewLease(
+        lease = self.leases.creation.create(creation.NewLease(
             'project', 'user', self.request(50, 100), ()), None)
         self.assertEqual('PENDING', lease['status'])
         self.assertEqual({'leases': 1, 'events': 2, 'hosts': 1},
@@ -775,16 +775,16 @@ class TestSeveralReservations(PlacesTestCase):
         self.assertEqual(0, self.generation('one') - 1)
         lease = self.update(lease, start=60, end=200, name='other')
         self.assertEqual('other', lease['name'])
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual('ACTIVE', self.status(lease))
         self.update(lease, end=150)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_one_that_starts_now_waits_for_its_start_too(self):
         lease = self.reserve(0, 100)
         self.assertEqual('PENDING', lease['status'])
-        self.assertEqual(1, self.new_engine().run_due())
+        self.assertEqual(1, driven.run_due(self.new_engine()))
         self.assertEqual('ACTIVE', self.status(lease))
 
 
@@ -822,9 +822,9 @@ class TestResize(PlacesTestCase):
 
     def test_places_with_servers_are_the_last_to_go(self):
         lease = self.reserve(0, 100, self.places(4), active=True)
-        first, second = self.occupy(lease, 2)
-        third, = self.occupy(lease)
-        self.leases.places.vacate([first])
+        first, second = self.take_slots(lease, 2)
+        third, = self.take_slots(lease)
+        self.leases.slots.free([first])
         self.update(lease, self.places(2))
         self.assertEqual(sorted([('one', second), ('one', third)]),
                          self.booked(lease))
@@ -847,7 +847,7 @@ class TestResize(PlacesTestCase):
                          self.scalars(models.Booking.resources))
         self.assertEqual([{'vcpus': 4}],
                          self.scalars(models.Reservation.spec))
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         reserved, = self.places_type.open.values()
         self.assertEqual(({'vcpus': 4}, True), (
             reserved.spec, reserved.params['affinity']))
@@ -936,7 +936,7 @@ class TestResize(PlacesTestCase):
         self.host('three', VCPU=9)
         in_the_way = self.new_lease(
             100, 200, count=4, hosts=frozenset([self.uuid_of('one')]))
-        self.leases.making.create(in_the_way, 'sealed')
+        self.leases.creation.create(in_the_way, 'sealed')
         # Both would fit on the second host.
         self.assert_refused(errors.Refused, 'next_start: 2027-01-15T08:03:20',
                             lease, end=150)
@@ -961,7 +961,7 @@ class TestResize(PlacesTestCase):
         def meanwhile(session, lease_id):
             done.append(None)
             if len(done) == 2:
-                other.changing.update(lease['id'], updates.LeaseChange(
+                other.updates.update(lease['id'], updates.LeaseChange(
                     reservations={
                         lease['reservations'][0]['id']: self.places(3)}))
             return lock(session, lease_id)
@@ -975,7 +975,7 @@ class TestResize(PlacesTestCase):
         self.host('two', VCPU=4)
         lease = self.reserve(0, 100, self.places(2), active=True)
         where = self.booked(lease)
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         self.update(lease, self.places(6))
         self.assertEqual(where, sorted((host, '') for host, server in
                                        self.booked(lease))[:2])
@@ -1026,7 +1026,7 @@ class TestUpdateOfTimes(PlacesTestCase):
     def test_an_event_that_happened_stays_in_the_record(self):
         lease = self.with_events(0, 100, 90, 10, 50, active=True)
         self.clock.advance(10)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.update(lease, events=self.events(60))
         self.assertEqual([('mine', 10)], self.times(lease, 'DONE'))
         self.assertEqual([('before_end_lease', 90), ('mine', 60)],
@@ -1039,7 +1039,7 @@ class TestUpdateOfTimes(PlacesTestCase):
             self.update(lease, events=self.events(number, number),
                         before_end=number)
             self.clock.advance(1)
-            engine.run_due()
+            driven.run_due(engine)
         self.update(lease, events=())
         self.assertEqual(requests.MAX_EVENTS, len(self.times(lease, 'DONE')))
         self.assertIn(('mine', 39), self.times(lease, 'DONE'))
@@ -1049,7 +1049,7 @@ class TestUpdateOfTimes(PlacesTestCase):
         engine = self.new_engine()
         for number in range(1, 5):
             self.clock.advance(50)
-            engine.run_due()
+            driven.run_due(engine)
             for _twice in range(2):
                 self.update(lease, end=50 * number + 100)
                 self.assertEqual([('before_end_lease', 50 * number + 50)],
@@ -1069,7 +1069,7 @@ class TestUpdateOfTimes(PlacesTestCase):
     def test_one_that_was_made_is_made_again_at_its_own_time(self):
         lease = self.with_events(0, 100, 50, active=True)
         self.clock.advance(50)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual([('before_end_lease', 50)],
                          self.times(lease, 'DONE'))
         self.update(lease, end=200, before_end=180)
@@ -1134,21 +1134,21 @@ class TestUpdateOfTimes(PlacesTestCase):
         raise RuntimeError('fell')
 
     def test_an_offer_with_events_tells_nothing_before_it_is_accepted(self):
-        offer = self.leases.making.offer(creation.NewLease(
+        offer = self.leases.creation.offer(creation.NewLease(
             'project', 'user', self.request(
                 50, 100, before_end=NOW + 90, events=self.events(60)),
             (self.places(2),)), 60)
-        self.leases.changing.update(offer['id'], updates.LeaseChange(
+        self.leases.updates.update(offer['id'], updates.LeaseChange(
             before_end=NOW + 80, events=self.events(70), end=NOW + 90))
         self.clock.advance(59)
-        self.assertEqual(0, self.new_engine().run_due())
+        self.assertEqual(0, driven.run_due(self.new_engine()))
         self.assertEqual([], self.notified)
-        self.leases.making.accept(offer['id'])
+        self.leases.creation.accept(offer['id'])
         self.assertEqual([('before_end_lease', 80), ('mine', 70)],
                          self.times(offer))
         for seconds in (11, 10, 10):
             self.clock.advance(seconds)
-            self.new_engine().run_due()
+            driven.run_due(self.new_engine())
         self.assertEqual(
             {'lease.event.start_lease', 'lease.event.mine',
              'lease.event.before_end_lease', 'lease.event.end_lease'},
@@ -1160,30 +1160,30 @@ class TestOccupy(PlacesTestCase):
     def assert_conflict(self, part, lease, count=1):
         before = self.everything()
         refused = self.assertRaises(
-            errors.Conflict, self.occupy, lease, count)
+            errors.Conflict, self.take_slots, lease, count)
         self.assertIn(part, str(refused))
         self.assertEqual(before, self.everything())
 
     def test_servers_take_places_until_all_are_taken(self):
         lease = self.reserve(0, 100, self.places(3), active=True)
-        first, second = self.occupy(lease, 2)
+        first, second = self.take_slots(lease, 2)
         self.assert_conflict('in use. Boot at most 1 server', lease, 2)
-        third, = self.occupy(lease)
+        third, = self.take_slots(lease)
         self.assert_conflict('All 3 slots of reservation', lease)
         self.assertEqual(sorted(('one', one) for one in (
             first, second, third)), self.booked(lease))
         self.assertEqual(
             {'reservation_id': lease['reservations'][0]['id'],
-             'project_id': 'project'}, self.leases.servers.place_of(first))
+             'project_id': 'project'}, self.leases.lookup.place_of(first))
         # To be there is not to run.
         self.assertEqual({False}, set(self.scalars(models.Booking.running)))
 
     def test_places_are_those_of_the_reservation(self):
         lease = self.reserve(0, 100, self.places(1), self.places(2),
                              active=True)
-        self.occupy(lease)
+        self.take_slots(lease)
         self.assert_conflict('The slot of reservation', lease)
-        self.occupy(lease, 2, number=1)
+        self.take_slots(lease, 2, number=1)
 
     def test_other_projects_are_told_that_there_is_none(self):
         lease = self.reserve(0, 100, active=True)
@@ -1191,7 +1191,7 @@ class TestOccupy(PlacesTestCase):
         for one, project in ((reservation_id, 'other'),
                              ('unheard-of', 'project')):
             refused = self.assertRaises(
-                errors.NotFound, self.leases.places.occupy, one, project, [
+                errors.NotFound, self.leases.slots.take, one, project, [
                     'a'])
             self.assertEqual(f'Reservation {one} could not be found.',
                              str(refused))
@@ -1202,30 +1202,30 @@ class TestOccupy(PlacesTestCase):
         self.assert_conflict('which is PENDING: boot with it from 2027-01-15 '
                              '08:00:50 to 2027-01-15 08:01:40 UTC', lease)
         self.clock.advance(50)
-        self.lifecycle.starting.start(lease['id'])
-        server_id, = self.occupy(lease)
+        self.lifecycle.lease_start.start(lease['id'])
+        server_id, = self.take_slots(lease)
         self.clock.advance(49)
-        self.occupy(lease)
-        self.leases.places.vacate([server_id])
+        self.take_slots(lease)
+        self.leases.slots.free([server_id])
         self.clock.advance(1)
         self.assert_conflict('boot with it from', lease)
         self.cloud.stubborn.update(self.cloud.servers)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assert_conflict('which is TERMINATING', lease)
 
     def test_a_place_that_was_given_back_may_be_taken_again(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
-        kept, given = self.occupy(lease, 2)
-        self.leases.places.vacate([given, 'unheard-of'])
+        kept, given = self.take_slots(lease, 2)
+        self.leases.slots.free([given, 'unheard-of'])
         self.assertEqual([('one', ''), ('one', kept)], self.booked(lease))
-        self.assertIsNone(self.leases.servers.place_of(given))
-        another, = self.occupy(lease)
+        self.assertIsNone(self.leases.lookup.place_of(given))
+        another, = self.take_slots(lease)
         self.assertEqual(sorted([('one', another), ('one', kept)]),
                          self.booked(lease))
 
     def test_a_server_of_a_boot_has_no_place_that_it_leaves(self):
         server_id, = base.servers_of(self.running_lease())
-        self.assertIsNone(self.leases.servers.place_of(server_id))
+        self.assertIsNone(self.leases.lookup.place_of(server_id))
 
 
 class TestOccupyMeanwhile(PlacesTestCase):
@@ -1242,13 +1242,13 @@ class TestOccupyMeanwhile(PlacesTestCase):
         def late(session, lease_id):
             if not done:
                 # Somebody has the lock, and takes a place, and is done.
-                done.append(self.in_thread(lambda: other.places.occupy(
+                done.append(self.in_thread(lambda: other.slots.take(
                     reservation_id, 'project', ['second'])))
                 done[0].join(20)
             return locked(session, lease_id)
 
         with fixtures.MonkeyPatch('blazar_core.db.api.locked', late):
-            self.leases.places.occupy(reservation_id, 'project', ['first'])
+            self.leases.slots.take(reservation_id, 'project', ['first'])
         self.assertEqual([('one', 'first'), ('one', 'second')],
                          self.booked(lease))
 
@@ -1268,7 +1268,7 @@ class TestRebind(base.LeaseTestCase):
         lease = lease or self.made
         seen, = self.scalars(models.Lease.generation,
                              models.Lease.id == lease['id'])
-        leases = self.leases.binding.rebind(reassignment.Reassigned(
+        leases = self.leases.reassignment.rebind(reassignment.Reassigned(
             lease['id'], seen, dict(zip(
                 self.rows, [self.ids.get(host) for host in hosts])), reason))
         return leases and leases[0]
@@ -1338,10 +1338,11 @@ class TestRebind(base.LeaseTestCase):
             'two', 'two')['status_reason'])
 
     def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):
-        self.assertIsNone(self.leases.binding.rebind(reassignment.Reassigned(
-            self.made['id'], -1, {self.rows[0]: self.ids['two']})))
+        self.assertIsNone(
+            self.leases.reassignment.rebind(reassignment.Reassigned(
+                self.made['id'], -1, {self.rows[0]: self.ids['two']})))
         self.assertIsNone(self.rebind_other(-1))
-        self.assertRaises(errors.NotFound, self.leases.binding.rebind,
+        self.assertRaises(errors.NotFound, self.leases.reassignment.rebind,
                           reassignment.Reassigned('unheard-of', 0, {}))
         self.assertEqual(['one', 'one'], self.booked())
 
@@ -1357,7 +1358,7 @@ class TestRebind(base.LeaseTestCase):
         self.assertIsNotNone(self.rebind('two', 'two'))
 
     def test_nothing_is_done_about_a_lease_on_its_way_out(self):
-        self.lifecycle.ending.delete(self.made['id'])
+        self.lifecycle.lease_end.delete(self.made['id'])
         self.assertIsNone(self.rebind('two', 'two'))
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(
@@ -1369,7 +1370,7 @@ class TestRebind(base.LeaseTestCase):
         self.rows = sorted(self.scalars(
             models.Booking.id, models.Booking.reservation_id ==
             lease['reservations'][0]['id']))
-        self.occupy(lease)
+        self.take_slots(lease)
         taken, = self.scalars(
             models.Booking.id, models.Booking.reservation_id ==
             lease['reservations'][0]['id'],
@@ -1388,7 +1389,7 @@ class OfferTestCase(base.LeaseTestCase):
         self.host('one', VCPU=2)
 
     def offer(self, start=50, end=100, seconds=30, **wanted):
-        return self.leases.making.offer(
+        return self.leases.creation.offer(
             self.new_lease(start, end, **wanted), seconds)
 
 
@@ -1418,15 +1419,15 @@ class TestOffers(OfferTestCase):
 
     def test_an_offer_for_servers_that_are_named_expires_too(self):
         self.host('one', VCPU=1)
-        offer = self.leases.making.offer(self.new_lease(200, 210), 30)
+        offer = self.leases.creation.offer(self.new_lease(200, 210), 30)
         self.assertEqual([], base.servers_of(offer))
-        self.lifecycle.ending.expire(offer['id'])
+        self.lifecycle.lease_end.expire(offer['id'])
         self.assertEqual('TERMINATED', self.status(offer))
 
     def test_an_accepted_offer_begins_at_its_time(self):
         offer = self.offer()
-        self.leases.making.accept(offer['id'])
-        self.lifecycle.starting.start(offer['id'])
+        self.leases.creation.accept(offer['id'])
+        self.lifecycle.lease_start.start(offer['id'])
         self.assertEqual('ACTIVE', self.status(offer))
         self.assertEqual('active', views.get(
             self.database, offer['id'])['reservations'][0]['status'])
@@ -1436,7 +1437,7 @@ class TestOffers(OfferTestCase):
             50, 100, before_end=NOW + 90, events=(
                 requests.EventRequest('mine', NOW + 60),)))
         self.clock.advance(10)
-        answer = self.leases.making.accept(offer['id'])
+        answer = self.leases.creation.accept(offer['id'])
         self.assertEqual(answer, views.get(self.database, offer['id']))
         self.assertEqual('PENDING', answer['status'])
         self.assertEqual(
@@ -1451,9 +1452,9 @@ class TestOffers(OfferTestCase):
 
     def test_it_is_accepted_once(self):
         offer = self.offer()
-        self.leases.making.accept(offer['id'])
+        self.leases.creation.accept(offer['id'])
         refused = self.assertRaises(
-            errors.NotFound, self.leases.making.accept, offer['id'])
+            errors.NotFound, self.leases.creation.accept, offer['id'])
         self.assertIn('may have expired', str(refused))
         self.assertEqual(3, len(self.scalars(models.Event)))
 
@@ -1461,7 +1462,7 @@ class TestOffers(OfferTestCase):
         lease = self.lease(50, 100)
         for lease_id in (lease['id'], 'unheard-of'):
             self.assertRaises(
-                errors.NotFound, self.leases.making.accept, lease_id)
+                errors.NotFound, self.leases.creation.accept, lease_id)
 
     def test_an_offer_may_be_withdrawn(self):
         driven.withdraw(self.leases, self.offer()['id'])
@@ -1471,23 +1472,23 @@ class TestOffers(OfferTestCase):
         offer = self.offer(count=2)
         worker = self.new_engine()
         self.clock.advance(29)
-        self.assertEqual(0, worker.run_due())
+        self.assertEqual(0, driven.run_due(worker))
         self.clock.advance(1)
-        self.assertEqual(1, worker.run_due())
+        self.assertEqual(1, driven.run_due(worker))
         self.assertEqual('TERMINATED', self.status(offer))
         self.assertEqual([], self.scalars(models.Booking))
         self.assertEqual({'expire_offer': 'DONE', 'end_lease': 'DONE'},
                          self.events_of(offer))
         self.assertRaises(
-            errors.NotFound, self.leases.making.accept, offer['id'])
+            errors.NotFound, self.leases.creation.accept, offer['id'])
         self.lease(50, 100, count=2)
 
     def test_one_that_was_accepted_does_not_expire(self):
         offer = self.offer()
-        self.leases.making.accept(offer['id'])
+        self.leases.creation.accept(offer['id'])
         self.clock.advance(30)
-        self.assertEqual(0, self.new_engine().run_due())
-        self.assertIsNone(self.lifecycle.ending.expire(offer['id']))
+        self.assertEqual(0, driven.run_due(self.new_engine()))
+        self.assertIsNone(self.lifecycle.lease_end.expire(offer['id']))
         self.assertEqual('PENDING', self.status(offer))
 
 
@@ -1503,11 +1504,11 @@ class TestOffersMeanwhile(OfferTestCase):
         def late(*args, **kwargs):
             if not accepted:
                 accepted.append(None)
-                self.leases.making.accept(offer['id'])
+                self.leases.creation.accept(offer['id'])
             return retried(*args, **kwargs)
 
         self.database.retried = late
-        self.lifecycle.ending.expire(offer['id'])
+        self.lifecycle.lease_end.expire(offer['id'])
         self.assertEqual(1, len(accepted))
         self.assertEqual('PENDING', self.status(offer))
         self.assertEqual(1, len(self.scalars(models.Booking)))
@@ -1556,45 +1557,45 @@ class TestQuestions(base.LeaseTestCase):
                     'start_date': lease['start_date'],
                     'end_date': lease['end_date'], 'warnings': [],
                     'failed_at': None, 'status_reason': ''}},
-                self.leases.servers.held([server_id, 'unheard of']))
+                self.leases.lookup.held([server_id, 'unheard of']))
 
     def test_a_server_whose_lease_has_started_is_not_held(self):
         server_id, = base.servers_of(self.lease(0, 100))
-        self.assertEqual({}, self.leases.servers.held([server_id]))
+        self.assertEqual({}, self.leases.lookup.held([server_id]))
         later = self.lease(50, 100)
-        self.lifecycle.starting.start(later['id'])
-        self.assertEqual({}, self.leases.servers.held(
+        self.lifecycle.lease_start.start(later['id'])
+        self.assertEqual({}, self.leases.lookup.held(
             base.servers_of(later)))
 
     def test_a_server_without_a_lease_is_not_held(self):
-        self.assertEqual({}, self.leases.servers.held(['unheard of']))
+        self.assertEqual({}, self.leases.lookup.held(['unheard of']))
 
     def test_a_server_is_leased_until_it_is_gone(self):
         server_id, = base.servers_of(self.lease(0, 100))
-        self.assertTrue(self.leases.servers.is_leased(server_id))
-        self.assertFalse(self.leases.servers.is_leased('unheard of'))
-        self.lifecycle.observing.check(server_id)
-        self.assertFalse(self.leases.servers.is_leased(server_id))
+        self.assertTrue(self.leases.lookup.is_leased(server_id))
+        self.assertFalse(self.leases.lookup.is_leased('unheard of'))
+        self.lifecycle.reconciliation.check(server_id)
+        self.assertFalse(self.leases.lookup.is_leased(server_id))
 
     def test_a_reservation_is_known_to_its_own_project_only(self):
         lease = self.lease(0, 100, project='mine')
         reservation_id = lease['reservations'][0]['id']
         self.assertEqual('virtual:instance',
-                         self.leases.servers.reservation(
+                         self.leases.lookup.reservation(
                              reservation_id, 'mine'))
         for other in ('yours', None):
             self.assertIsNone(
-                self.leases.servers.reservation(reservation_id, other))
+                self.leases.lookup.reservation(reservation_id, other))
         self.assertEqual(
-            'virtual:instance', self.leases.servers.reservation(
+            'virtual:instance', self.leases.lookup.reservation(
                 reservation_id, None, anyones=True))
         self.assertIsNone(
-            self.leases.servers.reservation('unheard of', 'mine'))
+            self.leases.lookup.reservation('unheard of', 'mine'))
 
     def test_a_reservation_that_is_over_is_known_no_more(self):
         lease = self.lease(0, 100, project='mine')
-        self.lifecycle.ending.end(lease['id'])
-        self.assertIsNone(self.leases.servers.reservation(
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertIsNone(self.leases.lookup.reservation(
             lease['reservations'][0]['id'], 'mine'))
 
     def test_the_hosts_on_which_servers_are_booked(self):
@@ -1604,8 +1605,8 @@ class TestQuestions(base.LeaseTestCase):
             {one: (self.uuid_of(self.host_of(one)),
                    model.Window(NOW, NOW + 100))
              for one in server_ids},
-            self.leases.servers.bookings([*server_ids, 'unheard of']))
-        self.assertEqual({}, self.leases.servers.bookings([]))
+            self.leases.lookup.bookings([*server_ids, 'unheard of']))
+        self.assertEqual({}, self.leases.lookup.bookings([]))
 
     def test_servers_that_stay_are_booked_without_an_end(self):
         leaves = self.running_lease(0, 100)
@@ -1614,7 +1615,7 @@ class TestQuestions(base.LeaseTestCase):
             session.get(models.Lease, stays['id']).on_end = 'stop'
 
         def ends(lease):
-            ((_host, window),) = self.leases.servers.bookings(
+            ((_host, window),) = self.leases.lookup.bookings(
                 base.servers_of(lease)).values()
             return window.end
 
@@ -1625,9 +1626,9 @@ class TestQuestions(base.LeaseTestCase):
 
     def test_the_hosts_that_services_run(self):
         self.assertEqual(
-            {self.one: 'one'}, self.leases.servers.hosts_of_services(
+            {self.one: 'one'}, self.leases.lookup.hosts_of_services(
                 ['one', 'unheard of']))
-        self.assertEqual({}, self.leases.servers.hosts_of_services([]))
+        self.assertEqual({}, self.leases.lookup.hosts_of_services([]))
 
     def test_a_lease_that_is_not_there_is_not_found(self):
         self.assertIn('unheard-of', str(self.assertRaises(
@@ -1650,7 +1651,7 @@ class TestReseal(base.LeaseTestCase):
     def test_after_a_rotation_the_old_key_is_needed_no_more(self):
         self.host('one', VCPU=4)
         old, new = encryption.new_key(), encryption.new_key()
-        self.vault = encryption.Encryption([old])
+        self.encryption = encryption.Encryption([old])
         calls = {self.lease(50, 100, call=f'call {number}')['id']:
                  f'call {number}' for number in range(3)}
         self.assertEqual(
@@ -1664,7 +1665,7 @@ class TestReseal(base.LeaseTestCase):
     def test_credentials_are_resealed_too(self):
         self.host('one', VCPU=1)
         old, new = encryption.new_key(), encryption.new_key()
-        self.vault = encryption.Encryption([old])
+        self.encryption = encryption.Encryption([old])
         lease = self.lease(50, 100, credential='trust')
         self.replace_credential(lease['id'], 'another')
         self.assertEqual(
@@ -1692,7 +1693,7 @@ class TestReseal(base.LeaseTestCase):
                 other, = {lease['id'] for lease in
                           views.listed(self.database, True)} - {
                     lease_id}
-                self.lifecycle.ending.end(other)
+                self.lifecycle.lease_end.end(other)
             return retried(work, table, lease_id)
 
         another = self.books.connect()

@@ -978,8 +978,8 @@ class TestRebinding(base.LeaseTestCase):
         lease = self.running_lease(0, 100)
         other = self.host('two', VCPU=1)
         server_id, = base.servers_of(lease)
-        self.lifecycle.observing.observe(server_id, cloud_api.ObservedServer(
-            base.State.RUNNING, other))
+        self.lifecycle.reconciliation.observe(
+            server_id, cloud_api.ObservedServer(base.State.RUNNING, other))
         self.assertEqual('two', self.host_of(server_id))
         self.assertEqual((3, 2), (
             self.generation('one'), self.generation('two')))
@@ -1001,13 +1001,13 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         amend, moved = ledger.decide, []
         elsewhere = handlers.Handlers(
             self.books.connect(), self.clock, self.admission, self.cloud,
-            self.vault.open, lambda event, lease: None, 0, base.LOST_AFTER,
-            self.types, self.policies())
+            self.encryption.open, lambda event, lease: None, 0,
+            base.LOST_AFTER, self.types, self.policies())
 
         def late(session, now, edits, *args):
             if not moved:
                 moved.extend(edits)
-                elsewhere.observing.observe(
+                elsewhere.reconciliation.observe(
                     server_id, cloud_api.ObservedServer(
                         base.State.RUNNING, other))
             return amend(session, now, edits, *args)
@@ -1017,7 +1017,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         database = self.books.connect()
         newer = leases.Leases(
             database, self.clock, admissions.Admission(database, self.clock),
-            self.types).making.create(self.new_lease(0, 100), None)
+            self.types).creation.create(self.new_lease(0, 100), None)
         self.assertEqual(self.scalars(
             models.Host.id, models.Host.name == 'two'), [
             edit.new.host_id for edit in moved])

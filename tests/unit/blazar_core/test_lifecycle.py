@@ -46,7 +46,7 @@ class LifecycleTestCase(base.LeaseTestCase):
 
     def see(self, server_id, state, host=None, fault=''):
         """Something is seen of a server in the cloud."""
-        return self.lifecycle.observing.observe(
+        return self.lifecycle.reconciliation.observe(
             server_id, Seen(state, host, fault))
 
     def events_told(self):
@@ -106,10 +106,10 @@ class TestLockedAsRead(LifecycleTestCase):
     def start(self):
         """Start it as it was read before."""
         self.clock.advance(50)
-        return self.lifecycle.starting.start(
+        return self.lifecycle.lease_start.start(
             self.lease_id, True, lease_start.Read(
                 self.read, dispatch.EncryptedCall(
-                    self.vault.seal('call'), None), False, ''))
+                    self.encryption.seal('call'), None), False, ''))
 
     def test_it_starts_as_it_was_read(self):
         self.assertIsNone(self.start())
@@ -135,7 +135,7 @@ class TestLockedAsRead(LifecycleTestCase):
 
         self.clock.advance(50)
         with fixtures.MonkeyPatch('blazar_core.db.api.whole', read_and_lock):
-            self.assertIsNone(self.lifecycle.starting.start(self.lease_id))
+            self.assertIsNone(self.lifecycle.lease_start.start(self.lease_id))
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_what_it_has_waited_for_its_lock_does_not_count(self):
@@ -154,7 +154,7 @@ class TestLockedAsRead(LifecycleTestCase):
 
     def test_one_that_was_sent_since_is_not_sent_again(self):
         self.clock.advance(50)
-        self.assertIsNone(self.lifecycle.starting.start(self.lease_id))
+        self.assertIsNone(self.lifecycle.lease_start.start(self.lease_id))
         self.assertIsNone(self.start())
         self.assertEqual(1, len(self.cloud.sent))
 
@@ -169,7 +169,7 @@ class TestStart(LifecycleTestCase):
     def test_the_held_call_is_sent_opened_with_its_servers(self):
         lease = self.lease(50, 100, count=2, call='the call')
         self.clock.advance(50)
-        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         (call, server_ids), = self.cloud.sent
         self.assertEqual('the call', call)
         self.assertEqual(sorted(base.servers_of(lease)), sorted(server_ids))
@@ -182,7 +182,7 @@ class TestStart(LifecycleTestCase):
     def test_it_is_sent_once_however_often_it_is_started(self):
         lease = self.lease(50, 100)
         for _time in range(3):
-            self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+            self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual(1, len(self.notified))
 
@@ -190,8 +190,8 @@ class TestStart(LifecycleTestCase):
         """Both have found it held; the gate lets one of them through."""
         lease = self.lease(50, 100)
         servers, gates = base.servers_of(lease), self.gates()
-        self.lifecycle.starting.start(lease['id'])
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual([True, False, False], [
             gates[number](servers) is not None for number in (0, 1, 0)])
 
@@ -199,8 +199,8 @@ class TestStart(LifecycleTestCase):
         lease = self.lease(50, 100, count=2)
         first, second = base.servers_of(lease)
         gates = self.gates()
-        self.lifecycle.starting.start(lease['id'])
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertIsNotNone(gates[0]([first]))
         self.see(first, State.RUNNING, self.one)
         self.assertIsNone(gates[1]([first, second]))
@@ -231,7 +231,7 @@ class TestStart(LifecycleTestCase):
             return send(call, credential, servers, watched)
 
         self.cloud.send = sent
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual([], told_before)
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
@@ -246,15 +246,15 @@ class TestStart(LifecycleTestCase):
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.lifecycle.fault_points.fault_point', reached))
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(([], 'STARTING'),
                          (self.cloud.sent, self.status(lease)))
         # As what got lost.
         self.cloud.stranded = dict.fromkeys(
             base.servers_of(lease), cloud_api.BuildTrace.NONE)
-        self.lifecycle.lost.send()
+        self.lifecycle.lost_builds.send()
         self.clock.advance(base.LOST_AFTER)
-        self.lifecycle.lost.send()
+        self.lifecycle.lost_builds.send()
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_one_of_two_clocks_is_enough_to_be_too_late(self):
@@ -274,29 +274,29 @@ class TestStart(LifecycleTestCase):
         send = self.cloud.send
 
         def late(*args):
-            self.leases.changing.update(lease['id'], updates.LeaseChange(
+            self.leases.updates.update(lease['id'], updates.LeaseChange(
                 start=NOW + 60))
             return send(*args)
 
         self.cloud.send = late
-        self.assertEqual(10, self.lifecycle.starting.start(
+        self.assertEqual(10, self.lifecycle.lease_start.start(
             lease['id'], when_due=True).seconds)
         self.assertEqual(([], 'PENDING', base.servers_of(lease)), (
             self.cloud.sent, self.status(lease), self.cloud.held))
         self.cloud.send = send
         self.clock.advance(10)
         self.assertIsNone(
-            self.lifecycle.starting.start(lease['id'], when_due=True))
+            self.lifecycle.lease_start.start(lease['id'], when_due=True))
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_a_worker_that_died_before_the_gate_has_sent_nothing(self):
         lease = self.lease(50, 100)
         self.cloud.broken['send'] = RuntimeError('died')
         self.assertRaises(
-            RuntimeError, self.lifecycle.starting.start, lease['id'])
+            RuntimeError, self.lifecycle.lease_start.start, lease['id'])
         self.assertEqual('PENDING', self.status(lease))
         self.cloud.broken.clear()
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_a_cloud_that_is_away_is_waited_for(self):
@@ -308,7 +308,7 @@ class TestStart(LifecycleTestCase):
             self.assertEqual(
                 lease_status.RetryAfter(lease_status.AWAY, 'It is away.',
                                         lease_status.LONGEST_WAIT),
-                self.lifecycle.starting.start(lease['id'], when_due=True))
+                self.lifecycle.lease_start.start(lease['id'], when_due=True))
         self.assertEqual(('PENDING', []), (
             self.status(lease), self.notified))
         self.assertIn(f'Lease {lease["id"]} cannot start yet: It is away.',
@@ -316,52 +316,52 @@ class TestStart(LifecycleTestCase):
         self.assertIn('It is away.', self.reason(lease))
         self.cloud.broken.clear()
         self.assertIsNone(
-            self.lifecycle.starting.start(lease['id'], when_due=True))
+            self.lifecycle.lease_start.start(lease['id'], when_due=True))
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual('', self.reason(lease))
 
     def test_the_gate_is_closed_once_the_lease_was_ended(self):
         lease = self.lease(50, 100)
         gates = self.gates()
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.cloud.stubborn.update(base.servers_of(lease))
         self.cloud.servers = dict.fromkeys(
             base.servers_of(lease), Seen(State.HELD))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertIsNone(gates[0](base.servers_of(lease)))
         self.assertEqual('TERMINATING', self.status(lease))
 
     def test_the_gate_is_closed_once_the_lease_was_given_up(self):
         lease = self.lease(50, 100)
         gates = self.gates()
-        self.lifecycle.starting.start(lease['id'])
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.lifecycle.lease_start.start(lease['id'])
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertIsNone(gates[0](base.servers_of(lease)))
         self.assertEqual('ERROR', self.status(lease))
 
     def test_a_lease_that_was_ended_is_not_started(self):
         lease = self.lease(50, 100)
-        self.lifecycle.ending.end(lease['id'])
-        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual([], self.cloud.sent)
 
     def test_a_lease_whose_time_is_over_is_not_started_any_more(self):
         lease = self.lease(50, 100)
         self.clock.advance(100)
-        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual([], self.cloud.sent)
 
     def test_servers_that_the_user_deleted_are_not_sent(self):
         lease = self.lease(50, 100, count=2)
         deleted, kept = base.servers_of(lease)
         self.see(deleted, State.GONE)
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual([('call', [kept])], self.cloud.sent)
 
 
 class TestWaitingForTheHost(LifecycleTestCase):
 
-    patience = 30
+    start_timeout = 30
 
     def setUp(self):
         super().setUp()
@@ -370,8 +370,8 @@ class TestWaitingForTheHost(LifecycleTestCase):
         self.clock.advance(100)
 
     def assert_put_off(self):
-        self.assertIsInstance(self.lifecycle.starting.start(self.after['id']),
-                              lease_status.RetryAfter)
+        self.assertIsInstance(self.lifecycle.lease_start.start(
+            self.after['id']), lease_status.RetryAfter)
         self.assertEqual([], self.cloud.sent)
 
     def test_a_start_is_put_off_while_its_host_is_not_empty(self):
@@ -380,14 +380,14 @@ class TestWaitingForTheHost(LifecycleTestCase):
         self.see(first, State.GONE)
         self.assert_put_off()
         self.see(second, State.GONE)
-        self.assertIsNone(self.lifecycle.starting.start(self.after['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(self.after['id']))
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_its_patience_ends(self):
         self.clock.advance(29)
         self.assert_put_off()
         self.clock.advance(1)
-        self.assertIsNone(self.lifecycle.starting.start(self.after['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(self.after['id']))
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_each_of_those_that_are_read_together_waits_for_its_own(self):
@@ -398,13 +398,13 @@ class TestWaitingForTheHost(LifecycleTestCase):
             self.host_of(*base.servers_of(one))
             for one in (self.after, late, elsewhere)])
         self.clock.advance(66)
-        read = self.lifecycle.starting.read(
+        read = self.lifecycle.lease_start.read(
             [self.after['id'], late['id'], elsewhere['id'], 'unknown'])
         # The patience of the first one is over.
         self.assertEqual({self.after['id']: False, late['id']: True,
                           elsewhere['id']: False},
                          {one: found.crowded for one, found in read.items()})
-        self.assertIsNone(self.lifecycle.starting.start(
+        self.assertIsNone(self.lifecycle.lease_start.start(
             elsewhere['id'], True, read[elsewhere['id']]))
         (_call, server_ids), = self.cloud.sent
         self.assertEqual(base.servers_of(elsewhere), server_ids)
@@ -415,13 +415,13 @@ class TestWaitingForTheHost(LifecycleTestCase):
         self.assertEqual('two', self.host_of(*base.servers_of(elsewhere)))
         later = self.lease(50, 100)
         self.assertEqual('two', self.host_of(*base.servers_of(later)))
-        self.assertIsNone(self.lifecycle.starting.start(later['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(later['id']))
 
     def test_servers_whose_time_is_not_over_are_not_waited_for(self):
         for server_id in base.servers_of(self.before):
             self.see(server_id, State.GONE)
         self.running_lease(0, 300)
-        self.assertIsNone(self.lifecycle.starting.start(self.after['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(self.after['id']))
 
 
 class TestObserve(LifecycleTestCase):
@@ -483,7 +483,7 @@ class TestObserve(LifecycleTestCase):
         lease = self.reserve(0, 100, self.places(amount, affinity=True,
                              hosts=frozenset([self.uuid_of('big')])),
                              active=True)
-        server_ids = self.occupy(lease, count)
+        server_ids = self.take_slots(lease, count)
         for server_id in server_ids:
             self.see(server_id, State.RUNNING, self.uuid_of('big'))
         return (lease['reservations'][0]['id'], server_ids,
@@ -515,7 +515,7 @@ class TestObserve(LifecycleTestCase):
         self.host('two', VCPU=2)
         lease = self.reserve(
             0, 100, self.places(2, affinity=False), active=True)
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         before = self.host_of(server_id)
         three = self.host('three', VCPU=9)
         self.see(server_id, State.RUNNING, three)
@@ -534,7 +534,8 @@ class TestObserve(LifecycleTestCase):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         seen = self.cloud.servers[server_id] = Seen(State.RUNNING, self.one)
-        self.assertEqual((seen, []), self.lifecycle.observing.check(server_id))
+        self.assertEqual(
+            (seen, []), self.lifecycle.reconciliation.check(server_id))
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_the_servers_of_leases_that_are_not_over_are_unfinished(self):
@@ -546,7 +547,7 @@ class TestObserve(LifecycleTestCase):
             **dict.fromkeys(base.servers_of(running),
                             Seen(State.RUNNING, self.uuid_of('one'))),
             **dict.fromkeys(base.servers_of(held), Seen(State.HELD))},
-            self.lifecycle.observing.unfinished())
+            self.lifecycle.reconciliation.unfinished())
 
 
 class TestLeftBehind(LifecycleTestCase):
@@ -582,7 +583,7 @@ class TestLeftBehind(LifecycleTestCase):
         self.see(failed, State.ERROR, self.one, 'The host has died.')
 
         def extend(end):
-            self.leases.changing.update(
+            self.leases.updates.update(
                 lease['id'], updates.LeaseChange(end=NOW + end))
 
         # MariaDB shows what was true at first; PostgreSQL refuses by itself.
@@ -713,9 +714,9 @@ class TestFailure(LifecycleTestCase):
             reservation['status'], reservation['missing_resources']))
         self.assertEqual('one', self.host_of(second))
         # What is left of it is a lease like others.
-        self.leases.changing.update(
+        self.leases.updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 200))
-        self.assertTrue(self.leases.servers.is_leased(first))
+        self.assertTrue(self.leases.lookup.is_leased(first))
 
     def test_many_failures_are_counted_with_the_fault_of_the_first(self):
         lease = self.lease(0, 100, count=2)
@@ -734,38 +735,38 @@ class TestFailure(LifecycleTestCase):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = Seen(State.ERROR)
-        self.lifecycle.observing.check(server_id)
-        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
+        self.lifecycle.reconciliation.check(server_id)
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([server_id], self.cloud.deleted)
 
     def test_a_lease_that_could_not_be_sent_fails_and_gives_back_room(self):
         lease = self.lease(50, 100, count=2)
         self.assertEqual(0, self.room())
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         described = views.get(self.database, lease['id'])
         self.assertEqual('ERROR', described['status'])
         self.assertIn('could not be sent', described['status_reason'])
         self.assertEqual('error', described['reservations'][0]['status'])
         self.assertEqual(2, self.room())
         self.assertEqual([('lease.update', lease['id'])], self.notified)
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual(1, len(self.notified))
 
     def test_a_lease_that_was_given_up_is_not_sent_any_more(self):
         lease = self.lease(50, 100)
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
-        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual([], self.cloud.sent)
 
     def test_a_lease_that_has_started_cannot_be_given_up(self):
         lease = self.running_lease()
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_an_announcement_that_failed_does_not_fail_its_lease(self):
         lease = self.lease(50, 100)
-        self.lifecycle.starting.give_up(lease['id'], 'before_end_lease')
+        self.lifecycle.lease_start.give_up(lease['id'], 'before_end_lease')
         self.assertEqual('PENDING', self.status(lease))
 
 
@@ -779,11 +780,11 @@ class TestNotPlaced(LifecycleTestCase):
         return lease
 
     def start(self, lease):
-        return self.lifecycle.starting.start(lease['id'], when_due=True)
+        return self.lifecycle.lease_start.start(lease['id'], when_due=True)
 
     def fail(self, *servers):
         for server_id in servers:
-            self.lifecycle.observing.observe(server_id, Seen(
+            self.lifecycle.reconciliation.observe(server_id, Seen(
                 State.ERROR, fault='No valid host', unplaced=True))
 
     def start_event(self, lease):
@@ -844,11 +845,11 @@ class TestNotPlaced(LifecycleTestCase):
         first, second = base.servers_of(lease)
         self.see(first, State.RUNNING, self.one)
         self.fail(second)
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual('The build of its servers could not be sent.',
                          self.reason(lease))
         self.see(second, State.GONE)
-        self.lifecycle.observing.settle_left()
+        self.lifecycle.reconciliation.settle_left()
         self.assertEqual(('ACTIVE', ''),
                          (self.status(lease), self.reason(lease)))
 
@@ -857,8 +858,8 @@ class TestNotPlaced(LifecycleTestCase):
         self.fail(*base.servers_of(lease))
         self.assertIn('Not placed yet', self.reason(lease))
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.ending.delete(lease['id'])
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(('DELETING', ''),
                          (self.status(lease), self.reason(lease)))
 
@@ -907,7 +908,7 @@ class TestNotPlaced(LifecycleTestCase):
             return failed
 
         with fixtures.MockPatchObject(self.cloud, 'look', look):
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
         self.assertEqual(
             self.clock.now(), self.booking(server_id).dispatched_at)
         self.clock.advance(lease_status.LONGEST_PAUSE)
@@ -921,7 +922,7 @@ class TestNotPlaced(LifecycleTestCase):
         self.clock.advance(50)
         self.assertIsNone(self.start(lease))
         self.assertIsNone(
-            self.lifecycle.ending.end(lease['id'], when_due=True))
+            self.lifecycle.lease_end.end(lease['id'], when_due=True))
         self.assertEqual([server_id], self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
@@ -989,7 +990,7 @@ class TestSettledAgain(LifecycleTestCase):
         lease = self.running_lease(0, 100)
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(status='STARTING'))
-        self.lifecycle.observing.settle_left()
+        self.lifecycle.reconciliation.settle_left()
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_one_without_servers_is_over(self):
@@ -999,7 +1000,7 @@ class TestSettledAgain(LifecycleTestCase):
                 session.execute(sa.update(models.Lease).where(
                     models.Lease.id == lease['id']).values(status=status))
                 session.execute(sa.delete(models.Booking))
-            self.lifecycle.observing.settle_left()
+            self.lifecycle.reconciliation.settle_left()
             self.assertEqual('TERMINATED', self.status(lease), status)
 
     def test_others_are_left_alone(self):
@@ -1007,7 +1008,7 @@ class TestSettledAgain(LifecycleTestCase):
         leases = [self.lease(0, 100), self.lease(50, 100),
                   self.reserve(0, 100, active=True)]
         before = list(map(self.status, leases))
-        self.lifecycle.observing.settle_left()
+        self.lifecycle.reconciliation.settle_left()
         self.assertEqual(before, list(map(self.status, leases)))
 
 
@@ -1020,7 +1021,7 @@ class TestSettled(LifecycleTestCase):
     def test_the_sealed_call_is_kept_until_all_servers_run(self):
         lease = self.lease(50, 100, count=2)
         first, second = base.servers_of(lease)
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.see(first, State.RUNNING, self.one)
         self.assertEqual([lease['id']], self.kept())
         self.see(second, State.RUNNING, self.one)
@@ -1028,7 +1029,7 @@ class TestSettled(LifecycleTestCase):
 
     def test_it_is_not_kept_for_servers_that_failed(self):
         lease = self.lease(50, 100)
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.see(*base.servers_of(lease), State.ERROR)
         self.assertEqual(('ERROR', []), (self.status(lease), self.kept()))
 
@@ -1044,7 +1045,7 @@ class TestSettled(LifecycleTestCase):
                 ('ACTIVE', 'active') if last is State.RUNNING else
                 ('ERROR', 'error'),
                 (described['status'], described['reservations'][0]['status']))
-            self.lifecycle.ending.end(lease['id'])
+            self.lifecycle.lease_end.end(lease['id'])
 
     def test_all_that_failed_make_a_lease_one_that_has_failed(self):
         lease = self.lease(0, 100, count=2)
@@ -1066,8 +1067,8 @@ class TestCredentials(LifecycleTestCase):
 
     def test_a_call_is_sent_with_what_was_given_for_it(self):
         lease, plain = self.held(), self.lease(50, 100)
-        self.lifecycle.starting.start(plain['id'])
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(plain['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual([None, 'trust'], self.cloud.sent_with)
         self.assertEqual([lease['id']], self.kept())
 
@@ -1075,7 +1076,7 @@ class TestCredentials(LifecycleTestCase):
         self.report(self.uuid_of('one'), 'one', None, {'VCPU': 1})
         lease = self.held()
         self.cloud.broken['send'] = errors.TrustUnavailable('He was disabled.')
-        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual('ERROR', self.status(lease))
         self.assertEqual('He was disabled.',
                          views.get(self.database,
@@ -1086,21 +1087,21 @@ class TestCredentials(LifecycleTestCase):
 
     def test_it_is_given_back_when_the_lease_is_over(self):
         lease = self.held()
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(['trust'], self.cloud.revoked)
 
     def test_it_is_given_back_later_when_that_fails(self):
         lease = self.held()
         self.cloud.broken['revoke'] = RuntimeError('keystone is away')
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([lease['id']], self.kept())
-        self.lifecycle.closing.revoke_over()
+        self.lifecycle.lease_close.revoke_over()
         self.assertEqual([lease['id']], self.kept())
         self.cloud.broken.clear()
-        self.lifecycle.closing.revoke_over()
+        self.lifecycle.lease_close.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
     def test_one_that_cannot_be_given_back_keeps_no_other_from_it(self):
@@ -1114,32 +1115,32 @@ class TestCredentials(LifecycleTestCase):
             revoke(credential)
 
         with mock.patch.object(self.cloud, 'revoke', some):
-            self.lifecycle.ending.end(lease['id'])
+            self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual((['trust'], [lease['id']]),
                          (self.cloud.revoked, self.kept()))
-        self.lifecycle.closing.revoke_over()
+        self.lifecycle.lease_close.revoke_over()
         self.assertEqual((['trust', 'another', 'trust'], []),
                          (self.cloud.revoked, self.kept()))
 
     def test_that_of_a_lease_that_was_withdrawn_is_given_back(self):
         driven.withdraw(self.leases, self.held()['id'])
-        self.lifecycle.closing.revoke_over()
+        self.lifecycle.lease_close.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
     def test_it_is_kept_while_the_lease_may_need_it(self):
         self.host('two', VCPU=1)
         leases = [self.held(), self.held(), self.held()]
-        self.lifecycle.starting.start(leases[1]['id'])
+        self.lifecycle.lease_start.start(leases[1]['id'])
         self.cloud.broken['send'] = errors.TrustUnavailable('no')
-        self.lifecycle.starting.start(leases[2]['id'])
-        self.lifecycle.closing.revoke_over()
+        self.lifecycle.lease_start.start(leases[2]['id'])
+        self.lifecycle.lease_close.revoke_over()
         self.assertEqual(([], 3), (self.cloud.revoked, len(self.kept())))
 
     def test_servers_are_deleted_with_it(self):
         lease = self.running_lease(0, 100, credential='trust')
         plain = self.running_lease(0, 100)
         for one in lease, plain:
-            self.lifecycle.ending.end(one['id'])
+            self.lifecycle.lease_end.end(one['id'])
         self.assertEqual(['trust', None], self.cloud.deleted_with)
         self.assertEqual(['trust'], self.cloud.revoked)
 
@@ -1147,7 +1148,7 @@ class TestCredentials(LifecycleTestCase):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.stubborn.update(base.servers_of(lease))
         for _time in range(2):
-            self.assertEqual(lease_status.AGAIN, self.lifecycle.ending.end(
+            self.assertEqual(lease_status.AGAIN, self.lifecycle.lease_end.end(
                 lease['id']).seconds)
         self.assertEqual((['trust', 'trust'], []),
                          (self.cloud.deleted_with, self.cloud.revoked))
@@ -1156,36 +1157,36 @@ class TestCredentials(LifecycleTestCase):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.broken['delete'] = errors.CloudUnavailable('away')
         self.assertEqual(lease_status.AGAIN,
-                         self.lifecycle.ending.end(lease['id']).seconds)
+                         self.lifecycle.lease_end.end(lease['id']).seconds)
         self.assertEqual('TERMINATING', self.status(lease))
         self.cloud.broken.clear()
-        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
 
     def test_one_that_does_not_open_any_more_keeps_no_lease_from_its_end(
             self):
         lease = self.running_lease(0, 100, credential='trust')
         with self.database.writer() as session:
             session.get(models.Credential, lease['id']).sealed = 'other key'
-        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([None], self.cloud.deleted_with)
 
     def test_a_lease_may_get_one_later_and_another_one_then(self):
         lease = self.running_lease(0, 100)
-        first, second = map(self.vault.seal, ('first', 'second'))
+        first, second = map(self.encryption.seal, ('first', 'second'))
         self.assertEqual(
-            [], self.leases.credentials.entrust(lease['id'], first))
+            [], self.leases.credentials.store(lease['id'], first))
         self.assertEqual(
-            [first], self.leases.credentials.entrust(lease['id'], second))
+            [first], self.leases.credentials.store(lease['id'], second))
         self.assertEqual([lease['id']], self.kept())
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual((['second'], ['second']),
                          (self.cloud.deleted_with, self.cloud.revoked))
 
     def entrust(self, lease, text):
         """Replace it; returns which can be revoked now."""
-        return list(map(self.vault.open, self.leases.credentials.entrust(
-            lease['id'], self.vault.seal(text))))
+        return list(map(self.encryption.open, self.leases.credentials.store(
+            lease['id'], self.encryption.seal(text))))
 
     def test_before_a_start_none_of_those_replaced_is_kept(self):
         lease = self.held()
@@ -1193,24 +1194,24 @@ class TestCredentials(LifecycleTestCase):
         self.assertEqual([['trust'], ['1'], ['2']], [
             self.entrust(lease, str(number)) for number in (1, 2, 3)])
         self.clock.advance(1)
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(['3'], self.cloud.sent_with)
 
     def test_those_with_which_builds_were_sent_are_kept(self):
         lease = self.held(count=2)
         self.cloud.admits = 1
         self.clock.advance(50)
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual([[], ['1'], ['2']], [
             self.entrust(lease, str(number)) for number in (1, 2, 3)])
         self.clock.advance(10)
         self.see(self.cloud.sent[0][1][0], State.RUNNING, self.one)
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(['trust', '3'], self.cloud.sent_with)
         self.assertEqual([[], ['4'], ['5']], [
             self.entrust(lease, str(number)) for number in (4, 5, 6)])
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         for server_id in base.servers_of(lease):
             self.see(server_id, State.GONE)
         self.assertEqual({'trust', '3', '6'}, {*self.cloud.revoked})
@@ -1230,8 +1231,8 @@ class TestCredentials(LifecycleTestCase):
             revoked += self.entrust(lease, str(number))
         self.assertEqual(['trust', *map(str, range(291))], revoked)
         row, = self.scalars(models.Credential)
-        self.assertEqual([str(number) for number in range(299, 290, -1)],
-                         list(map(self.vault.open, credentials.all_of(row))))
+        self.assertEqual([str(number) for number in range(299, 290, -1)], list(
+            map(self.encryption.open, credentials.all_of(row))))
 
     def test_a_build_is_not_sent_with_one_that_was_replaced(self):
         lease = self.held()
@@ -1244,46 +1245,47 @@ class TestCredentials(LifecycleTestCase):
             return send(call, credential, server_ids, gate)
 
         with mock.patch.object(self.cloud, 'send', late):
-            self.assertIsNotNone(self.lifecycle.starting.start(lease['id']))
+            self.assertIsNotNone(self.lifecycle.lease_start.start(lease['id']))
             self.assertEqual([], self.cloud.sent)
-            self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+            self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual((['trust', 'another'], 1), (
             self.cloud.sent_with, len(self.cloud.sent)))
 
     def test_nor_is_one_that_got_lost(self):
         lease = self.held()
         self.clock.advance(50)
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         server_id, = base.servers_of(lease)
         with self.database.reader() as session:
             sealed = dispatch.encrypted_call(
                 session, [lease['id']])[lease['id']]
         self.entrust(lease, 'another')
         again = {server_id: self.clock.now()}
-        self.lifecycle.sending.send_again(lease['id'], sealed, again)
+        self.lifecycle.dispatch.send_again(lease['id'], sealed, again)
         self.assertEqual(1, len(self.cloud.sent))
         with self.database.reader() as session:
             sealed = dispatch.encrypted_call(
                 session, [lease['id']])[lease['id']]
-        self.lifecycle.sending.send_again(lease['id'], sealed, again)
+        self.lifecycle.dispatch.send_again(lease['id'], sealed, again)
         self.assertEqual(2, len(self.cloud.sent))
 
     def test_one_that_comes_when_the_lease_is_over_is_given_back(self):
         lease = self.running_lease(0, 100)
-        self.lifecycle.ending.end(lease['id'])
-        self.leases.credentials.entrust(lease['id'], self.vault.seal('late'))
-        self.lifecycle.closing.revoke_over()
+        self.lifecycle.lease_end.end(lease['id'])
+        self.leases.credentials.store(
+            lease['id'], self.encryption.seal('late'))
+        self.lifecycle.lease_close.revoke_over()
         self.assertEqual((['late'], []), (self.cloud.revoked, self.kept()))
         driven.withdraw(self.leases, lease['id'])
         self.assertRaises(
-            errors.NotFound, self.leases.credentials.entrust, lease['id'],
-            self.vault.seal('later'))
+            errors.NotFound, self.leases.credentials.store, lease['id'],
+            self.encryption.seal('later'))
 
     def test_what_no_lease_has_is_found(self):
-        self.assertEqual(set(), self.lifecycle.closing.strays())
+        self.assertEqual(set(), self.lifecycle.lease_close.strays())
         self.held()
         self.cloud.given = {'trust', 'stray'}
-        self.assertEqual({'stray'}, self.lifecycle.closing.strays())
+        self.assertEqual({'stray'}, self.lifecycle.lease_close.strays())
 
 
 class TestLostBuilds(LifecycleTestCase):
@@ -1292,7 +1294,7 @@ class TestLostBuilds(LifecycleTestCase):
     def sent(self):
         lease = self.lease(50, 1000)
         self.clock.advance(50)
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.miss(lease)
         return lease
 
@@ -1302,7 +1304,7 @@ class TestLostBuilds(LifecycleTestCase):
     def look_after(self, *pauses):
         for pause in pauses:
             self.clock.advance(pause)
-            self.lifecycle.lost.send()
+            self.lifecycle.lost_builds.send()
         return len(self.cloud.sent)
 
     def test_it_is_sent_again_when_it_is_missing_for_long_enough(self):
@@ -1362,7 +1364,7 @@ class TestLostBuilds(LifecycleTestCase):
     def test_a_lease_that_is_over_is_let_be(self):
         lease = self.sent()
         self.look_after(0)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(1, self.look_after(300))
 
     def test_two_who_miss_it_send_it_once(self):
@@ -1377,12 +1379,12 @@ class TestLostBuilds(LifecycleTestCase):
         self.cloud.send = send
         other = handlers.Handlers(
             self.books.connect(), self.clock, self.admission, self.cloud,
-            self.vault.open,
+            self.encryption.open,
             lambda *args: None, 0, base.LOST_AFTER, self.types,
             self.policies())
-        other.lost.send()
+        other.lost_builds.send()
         self.look_after(120)
-        other.lost.send()
+        other.lost_builds.send()
         self.assertEqual([True, False], [
             gate(base.servers_of(lease)) is not None for gate in gates])
 
@@ -1418,7 +1420,7 @@ class TestLostBuilds(LifecycleTestCase):
 
     def test_a_lost_build_whose_call_is_not_kept_is_abandoned(self):
         """That of a server with a reservation slot."""
-        server_id, = self.occupy(self.reserve(0, 1000, active=True))
+        server_id, = self.take_slots(self.reserve(0, 1000, active=True))
         self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
         self.look_after(0, 120)
         self.assertEqual(([server_id], []),
@@ -1439,8 +1441,8 @@ class TestFromNowOn(LifecycleTestCase):
         self.engine = self.new_engine()
         self.cast = []
         self.new = self.new_lease(0, 1000, count=2)
-        self.made = self.leases.making.create(
-            self.new, self.vault.seal('call'), dispatch.HEAD_START)
+        self.made = self.leases.creation.create(
+            self.new, self.encryption.seal('call'), dispatch.HEAD_START)
 
     def cast_it(self, gate):
         deadline = gate(self.new.server_ids)
@@ -1448,12 +1450,12 @@ class TestFromNowOn(LifecycleTestCase):
             self.cast.append(sorted(self.new.server_ids))
 
     def send(self, cast=None):
-        self.lifecycle.sending.send_own(self.made, cast or self.cast_it)
+        self.lifecycle.dispatch.send_own(self.made, cast or self.cast_it)
 
     def listen(self):
         """What a listener does when it is its turn."""
         self.clock.advance(dispatch.HEAD_START)
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def sent(self):
         return [*self.cast, *(sorted(servers)
@@ -1476,7 +1478,7 @@ class TestFromNowOn(LifecycleTestCase):
 
     def test_a_listener_leaves_it_to_its_request_for_a_while(self):
         self.clock.advance(dispatch.HEAD_START - 1)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual([], self.sent())
         self.send()
         self.assert_sent_once()
@@ -1501,9 +1503,9 @@ class TestFromNowOn(LifecycleTestCase):
             deadline = gate(self.new.server_ids)
             for server_id in self.new.server_ids:
                 self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
-            self.lifecycle.lost.send()
+            self.lifecycle.lost_builds.send()
             self.clock.advance(base.LOST_AFTER)
-            self.lifecycle.lost.send()
+            self.lifecycle.lost_builds.send()
             self.assertTrue(deadline.passed())
 
         self.send(stand_still)
@@ -1588,9 +1590,9 @@ class TestFromNowOn(LifecycleTestCase):
         self.cloud.sent.clear()
         for server_id in self.new.server_ids:
             self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
-        self.lifecycle.lost.send()
+        self.lifecycle.lost_builds.send()
         self.clock.advance(base.LOST_AFTER)
-        self.losing(self.lifecycle.lost.send)
+        self.losing(self.lifecycle.lost_builds.send)
         self.assert_sent_once()
 
     def test_a_listener_that_was_faster_than_an_answer(self):
@@ -1622,13 +1624,13 @@ class TestFromNowOn(LifecycleTestCase):
         self.assertNotIn('its build was not sent', log.output)
 
     def test_whatever_fails_behind_the_cast_undoes_nothing(self):
-        self.lifecycle.ending.delete(self.made['id'])
+        self.lifecycle.lease_end.delete(self.made['id'])
         for failure in (ValueError(), db_exception.DBError(),
                         errors.CloudUnavailable('away'),
                         errors.InvalidLeaseParams('no')):
-            self.made = self.leases.making.create(
+            self.made = self.leases.creation.create(
                 self.new_lease(0, 1000, resources={'VCPU': 0}),
-                self.vault.seal('call'), dispatch.HEAD_START)
+                self.encryption.seal('call'), dispatch.HEAD_START)
             server_ids = base.servers_of(self.made)
 
             def cast(gate, failure=failure, server_ids=server_ids):
@@ -1643,15 +1645,15 @@ class TestFromNowOn(LifecycleTestCase):
                 self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
             self.listen()
             self.assertEqual([], self.sent())
-            self.lifecycle.lost.send()
+            self.lifecycle.lost_builds.send()
             self.clock.advance(base.LOST_AFTER)
-            self.lifecycle.lost.send()
+            self.lifecycle.lost_builds.send()
             self.assertEqual([sorted(server_ids)], self.sent())
             self.cloud.stranded.clear()
             self.cloud.sent.clear()
 
     def test_a_lease_that_has_ended_meanwhile_is_not_sent(self):
-        self.lifecycle.ending.delete(self.made['id'])
+        self.lifecycle.lease_end.delete(self.made['id'])
         self.send()
         self.listen()
         self.assertEqual([], self.sent())
@@ -1668,7 +1670,7 @@ class TestFromNowOn(LifecycleTestCase):
         """The request, and listeners that believe it died."""
         self.clock.advance(dispatch.HEAD_START)
         others = [threading.Thread(
-            target=self.lifecycle.starting.start, args=(self.made['id'],))
+            target=self.lifecycle.lease_start.start, args=(self.made['id'],))
             for _number in range(3)]
         own = threading.Thread(target=self.send)
         for thread in (*others, own):
@@ -1680,7 +1682,7 @@ class TestFromNowOn(LifecycleTestCase):
     def test_a_build_without_a_host_has_failed(self):
         self.send()
         for server_id in self.new.server_ids:
-            self.lifecycle.observing.observe(server_id, Seen(
+            self.lifecycle.reconciliation.observe(server_id, Seen(
                 State.ERROR, None, 'No valid host', unplaced=True))
         self.assertEqual('ERROR', self.status(self.made))
         self.assertEqual([], self.scalars(models.HeldBuild))
@@ -1699,7 +1701,7 @@ class TestEnd(LifecycleTestCase):
 
     def test_the_servers_are_deleted_and_the_lease_is_over(self):
         lease = self.running_lease(count=2)
-        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
         self.assertEqual(sorted(base.servers_of(lease)),
                          sorted(self.cloud.deleted))
         described = views.get(self.database, lease['id'])
@@ -1718,31 +1720,31 @@ class TestEnd(LifecycleTestCase):
         first, second = base.servers_of(lease)
         self.cloud.stubborn.update([first, second])
         self.assertIsInstance(
-            self.lifecycle.ending.end(lease['id']), lease_status.RetryAfter)
+            self.lifecycle.lease_end.end(lease['id']), lease_status.RetryAfter)
         self.assertEqual('TERMINATING', self.status(lease))
         self.assertEqual(0, self.room())
         self.assertEqual([], self.notified)
         self.cloud.stubborn.discard(first)
-        later = self.lifecycle.ending.end(lease['id'])
+        later = self.lifecycle.lease_end.end(lease['id'])
         self.assertIn(second, later.why)
         self.assertNotIn(first, later.why)
         self.assertEqual(1, self.room())
         self.cloud.stubborn.clear()
-        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual(2, self.room())
 
     def test_an_end_may_come_twice(self):
         lease = self.running_lease()
         for _time in range(2):
-            self.assertIsNone(self.lifecycle.ending.end(lease['id']))
+            self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
         self.assertEqual(1, len(self.cloud.deleted))
         self.assertEqual(['lease.event.end_lease'], self.events_told())
 
     def test_the_end_of_a_held_lease_forgets_its_secrets(self):
         lease = self.lease(50, 100)
         self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.HELD)
-        self.assertIsNone(self.lifecycle.ending.end(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
         self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([], self.cloud.sent)
@@ -1752,12 +1754,12 @@ class TestEnd(LifecycleTestCase):
             lease = self.running_lease(0, 10_000, count=2)
             broken = base.servers_of(lease)[number % 2]
             self.cloud.broken = {broken: RuntimeError('its cell is down')}
-            later = self.lifecycle.ending.end(lease['id'])
+            later = self.lifecycle.lease_end.end(lease['id'])
             self.assertIn(broken, later.why)
             self.assertEqual('TERMINATING', self.status(lease))
             self.assertEqual(1, self.room())
             self.cloud.broken = {}
-            self.assertIsNone(self.lifecycle.ending.end(lease['id']))
+            self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
             self.assertEqual('TERMINATED', self.status(lease))
 
     def test_a_lease_ends_with_the_last_server_that_the_user_deletes(self):
@@ -1802,7 +1804,7 @@ class TestEnd(LifecycleTestCase):
         lease = self.running_lease(request=self.request(
             0, 10_000, before_end=NOW + 50))
         self.clock.advance(100)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.see(*base.servers_of(lease), State.GONE)
         described = views.get(self.database, lease['id'])
         self.assertEqual(
@@ -1814,9 +1816,9 @@ class TestEnd(LifecycleTestCase):
         lease = self.lease(50, 10_000, count=2)
         first, second = base.servers_of(lease)
         self.clock.advance(50)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.see(first, State.RUNNING, self.one)
-        self.lifecycle.observing.observe(second, Seen(
+        self.lifecycle.reconciliation.observe(second, Seen(
             State.ERROR, fault='No valid host', unplaced=True))
         # It is to be sent again.
         self.assertEqual('UNDONE', self.events_of(lease)['start_lease'])
@@ -1829,7 +1831,7 @@ class TestEnd(LifecycleTestCase):
         lease = self.running_lease(request=self.request(
             0, 100, before_end=NOW + 50))
         self.clock.advance(150)
-        self.assertIsNone(self.lifecycle.ending.end(lease['id'], True))
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id'], True))
         described = views.get(self.database, lease['id'])
         self.assertEqual(('TERMINATED', NOW + 100, NOW + 50), (
             described['status'], described['end_date'],
@@ -1855,7 +1857,7 @@ class TestEnd(LifecycleTestCase):
             self):
         lease = self.running_lease()
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.see(*base.servers_of(lease), State.RUNNING, self.one)
         self.assertEqual('TERMINATING', self.status(lease))
 
@@ -1864,17 +1866,17 @@ class TestEnd(LifecycleTestCase):
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = Seen(State.ERROR)
         self.cloud.stubborn.add(server_id)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATING', self.status(lease))
         self.cloud.stubborn.clear()
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_an_overstaying_server_keeps_others_from_its_room(self):
         lease = self.running_lease(0, 100, count=2)
         self.cloud.stubborn.update(base.servers_of(lease))
         self.clock.advance(200)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         refused = self.assertRaises(errors.Refused, self.lease, 200, 300)
         self.assertEqual(
             refusals.Refusal(refusals.Reason.NO_ROOM, 1, 0, NOW + 260),
@@ -1887,7 +1889,7 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
     def gone(self, *server_ids):
         for server_id in server_ids:
             self.cloud.servers.pop(server_id, None)
-            self.lifecycle.observing.check(server_id)
+            self.lifecycle.reconciliation.check(server_id)
 
     def test_an_end_that_comes_late_leaves_the_next_lease_its_server(self):
         """A worker that stood still, while what it ended was ended by another
@@ -1897,9 +1899,9 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
         late, current = (self.running_lease(0, 100) for _lease in range(2))
         server_id, = base.servers_of(current)
         before = self.everything()
-        self.assertTrue(self.lifecycle.leaving.let_go(
+        self.assertTrue(self.lifecycle.server_removal.remove_server(
             late['id'], server_id, True))
-        self.lifecycle.leaving.gone(late['id'], server_id)
+        self.lifecycle.server_removal.gone(late['id'], server_id)
         after = self.everything()
         self.assertEqual(before['bookings'], after['bookings'])
         self.assertEqual(before['hosts'], after['hosts'])
@@ -1914,16 +1916,16 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
         held = base.servers_of(lease)
         for server_id in held:
             self.cloud.servers[server_id] = Seen(State.HELD)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(sorted(held), sorted(self.cloud.forgotten))
 
     def test_what_was_sent_is_let_be(self):
         """Whoever builds it may be at it."""
         sent = self.lease(50, 100)
-        self.lifecycle.starting.start(sent['id'])
+        self.lifecycle.lease_start.start(sent['id'])
         at_once = self.lease(0, 100)
         self.gone(*base.servers_of(sent), *base.servers_of(at_once))
-        self.gone(*self.occupy(self.reserve(active=True)))
+        self.gone(*self.take_slots(self.reserve(active=True)))
         self.assertEqual([], self.cloud.forgotten)
 
     def test_what_could_not_be_forgotten_is_forgotten_later(self):
@@ -1931,9 +1933,10 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
         held, = base.servers_of(lease)
         self.cloud.broken['forget'] = RuntimeError('the database is away')
         self.assertRaises(RuntimeError, self.gone, held)
-        self.assertEqual({held}, self.lifecycle.observing.unfinished().keys())
+        self.assertEqual({held},
+                         self.lifecycle.reconciliation.unfinished().keys())
         self.assertEqual(lease_status.AGAIN,
-                         self.lifecycle.ending.end(lease['id']).seconds)
+                         self.lifecycle.lease_end.end(lease['id']).seconds)
         self.cloud.broken.clear()
         self.gone(held)
         self.assertEqual([held], self.cloud.forgotten)
@@ -1941,7 +1944,7 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
 
     def test_a_place_that_was_left_is_as_new(self):
         lease = self.reserve(active=True)
-        self.gone(*self.occupy(lease))
+        self.gone(*self.take_slots(lease))
         self.assertEqual([(None, None)], [
             (row.server_id, row.dispatched_at)
             for row in self.scalars(models.Booking)])
@@ -1952,7 +1955,7 @@ class TestPlaces(LifecycleTestCase):
 
     def runs(self, server_id, host=None):
         self.cloud.servers[server_id] = Seen(State.RUNNING, host or self.one)
-        return self.lifecycle.observing.check(server_id)
+        return self.lifecycle.reconciliation.check(server_id)
 
     def states(self, lease):
         """That of a lease, and those of its reservations."""
@@ -1971,7 +1974,7 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual({}, self.places_type.open)
         self.clock.advance(50)
         self.assertIsNone(
-            self.lifecycle.starting.start(lease['id'], when_due=True))
+            self.lifecycle.lease_start.start(lease['id'], when_due=True))
         first, second = lease['reservations']
         self.assertEqual([
             resource_types.ReservationContext(
@@ -1985,7 +1988,7 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual(['lease.event.start_lease'], self.events_told())
         self.clock.advance(50)
         self.assertIsNone(
-            self.lifecycle.ending.end(lease['id'], when_due=True))
+            self.lifecycle.lease_end.end(lease['id'], when_due=True))
         self.assertEqual({}, self.places_type.open)
         self.assertEqual(('TERMINATED', ['deleted'] * 2), self.states(lease))
         self.assertEqual(2, self.room())
@@ -1996,28 +1999,28 @@ class TestPlaces(LifecycleTestCase):
         seen = []
         self.places_type.start = lambda reserved: seen.append(
             self.status(lease))
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertNotIn('ACTIVE', seen)
         self.assertEqual(1, len(seen))
 
     def test_they_are_closed_before_a_server_is_deleted(self):
         """Nobody takes the place of one that is leaving."""
         lease = self.reserve(active=True)
-        self.runs(*self.occupy(lease))
+        self.runs(*self.take_slots(lease))
         opened = []
         delete = self.cloud.delete
         self.cloud.delete = lambda *args: (
             opened.append(dict(self.places_type.open)), delete(*args))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual([{}], opened)
 
     def test_one_that_cannot_be_closed_keeps_no_server(self):
         lease = self.reserve(0, 100, self.places(), self.places(),
                              active=True)
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         self.places_type.broken['end'] = RuntimeError('Nova is away')
         self.clock.advance(100)
-        self.assertEqual(lease_status.AWAY, self.lifecycle.ending.end(
+        self.assertEqual(lease_status.AWAY, self.lifecycle.lease_end.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([server_id], self.cloud.deleted)
         # Its room is back, but it is not over as long as it can be used.
@@ -2025,7 +2028,7 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual('TERMINATING', self.status(lease))
         self.places_type.broken.clear()
         self.assertIsNone(
-            self.lifecycle.ending.end(lease['id'], when_due=True))
+            self.lifecycle.lease_end.end(lease['id'], when_due=True))
         self.assertEqual({}, self.places_type.open)
         self.assertEqual('TERMINATED', self.status(lease))
 
@@ -2034,26 +2037,26 @@ class TestPlaces(LifecycleTestCase):
         self.places_type.broken['start'] = RuntimeError('the database is away')
         for _time in range(2):
             self.assertRaises(
-                RuntimeError, self.lifecycle.starting.start, lease['id'])
+                RuntimeError, self.lifecycle.lease_start.start, lease['id'])
             self.assertNotEqual('ACTIVE', self.status(lease))
         self.places_type.broken.clear()
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(('ACTIVE', ['active']), self.states(lease))
         for _time in range(2):
-            self.lifecycle.starting.start(lease['id'])
+            self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(['lease.event.start_lease'], self.events_told())
 
     def test_one_that_cannot_be_opened_fails(self):
         lease = self.reserve(0, 10_000)
         self.places_type.broken['start'] = RuntimeError('no')
         self.assertRaises(
-            RuntimeError, self.lifecycle.starting.start, lease['id'])
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+            RuntimeError, self.lifecycle.lease_start.start, lease['id'])
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual(('ERROR', ['error']), self.states(lease))
         self.assertEqual(2, self.room())
         self.assertIs(True, views.get(
             self.database, lease['id'])['degraded'])
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(('TERMINATED', ['deleted']), self.states(lease))
 
     def test_one_that_is_moved_while_it_starts_does_not_start(self):
@@ -2065,19 +2068,19 @@ class TestPlaces(LifecycleTestCase):
             # Its start has been found due, and nothing is written yet.
             if not moved:
                 moved.append(None)
-                self.leases.changing.update(lease['id'], updates.LeaseChange(
+                self.leases.updates.update(lease['id'], updates.LeaseChange(
                     start=NOW + 60))
             return retried(*args, **kwargs)
 
         self.database.retried = late
-        self.assertEqual(10, self.lifecycle.starting.start(
+        self.assertEqual(10, self.lifecycle.lease_start.start(
             lease['id'], when_due=True).seconds)
         self.assertEqual(('PENDING', {}), (
             self.status(lease), self.places_type.open))
         self.assertEqual([], self.notified)
         self.clock.advance(10)
         self.assertIsNone(
-            self.lifecycle.starting.start(lease['id'], when_due=True))
+            self.lifecycle.lease_start.start(lease['id'], when_due=True))
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_what_is_open_is_what_is_booked(self):
@@ -2091,12 +2094,12 @@ class TestPlaces(LifecycleTestCase):
         def late(opening):
             plain(opening)
             refused.append(self.assertRaises(
-                errors.InvalidLeaseParams, self.leases.changing.update, lease[
+                errors.InvalidLeaseParams, self.leases.updates.update, lease[
                     'id'],
                 change))
 
         self.places_type.start = late
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(1, len(refused))
         self.assertEqual({'vcpus': 1},
                          self.places_type.open[reservation_id].spec)
@@ -2114,13 +2117,13 @@ class TestPlaces(LifecycleTestCase):
                 if before:
                     open_(self.places_type, opening)
                 if not opened:
-                    self.lifecycle.ending.delete(lease['id'])
+                    self.lifecycle.lease_end.delete(lease['id'])
                 opened.append(opening)
                 if not before:
                     open_(self.places_type, opening)
 
             self.places_type.start = late
-            self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+            self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
             self.assertEqual({}, self.places_type.open)
             self.assertRaises(errors.NotFound, views.get, self.database,
                               lease['id'])
@@ -2130,18 +2133,18 @@ class TestPlaces(LifecycleTestCase):
         lease = self.lease(50, 100)
         with self.database.writer() as session:
             session.query(models.HeldBuild).delete()
-        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual('PENDING', self.status(lease))
 
     def test_a_boot_that_starts_at_once_does_not_start_again(self):
         lease = self.lease(0, 100)
-        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual([], self.notified)
 
     def test_a_place_is_given_back_when_its_server_goes(self):
         lease = self.reserve(0, 10_000, self.places(2), active=True)
-        first, second = self.occupy(lease, 2)
+        first, second = self.take_slots(lease, 2)
         for server_id in (first, second):
             self.runs(server_id)
         generation = self.generation('one')
@@ -2153,14 +2156,14 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual(generation + 2, self.generation('one'))
         # It is the lease's all the same, and may be taken again.
         self.assertEqual(0, self.room())
-        third, = self.occupy(lease)
+        third, = self.take_slots(lease)
         self.runs(third)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_a_server_that_fails_in_a_place_does_not_fail_its_lease(self):
         lease = self.reserve(0, 10_000, self.places(2), active=True)
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         self.notified.clear()
         self.see(server_id, State.ERROR, fault='No valid host')
         self.assertEqual(('ACTIVE', ['active']), self.states(lease))
@@ -2168,12 +2171,12 @@ class TestPlaces(LifecycleTestCase):
         self.assertEqual(0, self.room())
         self.assertEqual([], self.notified)
         self.see(server_id, State.GONE)
-        self.occupy(lease, 2)
+        self.take_slots(lease, 2)
 
     def test_two_servers_of_a_lease_change_places(self):
         two = self.host('two', VCPU=1)
         lease = self.reserve(0, 100, self.places(3), active=True)
-        first, second, third = self.occupy(lease, 3)
+        first, second, third = self.take_slots(lease, 3)
         self.assertEqual(['one', 'one', 'two'], [
             self.host_of(one) for one in (first, second, third)])
         self.runs(second)
@@ -2188,7 +2191,7 @@ class TestPlaces(LifecycleTestCase):
     def test_who_stands_where_no_place_is_takes_his_with_him(self):
         two = self.host('two', VCPU=1)
         lease = self.reserve(0, 100, self.places(2), active=True)
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         self.assertEqual(['one', 'two'], sorted(self.runs(
             server_id, two)[1]))
         self.assertEqual('two', self.host_of(server_id))
@@ -2197,7 +2200,7 @@ class TestPlaces(LifecycleTestCase):
     def test_only_as_many_places_move_as_servers(self):
         two = self.host('two', VCPU=2)
         lease = self.reserve(0, 100, self.places(4), active=True)
-        first, = self.occupy(lease)
+        first, = self.take_slots(lease)
         self.assertEqual('one', self.host_of(first))
         self.runs(first, two)
         self.assertEqual([two, self.one, self.one, two],
@@ -2206,7 +2209,7 @@ class TestPlaces(LifecycleTestCase):
     def test_one_who_runs_stays_where_he_is(self):
         two = self.host('two', VCPU=1)
         lease = self.reserve(0, 100, self.places(3), active=True)
-        first, second, third = self.occupy(lease, 3)
+        first, second, third = self.take_slots(lease, 3)
         self.runs(third, two)
         self.runs(first, two)
         self.assertEqual(['two', 'one', 'two'], [
@@ -2214,14 +2217,14 @@ class TestPlaces(LifecycleTestCase):
 
     def test_room_comes_back_with_each_server_once_it_ends(self):
         lease = self.reserve(0, 10_000, self.places(2), active=True)
-        first, second = self.occupy(lease, 2)
+        first, second = self.take_slots(lease, 2)
         for server_id in (first, second):
             self.runs(server_id)
         self.cloud.stubborn.add(second)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(1, self.room())
         self.cloud.stubborn.clear()
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(2, self.room())
 
     def test_places_of_another_reservation_stay_where_they_are(self):
@@ -2230,7 +2233,7 @@ class TestPlaces(LifecycleTestCase):
                              active=True)
         other = self.reserve(0, 100)
         self.assertEqual([two], self.hosts_of(other))
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         self.runs(server_id, two)
         self.assertEqual([two], self.hosts_of(other))
         self.assertEqual('two', self.host_of(server_id))
@@ -2244,12 +2247,12 @@ class TestPlaces(LifecycleTestCase):
         before = self.running_lease(0, 50, count=2)
         lease = self.reserve(50, 100)
         self.clock.advance(50)
-        self.assertIsInstance(self.lifecycle.starting.start(lease['id']),
+        self.assertIsInstance(self.lifecycle.lease_start.start(lease['id']),
                               lease_status.RetryAfter)
         self.assertEqual({}, self.places_type.open)
         for server_id in base.servers_of(before):
             self.see(server_id, State.GONE)
-        self.assertIsNone(self.lifecycle.starting.start(lease['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual('ACTIVE', self.status(lease))
 
 
@@ -2263,7 +2266,7 @@ class TestDelete(LifecycleTestCase):
         return self.reserve(50, 100)
 
     def offered(self):
-        return self.leases.making.offer(self.new_lease(50, 100), 60)
+        return self.leases.creation.offer(self.new_lease(50, 100), 60)
 
     def held(self):
         lease = self.lease(50, 100)
@@ -2280,9 +2283,9 @@ class TestDelete(LifecycleTestCase):
 
     def with_places(self):
         lease = self.reserve(0, 100, active=True)
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         self.cloud.servers[server_id] = Seen(State.RUNNING, self.one)
-        self.lifecycle.observing.check(server_id)
+        self.lifecycle.reconciliation.check(server_id)
         return lease
 
     def with_free_places(self):
@@ -2291,25 +2294,25 @@ class TestDelete(LifecycleTestCase):
     def terminating(self):
         lease = self.running_lease(0, 100)
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.cloud.stubborn.clear()
         return lease
 
     def terminated(self):
         lease = self.running_lease(0, 100)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         return lease
 
     def failed(self):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = Seen(State.ERROR)
-        self.lifecycle.observing.check(server_id)
+        self.lifecycle.reconciliation.check(server_id)
         return lease
 
     def never_started(self):
         lease = self.reserve(50, 100)
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         return lease
 
     #: What is there, its status, and whether it has servers to delete.
@@ -2340,12 +2343,12 @@ class TestDelete(LifecycleTestCase):
             lease = getattr(self, name)()
             self.assertEqual(status, self.status(lease), name)
             self.notified.clear()
-            self.lifecycle.ending.delete(lease['id'])
+            self.lifecycle.lease_end.delete(lease['id'])
             told = [] if name == 'terminated' else ['lease.event.end_lease']
             if has_servers:
                 self.assertEqual('DELETING', self.status(lease), name)
                 self.assertEqual(['lease.delete'], self.events_told(), name)
-                self.assertGreater(self.worker.run_due(), 0, name)
+                self.assertGreater(driven.run_due(self.worker), 0, name)
             self.assertEqual(['lease.delete', *told], self.events_told(),
                              name)
             self.assert_over(lease)
@@ -2355,38 +2358,38 @@ class TestDelete(LifecycleTestCase):
             lease = getattr(self, name)()
             self.notified.clear()
             for _time in range(2):
-                self.lifecycle.ending.delete(lease['id'])
-            self.worker.run_due()
-            self.lifecycle.ending.delete(lease['id'])
+                self.lifecycle.lease_end.delete(lease['id'])
+            driven.run_due(self.worker)
+            self.lifecycle.lease_end.delete(lease['id'])
             self.assertEqual(1, self.events_told().count('lease.delete'),
                              name)
             self.assert_over(lease)
 
     def test_what_is_not_there_is_not_found(self):
         self.assertRaises(
-            errors.NotFound, self.lifecycle.ending.delete, 'unheard-of')
+            errors.NotFound, self.lifecycle.lease_end.delete, 'unheard-of')
 
     def test_servers_that_stay_are_tried_again(self):
         lease = self.active()
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.ending.delete(lease['id'])
-        self.worker.run_due()
+        self.lifecycle.lease_end.delete(lease['id'])
+        driven.run_due(self.worker)
         self.assertEqual('DELETING', self.status(lease))
         self.cloud.stubborn.clear()
         self.clock.advance(lease_status.AGAIN)
-        self.worker.run_due()
+        driven.run_due(self.worker)
         self.assert_over(lease)
 
     def test_what_cannot_be_closed_yet_is_closed_later(self):
         lease = self.with_free_places()
         self.places_type.broken['end'] = RuntimeError('the database is away')
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))
-        self.worker.run_due()
+        driven.run_due(self.worker)
         self.assertEqual('DELETING', self.status(lease))
         self.places_type.broken.clear()
         self.clock.advance(300)
-        self.worker.run_due()
+        driven.run_due(self.worker)
         self.assert_over(lease)
 
     def while_its_end_is_carried_out(self, lease):
@@ -2398,17 +2401,17 @@ class TestDelete(LifecycleTestCase):
             # Its end has been carried out, and is to be written down.
             if getattr(work, 'func', None) == self.worker._settled and (
                     not deleted):
-                deleted.append(self.lifecycle.ending.delete(lease['id']))
+                deleted.append(self.lifecycle.lease_end.delete(lease['id']))
             return retried(work, *args, **kwargs)
 
         self.cloud.stubborn.update(self.cloud.servers)
         self.worker._database.retried = late
-        self.worker.run_due()
+        driven.run_due(self.worker)
         self.assertEqual([None], deleted)
         self.cloud.stubborn.clear()
-        self.worker.run_due()
+        driven.run_due(self.worker)
         self.clock.advance(lease_status.AGAIN)
-        self.worker.run_due()
+        driven.run_due(self.worker)
         self.assert_over(lease)
 
     def test_while_its_end_waits_for_servers(self):
@@ -2427,15 +2430,15 @@ class TestDelete(LifecycleTestCase):
                 event_type='end_lease').update({
                     'status': 'IN_PROGRESS', 'claimed_by': 'dead',
                     'claimed_until': NOW + 1000})
-        self.lifecycle.ending.delete(lease['id'])
-        self.assertEqual(1, self.worker.run_due())
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.assertEqual(1, driven.run_due(self.worker))
         self.assert_over(lease)
 
     def test_it_is_not_announced_any_more(self):
         lease = self.active()
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.notified.clear()
-        self.lifecycle.telling.announce(lease['id'], 'before_end_lease')
+        self.lifecycle.notices.announce(lease['id'], 'before_end_lease')
         self.assertEqual([], self.notified)
 
 
@@ -2450,31 +2453,31 @@ class TestAnnounce(LifecycleTestCase):
         def notify(event_type, _lease):
             told.append(event_type)
             if len(told) == 1:
-                self.leases.changing.update(
+                self.leases.updates.update(
                     lease['id'], updates.LeaseChange(end=NOW + 200))
 
-        self.lifecycle.telling._notify = notify
+        self.lifecycle.notices._notify = notify
         worker = self.new_engine()
-        worker.run_due()
+        driven.run_due(worker)
         self.clock.advance(99)
-        self.assertEqual(0, worker.run_due())
+        self.assertEqual(0, driven.run_due(worker))
         self.clock.advance(1)
-        worker.run_due()
+        driven.run_due(worker)
         self.assertEqual(2 * ['lease.event.before_end_lease'], told)
 
     def test_the_world_is_told_of_an_event(self):
         lease = self.running_lease()
         self.assertIsNone(
-            self.lifecycle.telling.announce(lease['id'], 'before_end_lease'))
+            self.lifecycle.notices.announce(lease['id'], 'before_end_lease'))
         self.assertEqual([('lease.event.before_end_lease', lease['id'])],
                          self.notified)
 
     def test_of_a_lease_that_is_over_nothing_is_told(self):
         lease = self.running_lease()
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.notified.clear()
         self.assertIsNone(
-            self.lifecycle.telling.announce(lease['id'], 'before_end_lease'))
+            self.lifecycle.notices.announce(lease['id'], 'before_end_lease'))
         self.assertEqual([], self.notified)
 
 
@@ -2515,8 +2518,8 @@ class TestCrashes(LifecycleTestCase):
         while not finished:
             lease = self.running_lease(0, 10_000, count=2)
             finished = self.cut_off(
-                lambda: self.lifecycle.ending.end(lease['id']), cuts)
-            self.lifecycle.ending.end(lease['id'])
+                lambda: self.lifecycle.lease_end.end(lease['id']), cuts)
+            self.lifecycle.lease_end.end(lease['id'])
             self.assertEqual('TERMINATED', self.status(lease), cuts)
             self.assertEqual(2, self.room(), cuts)
             cuts += 1
@@ -2529,10 +2532,10 @@ class TestCrashes(LifecycleTestCase):
             lease = self.lease(50, 100)
             self.cloud.sent.clear()
             finished = self.cut_off(
-                lambda: self.lifecycle.starting.start(lease['id']), cuts)
-            self.lifecycle.starting.start(lease['id'])
+                lambda: self.lifecycle.lease_start.start(lease['id']), cuts)
+            self.lifecycle.lease_start.start(lease['id'])
             self.assertEqual(1, len(self.cloud.sent), cuts)
-            self.lifecycle.ending.end(lease['id'])
+            self.lifecycle.lease_end.end(lease['id'])
             cuts += 1
         self.assertGreater(cuts, 1)
 
@@ -2542,7 +2545,7 @@ class TestCrashes(LifecycleTestCase):
         self.assertFalse(self.cut_off(
             lambda: self.see(*base.servers_of(lease), State.GONE), 1))
         self.assertEqual('ACTIVE', self.status(lease))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
 
@@ -2587,7 +2590,7 @@ class TestStepsThatMeet(LifecycleTestCase):
             row.status = 'TERMINATING'
             ending.flush()
             thread = self.in_thread(
-                lambda: self.lifecycle.starting.start(lease['id']))
+                lambda: self.lifecycle.lease_start.start(lease['id']))
             self.wait_for(self.is_waited_for, 'a step that waits its turn')
         thread.join(20)
         self.assertEqual([], self.cloud.sent)
@@ -2618,8 +2621,8 @@ class TestStepsThatMeet(LifecycleTestCase):
         """That of another process."""
         return handlers.Handlers(
             self.books.connect(), self.clock, self.admission, self.cloud,
-            self.vault.open,
-            lambda event, lease: None, self.patience, base.LOST_AFTER,
+            self.encryption.open,
+            lambda event, lease: None, self.start_timeout, base.LOST_AFTER,
             self.types, self.policies())
 
     def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
@@ -2627,12 +2630,13 @@ class TestStepsThatMeet(LifecycleTestCase):
         other = slots.Slots(self.books.connect(), self.clock)
         self.cloud.servers['late'] = Seen(State.RUNNING, self.one)
         go_on = self.paused(
-            lambda: other.occupy(lease['reservations'][0]['id'], 'project',
-                                 ['late']), slots, '_take')
+            lambda: other.take(
+                lease['reservations'][0]['id'], 'project', ['late']),
+            slots, '_take')
         self.clock.advance(100)
         ends = []
         thread = self.in_thread(
-            lambda: ends.append(self.lifecycle.ending.end(lease['id'])))
+            lambda: ends.append(self.lifecycle.lease_end.end(lease['id'])))
         self.wait_for(self.is_waited_for, 'an end that waits its turn')
         go_on()
         thread.join(20)
@@ -2644,9 +2648,9 @@ class TestStepsThatMeet(LifecycleTestCase):
         first, second = base.servers_of(lease)
         other = self.other_lifecycle()
         go_on = self.paused(
-            lambda: other.observing.observe(
+            lambda: other.reconciliation.observe(
                 first, Seen(State.RUNNING, self.one)),
-            lease_status, 'settle')
+            lease_status, 'update_status')
         thread = self.in_thread(
             lambda: self.see(second, State.RUNNING, self.one))
         self.wait_for(self.is_waited_for, 'a step that waits its turn')

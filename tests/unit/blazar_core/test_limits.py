@@ -263,11 +263,11 @@ class TestGranted(LimitsTestCase):
     def test_others_may_have_been_faster(self):
         first, second = self.wanted(), self.wanted(servers=2)
         third = self.wanted()
-        self.leases.making.create(first, 'call')
+        self.leases.creation.create(first, 'call')
         sentence = str(self.assertRaises(
-            errors.LimitExceeded, self.leases.making.create, second, 'call'))
+            errors.LimitExceeded, self.leases.creation.create, second, 'call'))
         self.assertIn(VCPUS, sentence)
-        self.leases.making.create(third, 'call')
+        self.leases.creation.create(third, 'call')
         self.assertRaises(errors.LimitExceeded, self.wanted)
 
     def test_so_may_they_with_a_change(self):
@@ -283,17 +283,17 @@ class TestGranted(LimitsTestCase):
                     lease_id=lease['id'], resources=resources)))
 
         new, most = self.wanted(), larger(4)
-        self.leases.changing.update(lease['id'], larger(3))
+        self.leases.updates.update(lease['id'], larger(3))
         self.assertRaises(
-            errors.LimitExceeded, self.leases.making.create, new, 'call')
+            errors.LimitExceeded, self.leases.creation.create, new, 'call')
         self.assertRaises(
-            errors.Conflict, self.leases.changing.update, lease['id'], most)
-        self.leases.changing.update(lease['id'], larger(4))
-        self.leases.changing.update(lease['id'], larger(2))
+            errors.Conflict, self.leases.updates.update, lease['id'], most)
+        self.leases.updates.update(lease['id'], larger(4))
+        self.leases.updates.update(lease['id'], larger(2))
         most = larger(4)
-        self.leases.making.create(self.wanted(), 'call')
+        self.leases.creation.create(self.wanted(), 'call')
         self.assertRaises(
-            errors.LimitExceeded, self.leases.changing.update, lease[
+            errors.LimitExceeded, self.leases.updates.update, lease[
                 'id'], most)
 
     def test_what_was_judged_is_what_is_changed(self):
@@ -309,27 +309,27 @@ class TestGranted(LimitsTestCase):
                 **{name: NOW + when for name, when in dates.items()})
 
         longer, earlier = change(end=140), change(start=10)
-        self.leases.changing.update(lease['id'], longer)
+        self.leases.updates.update(lease['id'], longer)
         refused = self.assertRaises(
-            errors.Conflict, self.leases.changing.update, lease['id'], earlier)
+            errors.Conflict, self.leases.updates.update, lease['id'], earlier)
         self.assertIn('changed meanwhile', str(refused))
-        self.leases.changing.update(lease['id'], change(start=45, end=140))
+        self.leases.updates.update(lease['id'], change(start=45, end=140))
         # What others make is not in its way.
         later = change(start=46, end=141)
-        self.leases.making.create(self.wanted(), 'call')
-        self.leases.changing.update(lease['id'], later)
+        self.leases.creation.create(self.wanted(), 'call')
+        self.leases.updates.update(lease['id'], later)
 
     def test_an_offer_counts_too(self):
         first, second = self.wanted(servers=2), self.wanted()
-        self.leases.making.offer(first, 60)
+        self.leases.creation.offer(first, 60)
         self.assertRaises(
-            errors.LimitExceeded, self.leases.making.offer, second, 60)
+            errors.LimitExceeded, self.leases.creation.offer, second, 60)
 
     def test_it_is_counted_again_only_if_others_have_decided(self):
         self.have(50, 100, project='other')
         new = self.wanted()
         del self.statements[:]
-        self.leases.making.create(new, 'call')
+        self.leases.creation.create(new, 'call')
         self.assertEqual([], [one for one in self.statements if (
             'FROM leases' in one)])
 
@@ -343,13 +343,13 @@ class TestLeases(LimitsTestCase):
         self.have(50, 100)
         self.refused(LEASES, 2, 1)
         self.clock.advance(50)
-        self.lifecycle.ending.end(first['id'])
+        self.lifecycle.lease_end.end(first['id'])
         self.assertEqual('TERMINATED', self.status(first))
         self.allowed()
 
     def test_so_do_offers(self):
         self.limit(max_leases_per_project=1)
-        self.leases.making.offer(self.new_lease(50, 100), 60)
+        self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.refused(LEASES, 1)
 
     def test_those_of_other_projects_do_not(self):
@@ -473,7 +473,7 @@ class TestHeld(LimitsTestCase):
 
     def test_those_that_do_not_wait_do_not(self):
         self.have(0, 100, count=3)
-        self.leases.making.offer(self.new_lease(50, 100, count=3), 60)
+        self.leases.creation.offer(self.new_lease(50, 100, count=3), 60)
         self.limit(max_held_servers_per_project=3)
         self.allowed(servers=3)
         self.have(50, 100, count=3)
@@ -481,8 +481,9 @@ class TestHeld(LimitsTestCase):
         self.allowed(servers=3, held=False)
 
     def test_nor_do_those_of_an_offer_that_was_accepted(self):
-        offer = self.leases.making.offer(self.new_lease(50, 100, count=3), 60)
-        self.leases.making.accept(offer['id'])
+        offer = self.leases.creation.offer(self.new_lease(50, 100, count=3),
+                                           60)
+        self.leases.creation.accept(offer['id'])
         self.limit(max_held_servers_per_project=3)
         self.allowed(servers=3)
 
@@ -506,7 +507,7 @@ class TestHeld(LimitsTestCase):
         self.limit(max_held_servers_per_project=3)
         self.refused(HELD)
         self.clock.advance(50)
-        self.lifecycle.starting.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual('STARTING', self.status(lease))
         self.allowed(servers=3)
 
@@ -548,7 +549,7 @@ class TestReserved(LimitsTestCase):
     def test_one_of_whose_servers_some_have_gone_is_what_is_left(self):
         lease = self.have(50, 100, count=3)
         gone = base.servers_of(lease)[0]
-        self.lifecycle.observing.check(gone)
+        self.lifecycle.reconciliation.check(gone)
         self.have(50, 100, count=1)
         self.limit(**{VCPUS: 6})
         self.allowed(end=150, servers=3, lease_id=lease['id'], resized=False)
@@ -579,7 +580,7 @@ class TestReserved(LimitsTestCase):
         self.refused(VCPUS, 4, 4, 2)
         self.cloud.servers[base.servers_of(
             lease)[0]] = base.cloud_api.ObservedServer(base.State.ERROR)
-        self.lifecycle.observing.check(base.servers_of(lease)[0])
+        self.lifecycle.reconciliation.check(base.servers_of(lease)[0])
         self.assertEqual('STARTING', self.status(lease))
         self.allowed(servers=1)
 

@@ -50,7 +50,7 @@ class TestCapacity(Waiting, test_admission_queue.RetryingTestCase):
     def test_no_slot_is_taken(self):
         lease = self.fill(end=100)
         self.assertIsInstance(self.decide(
-            lease, self.leases.places.occupy, lease['reservations'][0]['id'],
+            lease, self.leases.slots.take, lease['reservations'][0]['id'],
             'project', ['one']), errors.Conflict)
 
     def test_no_lease_is_admitted_that_has_waited(self):

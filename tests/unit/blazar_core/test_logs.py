@@ -16,6 +16,7 @@ from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import preflight
 from blazar_core.plugins import cloud_api
 from tests import databases
+from tests import driven
 from tests import logged
 from tests.unit import base
 from tests.unit.blazar_core import test_maintenance
@@ -144,7 +145,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
 
     def advance(self, seconds):
         self.clock.advance(seconds)
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def see(self, server_id, *args, **seen):
         if args:
@@ -152,7 +153,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
                                                                      **seen)
         else:
             del self.cloud.servers[server_id]
-        self.lifecycle.observing.check(server_id)
+        self.lifecycle.reconciliation.check(server_id)
 
     def test_one_with_a_server_that_fails(self):
         _lease, (first, second) = self.waits(count=2)
@@ -191,7 +192,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.cloud.broken.clear()
         self.cloud.broken['revoke'] = ZeroDivisionError()
         self.advance(600)
-        self.lifecycle.closing.revoke_over()
+        self.lifecycle.lease_close.revoke_over()
         self.assert_named('start_lease failed', 'come to its end yet',
                           'could not be brought', 'could not be revoked yet')
 
@@ -200,17 +201,17 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.advance(50)
         for trace in cloud_api.BuildTrace.NONE, cloud_api.BuildTrace.CAUGHT:
             self.cloud.stranded = {first: trace, second: trace}
-            self.lifecycle.lost.send()
+            self.lifecycle.lost_builds.send()
             self.clock.advance(base.LOST_AFTER)
-            self.lifecycle.lost.send()
+            self.lifecycle.lost_builds.send()
         self.cloud.broken['traces'] = errors.CloudUnavailable('away')
-        self.lifecycle.lost.send()
+        self.lifecycle.lost_builds.send()
         self.assert_named('sending them again', 'no process works on server',
                           'cannot be looked for')
 
     def test_one_that_nobody_uses(self):
         self.reserve(0, 1000, self.places(2), project=PROJECT)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         for _time in range(2):
             self.clock.advance(100)
             self.lifecycle.no_shows.look()
@@ -222,9 +223,9 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.running_lease(0, 10_000, project=PROJECT)
         identity = test_orphans.FakeIdentity()
         identity.gone = {PROJECT, 'user'}
-        finder = orphans.Orphans(
-            self.database, self.clock, identity, self.lifecycle.ending.delete,
-            lambda *_told: None, True, 10)
+        finder = orphans.Orphans(self.database, self.clock, identity,
+                                 self.lifecycle.lease_end.delete,
+                                 lambda *_told: None, True, 10)
         finder.find()
         self.clock.advance(10)
         finder.find()
@@ -232,12 +233,12 @@ class TestLives(LivesMixin, base.LeaseTestCase):
 
     def test_a_build_that_its_request_has_not_sent(self):
         lease = self.reserve(0, 10_000, self.places(2), project=PROJECT)
-        self.engine.run_due()
-        self.leases.places.occupy(lease['reservations'][0]['id'], PROJECT,
-                                  ['one', 'two'], 'sealed')
+        driven.run_due(self.engine)
+        self.leases.slots.take(
+            lease['reservations'][0]['id'], PROJECT, ['one', 'two'], 'sealed')
         self.clock.advance(100)
         lost_builds.AbandonedSlots(
-            self.database, self.clock, self.leases.places,
+            self.database, self.clock, self.leases.slots,
             lambda _call, _apart, gate: gate(['one', 'two']), str).send_left()
         line, = (one for one in self.lines.all if 'took their slots' in one)
         self.assertIn(lease['id'], line)
@@ -278,12 +279,12 @@ class TestWatch(LivesMixin, test_overbooking.WatchTestCase):
             self.lease(50, 100, project=PROJECT)
         self.wanted[PROJECT] = errors.CloudUnavailable('away')
         self.with_host('one', usage=1, VCPU=2)
-        self.watch.look()
+        self.overbooking.look()
         self.wanted.clear()
         self.with_host('one', usage=2, VCPU=2)
-        self.watch.look()
+        self.overbooking.look()
         self.with_host('two', VCPU=2)
-        self.watch.look()
+        self.overbooking.look()
         self.assert_named('could be found elsewhere yet', 'is bound to host',
                           'has no capacity on host')
 

@@ -48,9 +48,9 @@ class TestTaking(MaintenanceTestCase):
         before = self.booked_on('one', 10, FROM)
         during = self.booked_on('one', FROM - 1, FROM + 1)
         after = self.booked_on('one', UNTIL, UNTIL + 10)
-        self.watch.look()
+        self.overbooking.look()
         self.take()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([['one'], ['two'], ['one']], [
             self.hosts_of(one) for one in (before, during, after)])
         self.assertEqual([('lease.update', during['id']),
@@ -105,12 +105,12 @@ class TestTaking(MaintenanceTestCase):
     def test_when_its_time_is_over_the_host_is_there_again(self):
         self.take()
         self.clock.advance(UNTIL - 1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual({'one': (FROM, UNTIL)}, self.outages())
         self.clock.advance(1)
         self.booked_on('one', UNTIL + 1, UNTIL + 2)
         self.clock.advance(100)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual({}, self.outages())
         self.assertEqual([], self.scalars(models.Outage.host_id))
 
@@ -199,5 +199,5 @@ class TestBeforehand(MaintenanceTestCase):
             0, FROM, hosts=frozenset([self.uuid_of('one')]), count=2)
         self.take()
         self.with_host('one', VCPU=1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertIn('overbooked', self.log.output)

@@ -19,6 +19,7 @@ from blazar_core.leases import members
 from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -56,17 +57,17 @@ class JoiningTestCase(base.LeaseTestCase):
         return joiners
 
     def adopt(self, joiners, end=100, **wanted):
-        return self.leases.joining.create(creation.NewLease(
+        return self.leases.members.create(creation.NewLease(
             'project', 'user', self.request(0, end, **wanted),
-            self.leases.joining.reservations(joiners)), joiners)
+            self.leases.members.reservations(joiners)), joiners)
 
     def join(self, lease, joiners):
-        return self.leases.joining.join(
-            lease['id'], joiners, self.leases.joining.reservations(joiners),
+        return self.leases.members.join(
+            lease['id'], joiners, self.leases.members.reservations(joiners),
             None)
 
     def leave(self, lease, *joiners):
-        return self.lifecycle.leaving.leave(
+        return self.lifecycle.server_removal.leave(
             lease['id'], {one.id: True for one in joiners})
 
     def amounts(self, lease):
@@ -78,9 +79,8 @@ class JoiningTestCase(base.LeaseTestCase):
         return usage.get('VCPU', 0)
 
     def differences(self):
-        return [*audit.Audit(
-            self.database, self.clock, self.lifecycle, self.vault.open, 10,
-        ).differences()]
+        return [*audit.Audit(self.database, self.clock, self.lifecycle,
+                             self.encryption.open, 10).differences()]
 
 
 class TestAdopting(JoiningTestCase):
@@ -171,7 +171,7 @@ class TestMembers(JoiningTestCase):
     def test_who_was_deleted_is_not_counted_when_another_joins(self):
         gone = self.servers[0].id
         self.cloud.servers.pop(gone)
-        self.lifecycle.observing.check(gone)
+        self.lifecycle.reconciliation.check(gone)
         self.join(self.adopted, self.runs(1))
         self.assertEqual([2], self.amounts(self.adopted))
 
@@ -229,7 +229,7 @@ class TestMembers(JoiningTestCase):
         self.assertRaises(errors.Conflict, self.join, self.adopted, other)
         self.assertRaises(
             errors.Conflict, self.leave, self.adopted, self.servers[0])
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual('TERMINATING', self.status(self.adopted))
         self.assertRaises(errors.Conflict, self.join, self.adopted, other)
         self.assertRaises(
@@ -280,7 +280,7 @@ class TestDying(JoiningTestCase):
     def ends(self):
         """Nothing is left when all leases have ended."""
         self.clock.advance(100)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual({'TERMINATED'}, {*self.scalars(models.Lease.status)})
         self.assertEqual([], self.scalars(models.Booking.id))
         self.assertEqual([], self.differences())
@@ -329,7 +329,7 @@ class TestDying(JoiningTestCase):
     def test_leaving_before_the_lease_is_over(self):
         _server, lease = self.leaves(1)
         self.assertEqual('ACTIVE', self.status(lease))
-        self.lifecycle.observing.settle_left()
+        self.lifecycle.reconciliation.settle_left()
         self.assertEqual('TERMINATED', self.status(lease))
         self.ends()
         self.assertEqual([], self.cloud.deleted)

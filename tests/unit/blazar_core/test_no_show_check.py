@@ -11,6 +11,7 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import no_show_check
 from blazar_core.plugins import cloud_api
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -41,7 +42,7 @@ class NoShowTestCase(base.LeaseTestCase):
     def begun(self, start=0, end=1000):
         lease = self.reserve(start, end, self.places(2))
         self.clock.advance(start)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
         return lease
 
@@ -61,9 +62,9 @@ class TestNoShows(NoShowTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
         self.look(1)
         self.assertEqual([], [*audit.Audit(
-            self.database, self.clock, self.lifecycle, self.vault.open, 10,
-        ).differences()])
-        self.engine.run_due()
+            self.database, self.clock, self.lifecycle, self.encryption.open,
+            10).differences()])
+        driven.run_due(self.engine)
         found = views.get(self.database, lease['id'])
         self.assertEqual(
             ('TERMINATED', NOW + 150, 'It was ended at 2027-01-15 08:02:30 '
@@ -78,7 +79,7 @@ class TestNoShows(NoShowTestCase):
         self.look(100)
         self.assertIn('unless a server', self.reason(lease))
         self.clock.advance(20)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(('TERMINATED', ''), (
             self.status(lease), self.reason(lease)))
 
@@ -115,12 +116,12 @@ class TestNoShows(NoShowTestCase):
     def test_who_comes_in_time_keeps_it(self):
         first = self.begun()
         self.look(100)
-        server_id, = self.occupy(first)
+        server_id, = self.take_slots(first)
         self.assertEqual('', self.reason(first))
         self.look(60)
         self.assertEqual('ACTIVE', self.status(first))
         # Once is enough.
-        self.lifecycle.observing.observe(
+        self.lifecycle.reconciliation.observe(
             server_id, cloud_api.ObservedServer(cloud_api.ServerState.GONE))
         self.look(500)
         self.look(100)
@@ -137,8 +138,8 @@ class TestNoShows(NoShowTestCase):
     def test_hosts_are_used_when_servers_are_let_in(self):
         lease = self.begun()
         reservation_id = lease['reservations'][0]['id']
-        self.assertTrue(self.leases.places.use(reservation_id))
-        self.assertFalse(self.leases.places.use(reservation_id))
+        self.assertTrue(self.leases.slots.use(reservation_id))
+        self.assertFalse(self.leases.slots.use(reservation_id))
         self.look(500)
         self.assertEqual(0, self.told(lease))
 
@@ -152,11 +153,11 @@ class TestNoShows(NoShowTestCase):
     def test_the_time_begins_when_it_could_be_used(self):
         self.places_type.broken['start'] = errors.CloudUnavailable('away')
         lease = self.reserve(0, 1000, self.places(2))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.look(150)
         del self.places_type.broken['start']
         self.clock.advance(400)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
         self.look(99)
         self.assertEqual(0, self.told(lease))
@@ -178,7 +179,7 @@ class TestNoShows(NoShowTestCase):
 
     def test_one_that_cannot_be_told_of_keeps_no_other_from_its_turn(self):
         one, two = (self.reserve(0, 1000, self.places(1)) for _ in range(2))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         views_of = self.lifecycle.no_shows._announce
         first = sorted((one['id'], two['id']))[0]
         self.lifecycle.no_shows._announce = lambda lease_id: (
@@ -190,10 +191,10 @@ class TestNoShows(NoShowTestCase):
         self.begun(end=120)
         self.look(100)
         self.clock.advance(20)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         deleted = self.begun(end=5000)
         self.look(100)
-        self.lifecycle.ending.delete(deleted['id'])
+        self.lifecycle.lease_end.delete(deleted['id'])
         self.look(100)
         for rows in self.scalars(models.Lease.conditions):
             self.assertIsNone(conditions.find(
@@ -202,7 +203,7 @@ class TestNoShows(NoShowTestCase):
     def test_prolonging_it_is_no_use_of_it(self):
         lease = self.begun()
         self.look(100)
-        self.leases.changing.update(
+        self.leases.updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 5000))
         self.look(50)
         self.assertEqual('TERMINATING', self.status(lease))
@@ -213,14 +214,14 @@ class TestNoShows(NoShowTestCase):
 
         lease = self.reserve(0, 0, self.places(2), request=self.request(
             0, 620, auto_extend=600))
-        self.lifecycle.extending._granting = refuse
-        self.engine.run_due()
+        self.lifecycle.auto_extension._granting = refuse
+        driven.run_due(self.engine)
         self.clock.advance(20)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertIn('Enough.', self.reason(lease))
         self.look(80)
         self.assertIn('it ends at', self.reason(lease))
-        self.lifecycle.extending.extend(lease['id'])
+        self.lifecycle.auto_extension.extend(lease['id'])
         reason = self.reason(lease)
         self.assertIn('it ends at', reason)
         self.assertIn('Enough.', reason)
@@ -229,7 +230,7 @@ class TestNoShows(NoShowTestCase):
         lease = self.begun()
         self.look(100)
         self.look(50)
-        self.assertRaises(errors.Conflict, self.occupy, lease)
+        self.assertRaises(errors.Conflict, self.take_slots, lease)
 
 
 class TestNobodyLooks(NoShowTestCase):

@@ -52,7 +52,7 @@ class TestOrphans(base.LeaseTestCase):
         """One of those who look."""
         return orphans.Orphans(
             self.database, self.clock, self.identity,
-            self.lifecycle.ending.delete,
+            self.lifecycle.lease_end.delete,
             notify or (lambda *said: self.notified.append(
                 (said[0], said[1]['id']))), ends, GRACE)
 
@@ -164,7 +164,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual([lease], one.find())
         self.assertEqual([], one.find())
         self.assertEqual(states.Lease.TERMINATING, self.row(lease).status)
-        self.lifecycle.ending.end(lease)
+        self.lifecycle.lease_end.end(lease)
         self.assertEqual([server], self.cloud.deleted)
         self.assertEqual(states.Lease.TERMINATED, self.row(lease).status)
         self.assertIn('no longer exists', self.said(lease))
@@ -256,9 +256,9 @@ class TestOrphans(base.LeaseTestCase):
 
     def test_a_lease_of_another_project_is_not_deleted(self):
         lease = self.owned()
-        self.lifecycle.ending.delete(lease, 'other')
+        self.lifecycle.lease_end.delete(lease, 'other')
         self.assertIsNone(self.row(lease).deleted_at)
-        self.lifecycle.ending.delete(lease, 'project')
+        self.lifecycle.lease_end.delete(lease, 'project')
         self.assertIsNotNone(self.row(lease).deleted_at)
 
     def test_of_two_at_a_time_one_tells(self):
@@ -290,7 +290,7 @@ class TestOrphans(base.LeaseTestCase):
 
     def test_one_that_is_over_or_deleted_is_left_alone(self):
         lease = self.owned()
-        self.lifecycle.ending.delete(lease)
+        self.lifecycle.lease_end.delete(lease)
         self.identity.gone = {'project'}
         self.another().find()
         self.assertEqual([], self.told())
@@ -315,11 +315,11 @@ class TestOrphans(base.LeaseTestCase):
         self.identity.gone = {'project'}
         self.another().find()
         self.clock.advance(100 * HOUR)
-        self.lifecycle.ending.end(lease)
+        self.lifecycle.lease_end.end(lease)
         self.assertEqual([], self.cloud.deleted)
         self.assertIn('He is gone.', self.said(lease))
         self.clock.advance(lease_end.IN_VAIN)
-        self.lifecycle.ending.end(lease)
+        self.lifecycle.lease_end.end(lease)
         self.assertEqual([server], self.cloud.deleted)
 
     def is_ending(self):
@@ -328,7 +328,7 @@ class TestOrphans(base.LeaseTestCase):
         self.cloud.broken['copy'] = errors.TrustUnavailable('He is gone.')
         self.identity.gone = {'project'}
         self.clock.advance(100 * HOUR)
-        self.lifecycle.ending.end(lease)
+        self.lifecycle.lease_end.end(lease)
         self.assertEqual(states.Lease.TERMINATING, self.row(lease).status)
         return lease
 
@@ -338,13 +338,13 @@ class TestOrphans(base.LeaseTestCase):
         for _half in range(2):
             # However often that is looked at, its time goes on.
             self.another().find()
-            self.lifecycle.ending.end(lease)
+            self.lifecycle.lease_end.end(lease)
             self.assertEqual([], self.cloud.deleted)
             self.clock.advance(lease_end.IN_VAIN // 2)
         self.assertEqual([lease], self.told())
         self.assertIn('He is gone.', self.said(lease))
         self.another().find()
-        self.lifecycle.ending.end(lease)
+        self.lifecycle.lease_end.end(lease)
         self.assertEqual([server], self.cloud.deleted)
 
     def test_one_that_is_ending_is_ended_when_the_grace_is_over(self):
@@ -364,9 +364,9 @@ class TestOrphans(base.LeaseTestCase):
         lease = self.owned(grace_period=HOUR)
         self.identity.gone = {'project'}
         self.clock.advance(100 * HOUR)
-        self.lifecycle.ending.end(lease, when_due=True)
+        self.lifecycle.lease_end.end(lease, when_due=True)
         self.another().find()
-        self.lifecycle.ending.end(lease, when_due=True)
+        self.lifecycle.lease_end.end(lease, when_due=True)
         self.assertEqual(1, len(self.notices()))
         self.assertEqual(f'{lease_status.GRACE.message} '
                          f'{lease_status.ORPHANED["project"].message}',
@@ -375,11 +375,11 @@ class TestOrphans(base.LeaseTestCase):
     def test_a_change_of_the_end_does_not_clear_it(self):
         lease = self.owned(auto_extend=HOUR)
         end, = self.scalars(models.Lease.end_date, models.Lease.id == lease)
-        self.lifecycle.extending._explain(lease, end, 'later.')
+        self.lifecycle.auto_extension._explain(lease, end, 'later.')
         self.identity.gone = {'project'}
         self.another().find()
         self.assertIn('It could not be prolonged', self.said(lease))
-        self.leases.changing.update(lease, updates.LeaseChange(end=end + HOUR))
+        self.leases.updates.update(lease, updates.LeaseChange(end=end + HOUR))
         self.assertEqual(
             lease_status.ORPHANED['project'].message, self.said(lease))
         self.assertEqual([lease], self.scalars(models.Orphan.lease_id))

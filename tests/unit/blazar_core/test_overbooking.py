@@ -35,7 +35,7 @@ class WatchTestCase(base.LeaseTestCase):
     :ivar asked: what the cloud was asked about
     """
 
-    patience = 300
+    start_timeout = 300
 
     def setUp(self):
         super().setUp()
@@ -43,20 +43,20 @@ class WatchTestCase(base.LeaseTestCase):
         self.asked = []
         self.uuids = {}
         self.places_type.demand_of = self.demand_of
-        self.watch = self.new_watch()
+        self.overbooking = self.new_check()
         self.log = self.useFixture(fixtures.FakeLogger(
             format='%(levelname)s %(message)s'))
 
-    def new_watch(self):
+    def new_check(self):
         """One on connections of its own."""
         database = self.books.connect()
         search = admissions.Admission(database, self.clock)
         return overbooking.OverbookingCheck(
             database, self.clock, search,
             reassignment.Reassignment(database, self.clock, self.types),
-            self.vault.open, self.types,
+            self.encryption.open, self.types,
             lambda event, lease: self.notified.append((event, lease['id'])),
-            self.patience)
+            self.start_timeout)
 
     def demand_of(self, promise):
         self.asked.append(promise)
@@ -105,7 +105,7 @@ class TestElsewhere(WatchTestCase):
         self.with_host('one', VCPU=2)
         lease = self.lease(50, 100, count=2)
         before = self.everything()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(before, self.everything())
         self.assertEqual(([], []), (self.asked, self.notified))
         self.assertIs(False, self.get(lease)['degraded'])
@@ -115,7 +115,7 @@ class TestElsewhere(WatchTestCase):
         lease = self.lease(50, 100, count=2)
         self.with_host('two', VCPU=2)
         self.with_host('one', usage=1, VCPU=2)
-        bind_all, found = self.watch._bind_all, []
+        bind_all, found = self.overbooking._bind_all, []
 
         def send_and_bind(rows):
             found.extend(rows)
@@ -124,8 +124,8 @@ class TestElsewhere(WatchTestCase):
                 session.execute(sa.delete(models.HeldBuild))
             bind_all(found)
 
-        self.watch._bind_all = send_and_bind
-        self.watch.look()
+        self.overbooking._bind_all = send_and_bind
+        self.overbooking.look()
         self.assertEqual(1, len(found))
         self.assertEqual((['one', 'one'], []),
                          (self.hosts_of(lease), self.asked))
@@ -135,7 +135,7 @@ class TestElsewhere(WatchTestCase):
         lease = self.lease(50, 100, count=2)
         self.with_host('two', VCPU=2)
         self.with_host('one', usage=1, VCPU=2)
-        self.watch.look()
+        self.overbooking.look()
         # The one that was booked last.
         self.assertEqual(['one', 'two'], self.hosts_of(lease))
         found = self.get(lease)
@@ -146,7 +146,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(1, self.told(lease))
         self.assertIn('is bound to host two now; before: one', self.log.output)
         before = self.everything()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(before, self.everything())
 
     def test_the_newest_goes_and_only_where_it_does_not_fit(self):
@@ -157,7 +157,7 @@ class TestElsewhere(WatchTestCase):
         brief = self.lease(100, 110)
         self.with_host('two', VCPU=9)
         self.with_host('one', usage=1, VCPU=2)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(
             [['one'], ['two'], ['one', 'two'], ['one']],
             [self.hosts_of(one) for one in (first, second, later, brief)])
@@ -168,7 +168,7 @@ class TestElsewhere(WatchTestCase):
         self.with_host('two', VCPU=2)
         with self.database.writer() as session:
             inventory.retain(session, [self.uuids['two']], NOW)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['two', 'two'], self.hosts_of(lease))
 
     def when_it_is_gone(self, count):
@@ -181,7 +181,7 @@ class TestElsewhere(WatchTestCase):
 
     def test_one_that_changes_while_others_are_bound_is_bound_as_it_is(self):
         first, second = self.when_it_is_gone(2)
-        notify = self.watch._rebinding._notify
+        notify = self.overbooking._booking_reassignment._notify
 
         def change(event, lease):
             notify(event, lease)
@@ -189,23 +189,23 @@ class TestElsewhere(WatchTestCase):
                 with self.database.writer() as session:
                     api.locked(session, second['id']).name = 'another'
 
-        self.watch._rebinding._notify = change
-        self.watch.look()
+        self.overbooking._booking_reassignment._notify = change
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(first))
         self.assertEqual(['two'], self.hosts_of(second))
         self.assertEqual('another', self.get(second)['name'])
 
     def test_one_that_goes_while_others_are_bound_is_in_no_ones_way(self):
         first, second, third = self.when_it_is_gone(3)
-        notify = self.watch._rebinding._notify
+        notify = self.overbooking._booking_reassignment._notify
 
         def change(event, lease):
             notify(event, lease)
             if event == 'lease.healed' and lease['id'] == first['id']:
                 driven.withdraw(self.leases, second['id'])
 
-        self.watch._rebinding._notify = change
-        self.watch.look()
+        self.overbooking._booking_reassignment._notify = change
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(third))
 
     def test_those_that_cannot_be_read_together_are_bound_one_by_one(self):
@@ -214,27 +214,27 @@ class TestElsewhere(WatchTestCase):
         """
         leases = self.when_it_is_gone(3)
         bad = leases[1]['reservations'][0]['id']
-        cases, broken = self.watch._others.cases, [True]
+        cases, broken = self.overbooking._others.cases, [True]
 
         def fail(reservation_ids):
             if bad in reservation_ids and broken:
                 raise ZeroDivisionError
             return cases(reservation_ids)
 
-        self.watch._others.cases = fail
-        self.watch.look()
+        self.overbooking._others.cases = fail
+        self.overbooking.look()
         self.assertEqual([['two'], ['one'], ['two']],
                          [self.hosts_of(one) for one in leases])
         broken.clear()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(leases[1]))
 
     def test_many_are_bound_together(self):
         """In a few transactions, and each has what the one before leaves."""
         leases, begun = self.when_it_is_gone(20), []
-        engine = self.watch._database.engine
+        engine = self.overbooking._database.engine
         sa.event.listen(engine, 'begin', begun.append)
-        self.watch.look()
+        self.overbooking.look()
         for lease in leases:
             self.assertEqual(['two'], self.hosts_of(lease))
         self.assertEqual([1] * 20, list(map(self.told, leases)))
@@ -244,9 +244,9 @@ class TestElsewhere(WatchTestCase):
         leases, begun = self.when_it_is_gone(2), []
         self.with_host('two', VCPU=1)
         self.with_host('three', VCPU=1)
-        engine = self.watch._database.engine
+        engine = self.overbooking._database.engine
         sa.event.listen(engine, 'begin', begun.append)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual({'two', 'three'}, {
             host for lease in leases for host in self.hosts_of(lease)})
         self.assertLess(len(begun), 15)
@@ -262,7 +262,7 @@ class TestElsewhere(WatchTestCase):
         self.with_host('large', VCPU=2)
         self.with_host('small', VCPU=1)
         self.with_host('gone', VCPU=0)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([['large'], ['small']],
                          list(map(self.hosts_of, leases)))
         self.assertNotIn('lease.degraded', dict(self.notified))
@@ -274,23 +274,23 @@ class TestElsewhere(WatchTestCase):
         younger = self.reserve(50, 100)
         self.with_host('two', VCPU=2)
         self.with_host('one', VCPU=0)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([['two', 'two'], [None]],
                          list(map(self.hosts_of, (older, younger))))
 
     def test_one_that_goes_while_many_are_bound_keeps_nobody(self):
         leases, begun = self.when_it_is_gone(16), []
-        rebind = self.watch._binding.rebind
+        rebind = self.overbooking._reassigner.rebind
 
         def rebind_late(*moves):
             if not begun:
                 sa.event.listen(
-                    self.watch._database.engine, 'begin', begun.append)
+                    self.overbooking._database.engine, 'begin', begun.append)
                 driven.withdraw(self.leases, leases[3]['id'])
             return rebind(*moves)
 
-        self.watch._binding.rebind = rebind_late
-        self.watch.look()
+        self.overbooking._reassigner.rebind = rebind_late
+        self.overbooking.look()
         del leases[3]
         self.assertEqual([['two']] * 15, list(map(self.hosts_of, leases)))
         self.assertLess(len(begun), 15)
@@ -299,15 +299,15 @@ class TestElsewhere(WatchTestCase):
         leases = self.when_it_is_gone(1)
         self.with_host('three', VCPU=1)
         busy, = self.scalars(models.Host.id, models.Host.name == 'two')
-        rebind = self.watch._binding.rebind
+        rebind = self.overbooking._reassigner.rebind
 
         def rebind_late(*moves):
             if busy in moves[0].hosts.values():
                 raise api.LostRace(busy)
             return rebind(*moves)
 
-        self.watch._binding.rebind = rebind_late
-        self.watch.look()
+        self.overbooking._reassigner.rebind = rebind_late
+        self.overbooking.look()
         self.assertEqual(['three'], self.hosts_of(leases[0]))
 
     def test_who_finds_what_another_one_has_bound_leaves_it_there(self):
@@ -315,7 +315,7 @@ class TestElsewhere(WatchTestCase):
         leases = self.when_it_is_gone(2)
         self.with_host('two', VCPU=1)
         self.with_host('three', VCPU=1)
-        other, bind_all = self.new_watch(), self.watch._bind_all
+        other, bind_all = self.new_check(), self.overbooking._bind_all
 
         def bind_late(rows):
             rows = list(rows)
@@ -324,8 +324,8 @@ class TestElsewhere(WatchTestCase):
             self.lease(50, 100, count=1)
             bind_all(rows)
 
-        self.watch._bind_all = bind_late
-        self.watch.look()
+        self.overbooking._bind_all = bind_late
+        self.overbooking.look()
         self.assertEqual({'two', 'three'}, {
             host for lease in leases for host in self.hosts_of(lease)})
         self.assertEqual([1] * 2, list(map(self.told, leases)))
@@ -336,7 +336,7 @@ class TestElsewhere(WatchTestCase):
         lease = self.lease(50, 100, count=4, resources=resources)
         self.with_host('two', VCPU=4, MEMORY_MB=4)
         self.with_host('one', VCPU=4, MEMORY_MB=3)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['one'] * 3 + ['two'], self.hosts_of(lease))
 
     def test_it_goes_only_where_the_cloud_lets_it(self):
@@ -347,7 +347,7 @@ class TestElsewhere(WatchTestCase):
         self.wanted['project'] = model.Demand(
             {}, hosts=frozenset([self.uuids['three']]))
         self.with_host('one', usage=1, VCPU=1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['three'], self.hosts_of(lease))
         reservation, = lease['reservations']
         self.assertEqual([resource_types.ReservationContext(
@@ -364,7 +364,7 @@ class TestElsewhere(WatchTestCase):
         self.with_host('two', VCPU=1)
         self.with_host('three', VCPU=2)
         self.with_host('one', usage=2, VCPU=3)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['three', 'three'], self.hosts_of(lease))
         self.assertEqual({'vcpus': 1}, self.asked[0].spec)
         self.assertIsNone(self.asked[0].call)
@@ -377,17 +377,17 @@ class TestElsewhere(WatchTestCase):
             {}, affinity=model.Affinity.DIFFERENT)
         self.with_host('three', VCPU=1)
         self.with_host('two', usage=1, VCPU=1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual({'one', 'three'}, set(self.hosts_of(lease)))
 
     def test_free_places_go_and_those_that_are_taken_stay(self):
         self.with_host('one', VCPU=2)
         lease = self.reserve(0, 100, self.places(2), active=True)
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         self.with_host('two', VCPU=2)
         self.clock.advance(10)
         self.with_host('one', usage=1, VCPU=2)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual('one', self.host_of(server_id))
         self.assertEqual(['one', 'two'], sorted(self.hosts_of(lease)))
 
@@ -395,16 +395,17 @@ class TestElsewhere(WatchTestCase):
         for name in ('one', 'two'):
             self.with_host(name, VCPU=1)
         lease = self.reserve(0, 1000, self.places(2), active=True)
-        server_id, = self.occupy(lease)
-        self.lifecycle.observing.observe(server_id, cloud_api.ObservedServer(
-            cloud_api.ServerState.RUNNING,
-            self.uuids[self.host_of(server_id)]))
+        server_id, = self.take_slots(lease)
+        self.lifecycle.reconciliation.observe(
+            server_id, cloud_api.ObservedServer(
+                cloud_api.ServerState.RUNNING, self.uuids[self.host_of(
+                    server_id)]))
         there, = {'one', 'two'} - {self.host_of(server_id)}
         scheduler_claims.Claims(
             self.database, self.clock, self.admission.index).claim(
                 server_id, {self.uuids[there]: {'VCPU': 1}})
         before = self.hosts_of(lease)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual((before, []), (self.hosts_of(lease), self.asked))
         # It stays where it was, and something else has come.
         self.clock.advance(overbooking.AGAIN + 1)
@@ -413,16 +414,16 @@ class TestElsewhere(WatchTestCase):
             inventory.report_usage(
                 session, self.clock.now(), uuid, {'other': {'VCPU': 1}},
                 inventory.generations(session, [uuid])[uuid])
-        self.watch.look()
+        self.overbooking.look()
         self.assertIn(None, self.hosts_of(lease))
 
     def test_an_offer_goes_too(self):
         self.with_host('one', VCPU=1)
-        offer = self.leases.making.offer(creation.NewLease(
+        offer = self.leases.creation.offer(creation.NewLease(
             'project', 'user', self.request(50, 100), (self.places(),)), 40)
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(offer))
 
 
@@ -441,11 +442,11 @@ class TestWhatStays(WatchTestCase):
         self.crowd()
         for _look in range(3):
             self.clock.advance(overbooking.AGAIN)
-            self.watch.look()
+            self.overbooking.look()
         self.assertEqual(['one'], self.hosts_of(lease))
         self.assertEqual(1, self.log.output.count('WARNING Host one is'))
         self.with_host('one', usage=2, VCPU=1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(2, self.log.output.count('WARNING Host one is'))
 
     def test_one_that_is_on_its_way_is_not_touched(self):
@@ -453,17 +454,17 @@ class TestWhatStays(WatchTestCase):
         self.crowd()
         for column in ('dispatched_at', 'claimed_at'):
             self.change(lease, **{column: NOW})
-            self.watch.look()
+            self.overbooking.look()
             self.assertEqual(['one'], self.hosts_of(lease), column)
             self.change(lease, **{column: None})
         self.clock.advance(overbooking.AGAIN)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(lease))
 
     def test_one_that_starts_at_once_is_not_touched(self):
         lease = self.lease(0, 100)
         self.crowd()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['one'], self.hosts_of(lease))
 
     def test_a_server_that_overstays_drives_nobody_away_at_once(self):
@@ -471,17 +472,17 @@ class TestWhatStays(WatchTestCase):
         lease = self.lease(100, 9000)
         self.with_host('two', VCPU=1)
         self.clock.advance(100)
-        self.watch.look()
-        self.clock.advance(self.patience - 1)
-        self.watch.look()
+        self.overbooking.look()
+        self.clock.advance(self.start_timeout - 1)
+        self.overbooking.look()
         self.assertEqual(['one'], self.hosts_of(lease))
         self.clock.advance(overbooking.AGAIN)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(lease))
 
     def test_what_runs_without_an_end_is_not_our_business_alone(self):
         self.with_host('one', usage=2, VCPU=1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertNotIn('WARNING', self.log.output)
 
 
@@ -497,7 +498,7 @@ class TestMissing(WatchTestCase):
     def test_what_has_no_room_anywhere_is_flagged_at_once(self):
         lease = self.lease(50, 100, count=2)
         self.crowd(1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['one', None], self.hosts_of(lease))
         found = self.get(lease)
         self.assertEqual(
@@ -514,7 +515,7 @@ class TestMissing(WatchTestCase):
         lease = self.lease(50, 1000, count=2)
         self.crowd(1)
         for _look in range(5):
-            self.watch.look()
+            self.overbooking.look()
             self.clock.advance(20)
         self.assertEqual(1, self.told(lease))
         self.assertEqual(1, self.log.output.count('any more. '))
@@ -524,7 +525,7 @@ class TestMissing(WatchTestCase):
         self.with_host('two', VCPU=2)
         self.lease(40, 500, count=2)
         self.crowd()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([None, None], self.hosts_of(lease))
         self.assertIn('next_start: 2027-01-15T08:08:20',
                       self.get(lease)['status_reason'])
@@ -532,15 +533,15 @@ class TestMissing(WatchTestCase):
     def test_it_gets_its_room_as_soon_as_there_is_some(self):
         lease = self.lease(50, 1000, count=2)
         self.crowd()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([None, None], self.hosts_of(lease))
         self.crowd(1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['one', None], self.hosts_of(lease))
         self.assertEqual(['CapacityMissing'], [
             one['type'] for one in self.get(lease)['conditions']])
         self.crowd(0)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['one', 'one'], self.hosts_of(lease))
         found = self.get(lease)
         self.assertEqual((False, ''), (
@@ -551,11 +552,11 @@ class TestMissing(WatchTestCase):
     def test_nothing_is_said_any_more_of_what_was_bound_by_others(self):
         lease = self.lease(50, 1000)
         self.crowd()
-        self.watch.look()
+        self.overbooking.look()
         self.change(lease, host_id=self.scalars(models.Host.id)[0],
                     claimed_at=NOW)
         self.clock.advance(overbooking.AGAIN)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual('', self.get(lease)['status_reason'])
         self.assertEqual(2, self.told(lease))
 
@@ -564,11 +565,11 @@ class TestMissing(WatchTestCase):
         self.clock.advance(1)
         small = self.lease(200, 300)
         self.crowd()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([[None], [None]], [
             self.hosts_of(one) for one in (large, small)])
         self.crowd(1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([[None], ['one']], [
             self.hosts_of(one) for one in (large, small)])
 
@@ -578,9 +579,9 @@ class TestMissing(WatchTestCase):
             made.append(self.lease(50, 100))
             self.clock.advance(1)
         self.crowd()
-        self.watch.look()
+        self.overbooking.look()
         self.crowd(1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([['one'], [None]], list(map(self.hosts_of, made)))
 
     def test_places_that_belong_together_are_missing_together(self):
@@ -588,10 +589,10 @@ class TestMissing(WatchTestCase):
         self.wanted['project'] = model.Demand(
             {}, affinity=model.Affinity.SAME)
         self.crowd(1)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([None, None], self.hosts_of(lease))
         self.crowd(0)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(['one', 'one'], self.hosts_of(lease))
 
     def test_a_lease_that_may_use_no_host_says_so(self):
@@ -600,7 +601,7 @@ class TestMissing(WatchTestCase):
         self.wanted['project'] = errors.Refused(refusals.Refusal(
             refusals.Reason.NO_HOST, 0, 0, None))
         self.crowd()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([None], self.hosts_of(lease))
         self.assertIn('There is no host that this lease may use. '
                       'next_start: none. fits_now: 0 of 1.',
@@ -613,17 +614,17 @@ class TestMissing(WatchTestCase):
         self.wanted['other'] = RuntimeError('broken')
         self.with_host('two', VCPU=2)
         self.crowd()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([['one'], ['one']],
                          [self.hosts_of(one) for one in (lease, other)])
         self.assertEqual([], self.notified)
         self.wanted.clear()
         # It is not waited for again in every look.
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([['one'], ['two']],
                          [self.hosts_of(one) for one in (lease, other)])
         self.clock.advance(overbooking.AGAIN)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([['two'], ['two']],
                          [self.hosts_of(one) for one in (lease, other)])
 
@@ -631,9 +632,9 @@ class TestMissing(WatchTestCase):
         """Each costs a search, and what has just become too much waits."""
         found = [self.lease(50, 100, project=name) for name in 'ab']
         self.crowd()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([[None]] * 2, list(map(self.hosts_of, found)))
-        bind_all, tried = self.watch._bind_all, []
+        bind_all, tried = self.overbooking._bind_all, []
 
         def slow(rows):
             rows = list(rows)
@@ -642,10 +643,10 @@ class TestMissing(WatchTestCase):
                 self.clock.advance(overbooking.PAUSE + 1)
             bind_all(rows)
 
-        self.watch._bind_all = slow
+        self.overbooking._bind_all = slow
         self.with_host('full', VCPU=0)
         for _look in range(2):
-            self.watch.look()
+            self.overbooking.look()
         self.assertEqual([lease['id'] for lease in sorted(
             found, key=lambda lease: (lease['created_at'], lease['id']))],
             tried)
@@ -654,22 +655,22 @@ class TestMissing(WatchTestCase):
         self.lease(50, 1000)
         self.crowd()
         for usage in range(3, 8):
-            self.watch.look()
+            self.overbooking.look()
             self.crowd(usage)
         self.assertEqual(1, len(self.asked))
         self.clock.advance(overbooking.AGAIN)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(2, len(self.asked))
 
     def test_a_lease_that_failed_or_goes_is_left_alone(self):
         failed = self.lease(50, 100)
         gone = self.lease(60, 100)
-        self.lifecycle.starting.give_up(failed['id'], 'start_lease')
+        self.lifecycle.lease_start.give_up(failed['id'], 'start_lease')
         self.with_host('two', VCPU=2)
         self.crowd()
-        self.lifecycle.ending.delete(gone['id'])
+        self.lifecycle.lease_end.delete(gone['id'])
         before = self.everything()
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual(before, self.everything())
 
 
@@ -680,7 +681,7 @@ class TestTogether(WatchTestCase):
         made = [self.lease(50, 100) for _number in range(8)]
         self.with_host('two', VCPU=8)
         self.with_host('one', usage=4, VCPU=8)
-        watches = [self.new_watch() for _number in range(3)]
+        checks = [self.new_check() for _number in range(3)]
         together = threading.Barrier(3)
 
         def look(one):
@@ -688,9 +689,9 @@ class TestTogether(WatchTestCase):
             one.look()
 
         for thread in [self.in_thread(lambda one=one: look(one))
-                       for one in watches]:
+                       for one in checks]:
             thread.join(60)
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual([['one']] * 4 + [['two']] * 4,
                          list(map(self.hosts_of, made)))
         self.assertEqual([0] * 4 + [1] * 4, list(map(self.told, made)))
@@ -700,16 +701,16 @@ class TestTogether(WatchTestCase):
         lease = self.lease(50, 100)
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
-        other = self.new_watch()
-        real = self.watch._binding.rebind
+        other = self.new_check()
+        real = self.overbooking._reassigner.rebind
 
         def rebind(*args):
             # Meanwhile another one does it.
             other.look()
             return real(*args)
 
-        self.watch._binding.rebind = rebind
-        self.watch.look()
+        self.overbooking._reassigner.rebind = rebind
+        self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(lease))
         self.assertEqual(1, self.told(lease))
 
@@ -718,7 +719,7 @@ class TestTogether(WatchTestCase):
         lease = self.lease(50, 100)
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
-        real = self.watch._binding.rebind
+        real = self.overbooking._reassigner.rebind
         taken = []
 
         def rebind(*args):
@@ -727,7 +728,7 @@ class TestTogether(WatchTestCase):
                 self.with_host('three', VCPU=1)
             return real(*args)
 
-        self.watch._binding.rebind = rebind
-        self.watch.look()
+        self.overbooking._reassigner.rebind = rebind
+        self.overbooking.look()
         self.assertEqual([['two'], ['three']],
                          [self.hosts_of(one) for one in (*taken, lease)])

@@ -9,6 +9,7 @@ from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import preflight
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -29,7 +30,7 @@ class PreflightTestCase(base.LeaseTestCase):
 
     def new(self, times=(DAY, HOUR), database=None):
         return preflight.Preflight(
-            database or self.database, self.clock, self, self.vault.open,
+            database or self.database, self.clock, self, self.encryption.open,
             self.tell, times)
 
     def tell(self, event, lease):
@@ -95,7 +96,7 @@ class TestPreflight(PreflightTestCase):
     def test_one_that_moves_is_looked_at_before_its_new_start(self):
         lease = self.lease(2 * DAY, 3 * DAY)
         self.look(2 * DAY - HOUR)
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             start=NOW + 4 * DAY, end=NOW + 5 * DAY))
         self.assertEqual([0, 1], [self.look(1), self.look(DAY + HOUR)])
 
@@ -111,7 +112,7 @@ class TestPreflight(PreflightTestCase):
         self.lacks = ['Its image is gone.']
         self.look(DAY)
         self.clock.advance(DAY)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual([], self.warnings(lease))
         self.assertEqual(0, self.look(preflight.AGAIN))
@@ -198,7 +199,7 @@ class TestPreflight(PreflightTestCase):
 
         def meanwhile():
             self.clock.advance(DAY)
-            self.new_engine().run_due()
+            driven.run_due(self.new_engine())
 
         self.during = meanwhile
         self.looks.look()

@@ -359,7 +359,7 @@ class TestStaying(RaceTestCase):
         task = {'url': self.books.url, 'now': NOW + 100, 'options': {},
                 'path': self.path, **options}
         outcome = outcomes(racers().race([
-            *({**task, 'do': 'let_go', 'lease_id': lease['id'],
+            *({**task, 'do': 'remove_server', 'lease_id': lease['id'],
                'server_id': server_id}
               for server_id in base.servers_of(lease)),
             *({**task, 'do': 'create', 'leases': [self.wanted(200, 210)]}
@@ -407,7 +407,7 @@ class TestWaiting(RaceTestCase):
         first = self.reserve(0, 100, self.places(self.ROOM))
         waiting = [self.reserve(project=project, request=self.request(
             retry=requests.Retry(60, 10))) for project in ('a', 'b', 'c')]
-        self.lifecycle.ending.delete(first['id'])
+        self.lifecycle.lease_end.delete(first['id'])
         task = {'url': self.books.url, 'now': NOW, 'options': {},
                 'path': self.path, **options}
         made = outcomes(racers().race([
@@ -469,7 +469,7 @@ class TestHandingOver(RaceTestCase):
         """
         lease = self.reserve(0, 100, self.places(
             among=model.HostPool.ENROLLED), active=True)
-        server_id, = self.occupy(lease)
+        server_id, = self.take_slots(lease)
         later = self.reserve(100, 200, creation.NewReservation(model.Demand(
             model.WHOLE, among=model.HostPool.ENROLLED), params={}, spec={}))
         tasks = iter(['let_in', 'start'])
@@ -594,7 +594,7 @@ class TestPlaces(RaceTestCase):
     def occupied(self, **options):
         """Who was told to have a place, and who has one."""
         answers = self.race(
-            RACERS, do='occupy', server_ids=lambda: [
+            RACERS, do='take_slots', server_ids=lambda: [
                 uuidutils.generate_uuid() for _server in range(2)],
             reservation_id=self.mine['reservations'][0]['id'], **options)
         return {one['taken'] for each in answers for one in each
@@ -607,7 +607,7 @@ class TestPlaces(RaceTestCase):
             told, have = self.occupied()
             self.assertEqual(self.AMOUNT, len(have))
             self.assertEqual(have, told)
-            self.leases.places.vacate(have)
+            self.leases.slots.free(have)
 
 
 class TestPlacesWithoutTheGuard(TestPlaces):
@@ -621,7 +621,7 @@ class TestPlacesWithoutTheGuard(TestPlaces):
             told, have = self.occupied(without=['lock'])
             if len(told) > len(have):
                 return
-            self.leases.places.vacate(have)
+            self.leases.slots.free(have)
         self.fail('No place was taken twice without the guard.')
 
 
@@ -644,7 +644,7 @@ class TestNoShows(RaceTestCase):
                 'lease_id': lease['id'], 'options': {}, **options}
         answers = racers().race([
             *({**task, 'do': 'end_unused'} for _number in range(4)),
-            *({**task, 'do': 'occupy',
+            *({**task, 'do': 'take_slots',
                'server_ids': [uuidutils.generate_uuid()],
                'reservation_id': lease['reservations'][0]['id']}
               for _number in range(4))])
@@ -1014,7 +1014,7 @@ class TestBindingMany(RaceTestCase):
             return read(session, lease_ids)
 
         with mock.patch('blazar_core.db.api.whole', look):
-            self.assertIsNotNone(self.leases.binding.rebind(
+            self.assertIsNotNone(self.leases.reassignment.rebind(
                 reassignment.Reassigned(row.id, row.generation, dict(zip(
                     on, [*hosts[1:], hosts[0]], strict=True)), before=hosts)))
         return seen
@@ -1097,7 +1097,7 @@ class TestNewOwners(RaceTestCase):
         answers = racers().race([
             *({**task, 'do': 'hand_over', 'project_id': f'new-{number}'}
               for number in range(4)),
-            *({**task, 'do': 'occupy', 'late': late,
+            *({**task, 'do': 'take_slots', 'late': late,
                'server_ids': [uuidutils.generate_uuid()],
                'reservation_id': lease['reservations'][0]['id']}
               for _number in range(4))])
@@ -1296,7 +1296,7 @@ class TestStarting(RaceTestCase):
             self.useFixture(fixtures.TempDir()).path, 'cloud')
 
     def held(self, call):
-        return self.leases.making.create(
+        return self.leases.creation.create(
             self.new_lease(request=self.request(-1, 100)), call)
 
     def lines(self):

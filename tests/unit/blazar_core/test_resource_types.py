@@ -25,6 +25,7 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -152,19 +153,19 @@ class TestParkingLots(base.LeaseTestCase):
             {'start_lease': 50, 'parking:lot:sweep': 100, 'end_lease': 150,
              'before_end_lease': 140}, self.times(lease))
         self.clock.advance(50)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual({reservation['id']: (self.garage, self.garage)},
                          self.lots.barrier)
         self.clock.advance(50)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual([('sweep', reservation['id'])], self.lots.swept)
         self.clock.advance(40)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(('before_end_lease', reservation['id']),
                          self.lots.swept[-1])
         self.clock.advance(10)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual({}, self.lots.barrier)
         self.assertEqual(10, self.free())
         self.assertEqual('TERMINATED', self.status(lease))
@@ -179,7 +180,7 @@ class TestParkingLots(base.LeaseTestCase):
 
     def test_its_events_move_with_the_lease(self):
         lease = self.reserve(50, 150, self.lots_of())
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             start=NOW + 100, end=NOW + 300, events=()))
         self.assertEqual(
             {'start_lease': 100, 'parking:lot:sweep': 200, 'end_lease': 300},
@@ -188,60 +189,60 @@ class TestParkingLots(base.LeaseTestCase):
     def test_what_cannot_be_done_now_is_done_later(self):
         lease = self.reserve(0, 1000, self.lots_of())
         self.lots.stuck = True
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('STARTING', self.status(lease))
         self.lots.stuck = False
         self.clock.advance(10)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual(1, len(self.lots.barrier))
         self.lots.stuck = True
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))
         self.lots.stuck = False
         self.clock.advance(300)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual({}, self.lots.barrier)
         self.assertEqual(10, self.free())
 
-    def watching(self):
+    def overbooking_check(self):
         database = self.books.connect()
         return overbooking.OverbookingCheck(
             database, self.clock, self.admission,
             reassignment.Reassignment(database, self.clock, self.types),
-            self.vault.open, self.types,
-            lambda event, lease: None, self.patience)
+            self.encryption.open, self.types,
+            lambda event, lease: None, self.start_timeout)
 
     def test_when_their_garage_shrinks_they_move(self):
         """And the barrier is told, however often that has to be tried."""
         lease = self.reserve(0, 1000, self.lots_of())
-        self.engine.run_due()
+        driven.run_due(self.engine)
         other = self.garage_of('other garage', 6)
         self.garage_of('garage', 2, self.garage)
-        self.watching().look()
+        self.overbooking_check().look()
         self.lots.stuck = True
-        self.engine.run_due()
+        driven.run_due(self.engine)
         reservation, = views.get(self.database, lease['id'])['reservations']
         self.assertTrue(reservation['resources_changed'])
         self.assertEqual({reservation['id']: (self.garage,) * 2},
                          self.lots.barrier)
         self.lots.stuck = False
         self.clock.advance(10)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual({reservation['id']: (other, other)},
                          self.lots.barrier)
 
     def resize(self, lease, amount):
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             reservations={lease['reservations'][0]['id']:
                           self.lots_of(amount)}))
 
     def test_the_barrier_is_told_of_more_and_of_fewer(self):
         lease = self.reserve(0, 1000, self.lots_of(2))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         for amount in (3, 1):
             self.resize(lease, amount)
-            self.engine.run_due()
+            driven.run_due(self.engine)
             self.assertEqual([(self.garage,) * amount],
                              [*self.lots.barrier.values()])
         # Only the last time is remembered, and none of it is shown.
@@ -251,7 +252,7 @@ class TestParkingLots(base.LeaseTestCase):
 
     def test_one_who_stands_still_while_it_changes_tells_of_the_last(self):
         lease = self.reserve(0, 1000, self.lots_of(2))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.resize(lease, 3)
         changed, calls = self.lots.changed, []
 
@@ -259,34 +260,34 @@ class TestParkingLots(base.LeaseTestCase):
             if not calls:
                 calls.append(reserved)
                 self.resize(lease, 1)
-                self.engine.run_due()
+                driven.run_due(self.engine)
             changed(reserved)
 
         self.lots.changed = late
-        self.assertIsNone(self.lifecycle.telling.changed(lease['id']))
+        self.assertIsNone(self.lifecycle.notices.changed(lease['id']))
         self.assertEqual([(self.garage,)], [*self.lots.barrier.values()])
 
     def test_what_changes_again_and_again_is_told_later(self):
         lease = self.reserve(0, 1000, self.lots_of(2))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         amounts = itertools.cycle([3, 1])
         self.lots.changed = lambda _reserved: self.resize(
             lease, next(amounts))
-        later = self.lifecycle.telling.changed(lease['id'])
+        later = self.lifecycle.notices.changed(lease['id'])
         self.assertEqual(lease_status.AGAIN, later.seconds)
 
     def test_what_ends_while_it_changes_is_closed(self):
         lease = self.reserve(0, 1000, self.lots_of(2))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.resize(lease, 3)
         start = self.lots.start
 
         def late(reserved):
-            self.lifecycle.ending.delete(lease['id'])
+            self.lifecycle.lease_end.delete(lease['id'])
             start(reserved)
 
         self.lots.start = late
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('DELETED', self.status_of(lease))
         self.assertEqual({}, self.lots.barrier)
 
@@ -306,14 +307,14 @@ class TestParkingLots(base.LeaseTestCase):
                 calls.append(reserved)
                 self.garage_of('other garage', 6)
                 self.garage_of('garage', 2, self.garage)
-                self.watching().look()
+                self.overbooking_check().look()
                 # Who is told of it now is told of more than is so in the end.
-                self.assertEqual(1, self.new_engine().run_due())
+                self.assertEqual(1, driven.run_due(self.new_engine()))
             start(reserved)
 
         self.lots.start = late
         for _time in range(2):
-            self.engine.run_due()
+            driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
         (where, _other), = self.lots.barrier.values()
         self.assertNotEqual(self.garage, where)
@@ -323,7 +324,7 @@ class TestParkingLots(base.LeaseTestCase):
         lease = self.reserve(0, 10 ** 6, self.lots_of(), self.places())
         self.places_type.broken['start'] = RuntimeError('no')
         while self.status(lease) == 'STARTING' or self.clock.now() == NOW:
-            self.engine.run_due()
+            driven.run_due(self.engine)
             self.clock.advance(300)
         self.assertEqual('ERROR', self.status(lease))
         self.assertEqual({}, self.lots.barrier)
@@ -336,64 +337,64 @@ class TestParkingLots(base.LeaseTestCase):
     def test_what_was_opened_when_it_was_over_is_closed(self):
         """By a process that stood still, and died when it had done that."""
         lease = self.reserve(0, 100, self.lots_of())
-        self.engine.run_due()
+        driven.run_due(self.engine)
         (own,) = self.lots.barrier
-        self.lifecycle.closing.close_left()
+        self.lifecycle.lease_close.close_left()
         self.assertEqual({own}, self.lots.barrier.keys())
         self.clock.advance(100)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.lots.barrier))
-        self.lifecycle.starting.open(lease['id'])
+        self.lifecycle.lease_start.open(lease['id'])
         self.lots.barrier['of an older database'] = ()
-        self.lifecycle.closing.close_left()
+        self.lifecycle.lease_close.close_left()
         self.assertEqual(['of an older database'], [*self.lots.barrier])
         self.assertEqual(['of an older database'], [
-            one.id for _kind, one in self.lifecycle.closing.left_open()])
+            one.id for _kind, one in self.lifecycle.lease_close.left_open()])
 
     def test_what_has_to_wait_is_no_failure(self):
         lease = self.reserve(0, 10 ** 6, self.places())
         self.places_type.broken['start'] = errors.CloudUnavailable('wait')
         for _time in range(30):
-            self.engine.run_due()
+            driven.run_due(self.engine)
             self.clock.advance(300)
         self.assertEqual('STARTING', self.status(lease))
         self.places_type.broken.clear()
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_one_begins_when_the_other_has_ended(self):
         first = self.reserve(0, 100, self.lots_of(3))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         second = self.reserve(100, 200, self.lots_of(3))
         self.clock.advance(100)
         self.lots.stuck = True
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.lots.stuck = False
         self.assertEqual(('TERMINATING', 'PENDING'), (
             self.status(first), self.status(second)))
         for _time in range(3):
             self.clock.advance(20)
-            self.engine.run_due()
+            driven.run_due(self.engine)
         self.assertEqual(('TERMINATED', 'ACTIVE'), (
             self.status(first), self.status(second)))
 
     def test_what_is_put_off_happens_again(self):
         lease = self.reserve(0, 100, self.lots_of())
         self.clock.advance(50)
-        self.engine.run_due()
-        self.leases.changing.update(
+        driven.run_due(self.engine)
+        self.leases.updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 1000))
         self.assertEqual(500, self.times(lease)['parking:lot:sweep'])
         self.clock.advance(450)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(2, len(self.lots.swept))
 
     def test_longer_leases_get_more_events_and_shorter_ones_fewer(self):
         self.days()
         lease = self.reserve(50, 80, self.lots_of())
         for end, days in ((100, 5), (70, 2)):
-            self.leases.changing.update(
+            self.leases.updates.update(
                 lease['id'], updates.LeaseChange(end=NOW + end))
             self.assertEqual(
                 {f'parking:lot:day{number}': 50 + 10 * number
@@ -411,14 +412,14 @@ class TestParkingLots(base.LeaseTestCase):
                 if ':' in name}
 
     def change(self, lease, **times):
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             **{name: NOW + time for name, time in times.items()}))
 
     def test_what_has_happened_stays_in_the_record(self):
         self.days()
         lease = self.reserve(0, 100, self.lots_of())
         self.clock.advance(25)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.change(lease, end=28)
         self.lots.events = lambda window: {}
         self.change(lease, end=60)
@@ -427,12 +428,12 @@ class TestParkingLots(base.LeaseTestCase):
 
     def test_of_an_offer_nothing_happens(self):
         self.days()
-        lease = self.leases.making.offer(creation.NewLease(
+        lease = self.leases.creation.offer(creation.NewLease(
             'project', 'user', self.request(50, 80), (self.lots_of(),)), 600)
         self.change(lease, end=150)
         self.assertEqual(10, len(self.own_events(lease)))
         self.clock.advance(200)
-        self.assertEqual(0, self.engine.run_due())
+        self.assertEqual(0, driven.run_due(self.engine))
         self.assertEqual([], self.notified)
 
     def test_events_of_what_is_not_installed_stay_as_they_are(self):
@@ -453,10 +454,10 @@ class TestParkingLots(base.LeaseTestCase):
 
     def test_the_world_is_told_whatever_the_type_makes_of_it(self):
         self.reserve(0, 100, self.lots_of())
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.lots.happens = lambda *_args: 1 / 0
         self.clock.advance(50)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertIn('lease.event.parking:lot:sweep',
                       [event for event, _lease in self.notified])
 
@@ -464,29 +465,29 @@ class TestParkingLots(base.LeaseTestCase):
         lease = self.reserve(0, 100, self.lots_of())
         self.lots.stuck = True
         self.clock.advance(50)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual([], self.lots.swept)
         self.lots.stuck = False
         for _time in range(2):
             self.clock.advance(10)
-            self.engine.run_due()
+            driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual(1, len(self.lots.swept))
 
     def test_while_it_is_not_installed_all_else_goes_on(self):
         lease = self.reserve(0, 100, self.lots_of(), self.places())
-        self.engine.run_due()
+        driven.run_due(self.engine)
         server_id = uuidutils.generate_uuid()
-        self.leases.places.occupy(
+        self.leases.slots.take(
             lease['reservations'][1]['id'], 'project', [server_id])
         self.cloud.servers[server_id] = cloud_api.ObservedServer(
             base.State.RUNNING)
         del self.types.named['parking:lot']
-        self.leases.changing.update(
+        self.leases.updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 200))
-        self.watching().look()
+        self.overbooking_check().look()
         self.clock.advance(200)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual([server_id], self.cloud.deleted)
         self.assertEqual({}, self.places_type.open)
         self.assertEqual('TERMINATING', self.status(lease))
@@ -494,7 +495,7 @@ class TestParkingLots(base.LeaseTestCase):
             self.database, lease['id'])['status_reason'])
         self.types.named['parking:lot'] = self.lots
         self.clock.advance(300)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(('TERMINATED', ''), (
             self.status(lease), views.get(
                 self.database, lease['id'])['status_reason']))
@@ -504,7 +505,7 @@ class TestParkingLots(base.LeaseTestCase):
         lease = self.reserve(50, 1000, self.lots_of())
         self.garage_of('other garage', 6)
         self.garage_of('garage', 2, self.garage)
-        self.watching().look()
+        self.overbooking_check().look()
         self.assertTrue(views.get(self.database, lease['id'])[
             'reservations'][0]['resources_changed'])
         self.assertEqual([], self.scalars(

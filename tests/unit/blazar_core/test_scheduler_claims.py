@@ -337,8 +337,8 @@ class TestLeased(ClaimTestCase):
         self.assertEqual({}, self.row('two').usage)
         self.assertIsNone(self.booking(server_id).migrating_to)
         self.claim(server_id, 'two')
-        self.lifecycle.observing.observe(server_id, cloud_api.ObservedServer(
-            State.RUNNING, uuid))
+        self.lifecycle.reconciliation.observe(
+            server_id, cloud_api.ObservedServer(State.RUNNING, uuid))
         self.asked('two')
         self.assertEqual({}, self.row('two').usage)
         self.assertIsNone(self.booking(server_id).migrating_to)
@@ -361,7 +361,7 @@ class TestLeased(ClaimTestCase):
         server_id, = base.servers_of(lease)
         self.cloud.stubborn.add(server_id)
         self.clock.advance(100)
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATING', self.status(lease))
         for host in ('one', 'other'):
             self.assertFalse(self.fits(host, server_id), host)
@@ -383,7 +383,7 @@ class TestLeased(ClaimTestCase):
         own_of = eligibility.own_of
 
         def meanwhile(*args):
-            self.lifecycle.observing.observe(
+            self.lifecycle.reconciliation.observe(
                 server_id, cloud_api.ObservedServer(State.GONE))
             eligibility.own_of = own_of
             return own_of(*args)
@@ -450,7 +450,7 @@ class TestGrowth(ClaimTestCase):
         """It was resized in an occurrence before."""
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertFalse(self.fits('one', server_id, VCPU=5))
-        self.leases.making.create(dataclasses.replace(
+        self.leases.creation.create(dataclasses.replace(
             self.new_lease(0, 100, resources={'VCPU': 6}),
             project_id='other'), None)
         self.assertEqual('one', self.host_of(server_id))
@@ -521,7 +521,7 @@ class TestReverts(ClaimTestCase):
         self.assertFalse(self.revert(second))
         self.cloud.servers[first] = cloud_api.ObservedServer(
             State.RUNNING, self.uuid_of('two'))
-        self.lifecycle.observing.check(first)
+        self.lifecycle.reconciliation.check(first)
         self.asked('two', **kept, **{first: {'VCPU': 2}})
         self.assertEqual({'VCPU': 2}, self.booking(first).resources)
         self.assertIsNone(self.booking(first).migrating_to)
@@ -605,13 +605,14 @@ class TestPlaces(ClaimTestCase):
 
     def come_and_go(self, **takes):
         """Returns what is booked while a server is there."""
-        server_id, = self.occupy(self.lease_)
+        server_id, = self.take_slots(self.lease_)
         self.claim(server_id, 'one', **takes)
-        self.lifecycle.observing.observe(server_id, cloud_api.ObservedServer(
-            State.RUNNING, self.uuid_of('one')))
+        self.lifecycle.reconciliation.observe(
+            server_id, cloud_api.ObservedServer(
+                State.RUNNING, self.uuid_of('one')))
         self.asked(**{server_id: takes})
         booked = self.booked()
-        self.lifecycle.observing.observe(
+        self.lifecycle.reconciliation.observe(
             server_id, cloud_api.ObservedServer(State.GONE))
         return booked
 
@@ -637,9 +638,9 @@ class TestSiblings(ClaimTestCase):
         """The servers of a reservation, where they are booked."""
         lease = self.reserve(0, 100, self.places(count, affinity=affinity),
                              active=True)
-        servers = self.occupy(lease, count)
+        servers = self.take_slots(lease, count)
         for server_id in servers:
-            self.lifecycle.observing.observe(
+            self.lifecycle.reconciliation.observe(
                 server_id, cloud_api.ObservedServer(
                     State.RUNNING, self.uuid_of(self.host_of(server_id))))
         return servers
@@ -677,7 +678,7 @@ class TestSiblings(ClaimTestCase):
     def test_those_that_stay_together_follow_the_first(self):
         first, second = self.running(affinity=True)
         there, elsewhere = {'one', 'two', 'three'} - {self.host_of(first)}
-        self.lifecycle.observing.observe(first, cloud_api.ObservedServer(
+        self.lifecycle.reconciliation.observe(first, cloud_api.ObservedServer(
             State.RUNNING, self.uuid_of(there)))
         self.assertFalse(self.fits(elsewhere, second))
         self.assertTrue(self.fits(there, second))
@@ -688,7 +689,7 @@ class TestTogether(ClaimTestCase):
 
     def fits(self, server_id):
         found = eligibility.Eligibility(
-            self.database, self.clock, self.admission.index).fits_for(
+            self.database, self.clock, self.admission.index).for_server(
                 server_id, {'VCPU': 1}, self.scalars(models.Host.uuid))
         return {self.scalars(models.Host.name, models.Host.uuid == uuid)[0]:
                 room for uuid, room in found.by_host.items()}
@@ -732,12 +733,12 @@ class TestBuilding(ClaimTestCase):
         self.overstay()
         self.assertFalse(self.is_free())
         self.assertFalse(self.fits('one', VCPU=1))
-        self.lifecycle.observing.observe(
+        self.lifecycle.reconciliation.observe(
             self.server_id, cloud_api.ObservedServer(State.GONE))
         self.assertTrue(self.is_free())
 
     def test_one_that_is_being_built_overstays(self):
-        self.lifecycle.observing.observe(
+        self.lifecycle.reconciliation.observe(
             self.server_id, cloud_api.ObservedServer(
                 State.BUILDING, self.uuid_of('one')))
         self.overstay()
@@ -759,16 +760,16 @@ class TestBuilding(ClaimTestCase):
         self.claim(self.server_id, 'one')
         later = self.lease(100, 200)
         self.clock.advance(100)
-        self.assertIsInstance(self.lifecycle.starting.start(later['id']),
+        self.assertIsInstance(self.lifecycle.lease_start.start(later['id']),
                               lease_status.RetryAfter)
-        self.lifecycle.observing.observe(
+        self.lifecycle.reconciliation.observe(
             self.server_id, cloud_api.ObservedServer(State.GONE))
-        self.assertIsNone(self.lifecycle.starting.start(later['id']))
+        self.assertIsNone(self.lifecycle.lease_start.start(later['id']))
 
     def test_one_that_was_not_built_anywhere_does_not(self):
         self.overstay()
         self.assertTrue(self.is_free())
 
     def test_where_one_failed_the_cloud_is_asked(self):
-        self.assertEqual(['one'], self.lifecycle.observing.observe(
+        self.assertEqual(['one'], self.lifecycle.reconciliation.observe(
             self.server_id, cloud_api.ObservedServer(State.ERROR)))

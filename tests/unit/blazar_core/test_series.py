@@ -51,23 +51,23 @@ class RecurringTestCase(base.LeaseTestCase):
                 model.Demand({'VCPU': 1}, count), () if (
                     between == 'shelve' and number) else tuple(
                         uuidutils.generate_uuid() for _one in range(count))),),
-            credential=self.vault.seal(f'trust{number}'),
+            credential=self.encryption.seal(f'trust{number}'),
             recurrence_id=recurrence_id)
             for number, request in enumerate(self.request(
                 starts[0], starts[0] + lasts, recurrence=asked).occurrences)]
 
     def make(self, *starts, **how):
         asked, wanted = self.wanted(*starts, **how)
-        recurring = self.leases.recurring
+        recurring = self.leases.series
         fits, left_out = recurring.fitting(wanted, asked.some)
         kept = wanted[0].server_ids if asked.keeps_servers else ()
         recurring.create(wanted[0].recurrence_id, asked, fits, [
-            self.vault.seal('call') if one.server_ids else None
+            self.encryption.seal('call') if one.server_ids else None
             for one in fits], left_out, kept)
         return recurring.get(wanted[0].recurrence_id)
 
     def statuses(self, lease):
-        return [one['status'] for one in self.leases.recurring.get(
+        return [one['status'] for one in self.leases.series.get(
             lease['id'])['occurrences']]
 
 
@@ -121,15 +121,15 @@ class TestMoved(RecurringTestCase):
     """All in one transaction."""
 
     def move(self, lease, by, also=None):
-        found = self.leases.recurring.unfinished(lease['id'])
+        found = self.leases.series.unfinished(lease['id'])
         if by > 0:
             found.reverse()
-        return self.leases.changing.update_all({one['id']: updates.LeaseChange(
+        return self.leases.updates.update_all({one['id']: updates.LeaseChange(
             start=one['start_date'] + by, end=one['end_date'] + by)
             for one in found}, also)
 
     def starts(self, lease):
-        return [one['start_date'] - NOW for one in self.leases.recurring.get(
+        return [one['start_date'] - NOW for one in self.leases.series.get(
             lease['id'])['occurrences']]
 
     def test_over_each_other(self):
@@ -148,14 +148,14 @@ class TestMoved(RecurringTestCase):
 
     def test_one_that_runs_is_not_refused_for_another_one(self):
         lease = self.make(0, 100)
-        self.lifecycle.starting.start(lease['occurrences'][0]['id'])
-        found = self.leases.recurring.unfinished(lease['id'])
+        self.lifecycle.lease_start.start(lease['occurrences'][0]['id'])
+        found = self.leases.series.unfinished(lease['id'])
         self.assertIn(found[0]['status'], states.BEGUN)
         # In the way of the second one, on the host of both.
         self.lease(155, 165)
         before = self.everything()
         error = self.assertRaises(
-            errors.Refused, self.leases.changing.update_all, {
+            errors.Refused, self.leases.updates.update_all, {
                 one['id']: updates.LeaseChange(end=one['end_date'] + 10)
                 for one in found})
         self.assertEqual(NOW + 100, error.refusal.occurrence)
@@ -163,7 +163,7 @@ class TestMoved(RecurringTestCase):
 
     def test_nor_is_what_is_said_of_them(self):
         lease = self.make(100, 200)
-        recurring = self.leases.recurring
+        recurring = self.leases.series
         dates = recurrences.Dates(
             datetime.datetime(2027, 3, 28, 2, 15),
             datetime.datetime(2027, 3, 28, 2, 45))
@@ -210,7 +210,7 @@ class TestStatements(RecurringTestCase):
             session.get(models.Lease, over).status = 'TERMINATED'
         before = self.generations(lease)
         self.assertEqual(1, len(self.written(
-            self.leases.recurring.rename, lease['id'], 'tea')))
+            self.leases.series.rename, lease['id'], 'tea')))
         names = dict(self.names())
         self.assertNotEqual('tea', names.pop(over))
         self.assertNotEqual('tea', names.pop(other['occurrences'][0]['id']))
@@ -225,7 +225,7 @@ class TestStatements(RecurringTestCase):
         with self.database.writer() as session:
             session.get(models.Lease, ending).enter('TERMINATING', NOW + 150)
         self.clock.advance(160)
-        self.leases.recurring.rename(lease['id'], 'tea')
+        self.leases.series.rename(lease['id'], 'tea')
         with self.database.reader() as session:
             one = session.get(models.Lease, ending)
             self.assertEqual(
@@ -255,11 +255,11 @@ class TestAsOne(RecurringTestCase):
         ids = [one['id'] for one in lease['occurrences']]
         self.assertEqual(ids[:1], self.page())
         self.assertEqual(ids, self.page(occurrences=True))
-        self.lifecycle.ending.delete(ids[0])
+        self.lifecycle.lease_end.delete(ids[0])
         self.cloud.servers.clear()
-        self.lifecycle.ending.end(ids[0])
+        self.lifecycle.lease_end.end(ids[0])
         self.assertEqual(ids[1:2], self.page())
-        self.assertEqual(ids[1], self.leases.recurring.current(lease['id']))
+        self.assertEqual(ids[1], self.leases.series.current(lease['id']))
         self.assertEqual(['DELETED', 'PENDING', 'PENDING'],
                          self.statuses(lease))
 
@@ -268,16 +268,16 @@ class TestAsOne(RecurringTestCase):
         ids = [one['id'] for one in lease['occurrences']]
         self.clock.advance(1000)
         for lease_id in ids:
-            self.lifecycle.ending.end(lease_id)
+            self.lifecycle.lease_end.end(lease_id)
         self.assertEqual([], self.page())
         self.assertEqual(ids[1:], self.page(ended=True))
 
     def test_what_was_deleted_is_not_there(self):
         lease = self.make(100, 200)
         for one in lease['occurrences']:
-            self.lifecycle.ending.delete(one['id'])
-            self.lifecycle.ending.end(one['id'])
-        self.assertRaises(errors.NotFound, self.leases.recurring.get,
+            self.lifecycle.lease_end.delete(one['id'])
+            self.lifecycle.lease_end.end(one['id'])
+        self.assertRaises(errors.NotFound, self.leases.series.get,
                           lease['id'])
         self.assertEqual([], self.page(ended=True))
 
@@ -293,7 +293,7 @@ class TestKept(RecurringTestCase):
     def start(self, number):
         self.clock.advance(max(0, NOW + 100 * (number + 1) -
                                self.clock.now()))
-        return self.lifecycle.starting.start(self.ids[number], True)
+        return self.lifecycle.lease_start.start(self.ids[number], True)
 
     def reason(self, number):
         return views.get(self.database, self.ids[number])['status_reason']
@@ -301,12 +301,12 @@ class TestKept(RecurringTestCase):
     def runs(self):
         self.cloud.servers[self.server] = cloud_api.ObservedServer(
             State.RUNNING, self.uuid_of('host'))
-        self.lifecycle.observing.check(self.server)
+        self.lifecycle.reconciliation.check(self.server)
 
     def end(self, number):
         self.clock.advance(max(0, NOW + 100 * (number + 1) + 50 -
                                self.clock.now()))
-        self.lifecycle.ending.end(self.ids[number], True)
+        self.lifecycle.lease_end.end(self.ids[number], True)
 
     def test_it_is_shelved_and_brought_back_and_deleted(self):
         self.start(0)
@@ -334,7 +334,7 @@ class TestKept(RecurringTestCase):
         self.assertRaises(RuntimeError, self.start, 1)
         del self.cloud.broken['wake']
         self.assertEqual('STARTING', self.statuses(self.lease)[1])
-        self.lifecycle.observing.check(self.server)
+        self.lifecycle.reconciliation.check(self.server)
         self.assertEqual('STARTING', self.statuses(self.lease)[1])
         self.start(1)
         self.assertEqual([self.server], self.cloud.woken)
@@ -352,8 +352,8 @@ class TestKept(RecurringTestCase):
         self.start(0)
         self.runs()
         self.end(0)
-        closing = self.lifecycle.starting._resuming._closing
-        closing.credential = lambda _lease_id: self.clock.advance(21)
+        closer = self.lifecycle.lease_start._kept._closer
+        closer.credential = lambda _lease_id: self.clock.advance(21)
         self.assertIsNotNone(self.start(1))
         self.assertEqual([], self.cloud.woken)
 
@@ -361,7 +361,7 @@ class TestKept(RecurringTestCase):
         self.start(0)
         self.runs()
         self.assertIn('host is not empty', self.start(1).why)
-        self.lifecycle.starting._patience = 0
+        self.lifecycle.lease_start._start_timeout = 0
         self.assertIn('occurrence before', self.start(1).why)
         self.assertEqual([], self.cloud.woken)
         self.assertIn('occurrence before', self.reason(1))
@@ -376,7 +376,7 @@ class TestKept(RecurringTestCase):
         self.end(0)
         self.cloud.servers.clear()
         told = []
-        self.lifecycle.starting._resuming._notify = lambda event, lease: (
+        self.lifecycle.lease_start._kept._notify = lambda event, lease: (
             told.append((event, self.status(lease))))
         self.assertIsNone(self.start(1))
         # When it is told, it is so for everybody.
@@ -388,7 +388,7 @@ class TestKept(RecurringTestCase):
     def test_one_that_ends_so_waits_for_nothing_any_more(self):
         self.start(0)
         self.runs()
-        self.lifecycle.starting._patience = 0
+        self.lifecycle.lease_start._start_timeout = 0
         self.assertIn('occurrence before', self.start(1).why)
         self.end(0)
         self.cloud.servers.clear()
@@ -403,8 +403,8 @@ class TestKept(RecurringTestCase):
         self.host('other', VCPU=1)
         self.cloud.servers[self.server] = cloud_api.ObservedServer(
             State.RUNNING, self.uuid_of('other'))
-        self.lifecycle.observing.check(self.server)
-        self.lifecycle.leaving.leave(self.ids[0], {self.server: True})
+        self.lifecycle.reconciliation.check(self.server)
+        self.lifecycle.server_removal.leave(self.ids[0], {self.server: True})
         self.start(1)
         self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
         self.assertIn('left', self.reason(1))
@@ -414,6 +414,6 @@ class TestKept(RecurringTestCase):
         self.start(0)
         self.runs()
         for lease_id in self.ids[1:]:
-            self.lifecycle.ending.delete(lease_id)
+            self.lifecycle.lease_end.delete(lease_id)
         self.end(0)
         self.assertEqual([self.server], self.cloud.deleted)

@@ -33,7 +33,7 @@ from tests import driven
 url, now, reservation_id, dispatches = sys.argv[1:]
 clock = driven.ManualClock(int(now))
 taken = slots.Slots(api.Database(databases.configuration(url)), clock)
-taken.occupy(reservation_id, 'project', ['one', 'two'], 'sealed')
+taken.take(reservation_id, 'project', ['one', 'two'], 'sealed')
 if dispatches == 'True':
     taken.dispatch('one')
 os.kill(os.getpid(), signal.SIGKILL)
@@ -68,7 +68,7 @@ class SlotsTestCase(base.LeaseTestCase):
             self.sent.append((call, apart))
 
     def take(self):
-        self.leases.places.occupy(
+        self.leases.slots.take(
             self.reservation_id, 'project', ['one', 'two'], 'sealed')
 
     def look(self, after=dispatch.HEAD_START):
@@ -112,7 +112,7 @@ class TestOnce(SlotsTestCase):
 
         def request():
             barrier.wait(20)
-            rights.append(self.leases.places.dispatch('one'))
+            rights.append(self.leases.slots.dispatch('one'))
 
         self.clock.advance(dispatch.HEAD_START)
         threads = [self.in_thread(work) for work in (
@@ -129,14 +129,14 @@ class TestOnce(SlotsTestCase):
             lambda _connection, _cursor, statement, *_more: (
                 statement.startswith('BEGIN') or
                 statements.append(statement)))
-        taken = self.leases.places
+        taken = self.leases.slots
         for _warm in range(2):
             del statements[:]
-            taken.occupy(self.reservation_id, 'project', ['three'])
+            taken.take(self.reservation_id, 'project', ['three'])
             before = [*statements]
-            taken.vacate(['three'])
+            taken.free(['three'])
         del statements[:]
-        taken.occupy(self.reservation_id, 'project', ['three'], 'sealed')
+        taken.take(self.reservation_id, 'project', ['three'], 'sealed')
         taken.dispatch('three')
         self.assertEqual(len(before) + 2, len(statements),
                          (before, statements))
@@ -164,7 +164,7 @@ class TestTrying(SlotsTestCase):
         self.at_gate = lambda: None
         self.look()
         self.assertEqual(1, len(self.sent))
-        self.leases.places.vacate(['one', 'two'])
+        self.leases.slots.free(['one', 'two'])
         self.take()
         self.at_gate = fail
         self.look(3601)

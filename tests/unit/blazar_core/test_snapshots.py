@@ -17,6 +17,7 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -49,7 +50,7 @@ class CopyingTestCase(base.LeaseTestCase):
 
     def run_at(self, time):
         self.clock.advance(NOW + time - self.clock.now())
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def images(self):
         """Of which servers, with what is last in their names."""
@@ -107,7 +108,7 @@ class TestImages(CopyingTestCase):
         event_id, = self.scalars(
             models.Event.id, models.Event.event_type == 'mine')
         for _time in range(2):
-            self.lifecycle.telling.happen(lease['id'], 'mine', event_id)
+            self.lifecycle.notices.happen(lease['id'], 'mine', event_id)
         self.assertEqual([(server, 'mine')], self.images())
 
     def test_what_only_tells_makes_none(self):
@@ -190,7 +191,7 @@ class TestImages(CopyingTestCase):
         self.cloud.slow.add(server)
         self.cloud.broken['is_copied'] = errors.CloudUnavailable('x')
         self.run_at(50)
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             end=NOW + 55))
         self.cloud.stubborn.add(server)
         self.run_at(55)
@@ -217,7 +218,7 @@ class TestImages(CopyingTestCase):
     def test_the_owner_who_deletes_his_lease_wants_none(self):
         lease, (server,) = self.leased(50)
         self.cloud.stubborn.add(server)
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.run_at(50)
         self.assertEqual({}, self.cloud.copied_at)
 
@@ -228,7 +229,7 @@ class TestImages(CopyingTestCase):
         def late(server_id):
             self.cloud.look = look
             self.cloud.stubborn.update(servers)
-            self.lifecycle.ending.delete(lease['id'])
+            self.lifecycle.lease_end.delete(lease['id'])
             return look(server_id)
 
         self.cloud.look = late
@@ -260,7 +261,7 @@ class TestBeforeTheEnd(CopyingTestCase):
                           'before_end_lease')))
 
     def change(self, lease, **values):
-        return self.leases.changing.update(
+        return self.leases.updates.update(
             lease['id'], updates.LeaseChange(**values))
 
     def test_it_moves_with_the_end_and_is_done_again(self):

@@ -75,22 +75,22 @@ class TestFilters(ViewsTestCase):
     def test_by_status(self):
         active = self.named('active', 0, active=True)
         self.named('pending')
-        self.leases.making.offer(self.new_lease(request=self.request(
+        self.leases.creation.offer(self.new_lease(request=self.request(
             50, 100, name='offered')), 60)
         self.assertEqual(['active'], self.names(status='ACTIVE'))
         self.assertEqual(['pending'], self.names(status='PENDING'))
         self.assertEqual(['offered'], self.names(status='OFFERED'))
         self.assertEqual([], self.names(status='STARTING'))
-        self.lifecycle.ending.end(active['id'])
+        self.lifecycle.lease_end.end(active['id'])
         self.assertEqual([], self.names(status='ACTIVE'))
         self.assertEqual(['active'], self.names(status='TERMINATED'))
 
     def test_one_whose_deletion_is_under_way_is_deleting(self):
         going = self.running_lease(count=1)
-        self.lifecycle.ending.delete(going['id'])
+        self.lifecycle.lease_end.delete(going['id'])
         ending = self.running_lease(count=1)
         self.cloud.stubborn.update(base.servers_of(ending))
-        self.lifecycle.ending.end(ending['id'])
+        self.lifecycle.lease_end.end(ending['id'])
         for status, lease in (('DELETING', going), ('TERMINATING', ending)):
             found, = self.page(status=status)
             self.assertEqual((lease['id'], status),
@@ -99,7 +99,7 @@ class TestFilters(ViewsTestCase):
 
     def test_one_that_was_deleted_and_is_gone_is_shown_no_more(self):
         kept, deleted = self.named('kept'), self.named('deleted')
-        self.lifecycle.ending.delete(deleted['id'])
+        self.lifecycle.lease_end.delete(deleted['id'])
         self.assertEqual(['kept'], self.names())
         for status in ('TERMINATED', 'DELETING'):
             self.assertEqual([], self.names(status=status))
@@ -117,8 +117,8 @@ class TestFilters(ViewsTestCase):
     def test_one_that_ended_by_itself_is_shown_to_who_asks_for_it(self):
         over, deleted = self.named('over'), self.named('deleted')
         self.named('to come', 60)
-        self.lifecycle.ending.end(over['id'])
-        self.lifecycle.ending.delete(deleted['id'])
+        self.lifecycle.lease_end.end(over['id'])
+        self.lifecycle.lease_end.delete(deleted['id'])
         self.assertEqual('TERMINATED', self.status(over))
         self.assertEqual(['to come'], self.names())
         self.assertEqual(['over', 'to come'], self.names(ended=True))
@@ -137,7 +137,7 @@ class TestFilters(ViewsTestCase):
     def test_those_that_are_over_keep_nobody_from_the_others(self):
         """A list without pages is whole, or refused."""
         over = self.named('over', 40)
-        self.lifecycle.ending.end(over['id'])
+        self.lifecycle.lease_end.end(over['id'])
         for name in ('one', 'two'):
             self.named(name, 60)
         self.assertEqual(['over'], self.names(status='TERMINATED'))
@@ -160,7 +160,7 @@ class TestFilters(ViewsTestCase):
     def test_one_that_failed_or_is_going_is_not_over(self):
         going, failed = self.running_lease(), self.named('failed')
         self.cloud.stubborn.update(base.servers_of(going))
-        self.lifecycle.ending.end(going['id'])
+        self.lifecycle.lease_end.end(going['id'])
         with self.database.writer() as session:
             session.get(models.Lease, failed['id']).status = 'ERROR'
         self.assertEqual(['lease', 'failed'], self.names())
@@ -238,8 +238,8 @@ class TestOrder(ViewsTestCase):
 
     def test_what_ends_between_two_pages_ends_no_list(self):
         every = self.page()
-        self.lifecycle.ending.end(every[1]['id'])
-        self.lifecycle.ending.delete(every[2]['id'])
+        self.lifecycle.lease_end.end(every[1]['id'])
+        self.lifecycle.lease_end.delete(every[2]['id'])
         for number in (1, 2):
             self.assertEqual(every[3:], self.page(marker=every[number]['id']))
 
@@ -346,7 +346,7 @@ class TestDescribe(ViewsTestCase):
             # So that neither hosts nor digits are in their order.
             for number, booking in enumerate(session.query(models.Booking)):
                 booking.host_id = hosts[3 - number % 4]
-        self.occupy(lease, 12)
+        self.take_slots(lease, 12)
         self.assert_same_everywhere(views.get(self.database, lease['id']))
 
     def test_a_lease_of_a_boot_has_its_servers_and_no_parameters(self):
@@ -359,7 +359,7 @@ class TestDescribe(ViewsTestCase):
     def test_servers_in_places_are_shown(self):
         lease = self.reserve(
             0, 100, self.places(2), self.places(1), active=True)
-        server_id, = self.occupy(lease, number=0)
+        server_id, = self.take_slots(lease, number=0)
         lease = views.get(self.database, lease['id'])
         self.assertEqual([[server_id], []], [
             one['servers'] for one in lease['reservations']])
@@ -368,7 +368,7 @@ class TestDescribe(ViewsTestCase):
     def test_a_reservation_that_lost_a_host_misses_it(self):
         whole = self.reserve(50, 100, self.places(2))
         lease = self.reserve(50, 100, self.places(2), self.places(1))
-        self.lifecycle.starting.give_up(lease['id'], 'start_lease')
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         with self.database.writer() as session:
             # One of its reservations has its host.
             session.execute(sa.update(models.Booking).where(
@@ -385,7 +385,7 @@ class TestDescribe(ViewsTestCase):
             one['missing_resources'] for one in whole['reservations']]))
 
     def test_a_lease_without_reservations(self):
-        lease = self.leases.making.create(creation.NewLease(
+        lease = self.leases.creation.create(creation.NewLease(
             'project', 'user', self.request(50, 100), ()), None)
         self.assertEqual([], lease['reservations'])
         self.assertIs(False, lease['degraded'])

@@ -40,6 +40,7 @@ from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -140,17 +141,17 @@ class WholeHostsTestCase(base.LeaseTestCase):
                     models.Host.assigned_to.is_not(None))).tuples().all())
 
     def change(self, lease, least, most):
-        return self.leases.changing.update(lease['id'], updates.LeaseChange(
+        return self.leases.updates.update(lease['id'], updates.LeaseChange(
             reservations={lease['reservations'][0]['id']:
                           self.machines_of(least, most)}))
 
-    def watching(self):
+    def overbooking_check(self):
         database = self.books.connect()
         return overbooking.OverbookingCheck(
             database, self.clock, self.admission,
             reassignment.Reassignment(database, self.clock, self.types),
-            self.vault.open, self.types, lambda event, lease: None,
-            self.patience)
+            self.encryption.open, self.types, lambda event, lease: None,
+            self.start_timeout)
 
 
 class TestReserving(WholeHostsTestCase):
@@ -230,12 +231,12 @@ class TestReserving(WholeHostsTestCase):
         self.host('one', VCPU=4)
         lease = self.reserve_machines(50, 100)
         self.lease(200, 300)
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             end=NOW + 200))
-        self.assertRaises(errors.Refused, self.leases.changing.update,
+        self.assertRaises(errors.Refused, self.leases.updates.update,
                           lease['id'], updates.LeaseChange(end=NOW + 201))
         self.host('two', VCPU=8)
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             start=NOW + 250, end=NOW + 350, reservations={
                 lease['reservations'][0]['id']: self.machines_of()}))
         self.assertEqual({'two': {'VCPU': 8}}, self.bookings_of(lease))
@@ -249,7 +250,7 @@ class TestReserving(WholeHostsTestCase):
             self.assertEqual({'one': {'VCPU': vcpus}},
                              self.bookings_of(lease))
             self.assertRaises(errors.Refused, self.lease, 15, 16)
-        self.watching().look()
+        self.overbooking_check().look()
         self.assertEqual({'one': {'VCPU': 2}}, self.bookings_of(lease))
 
     def test_one_that_is_gone_is_exchanged_for_another(self):
@@ -258,7 +259,7 @@ class TestReserving(WholeHostsTestCase):
         self.host('two', VCPU=16)
         with self.database.writer() as session:
             inventory.retain(session, [self.uuid_of('two')], NOW)
-        self.watching().look()
+        self.overbooking_check().look()
         self.assertEqual({'two': {'VCPU': 16}}, self.bookings_of(lease))
 
     def test_one_that_is_gone_comes_back_as_it_is_then(self):
@@ -266,13 +267,13 @@ class TestReserving(WholeHostsTestCase):
         lease = self.reserve_machines(10, 20)
         with self.database.writer() as session:
             inventory.retain(session, [], NOW)
-        self.watching().look()
+        self.overbooking_check().look()
         self.assertEqual({}, self.bookings_of(lease))
         self.assertTrue(views.get(
             self.database, lease['id'])['reservations'][0][
                 'missing_resources'])
         self.report(uuid, 'one', None, {'VCPU': 6})
-        self.watching().look()
+        self.overbooking_check().look()
         self.assertEqual({'one': {'VCPU': 6}}, self.bookings_of(lease))
 
     def test_nothing_is_booked_of_a_host_that_has_nothing(self):
@@ -297,20 +298,20 @@ class TestFailing(WholeHostsTestCase):
         self.uuids = {name: self.host(name, VCPU=4) for name in (
             'one', 'two')}
         self.engine = self.new_engine()
-        self.watch = overbooking.OverbookingCheck(
+        self.overbooking = overbooking.OverbookingCheck(
             self.database, self.clock, self.admission,
-            self.leases.binding, self.vault.open, self.types,
+            self.leases.reassignment, self.encryption.open, self.types,
             lambda event, lease: self.notified.append((event, lease['id'])),
-            self.patience)
-        self.health = host_status.HostStatus(
+            self.start_timeout)
+        self.host_status = host_status.HostStatus(
             self.database, self.clock, host_status.Thresholds(0, 0, 3600),
             lambda event, lease: self.notified.append((event, lease['id'])))
 
     def see(self, name, down):
-        self.health.see({uuid: down if one == name else None
-                         for one, uuid in self.uuids.items()})
-        self.watch.look()
-        self.engine.run_due()
+        self.host_status.update({uuid: down if one == name else None for one,
+                                 uuid in self.uuids.items()})
+        self.overbooking.look()
+        driven.run_due(self.engine)
 
     def fail(self, name):
         self.see(name, host_status.Down('Its power is off.', certain=True))
@@ -335,7 +336,7 @@ class TestFailing(WholeHostsTestCase):
         lost = self.on(['one'], start, 7200)
         self.on(['three'], 0, runs_until)
         other = self.on(['two'], later, 6000)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.fail('one')
         return lost, other
 
@@ -364,10 +365,10 @@ class TestFailing(WholeHostsTestCase):
         self.on(names[2:4], 0, 3900, 2)
         for name in names[4:]:
             self.on([name], 4000, 6000)
-        self.engine.run_due()
-        self.health.see({self.uuids[name]: host_status.Down('It is off.', True)
-                         for name in names[:2]})
-        self.watch.look()
+        driven.run_due(self.engine)
+        self.host_status.update({self.uuids[name]: host_status.Down(
+            'It is off.', True) for name in names[:2]})
+        self.overbooking.look()
         self.assertEqual(
             {*names[4:]}, self.bookings_of(lost).keys() - {*names[:2]})
         self.assertIs(False, self.missing(lost))
@@ -384,7 +385,7 @@ class TestFailing(WholeHostsTestCase):
             self.on(*what) for what in (
                 (['one'], 0, 7200), (['three'], 0, 3900),
                 (['two'], 4000, 6000)))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         three, = self.scalars(models.Host.id, models.Host.name == 'three')
         with self.database.writer() as session:
             session.add(models.Booking(
@@ -401,7 +402,7 @@ class TestFailing(WholeHostsTestCase):
         self.on(['three'], 0, 3900)
         other = self.on(['two'], 4000, 6000)
         self.on(['one'], 0, 9000)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         for _look in range(2):
             self.fail('four')
         self.assertEqual(({'two'}, {'three'}), (
@@ -413,7 +414,7 @@ class TestFailing(WholeHostsTestCase):
         self.on(['two'], 0, 500)
         other = self.on(['two'], 4000, 6000)
         self.on(['three'], 0, 3900)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         for _look in range(2):
             self.fail('one')
         self.assertEqual(({'two'}, {'three'}), (
@@ -430,7 +431,7 @@ class TestFailing(WholeHostsTestCase):
         self.on(['four'], 5000, 9000)
         self.on(['two'], 100, 950)
         early = self.on(['five', 'six'], 500, 4900, 2)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         demand, known = self.machines.demand, frozenset(
             uuid for name, uuid in self.uuids.items() if name != 'five')
         self.machines.demand = lambda reserved: dataclasses.replace(
@@ -452,12 +453,12 @@ class TestFailing(WholeHostsTestCase):
         self.on(names[2:4], 0, 3900, 2)
         for name in names[4:]:
             self.on([name], 4000, 6000)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         for _look in range(3):
-            self.health.see({
+            self.host_status.update({
                 self.uuids[name]: host_status.Down('It is off.', True)
                 for name in names[:2]})
-            self.watch.look()
+            self.overbooking.look()
         self.assertEqual({*names[4:]}, self.bookings_of(lost).keys())
 
     def test_whose_type_says_nothing_now_keeps_nobody_from_it(self):
@@ -471,7 +472,7 @@ class TestFailing(WholeHostsTestCase):
         lost = self.on(['one'], 0, 7200)
         self.on(['three'], 0, 3900)
         other = self.on(['two'], 4000, 6000)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.fail('one')
         self.assertEqual(({'one', 'two'}, {'three'}), (
             self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
@@ -483,14 +484,15 @@ class TestFailing(WholeHostsTestCase):
             row.host_id, deleted = None, session.get(models.Lease, lease['id'])
             deleted.deleted_at = NOW
             lost = row.reservation_id, {row.id: None}
-        rebinding = self.watch._rebinding
-        with mock.patch.object(rebinding._rearranging, 'free') as free:
-            self.assertTrue(rebinding._find(*lost))
+        bookings = self.overbooking._booking_reassignment
+        with mock.patch.object(bookings._reshuffler, 'free') as free:
+            self.assertTrue(bookings._find(*lost))
         free.assert_not_called()
 
     def test_who_cannot_be_helped_keeps_nobody_from_it(self):
         """The older one asks first, each time, and in vain."""
-        rearranging, tried = self.watch._rebinding._rearranging, []
+        reshuffler = self.overbooking._booking_reassignment._reshuffler
+        tried = []
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
             model.Window(NOW, NOW + 100))
 
@@ -498,31 +500,31 @@ class TestFailing(WholeHostsTestCase):
             self.clock.advance(2)
             return False
 
-        rearranging._free = free
+        reshuffler._free = free
         # Looks are more often than it rests, or not so.
         for wait in (0, 3, 20, 20, 3, 20, 60, 60):
             self.clock.advance(wait)
             for one in ('old', 'young', 'last'):
                 before = self.clock.elapsed()
-                rearranging.free(one, demand, window, ())
+                reshuffler.free(one, demand, window, ())
                 if self.clock.elapsed() > before:
                     tried.append(one)
         self.assertEqual(2 * ['old', 'young', 'last'], tried)
 
     def test_who_asked_and_has_gone_keeps_nobody_from_it(self):
-        rearranging = self.watch._rebinding._rearranging
+        reshuffler = self.overbooking._booking_reassignment._reshuffler
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
             model.Window(NOW, NOW + 100))
-        rearranging._free = lambda *_what: self.clock.advance(2) and False
-        rearranging.free('one', demand, window, ())
-        self.assertFalse(rearranging.is_next('gone'))
+        reshuffler._free = lambda *_what: self.clock.advance(2) and False
+        reshuffler.free('one', demand, window, ())
+        self.assertFalse(reshuffler.is_next('gone'))
         self.clock.advance(20)
-        self.assertFalse(rearranging.is_next('one'))
+        self.assertFalse(reshuffler.is_next('one'))
         self.clock.advance(41)
-        self.assertTrue(rearranging.is_next('one'))
+        self.assertTrue(reshuffler.is_next('one'))
 
     def test_where_it_fails_others_have_their_turn(self):
-        rearranging = self.watch._rebinding._rearranging
+        reshuffler = self.overbooking._booking_reassignment._reshuffler
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
             model.Window(NOW, NOW + 100))
 
@@ -530,56 +532,56 @@ class TestFailing(WholeHostsTestCase):
             self.clock.advance(2)
             raise ValueError('It is odd.')
 
-        rearranging._free = free
-        self.assertRaises(ValueError, rearranging.free,
+        reshuffler._free = free
+        self.assertRaises(ValueError, reshuffler.free,
                           'one', demand, window, ())
-        self.assertFalse(rearranging.is_next('other'))
+        self.assertFalse(reshuffler.is_next('other'))
         self.clock.advance(20)
-        self.assertFalse(rearranging.is_next('one'))
-        self.assertTrue(rearranging.is_next('other'))
+        self.assertFalse(reshuffler.is_next('one'))
+        self.assertTrue(reshuffler.is_next('other'))
 
     def test_where_another_process_was_faster_it_is_looked_again_soon(self):
-        rearranging = self.watch._rebinding._rearranging
+        reshuffler = self.overbooking._booking_reassignment._reshuffler
 
         def free(*_what):
             self.clock.advance(2)
             raise api.Outdated('leases')
 
-        rearranging._free = free
-        self.assertFalse(rearranging.free(
+        reshuffler._free = free
+        self.assertFalse(reshuffler.free(
             'one', self.machines.so_many({'min': 1, 'max': 1}),
             model.Window(NOW, NOW + 100), ()))
         self.clock.advance(2)
-        self.assertTrue(rearranging.is_next('one'))
+        self.assertTrue(reshuffler.is_next('one'))
 
     def test_who_needs_no_whole_hosts_does_not_wait_for_one(self):
         """It would keep others from it."""
         asked, self.uuids['three'] = [], self.host('three', VCPU=2)
-        rearranging = self.watch._rebinding._rearranging
-        rearranging.is_next = lambda one: bool(asked.append(one))
+        reshuffler = self.overbooking._booking_reassignment._reshuffler
+        reshuffler.is_next = lambda one: bool(asked.append(one))
         its = dataclasses.replace(self.places(), demand=dataclasses.replace(
             self.places().demand, hosts=frozenset([self.uuids['three']])))
         self.reserve(60, 7200, its)
         self.reserve(8000, 9000, its, its)
         self.on(['one', 'two'], 0, 9000, 2)
         lost = self.on(['one', 'two'], 9100, 9200, 2)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         with self.database.writer() as session:
             for row in session.query(models.Booking).filter(
                     models.Booking.start_date > NOW):
                 row.host_id = None
         for _look in range(2):
-            self.watch.look()
+            self.overbooking.look()
         self.assertEqual({lost['reservations'][0]['id']}, {*asked})
 
     def test_it_is_no_difference_that_one_came_later(self):
         lease = self.reserve_machines(0, 7200)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.clock.advance(5)
         self.fail('one')
         self.assertEqual({'one', 'two'}, self.held().keys())
         found = audit.Audit(self.database, self.clock, self.lifecycle,
-                            self.vault.open, 60)
+                            self.encryption.open, 60)
         self.assertEqual([], [*found.differences()])
         for start, end in ((6, 7200), (5, 7100)):
             with self.database.writer() as session:
@@ -602,19 +604,20 @@ class TestFailing(WholeHostsTestCase):
         self.assertNotIn(other['id'], dict(self.notified).values())
 
     def test_where_nothing_is_found_it_is_not_looked_all_the_time(self):
-        rearranging, looks = self.watch._rebinding._rearranging, []
-        rearranging._free = lambda *_what: looks.append(
+        reshuffler = self.overbooking._booking_reassignment._reshuffler
+        looks = []
+        reshuffler._free = lambda *_what: looks.append(
             self.clock.advance(2))
         for wait, looked in ((0, 1), (0, 1), (19, 1), (1, 2), (0, 2)):
             self.clock.advance(wait)
-            self.assertFalse(rearranging.free(
+            self.assertFalse(reshuffler.free(
                 'one', self.machines.so_many({'min': 1, 'max': 1}),
                 model.Window(NOW, NOW + 100), ()))
             self.assertEqual(looked, len(looks))
 
     def test_it_gets_another_one_beside_it(self):
         lease = self.reserve_machines(0, 7200)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual({'one'}, self.held().keys())
         self.fail('one')
         self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
@@ -642,19 +645,19 @@ class TestFailing(WholeHostsTestCase):
         self.assertEqual(2, larger['reservations'][0]['amount'])
         self.assertEqual(
             {'one', 'two', 'three'}, self.bookings_of(lease).keys())
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertIn('has 2 hosts', str(self.assertRaises(
             errors.InvalidLeaseParams, self.change, lease, 1, 1)))
         self.assertEqual({'one', 'two', 'three'}, self.held().keys())
-        self.lifecycle.ending.delete(lease['id'])
-        self.engine.run_due()
+        self.lifecycle.lease_end.delete(lease['id'])
+        driven.run_due(self.engine)
         self.assertEqual({}, self.held())
         self.assertEqual(0, self.count_rows()['bookings'])
 
     def test_one_that_runs_says_how_many_it_has_of_those_it_may_have(self):
         lease = self.reserve_machines(0, 7200)
         self.assertEqual([], lease['warnings'])
-        self.engine.run_due()
+        driven.run_due(self.engine)
         lease = self.change(lease, 1, 3)
         (warning,) = lease['warnings']
         self.assertIn('has 2 of at most 3 hosts', warning)
@@ -664,7 +667,7 @@ class TestFailing(WholeHostsTestCase):
     def test_where_they_are(self):
         lease = self.reserve_machines(0, 7200, 2, 2)
         (reservation,) = lease['reservations']
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.fail('two')
         with self.database.reader() as session:
             service_hosts = {host.name: host.service_host
@@ -679,7 +682,7 @@ class TestFailing(WholeHostsTestCase):
     def test_it_waits_for_one_where_there_is_none(self):
         lease = self.reserve_machines(0, 7200)
         other = self.reserve_machines(100, 200)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.fail('one')
         self.assertEqual({'one'}, self.bookings_of(lease).keys())
         self.assertEqual({'two'}, self.bookings_of(other).keys())
@@ -691,8 +694,8 @@ class TestFailing(WholeHostsTestCase):
         self.assertIn('failed', warning)
         self.assertEqual([warning], views.get(
             self.database, lease['id'])['warnings'])
-        self.lifecycle.ending.delete(other['id'])
-        self.engine.run_due()
+        self.lifecycle.lease_end.delete(other['id'])
+        driven.run_due(self.engine)
         self.fail('one')
         self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
         self.assertIs(False, self.missing(lease))
@@ -701,7 +704,7 @@ class TestFailing(WholeHostsTestCase):
         """What it asked for is no more, say."""
         broken = self.reserve_machines(0, 7200)
         other = self.reserve_machines(0, 7200)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         demand = self.machines.demand
 
         def demand_of(reserved):
@@ -712,10 +715,10 @@ class TestFailing(WholeHostsTestCase):
         self.machines.demand = demand_of
         self.uuids['three'] = self.host('three', VCPU=4)
         down = host_status.Down('Its power is off.', certain=True)
-        self.health.see({
+        self.host_status.update({
             self.uuids['one']: down, self.uuids['two']: down,
             self.uuids['three']: None})
-        self.watch.look()
+        self.overbooking.look()
         self.assertEqual({'one'}, self.bookings_of(broken).keys())
         self.assertEqual({'two', 'three'}, self.bookings_of(other).keys())
 
@@ -785,7 +788,7 @@ class TestHolding(WholeHostsTestCase):
 
     def started(self, **wanted):
         lease = self.reserve_machines(**wanted)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
         return lease, lease['reservations'][0]['id']
 
@@ -802,7 +805,7 @@ class TestHolding(WholeHostsTestCase):
         self.assertEqual({reservation_id: (self.uuid,)},
                          self.machines.doors)
         self.clock.advance(100)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual(({}, {}), (self.held(), self.machines.doors))
         self.assertEqual([self.clock.now()],
@@ -821,7 +824,7 @@ class TestHolding(WholeHostsTestCase):
         _lease, _id = self.started()
         self.report(self.uuid, 'one', {'VCPU': 3}, {'VCPU': 4})
         self.clock.advance(100)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.report(self.uuid, 'one', {'VCPU': 3}, {'VCPU': 4})
         self.assertEqual([{'VCPU': 3}], self.scalars(models.Host.usage))
 
@@ -829,14 +832,14 @@ class TestHolding(WholeHostsTestCase):
         lease, reservation_id = self.started()
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.clock.advance(100)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('TERMINATING', self.status(lease))
         self.assertEqual({'one': reservation_id}, self.held())
         refused = self.assertRaises(errors.Refused, self.lease, 100, 110)
         self.assertEqual(NOW + 160, refused.refusal.next_start)
         self.machines.full.clear()
         self.clock.advance(300)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
         self.lease(400, 410)
 
@@ -846,13 +849,13 @@ class TestHolding(WholeHostsTestCase):
         self.cloud.servers[guest] = cloud_api.ObservedServer(
             base.State.RUNNING)
         self.machines.full[reservation_id] = [guest]
-        self.lifecycle.ending.delete(lease['id'])
-        self.engine.run_due()
+        self.lifecycle.lease_end.delete(lease['id'])
+        driven.run_due(self.engine)
         self.assertEqual([guest], self.cloud.deleted)
         self.assertEqual({reservation_id: (self.uuid,)}, self.machines.doors)
         self.machines.full.clear()
         self.clock.advance(300)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual({}, self.machines.doors)
         self.assertEqual(['TERMINATED'], self.scalars(models.Lease.status))
 
@@ -860,28 +863,28 @@ class TestHolding(WholeHostsTestCase):
         first, first_id = self.started()
         self.machines.full[first_id] = [uuidutils.generate_uuid()]
         second = self.reserve_machines(100, 2000)
-        self.clock.advance(100 + self.patience + 1)
-        self.engine.run_due()
+        self.clock.advance(100 + self.start_timeout + 1)
+        driven.run_due(self.engine)
         self.assertEqual('PENDING', self.status(second))
         self.assertEqual({'one': first_id}, self.held())
         self.assertIn('not free yet', views.get(
             self.database, second['id'])['status_reason'])
         self.machines.full.clear()
         self.clock.advance(300)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.clock.advance(60)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         # Nobody has looked what is left there.
         self.assertEqual('PENDING', self.status(second))
         self.look({'VCPU': 1})
         self.clock.advance(60)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         # Somebody is.
         self.assertEqual('PENDING', self.status(second))
         self.assertEqual({}, self.held())
         self.look({})
         self.clock.advance(60)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(second))
         self.assertEqual('', views.get(
             self.database, second['id'])['status_reason'])
@@ -892,10 +895,10 @@ class TestHolding(WholeHostsTestCase):
         _first, first_id = self.started()
         self.machines.full[first_id] = [uuidutils.generate_uuid()]
         second = self.reserve_machines(100, 2000)
-        self.clock.advance(100 + self.patience + 1)
-        self.engine.run_due()
+        self.clock.advance(100 + self.start_timeout + 1)
+        driven.run_due(self.engine)
         self.assertIn('not free yet', self.reason(second))
-        self.leases.changing.update(second['id'], updates.LeaseChange(
+        self.leases.updates.update(second['id'], updates.LeaseChange(
             start=NOW + 1000))
         self.assertEqual(('PENDING', ''), (
             self.status(second), self.reason(second)))
@@ -903,23 +906,23 @@ class TestHolding(WholeHostsTestCase):
     def test_nor_does_it_start_beside_a_server_that_overstays(self):
         lease = self.running_lease(0, 50)
         whole = self.reserve_machines(50, 2000)
-        self.clock.advance(50 + self.patience + 1)
-        self.engine.run_due()
+        self.clock.advance(50 + self.start_timeout + 1)
+        driven.run_due(self.engine)
         self.assertEqual('PENDING', self.status(whole))
         self.assertEqual({}, self.held())
         self.cloud.servers.clear()
         self.clock.advance(300)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
         self.clock.advance(60)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(whole))
 
     def test_hosts_that_come_later_are_held_too(self):
         lease, reservation_id = self.started()
         other = self.host('two', VCPU=2)
         self.change(lease, 2, 2)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual({'one': reservation_id, 'two': reservation_id},
                          self.held())
         self.assertEqual({self.uuid, other},
@@ -938,7 +941,7 @@ class TestHolding(WholeHostsTestCase):
         with self.database.writer() as session:
             row = session.get(models.Lease, lease['id'])
             row.status = states.Lease.STARTING
-        self.lifecycle.starting.give_up(
+        self.lifecycle.lease_start.give_up(
             lease['id'], states.EventType.START)
         self.assertEqual({}, self.held())
         self.assertEqual('ERROR', self.status(lease))
@@ -965,12 +968,12 @@ class TestCleaning(WholeHostsTestCase):
         self.machines.cleaning_time = cleaning_time
         lease = self.reserve(
             0, 100, self.machines_of(2, 2), request=self.request(**values))
-        self.engine.run_due()
+        driven.run_due(self.engine)
         return lease, lease['reservations'][0]['id']
 
     def run_at(self, time):
         self.clock.advance(NOW + time - self.clock.now())
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def looked(self):
         """The cloud was asked what is left on the hosts: nothing."""
@@ -1030,21 +1033,21 @@ class TestCleaning(WholeHostsTestCase):
         for _time in range(2):
             self.started()
             self.clock.advance(100)
-            self.engine.run_due()
+            driven.run_due(self.engine)
             self.clock.advance(-100)
         self.assertEqual(self.uuids * 2, self.machines.swept)
 
     def test_nobody_cleans_what_was_not_used(self):
         self.machines.cleaning_time = 60
         lease = self.reserve_machines(50, 100)
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual(['TERMINATED'], self.scalars(models.Lease.status))
         self.assertEqual([], self.machines.swept)
 
     def test_it_is_as_long_as_when_the_lease_was_made(self):
         lease, _id = self.started(cleaning_time=60)
         self.machines.cleaning_time = 0
-        self.leases.changing.update(
+        self.leases.updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 200))
         self.assertEqual({NOW + 260}, {*self.scalars(
             models.Booking.end_date)})
@@ -1059,8 +1062,8 @@ class TestCleaning(WholeHostsTestCase):
         start, self.machines.start = self.machines.start, lambda _: 1 / 0
         self.machines.cleaning_time = 600
         lease = self.reserve_machines(0, 10_000, 2, 2)
-        self.engine.run_due()
-        self.lifecycle.starting.give_up(lease['id'], states.EventType.START)
+        driven.run_due(self.engine)
+        self.lifecycle.lease_start.give_up(lease['id'], states.EventType.START)
         self.assertEqual([], self.machines.swept)
         self.assertEqual('ERROR', self.status(lease))
         self.machines.start = start
@@ -1102,8 +1105,8 @@ class TestCleaning(WholeHostsTestCase):
         def slow(*args):
             times.append(self.clock.now())
             if len(times) == 1:
-                self.lifecycle.ending.delete(lease['id'])
-                self.new_engine('second').run_due()
+                self.lifecycle.lease_end.delete(lease['id'])
+                driven.run_due(self.new_engine('second'))
             return clean(*args)
 
         self.machines.clean = slow
@@ -1140,10 +1143,10 @@ class TestCleaning(WholeHostsTestCase):
             self.clock.advance(3600)
             if len(times) == 1:
                 # Another one takes it over, and stands still as well.
-                self.lifecycle.ending.end(lease['id'], when_due=True)
+                self.lifecycle.lease_end.end(lease['id'], when_due=True)
             else:
                 # The first one wakes up: to him they are clean.
-                self.lifecycle.closing._cleaning._keep(
+                self.lifecycle.lease_close._cleaning._keep(
                     lease['reservations'][0]['id'], lease_close._Held(
                         2, 2, {*self.uuids}, first, 0), {*self.uuids})
                 self.assertEqual([None, None], self.scalars(
@@ -1169,10 +1172,10 @@ class TestCleaning(WholeHostsTestCase):
             self.assertRaises(SystemExit, self.run_at, 100)
         self.machines.clean = clean
         self.clock.advance(5)
-        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.lifecycle.lease_end.end(lease['id'], when_due=True)
         self.assertEqual([], self.machines.swept)
         self.clock.advance(60)
-        self.lifecycle.ending.end(lease['id'], when_due=True)
+        self.lifecycle.lease_end.end(lease['id'], when_due=True)
         self.assertEqual(self.uuids, self.machines.swept)
         self.assertEqual('TERMINATED', self.status(lease))
 
@@ -1180,7 +1183,7 @@ class TestCleaning(WholeHostsTestCase):
         for number in range(8):
             self.host(f'more{number}', VCPU=4)
         lease = self.reserve_machines(0, 100, 10, 10)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.machines.dirty = {*self.scalars(models.Host.uuid)}
         self.useFixture(fixtures.MockPatchObject(lease_close, 'MOST', 4))
         for time in range(100, 1000, 100):
@@ -1200,7 +1203,7 @@ class TestCleaning(WholeHostsTestCase):
         lease = self.reserve(
             0, 100, self.machines_of(1, 1), self.machines_of(1, 1),
             self.places())
-        self.engine.run_due()
+        driven.run_due(self.engine)
         first, second = sorted(one for uuids in self.machines.doors.values()
                                for one in uuids)
         self.machines.dirty = {second}
@@ -1216,7 +1219,7 @@ class TestCleaning(WholeHostsTestCase):
     def test_what_verify_says_of_it(self):
         lease, reservation_id = self.started(on_end='recycle')
         looking = audit.Audit(self.database, self.clock, self.lifecycle,
-                              self.vault.open, 60)
+                              self.encryption.open, 60)
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.cloud.servers[self.machines.full[reservation_id][0]] = (
             cloud_api.ObservedServer(base.State.RUNNING))
@@ -1242,9 +1245,9 @@ class TestCleaning(WholeHostsTestCase):
         early = self.reserve_machines(150, 170)
         self.run_at(100)
         # It may be a matter of seconds.
-        self.lifecycle.ending.delete(self.reserve_machines(200, 300)['id'])
+        self.lifecycle.lease_end.delete(self.reserve_machines(200, 300)['id'])
         self.assertEqual('PENDING', self.status(early))
-        self.lifecycle.ending.delete(early['id'])
+        self.lifecycle.lease_end.delete(early['id'])
         self.run_at(160)
         for start in (200, 1000, 10_000):
             self.assertRaises(errors.Refused, self.reserve_machines, start,
@@ -1327,7 +1330,7 @@ class TestCleaning(WholeHostsTestCase):
 
     def test_what_is_ended_before_its_time_has_no_grace(self):
         lease = self.running_lease(request=self.request(grace_period=100))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(base.servers_of(lease), self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
@@ -1382,10 +1385,10 @@ class TestCleaning(WholeHostsTestCase):
         second = self.reserve_machines(100, 1000)
         self.run_at(100)
         self.host('three', VCPU=1)
-        self.clock.advance(self.patience)
-        self.watching().look()
+        self.clock.advance(self.start_timeout)
+        self.overbooking_check().look()
         self.clock.advance(lease_status.LONGEST_WAIT)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(second))
         self.assertEqual({'three'}, self.bookings_of(second).keys())
 
@@ -1398,16 +1401,16 @@ class TestCleaning(WholeHostsTestCase):
         self.machines.full[reservation_id] = [guest]
         self.run_at(100)
         self.assertEqual([], self.cloud.deleted)
-        self.lifecycle.ending.delete(lease['id'])
-        self.engine.run_due()
+        self.lifecycle.lease_end.delete(lease['id'])
+        driven.run_due(self.engine)
         self.assertEqual([guest], self.cloud.deleted)
 
     def test_it_is_nothing_that_whoever_deletes_a_lease_waits_for(self):
         """It may take as long as the operator's command does."""
         lease, _id = self.started()
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual([], self.machines.swept)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         self.assertEqual(self.uuids, self.machines.swept)
 
 
@@ -1421,17 +1424,17 @@ class TestWhoGetsIn(WholeHostsTestCase):
         self.machines.among = model.HostPool.ENROLLED
         for name in ('one', 'two'):
             self.enrol(name)
-        self.judge = eligibility.Eligibility(
+        self.eligibility = eligibility.Eligibility(
             self.database, self.clock, self.admission.index)
         self.claims = scheduler_claims.Claims(
             self.database, self.clock, self.admission.index)
         lease = self.reserve_machines()
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.reservation_id = lease['reservations'][0]['id']
         (self.held_host,) = self.held()
 
     def fits(self, reservation_id=None):
-        found = self.judge.fits_for(
+        found = self.eligibility.for_server(
             uuidutils.generate_uuid(), {'VCPU': 1}, self.uuids.values(),
             reservation_id)
         return {name for name, uuid in self.uuids.items()
@@ -1443,12 +1446,13 @@ class TestWhoGetsIn(WholeHostsTestCase):
 
     def test_no_server_comes_when_the_lease_has_ended(self):
         self.assertTrue(self.claims.is_within(self.reservation_id))
-        self.lifecycle.ending.delete(self.scalars(models.Lease.id)[0])
+        self.lifecycle.lease_end.delete(self.scalars(models.Lease.id)[0])
         self.assertFalse(self.claims.is_within(self.reservation_id))
 
     def test_who_is_in_no_reservation_stays_outside(self):
         self.assertEqual({'plain'}, self.fits())
-        found = self.judge.fits_unbooked({'VCPU': 1}, self.uuids.values())
+        found = self.eligibility.for_unreserved({'VCPU': 1},
+                                                self.uuids.values())
         self.assertEqual({'one', 'two'}, {
             name for name, uuid in self.uuids.items()
             if found.by_host.get(uuid, found.elsewhere) == 0})
@@ -1477,7 +1481,7 @@ class TestWhoGetsIn(WholeHostsTestCase):
 
     def test_when_it_is_over_nobody_gets_in(self):
         self.clock.advance(100)
-        self.new_engine('second').run_due()
+        driven.run_due(self.new_engine('second'))
         self.assertEqual({}, self.held())
         self.assertEqual(set(), self.fits(self.reservation_id))
         for host in self.uuids:
@@ -1496,7 +1500,7 @@ class TestParts(WholeHostsTestCase):
             self.enrol(name)
         self.close('closed')
         self.machines.among = model.HostPool.ENROLLED
-        self.judge = eligibility.Eligibility(
+        self.eligibility = eligibility.Eligibility(
             self.database, self.clock, self.admission.index)
         self.claims = scheduler_claims.Claims(
             self.database, self.clock, self.admission.index)
@@ -1513,7 +1517,8 @@ class TestParts(WholeHostsTestCase):
     def taken(self, amount):
         """The servers of a lease of parts, and their hosts."""
         lease = self.reserve(0, 100, self.parts(amount), active=True)
-        ids = [one for _number in range(amount) for one in self.occupy(lease)]
+        ids = [one for _number in range(
+            amount) for one in self.take_slots(lease)]
         with self.database.reader() as session:
             return ids, dict(session.execute(sa.select(
                 models.Booking.server_id, models.Host.name).join(
@@ -1569,7 +1574,7 @@ class TestParts(WholeHostsTestCase):
         self.assertEqual(1, len(self.scalars(
             models.Booking.id, models.Booking.reservation_id == one['id'])))
         self.host('more', VCPU=4)
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             reservations={one['id']: self.places(3)}))
         self.assertEqual(8, len(self.scalars(models.Booking.id)))
 
@@ -1607,7 +1612,7 @@ class TestParts(WholeHostsTestCase):
         lease = self.reserve(0, 100, self.parts(7), active=True)
 
         def come(count):
-            return self.leases.places.occupy(
+            return self.leases.slots.take(
                 lease['reservations'][0]['id'], 'project', [
                     uuidutils.generate_uuid() for _number in range(count)])
 
@@ -1623,7 +1628,7 @@ class TestParts(WholeHostsTestCase):
     def test_nobody_is_forced_onto_what_somebody_has_whole(self):
         whole = self.reserve_machines(0, 100)
         later = self.reserve_machines(100, 200)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual('ACTIVE', self.status(whole))
         held, = self.held()
         free = ({'one', 'two'} - {held}).pop()
@@ -1635,9 +1640,9 @@ class TestParts(WholeHostsTestCase):
                               held, forced)
         self.claim(inside, free, True)()
         other, = {'one', 'two'} - {free}
-        self.lifecycle.ending.delete(later['id'])
-        self.lifecycle.ending.delete(whole['id'])
-        self.new_engine('second').run_due()
+        self.lifecycle.lease_end.delete(later['id'])
+        self.lifecycle.lease_end.delete(whole['id'])
+        driven.run_due(self.new_engine('second'))
         self.assertEqual({}, self.held())
         # Nor onto what is promised so for its time.
         self.reserve_machines(50, 100)
@@ -1652,7 +1657,7 @@ class TestParts(WholeHostsTestCase):
         here, other = hosts[inside], ({'one', 'two'} - {hosts[inside]}).pop()
         for server_id, allowed in (
                 (inside, {here, other, 'plain'}), (outside, {'plain'})):
-            found = self.judge.fits_for(
+            found = self.eligibility.for_server(
                 server_id, {'VCPU': 1}, self.uuids.values())
             self.assertEqual(allowed, {
                 name for name, uuid in self.uuids.items()
@@ -1664,7 +1669,7 @@ class TestParts(WholeHostsTestCase):
         # The booking follows, and stays, whatever becomes of the host.
         self.claim(inside, other)()
         self.close(other)
-        found = self.judge.fits_for(
+        found = self.eligibility.for_server(
             inside, {'VCPU': 1}, self.uuids.values())
         self.assertEqual(self.uuids[other], found.booked)
         self.assertTrue(found.by_host.get(
@@ -1681,10 +1686,11 @@ class TestParts(WholeHostsTestCase):
         inside, = {one for one in ids if hosts[one] != 'plain'}
         later = self.reserve_machines(100, 200, 2, 2)
         self.clock.advance(99)
-        self.assertEqual(self.uuids[hosts[inside]], self.judge.fits_for(
-            inside, {'VCPU': 1}, ()).booked)
+        self.assertEqual(self.uuids[hosts[inside]],
+                         self.eligibility.for_server(
+                             inside, {'VCPU': 1}, ()).booked)
         self.clock.advance(1)
-        self.lifecycle.starting.start(later['id'], when_due=True)
+        self.lifecycle.lease_start.start(later['id'], when_due=True)
         self.assertEqual({'one', 'two'}, self.held().keys())
         for host in ('one', 'two'):
             for forced in (False, True):
@@ -1701,7 +1707,7 @@ class TestParts(WholeHostsTestCase):
         def late(*args):
             # Between his look at the host and his writing.
             self.claims._locked = locked
-            self.lifecycle.starting.start(later['id'], when_due=True)
+            self.lifecycle.lease_start.start(later['id'], when_due=True)
             return locked(*args)
 
         self.claims._locked = late
@@ -1716,7 +1722,7 @@ class TestParts(WholeHostsTestCase):
         self.claim(inside, hosts[inside])
         later = self.reserve_machines(100, 200, 2, 2)
         self.clock.advance(100)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual('PENDING', self.status(later))
         self.assertEqual({}, self.held())
 
@@ -1734,13 +1740,13 @@ class TestWithin(WholeHostsTestCase):
     def inner(self, start, end, **wanted):
         with self.database.reader() as session:
             hosts = hosted_servers.hosts(session, self.reservation_id)
-        return self.leases.making.create(creation.NewLease(
+        return self.leases.creation.create(creation.NewLease(
             'project', 'user', self.request(start, end, **wanted), (
                 creation.NewReservation(
                     model.Demand({}, 1, among=None, hosts=hosts),
                     (uuidutils.generate_uuid(),),
                     spec=hosted_servers.spec(self.reservation_id)),)),
-            self.vault.seal('call'))
+            self.encryption.seal('call'))
 
     def why_not(self, *window, project='project', later=True):
         with self.database.reader() as session:
@@ -1750,7 +1756,7 @@ class TestWithin(WholeHostsTestCase):
 
     def run_at(self, time):
         self.clock.advance(NOW + time - self.clock.now())
-        self.engine.run_due()
+        driven.run_due(self.engine)
 
     def share(self, *projects):
         with self.database.writer() as session:
@@ -1784,18 +1790,18 @@ class TestWithin(WholeHostsTestCase):
                        updates.LeaseChange(start=NOW + 50),
                        updates.LeaseChange(start=NOW + 5000, end=NOW + 5100)):
             exc = self.assertRaises(
-                errors.InvalidLeaseParams, self.leases.changing.update,
+                errors.InvalidLeaseParams, self.leases.updates.update,
                 lease['id'], change)
             self.assertIn('within that', str(exc))
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             start=NOW + 150, end=NOW + 1000))
         # What is over keeps nobody from shortening it.
-        self.lifecycle.ending.delete(self.outer['id'])
-        self.engine.run_due()
-        self.leases.changing.update(lease['id'], updates.LeaseChange(
+        self.lifecycle.lease_end.delete(self.outer['id'])
+        driven.run_due(self.engine)
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
             end=NOW + 500))
         self.assertRaises(
-            errors.InvalidLeaseParams, self.leases.changing.update,
+            errors.InvalidLeaseParams, self.leases.updates.update,
             lease['id'], updates.LeaseChange(end=NOW + 600))
 
     def test_one_that_waits_stays_within_it_too(self):
@@ -1805,8 +1811,8 @@ class TestWithin(WholeHostsTestCase):
         lease = self.inner(200, 900, retry=retry, lasts=700)
         self.assertIn('comes first', self.reason(lease))
         self.clock.advance(400)
-        self.lifecycle.ending.delete(first['id'])
-        self.engine.run_due()
+        self.lifecycle.lease_end.delete(first['id'])
+        driven.run_due(self.engine)
         self.assertEqual('WAITING', self.status(lease))
         self.assertIn('choose a start and an end within that',
                       self.reason(lease))
@@ -1848,8 +1854,8 @@ class TestWithin(WholeHostsTestCase):
                           other['id']: ''}, self.promised())
         self.new_maintenance().announce(
             'one', model.Window(NOW + 150, NOW + 250), 'firmware')
-        watching = self.watching()
-        watching.look()
+        check = self.overbooking_check()
+        check.look()
         for one in (self.outer, lease, other):
             self.assertEqual({'two'}, self.bookings_of(one).keys())
             self.assertEqual('', self.reason(one))
@@ -1869,18 +1875,18 @@ class TestWithin(WholeHostsTestCase):
         self.assertEqual(inside, self.promised()[lease['id']])
         self.new_maintenance().announce(
             'one', model.Window(NOW + 150, NOW + 250), 'firmware')
-        self.watching().look()
+        self.overbooking_check().look()
         self.assertEqual({'one'}, self.bookings_of(lease).keys())
 
     def test_it_goes_to_a_host_that_its_lease_got_for_one_that_failed(self):
         self.run_at(100)
         lease = self.inner(200, 300)
         self.follow()
-        watch = self.watching()
+        watch = self.overbooking_check()
         guard = host_status.HostStatus(
             self.database, self.clock, host_status.Thresholds(0, 0, 3600),
             lambda event, lease: None)
-        guard.see({self.uuid_of('one'): host_status.Down(
+        guard.update({self.uuid_of('one'): host_status.Down(
             'Its power is off.', certain=True)})
         watch.look()
         # It may be back in time.
@@ -1894,13 +1900,13 @@ class TestWithin(WholeHostsTestCase):
         self.share('other')
         with self.database.reader() as session:
             hosts = hosted_servers.hosts(session, self.reservation_id)
-        lease = self.leases.making.create(creation.NewLease(
+        lease = self.leases.creation.create(creation.NewLease(
             'other', 'user', self.request(200, 300), (
                 creation.NewReservation(
                     model.Demand({}, 1, among=None, hosts=hosts),
                     (uuidutils.generate_uuid(),),
                     spec=hosted_servers.spec(self.reservation_id)),)),
-            self.vault.seal('call'))
+            self.encryption.seal('call'))
         self.run_at(100)
         self.share()
         self.run_at(200)
@@ -1915,7 +1921,7 @@ class TestWithin(WholeHostsTestCase):
         self.run_at(150)
         self.cloud.servers[server_id] = cloud_api.ObservedServer(
             base.State.RUNNING, self.uuid_of('one'))
-        self.lifecycle.observing.check(server_id)
+        self.lifecycle.reconciliation.check(server_id)
         self.run_at(200)
         self.assertEqual(['TERMINATING', 'STARTING'], [
             self.status(one) for one in (first, second)])
@@ -1930,7 +1936,7 @@ class TestWithin(WholeHostsTestCase):
             session.execute(sa.update(models.Booking).where(
                 models.Booking.server_id == server_id).values(
                     claimed_at=NOW, running=True))
-        self.lifecycle.ending.delete(self.outer['id'])
+        self.lifecycle.lease_end.delete(self.outer['id'])
         self.run_at(200)
         self.assertEqual({}, self.held())
         with self.database.writer() as session:
@@ -1969,11 +1975,11 @@ class TestEnrolment(WholeHostsTestCase):
             self.enrolments(), self.left()))
         self.assertRaises(errors.Refused, self.reserve_machines, 200, 300)
         # What was promised begins all the same.
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual({'one'}, self.held().keys())
         self.clock.advance(100)
-        self.new_engine('second').run_due()
+        driven.run_due(self.new_engine('second'))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual({host_id}, self.left())
         for work, *args in ((enrollment.change, host_id, {}, True),
@@ -2003,14 +2009,14 @@ class TestEnrolment(WholeHostsTestCase):
         for start, end in ((0, 100), (200, 300)):
             self.reserve_machines(start, end)
         self.clock.advance(10)
-        self.new_engine().run_due()
+        driven.run_due(self.new_engine())
         self.assertEqual(['enrolled'], self.enrolments())
         self.clock.advance(90)
-        self.new_engine('second').run_due()
+        driven.run_due(self.new_engine('second'))
         self.assertEqual((['leaving'], set()), (
             self.enrolments(), self.left()))
         self.clock.advance(200)
-        self.new_engine('third').run_due()
+        driven.run_due(self.new_engine('third'))
         self.assertEqual({host_id}, self.left())
 
     def test_who_was_not_used_stays(self):
@@ -2018,8 +2024,8 @@ class TestEnrolment(WholeHostsTestCase):
         self.machines.leaving = True
         self.machines.start = lambda _reserved: 1 / 0
         lease = self.reserve_machines(0, 100)
-        self.new_engine().run_due()
-        self.lifecycle.starting.give_up(lease['id'], states.EventType.START)
+        driven.run_due(self.new_engine())
+        self.lifecycle.lease_start.give_up(lease['id'], states.EventType.START)
         self.assertEqual(('ERROR', ['enrolled']), (
             self.status(lease), self.enrolments()))
 
@@ -2044,7 +2050,7 @@ class TestEnrolment(WholeHostsTestCase):
             enrollment.complete(session, NOW, attempt)
         host_id = attempt.host_id
         lease = self.reserve_machines(100, 200)
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.write(enrollment.change, host_id, {}, False)
         self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
         self.write(enrollment.change, host_id, {}, True)
@@ -2077,7 +2083,7 @@ class TestEnrolment(WholeHostsTestCase):
         lease = self.reserve_machines(50, 100)
         self.assertRaises(
             errors.Conflict, self.write, enrollment.remove, host_id)
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
         self.write(enrollment.remove, host_id)
         self.assertRaises(
             errors.Conflict, self.write, enrollment.complete, attempt)

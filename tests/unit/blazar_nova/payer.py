@@ -55,7 +55,7 @@ class Payer:
 
     def create(self):
         now = self.clock.now()
-        return self.leases.making.create(creation.NewLease(
+        return self.leases.creation.create(creation.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=model.Window(now + 1000, now + 2000),
                 before_end=None, events=(), on_end='delete',
@@ -64,8 +64,9 @@ class Payer:
                     spec={}),)), None)
 
     def run_due(self):
-        return engine.Engine(self.conf, self.database, self.clock,
-                             self.lifecycle, f'payer {os.getpid()}').run_due()
+        return driven.run_due(
+            engine.Engine(self.conf, self.database, self.clock, self.lifecycle,
+                          f'payer {os.getpid()}'))
 
 
 def main():

@@ -150,7 +150,7 @@ class TestDeaths(base.DatabaseTestCase):
     def test_a_listener_is_killed_around_on_end(self):
         for at in ('before', 'after'):
             lease = self.payer.create()
-            self.payer.lifecycle.ending.delete(lease['id'])
+            self.payer.lifecycle.lease_end.delete(lease['id'])
             self.die('run_due', at)
             self.payer.clock.advance(300)
             self.payer.run_due()
@@ -160,7 +160,7 @@ class TestDeaths(base.DatabaseTestCase):
         lease = self.payer.create()
         for at in ('before', 'after', 'mute'):
             end = lease['end_date'] = lease['end_date'] + 60
-            self.payer.leases.changing.update(
+            self.payer.leases.updates.update(
                 lease['id'], updates.LeaseChange(end=end))
             if at == 'mute':
                 self.service.at = at

@@ -30,7 +30,7 @@ class DefaultingTestCase(base.TestCase):
         self.noted = mock.Mock()
         self.by_default = default_leases.DefaultLeases(types.SimpleNamespace(
             conf=self.conf, clock=driven.ManualClock(base.NOW),
-            announcing=self.noted))
+            end_notices=self.noted))
 
     def set(self, name, value, group='blazar'):
         self.conf.set_override(name, value, group)

@@ -114,7 +114,7 @@ class ManageTest(base.TestCase):
             before_end=None, events=(), on_end='delete', starts_now=False)
         return leases.Leases(
             database, clock, admissions.Admission(database, clock),
-            resource_types.ResourceTypes({}, base.FakeType())).making.create(
+            resource_types.ResourceTypes({}, base.FakeType())).creation.create(
                 creation.NewLease('project', 'user', request, (
                     creation.NewReservation(
                         model.Demand({'VCPU': 1}), ('server-1',)),)),
@@ -175,10 +175,10 @@ class ManageTest(base.TestCase):
         found = self.json('health')
         self.assertEqual(([], [], {'leases_pending': 1}), (
             found['hosts'], found['leases'], self.counts(found)))
-        host_status.HostStatus(
-            self.database(), driven.ManualClock(NOW),
-            host_status.Thresholds(0, 0, 60), lambda event, lease: None).see(
-                {'host': host_status.Down('No power.', certain=True)})
+        host_status.HostStatus(self.database(), driven.ManualClock(NOW),
+                               host_status.Thresholds(0, 0, 60), lambda event,
+                               lease: None).update({'host': host_status.Down(
+                                   'No power.', certain=True)})
         self.assertEqual(
             [{'name': 'host', 'status': 'failed', 'reason': 'No power.',
               'since': clocks.iso(NOW)[:19],
@@ -271,7 +271,8 @@ class ManageTest(base.TestCase):
             reservation.moved_at = NOW
         sees = host_status.HostStatus(database, driven.ManualClock(
             NOW), host_status.Thresholds(0, 60, 3600), lambda *_said: None)
-        sees.see({'uuid': host_status.Down('Its power is off.', certain=True)})
+        sees.update({'uuid': host_status.Down('Its power is off.',
+                                              certain=True)})
         code, text = self.manage('health')
         self.assertEqual(0, code)
         for words in ('compute7', 'failed', 'Its power is off.',
@@ -282,7 +283,7 @@ class ManageTest(base.TestCase):
             'hosts_failed': 1, 'leases_degraded': 1, 'leases_pending': 1,
             'reservations_resources_changed': 1},
             self.counts(self.json('health')))
-        sees.see({'uuid': None})
+        sees.update({'uuid': None})
         self.assertIn('coming back', self.manage('health')[1])
         with database.writer() as session:
             session.execute(sa.update(models.Event).where(

@@ -66,7 +66,7 @@ class MonitorsTestCase(base.TestCase):
         self.monitors = monitors.Monitors(types.SimpleNamespace(
             conf=types.SimpleNamespace(
                 blazar=types.SimpleNamespace(**options)), clock=self.clock,
-            health=types.SimpleNamespace(see=self.believed.append)))
+            host_status=types.SimpleNamespace(update=self.believed.append)))
 
 
 class TestLooking(MonitorsTestCase):

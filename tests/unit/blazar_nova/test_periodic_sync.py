@@ -176,9 +176,9 @@ class ComparisonTest(base.DatabaseTestCase):
         def away():
             raise errors.DatabaseUnavailable
 
-        hurry, self.one._turn.hurry = self.one._turn.hurry, away
+        hurry, self.one._turn.trigger = self.one._turn.trigger, away
         self.assertRaises(errors.DatabaseUnavailable, self.one.look)
-        self.one._turn.hurry = hurry
+        self.one._turn.trigger = hurry
         self.one.look()
         self.assertEqual([2, 0], self.compared())
 

@@ -16,6 +16,7 @@ from blazar_core.leases import transfer
 from blazar_core.leases import updates
 from blazar_nova.schemas import error_answers
 from tests import databases
+from tests import driven
 from tests import imports
 from tests.unit import base
 
@@ -59,7 +60,7 @@ class TestRequests(base.LeaseTestCase):
     # -- a lease in each state -----------------------------------------------
 
     def offered(self):
-        return self.leases.making.offer(creation.NewLease(
+        return self.leases.creation.offer(creation.NewLease(
             'project', 'user', self.request(100, 1000), (self.places(),)), 60)
 
     def waiting(self):
@@ -83,29 +84,29 @@ class TestRequests(base.LeaseTestCase):
     def terminating(self):
         lease = self.running_lease(0, 1000)
         self.cloud.stubborn.update(base.servers_of(lease))
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         return lease
 
     def terminated(self):
         lease = self.active()
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         return lease
 
     def timedout(self):
         lease = self.in_progress()
         self.clock.advance(700)
-        self.engine.run_due()
+        driven.run_due(self.engine)
         return lease
 
     def error(self):
         lease = self.pending()
-        self.lifecycle.starting.give_up(lease['id'], states.EventType.START)
+        self.lifecycle.lease_start.give_up(lease['id'], states.EventType.START)
         return lease
 
     # -- what is asked of it -------------------------------------------------
 
     def change(self, lease, **values):
-        self.leases.changing.update(lease['id'], updates.LeaseChange(**values))
+        self.leases.updates.update(lease['id'], updates.LeaseChange(**values))
 
     def rename(self, lease):
         self.change(lease, name='other')
@@ -124,15 +125,15 @@ class TestRequests(base.LeaseTestCase):
             lease['reservations'][0]['id']: self.places(2)})
 
     def accept(self, lease):
-        self.leases.making.accept(lease['id'])
+        self.leases.creation.accept(lease['id'])
 
     def hand_over(self, lease):
-        own = self.leases.owning
-        own.hand_over(lease['id'], own.look(lease['id']).generation,
-                      transfer.Owner('project', 'heir'), None, False)
+        own = self.leases.transfer
+        own.transfer(lease['id'], own.look(lease['id']).generation,
+                     transfer.Owner('project', 'heir'), None, False)
 
     def delete(self, lease):
-        self.lifecycle.ending.delete(lease['id'])
+        self.lifecycle.lease_end.delete(lease['id'])
 
     def test_it_is_answered_as_the_table_says(self):
         lease = getattr(self, self.state.lower())()

@@ -19,7 +19,7 @@ class TestMetadata(base.LeaseTestCase):
         super().setUp()
         self.host('one', VCPU=2)
         self.lease_id = self.lease(3600, 7200)['id']
-        self.telling = server_messages.ServerMessages(self.leases.servers,
+        self.telling = server_messages.ServerMessages(self.leases.lookup,
                                                       self.clock)
 
     def held(self):
@@ -41,7 +41,7 @@ class TestMetadata(base.LeaseTestCase):
     def test_a_server_that_is_not_built_is_in_error_and_says_why(self):
         self.assertIsNone(self.held().fault)
         self.clock.advance(3600)
-        self.lifecycle.starting.give_up(self.lease_id, 'start_lease')
+        self.lifecycle.lease_start.give_up(self.lease_id, 'start_lease')
         held = self.held()
         self.assertEqual('ERROR', held.metadata['lease_status'])
         self.assertEqual(reserved_view.Fault(
@@ -63,7 +63,7 @@ class TestMetadata(base.LeaseTestCase):
                 models.Event.event_type == 'start_lease').values(
                     status='DONE'))
         self.assertIs(True, start())
-        self.lifecycle.starting.give_up(self.lease_id, 'start_lease')
+        self.lifecycle.lease_start.give_up(self.lease_id, 'start_lease')
         self.assertIs(False, start())
 
     def test_warnings_are_shown_and_not_stored(self):
@@ -84,7 +84,7 @@ class TestAsking(base.LeaseTestCase):
         super().setUp()
         self.host('one', VCPU=2)
         self.server_id, = base.servers_of(self.lease(50, 100, project='mine'))
-        self.telling = server_messages.ServerMessages(self.leases.servers,
+        self.telling = server_messages.ServerMessages(self.leases.lookup,
                                                       self.clock)
 
     def is_told(self):
@@ -97,7 +97,7 @@ class TestAsking(base.LeaseTestCase):
             def fail(*_args, wrong=wrong):
                 raise wrong
 
-            with mock.patch.object(self.leases.servers, 'held', fail):
+            with mock.patch.object(self.leases.lookup, 'held', fail):
                 self.assertEqual((False, False), self.is_told())
             # It would be told, and is not asked for.
             self.assertEqual((False, False), self.is_told())

@@ -80,7 +80,7 @@ class TestLeases(base.LeaseTestCase):
         self.host('host', VCPU=1)
         lease = self.lease(0, 10)
         self.assertTrue(looked._have_leases())
-        self.lifecycle.ending.end(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
         self.clock.advance(2 * lease_purge.LEAST_AGE)
         self.assertEqual(1, lease_purge.LeasePurge(
             self.database, self.clock, lambda _text: None).purge(

@@ -13,7 +13,8 @@ __all__ = ['Difference', 'LISTENER', 'Mend', 'STUCK', 'named', 'when']
 STUCK = 300
 
 #: What an operator is told when no worker does it.
-LISTENER = 'blazar-listener does it; does one run, and what does its log say?'
+LISTENER = (
+    'blazar-listener does it; check that one is running, and read its log')
 
 Mend: ty.TypeAlias = ty.Callable[[], object]
 

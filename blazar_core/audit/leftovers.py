@@ -47,8 +47,8 @@ class Remains:
             'bookings': sa.select(models.Reservation.lease_id).join(
                 models.Booking.reservation).where(
                     models.Booking.server_id.is_(None)),
-            'a held build': sa.select(models.HeldBuild.lease_id),
-            'events that are not done': sa.select(
+            'a deferred build': sa.select(models.HeldBuild.lease_id),
+            'unfinished events': sa.select(
                 models.Event.lease_id).where(unfinished.OPEN),
         }
         left: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
@@ -62,7 +62,7 @@ class Remains:
         for (lease_id, name), has in left.items():
             yield Difference(
                 ('dead', lease_id, *has),
-                f'{named(lease_id, name)} is TERMINATED, and still has '
+                f'{named(lease_id, name)} is TERMINATED, but still has '
                 f'{" and ".join(has)}.', '--fix removes them',
                 functools.partial(
                     self._database.retried, self._delete_leftovers, lease_id))
@@ -182,15 +182,15 @@ class Sealed:
                 elif None in map(self._open, credentials.all_of(row)):
                     yield Difference(
                         ('sealed', table.__tablename__, row.lease_id),
-                        f'{named(row.id, row.name)}: {what} does not open '
-                        f'with any key of [blazar] encryption_keys.',
-                        'put the key back that it was sealed with')
+                        f'{named(row.id, row.name)}: no key of [blazar] '
+                        f'encryption_keys decrypts {what}.',
+                        'add the key with which it was encrypted')
 
     def _unrevoked(self, row: ty.Any) -> Difference:
         return Difference(
             ('unrevoked', row.lease_id),
-            f'Lease {row.lease_id} is over, and the trust of its owner is '
-            f'still kept.', '--fix revokes and forgets it',
+            f'Lease {row.lease_id} has ended, but the trust of its owner '
+            'still exists.', '--fix revokes and removes it',
             functools.partial(self._life.lease_close.revoke_of, row.lease_id))
 
     def _open(self, sealed: str) -> str | None:

@@ -70,16 +70,16 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
     if not host.capacity:
         return Difference(
             ('homeless', host.uuid),
-            f'Host {host.name} is none of Nova\'s any more, and leases are '
-            f'booked on it: {concerned}.',
-            'blazar-listener binds them to other hosts within seconds, or '
-            'their leases say that there is no capacity; bring the host back, '
-            'or free others')
+            f'Host {host.name} no longer exists in Nova but still has '
+            f'bookings of leases: {concerned}.',
+            'blazar-listener reassigns them to other hosts within seconds, or '
+            'sets a condition of their leases; bring the host back, or free '
+            'capacity on other hosts')
     return Difference(
         ('overfull', host.uuid),
         f'Host {host.name} has {host.capacity.get(rc, 0)} {rc}, but at '
         f'{when(instant)} {host.usage.get(rc, 0) + levels[rc]} are in use or '
-        f'promised; leases: {concerned}.',
-        'blazar-listener binds what has not begun to other hosts within '
-        'seconds; of what runs, move servers away from it, or let leases end '
-        'earlier')
+        f'reserved; leases: {concerned}.',
+        'blazar-listener reassigns bookings that have not started to other '
+        'hosts within seconds; for the others, migrate servers off the host, '
+        'or let leases end earlier')

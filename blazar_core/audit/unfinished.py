@@ -112,7 +112,7 @@ class Unfinished:
         offered = lease.row.status == states.Lease.OFFERED
         return Difference(
             ('empty', lease.row.id),
-            f'{lease.title} is {lease.row.status}, and has no booking.',
+            f'{lease.title} is {lease.row.status}, but has no booking.',
             '--fix ends it',
             functools.partial(self._life.lease_end.expire if offered else
                               self._life.lease_end.end, lease.row.id))
@@ -124,7 +124,7 @@ class Unfinished:
         status = lease.row.status
         if status == states.Lease.PENDING and lease.servers and not (
                 lease.has_build and lease.waiting == lease.servers):
-            kept = 'was sent already' if lease.has_build else 'is not kept'
+            kept = 'was already sent' if lease.has_build else 'is missing'
             yield Difference(
                 ('no build', lease.row.id),
                 f'{lease.title} is PENDING, but the build of its servers '
@@ -135,9 +135,10 @@ class Unfinished:
             yield Difference(
                 ('build', lease.row.id),
                 f'{lease.title} is {status}, but {lease.waiting} of its '
-                f'servers were not sent and no worker will send them: the API '
-                f'calls them RESERVED.',
-                'they go with their lease; delete them to be rid of them now')
+                'servers were not sent to build, and no worker will send '
+                'them: the API shows them as RESERVED.',
+                'they are deleted with their lease; delete them now if you do '
+                'not want to wait')
 
     def _without_event(self, lease: _Lease) -> ty.Iterator[Difference]:
         """What moves a lease on is an event that will still come."""
@@ -163,8 +164,8 @@ class Unfinished:
                 remedy = '--fix writes the event again'
             yield Difference(
                 ('no event', lease.row.id, event_type),
-                f'{lease.title} is {lease.row.status}, and no {event_type} '
-                f'will come.', remedy, mend)
+                f'{lease.title} is {lease.row.status}, but has no event '
+                f'{event_type}.', remedy, mend)
 
     def _reopen(self, lease_id: str, event_type: str) -> None:
         """Write the start or the end of a lease again."""
@@ -202,11 +203,11 @@ class Unfinished:
                             models.Event.claimed_until < latest)))
                 .order_by(models.Event.due)).all()
         for event in found:
-            text = (f'is due since {when(event.due)}, and no worker has taken '
-                    f'it up' if event.status == states.Event.UNDONE else
-                    f'was claimed by {event.claimed_by}, which has given no '
-                    f'sign of life since {when(event.claimed_until)}, and '
-                    f'no worker has taken it over')
+            text = (f'is due since {when(event.due)}, but no worker has '
+                    'claimed it' if event.status == states.Event.UNDONE else
+                    f'was claimed by {event.claimed_by}, which has not '
+                    f'extended its claim since {when(event.claimed_until)}, '
+                    'but no worker has taken over')
             yield Difference(
                 ('overdue', event.id, event.due, event.claimed_until),
                 f'{named(event.lease_id, event.name)}: its '
@@ -226,15 +227,14 @@ class Unfinished:
                 ('ending', row.id),
                 f'{lease.title} is TERMINATING since {when(since)}: '
                 + ('its hosts are not clean yet.' if cleaning else
-                   f'{lease.servers} of its servers are not gone.'),
-                'see what blazar-listener has logged of cleaning_command'
+                   f'{lease.servers} of its servers still exist.'),
+                'check what blazar-listener has logged about cleaning_command'
                 if cleaning else
-                'see why Nova does not delete them; blazar-listener goes on '
-                'trying')
+                'check why Nova does not delete them; blazar-listener retries')
         elif row.status != states.Lease.TERMINATING and (
                 row.end_date < latest) and end is not None and end.attempts:
             yield Difference(
                 ('not ended', row.id),
-                f'{lease.title} should have ended at {when(row.end_date)} '
-                f'and is {row.status}; its end was tried {end.attempts} '
-                f'times.', LISTENER)
+                f'{lease.title} is past its end, {when(row.end_date)}, but '
+                f'{row.status}; its end was tried {end.attempts} '
+                'times.', LISTENER)

@@ -106,7 +106,7 @@ class ProjectHosts:
             if bound is not None and (
                     self._host_bound is None or
                     not bound.hosts <= self._host_bound.hosts):
-                raise api.Outdated('its project has other hosts meanwhile')
+                raise api.Outdated('its project now has other hosts')
             now.add(picked, window)
 
 
@@ -373,16 +373,18 @@ class Admission:
             return
         with self._database.reader() as session:
             leases = _in_the_way(session, window)
-        LOG.info('Refused %s servers from %s to %s: %s fit. In the way: '
-                 'leases %s', refusal.wanted, clocks.minute(window.start),
+        LOG.info('Refused %s servers from %s to %s: only %s fit. Blocked by '
+                 'leases: %s',
+                 refusal.wanted, clocks.minute(window.start),
                  clocks.minute(window.end), refusal.fits_now,
                  ', '.join(leases) or 'none, but servers without an end')
 
 
 #: Each amount can be had, but not in one server.
-_TOGETHER = ('No host can give one server all that it needs: one resource '
-             'provider has to serve all of a class, and all of a numbered '
-             'request group, with the traits of the group.')
+_TOGETHER = ('No host can provide all that one server needs: a single '
+             'resource provider must provide all resources of a class, and '
+             'all resources of a numbered request group, with the traits of '
+             'the group.')
 
 
 def _said(one: units.ExceedsHost) -> str:

@@ -54,14 +54,14 @@ def assign(session: orm.Session, now: int,
         models.Booking.id.not_in([one.id for one in bookings.values()]))))
     for host in hosts:
         if host.id in others:
-            raise HostInUse(f'another lease has not left host {host.name} yet')
+            raise HostInUse(f'host {host.name} still belongs to another lease')
         if host.assigned_to is None and any(host.usage.values()):
             raise HostInUse(
-                f'servers that have no lease are on host {host.name}')
+                f'host {host.name} has servers without a lease')
         if host.assigned_to is None and (
                 host.recheck_at is not None and host.recheck_at <= now):
             raise HostInUse(
-                f'it is being looked what runs on host {host.name}')
+                f'the servers on host {host.name} are being checked')
     for host in hosts:
         holder = bookings[host.id].reservation_id
         if host.assigned_to != holder:
@@ -90,7 +90,7 @@ def absorb_servers(session: orm.Session, now: int,
             if one not in server_ids and any(amounts.values()))
         if others:
             raise HostInUse(
-                f'host {host.name} has servers that are not of this '
+                f'host {host.name} has servers that do not belong to this '
                 f'lease: {", ".join(others)}')
         host_generations.advance(session.connection(), now, [host], {},
                                  usage={}, consumers={}, recheck_at=None,
@@ -130,7 +130,7 @@ def _counted(session: orm.Session, host_ids: ty.Collection[int],
                 models.Host.assigned_to.is_(None)).order_by(models.Host.id)):
         if host.consumers is None and any(host.usage.values()):
             raise HostInUse(
-                f'it is not known yet what runs on host {host.name}')
+                f'the servers on host {host.name} are not known yet')
         yield host
 
 

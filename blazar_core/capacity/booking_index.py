@@ -130,7 +130,8 @@ class Index:
         try:
             _look(self)
         except Exception as exc:
-            LOG.warning('The books are read later: %s', exc.__cause__ or exc)
+            LOG.warning('The booking index is loaded later: %s',
+                        exc.__cause__ or exc)
         finally:
             self._database.engine.dispose()
 
@@ -285,7 +286,7 @@ class Index:
             with _reader(self._database, given) as connection:
                 found = self._known.read(connection, now)
         except feed.FeedGap as exc:
-            LOG.warning('The books are read anew: %s', exc)
+            LOG.warning('The booking index is loaded again: %s', exc)
             self._load(now, given)
             return
         timeline, self._timeline = self._timeline, None
@@ -356,9 +357,9 @@ def _started(index: Index) -> bool:
             target=periodic.run_periodically, name='following', daemon=True,
             args=(
                 index.clock, threading.Event(), _PAUSE,
-                'What has changed in the books', lambda: _look(index))).start()
+                'Changes of the booking index', lambda: _look(index))).start()
     except RuntimeError as exc:
-        LOG.warning('The books are followed when somebody asks: %s', exc)
+        LOG.warning('The booking index is updated on demand: %s', exc)
         return False
     return True
 

@@ -107,16 +107,17 @@ def start(session: orm.Session, now: int, uuid: str,
         models.Host.uuid == uuid)).one_or_none()
     if host is None:
         raise errors.NotFound(
-            f'Host {uuid} is not in the books yet. Try again in a minute.')
+            f'Host {uuid} is not in the reservation database yet. Try again '
+            'in a minute.')
     if host.enrolment == states.Enrollment.ENROLLED:
         raise errors.Conflict(
             f'Host {host.name} is enrolled already: its id is {host.id}.')
     if host.enrolment == states.Enrollment.LEAVING:
         raise errors.Conflict(
-            f'Host {host.name} is being taken out. ' + (
-                f'Delete host {host.id} once more, and enrol it then.'
+            f'Host {host.name} is being removed. ' + (
+                f'Delete host {host.id} again, and enroll it after that.'
                 if host.id in left(session, now) else
-                f'To keep it, say of host {host.id} that it is reservable.'))
+                f'To keep it, set "reservable" of host {host.id} to true.'))
     check_unbooked(session, now, host, 'enrolled')
     is_own = host.enrolment is None
     _write(session, now, host, enrolment=states.Enrollment.ENROLLING,
@@ -138,8 +139,8 @@ def complete(session: orm.Session, now: int, attempt: Enrollment) -> None:
             states.Enrollment.ENROLLING, states.Enrollment.ENROLLED) or (
             host.begun != attempt.begun):
         raise errors.Conflict(
-            f'The enrolment of host {host.name} was given up meanwhile, by '
-            f'another request. Ask again.')
+            f'The enrollment of host {host.name} was canceled by another '
+            'request. Try again.')
     _write(session, now, host, enrolment=states.Enrollment.ENROLLED)
 
 
@@ -198,7 +199,7 @@ def retire(session: orm.Session, now: int, host_id: int) -> None:
     """
     host = get(session, host_id)
     if host.enrolment != states.Enrollment.LEAVING:
-        raise errors.Conflict(f'Host {host.name} is not leaving any more.')
+        raise errors.Conflict(f'Host {host.name} is no longer being removed.')
     _write(session, now, host, enrolment=None, enrolled_at=None,
            reservable=None, extra=None, recheck_at=now)
 
@@ -223,8 +224,8 @@ def change(session: orm.Session, now: int, host_id: int,
     if reservable and host.enrolment == states.Enrollment.LEAVING:
         if host.id in left(session, now):
             raise errors.Conflict(
-                f'Host {host.name} is being taken out. Enrol it again when it '
-                f'is out.')
+                f'Host {host.name} is being removed. Enroll it again after '
+                'that.')
         # Nothing was done about it yet.
         values['enrolment'] = states.Enrollment.ENROLLED
     _write(session, now, host,
@@ -241,7 +242,7 @@ def _said(extra: ty.Mapping[str, str | None]) -> dict[str, str]:
     if len(said) > MAX_EXTRA:
         raise errors.InvalidLeaseParams(
             f'The host would have {len(said)} extra capabilities. Write at '
-            f'most {MAX_EXTRA}; null takes one away.')
+            f'most {MAX_EXTRA}; null removes one.')
     return said
 
 

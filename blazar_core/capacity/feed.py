@@ -105,8 +105,7 @@ class FeedState:
             'top': 0 if self.top is None else self.top.id}))
         if self.top is not None:
             if self.top not in rows:
-                raise FeedGap('the newest change that was known is not there '
-                              'any more')
+                raise FeedGap('the newest known change no longer exists')
             rows.remove(self.top)
         if self._missing:
             # In one statement with the others SQLite reads all changes.
@@ -137,7 +136,7 @@ class FeedState:
                  for row in connection.execute(_GENERATIONS)}
         for host in self.hosts.values():
             if found.get(host.id, -1) < host.generation:
-                raise FeedGap(f'host {host.name} is older than it was')
+                raise FeedGap(f'host {host.name} is older than before')
         return {host_id: generation for host_id, generation in found.items()
                 if generation > self._generation(host_id)}
 
@@ -168,7 +167,7 @@ class FeedState:
                  for row in connection.execute(inventory.HOSTS.where(
                      _HOST.id.in_(anew)))} if anew else {}
         if len(hosts) < len(anew):
-            raise FeedGap('hosts have changed that are not there')
+            raise FeedGap('unknown hosts have changed')
         return [self._step(self.hosts.get(host_id), hosts.get(host_id), way)
                 for host_id, way in changes.items()]
 
@@ -195,8 +194,8 @@ class FeedState:
                 _CHANGE.generation > known)).all())
             if not _is_whole(rows, goal - known):
                 raise FeedGap(
-                    f'of host {host_id} not all changes from {known} '
-                    f'to {goal} are there any more')
+                    f'not all changes of host {host_id} from {known} to '
+                    f'{goal} exist')
         return sorted(rows, key=lambda row: row.generation)
 
     def note_ids(self, ids: ty.Sequence[int], now: int) -> None:

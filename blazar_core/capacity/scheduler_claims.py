@@ -97,7 +97,8 @@ class Claims:
             return self._database.retried(
                 self._claim, server_id, takes, forced, reservation_id, lags)
         except errors.ConcurrentUpdate as exc:
-            raise Denied('too many others decide about it just now') from exc
+            raise Denied('too many other requests decide about it at this '
+                         'moment') from exc
         except errors.DatabaseUnavailable as exc:
             if not self._alone:
                 raise Denied('the database of the leases does not answer'
@@ -133,8 +134,8 @@ class Claims:
             if not forced and not self._fits(
                     timeline, host, amounts, model.Window(
                         self._index.stale_index.now(), model.FOREVER)):
-                raise Denied('it is promised to leases, as far as is known '
-                             'without their database')
+                raise Denied('it is reserved by leases, according to the last '
+                             'known state without their database')
             return self._index.stale_index.let_in(host.id, amounts)
 
     def _claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
@@ -158,7 +159,7 @@ class Claims:
             self._index.stale_index.written()
         except ledger.OverCapacity as exc:
             _keep_out(host)
-            raise Denied('it is promised to leases') from exc
+            raise Denied('it is reserved by leases') from exc
         except inventory.Leased:
             return self._claim_leased(server_id, host.id, amounts, forced)
         return self._undo(self._release, claimed)
@@ -205,7 +206,7 @@ class Claims:
                         for rc, amount in booking.resources.items()}, forced)
                 if booking.reservation.lease.status in states.ENDING:
                     # What becomes of it is judged by where it is.
-                    raise Denied('its lease is over')
+                    raise Denied('its lease has ended')
                 if _is_back(booking, host_id, takes):
                     return _nothing
                 if not forced:
@@ -214,7 +215,7 @@ class Claims:
                 claimed = inventory.claim(session.connection(), now, host,
                                           server_id, takes, fits, leased=True)
         except ledger.OverCapacity as exc:
-            raise Denied('it is promised to other leases') from exc
+            raise Denied('it is reserved by other leases') from exc
         except errors.LimitExceeded as exc:
             raise Denied(str(exc)) from exc
         return self._undo(self._stay, mine.lease_id, mine.id, claimed)
@@ -357,7 +358,7 @@ def _is_within(host: model.Host, reservation_id: str | None) -> bool:
     if reservation_id is None:
         return False
     if host.assigned_to != reservation_id:
-        raise Denied(f'reservation {reservation_id} has not all of it')
+        raise Denied(f'reservation {reservation_id} does not have all of it')
     return True
 
 
@@ -404,5 +405,5 @@ def _mind_siblings(booking: models.Booking, host_id: int) -> None:
         (reservation.params or {}).get('affinity'), booking,
         [one for one in reservation.bookings if one.id != booking.id])
     if host_id in avoid or only and host_id not in only:
-        raise Denied('the other servers of its reservation, from which it is '
-                     'to be apart or with which together, are elsewhere')
+        raise Denied('the other servers of its reservation are on hosts that '
+                     'its affinity policy excludes')

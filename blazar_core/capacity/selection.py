@@ -191,12 +191,12 @@ class _Order(ty.NamedTuple):
 def _too_wide(host_bound: HostBound, hosts: int) -> str:
     """Return the refusal of a lease that chooses further hosts."""
     return (
-        f'The leases of a project may be on {host_bound.times} times as many '
-        f'hosts as they are on at the same time, and 2 more '
-        f'(max_host_spread). Those of this project are on {hosts}, where '
-        f'there is capacity for this lease, but not on the hosts that it '
-        f'chooses by its properties or its server group. Leave these out, or '
-        f'delete leases that you do not need.')
+        f'The leases of a project may use {host_bound.times} times as many '
+        'hosts over all times as they use at the same time, and 2 more '
+        f'(max_host_spread). Those of this project use {hosts}, which have '
+        'capacity for this lease, but do not include the hosts that it '
+        'selects by properties or a server group. Leave these out, or delete '
+        'leases that you do not need.')
 
 
 class Selection:

@@ -46,7 +46,7 @@ def read_all(connection: sa.Connection, since: int,
              ) -> tuple[dict[int, model.Host], timelines.Timeline,
                         host_memory.InternedRecords]:
     """All hosts, by id, and every booking that was not over at an instant."""
-    LOG.info('Reading the books')
+    LOG.info('Loading the booking index')
     alike = host_memory.InternedRecords()
     timeline = timelines.Timeline(shared=rule.SHARED)
     hosts = {row.id: host_of(row, alike) for row in connection.execute(
@@ -54,9 +54,9 @@ def read_all(connection: sa.Connection, since: int,
     for host in hosts.values():
         timeline.set_host(host.id, host.capacity, host.usage, host.uuid,
                           host.providers)
-    LOG.info('Read %s hosts', len(hosts))
+    LOG.info('Loaded %s hosts', len(hosts))
     timeline.load(_blocks(connection, since))
-    LOG.info('The books are read')
+    LOG.info('The booking index is loaded')
     return hosts, timeline, alike
 
 
@@ -85,12 +85,12 @@ def _blocks(connection: sa.Connection, since: int,
         for pack, some in zip(packs, numbers):
             if len(some) != 3 * pack.bookings:
                 raise RuntimeError(
-                    f'The database cut short the bookings of hosts {first} '
-                    f'to {last}')
+                    f'The database truncated the bookings of hosts {first} to '
+                    f'{last}')
         done += sum(pack.bookings for pack in packs)
         if done - shown >= 100_000:
             shown = done
-            LOG.info('Read %s of %s bookings', done, total)
+            LOG.info('Loaded %s of %s bookings', done, total)
         yield _block(
             [jsonutils.loads(pack.resources) for pack in packs], numbers)
 

@@ -66,10 +66,11 @@ class StaleIndex:
             known, timeline, _read = self._last()
             if self._alone is None:
                 LOG.error(
-                    'Without the database of the leases, servers are judged '
-                    'by %s', 'nothing: it has not answered since this '
-                    'process started' if timeline is None else
-                    f'what was known {self._clock.now() - known.at} s ago')
+                    'The database of the leases is unavailable; servers are '
+                    'checked against %s',
+                    'nothing: it has not answered since this process started'
+                    if timeline is None else
+                    f'the state of {self._clock.now() - known.at} s ago')
             self._alone = self._clock.elapsed()
             yield timeline
 
@@ -124,8 +125,8 @@ class StaleIndex:
 
     def _end_alone(self) -> None:
         """What came meanwhile is found by the comparison with the cloud."""
-        LOG.warning('Servers are judged by the books again; %s were let in '
-                    'without', len(self._guests))
+        LOG.warning('Servers are checked against the reservation database '
+                    'again; %s were placed without it', len(self._guests))
         guests, self._guests, self._alone = self._guests, [], None
         self._count_guests(guests)
 

@@ -149,11 +149,11 @@ def check(expression: Expression | None, public: ty.Collection[str]) -> None:
     for name in sorted(expression.names):
         if name not in public:
             raise errors.InvalidLeaseParams(
-                f'"${name[:80]}" is no property of hosts that may be asked '
-                f'for. ' + (
+                f'"${name[:80]}" is not a host property that reservations can '
+                'ask for. ' + (
                     'Write one or more of ' + ', '.join(
                         f'"${one}"' for one in public) + '.' if public else
-                    'There is none: leave the properties out.'))
+                    'There are none: leave the properties out.'))
 
 
 def matching(expression: Expression | None,
@@ -203,15 +203,14 @@ def _expression(node: object, depth: int) -> Expression:
             f'levels. Write a flatter one.')
     if not isinstance(node, list) or not node or not isinstance(node[0], str):
         raise errors.InvalidLeaseParams(
-            f'A property expression is an array that begins with an '
-            f'operator, and {_shown(node)} is none. Write for '
-            f'example {_EXAMPLE}.')
+            'A property expression is an array that begins with an operator, '
+            f'but {_shown(node)} is not. Write for example {_EXAMPLE}.')
     if node[0] in _COMBINE:
         return _combination(node[0], node[1:], depth)
     if node[0] in _COMPARE:
         return _comparison(node[0], node[1:])
     raise errors.InvalidLeaseParams(
-        f'"{node[0][:80]}" is no operator of property expressions. Write '
+        f'"{node[0][:80]}" is not an operator of property expressions. Write '
         f'one of {", ".join([*_COMBINE, *_COMPARE])}.')
 
 
@@ -238,8 +237,8 @@ def _comparison(name: str, operands: list[object]) -> Comparison:
     values = rest[0] if many and isinstance(rest[0], list) else rest
     if not values:
         raise errors.InvalidLeaseParams(
-            f'"in" needs one or more values, and "{prop[:80]}" is compared '
-            f'with none. Write for example ["in", "$vcpus", "8", "16"].')
+            f'"in" needs one or more values to compare "{prop[:80]}" with. '
+            'Write for example ["in", "$vcpus", "8", "16"].')
     found = tuple(_value(one) for one in values)
     return _spec(name, prop.removeprefix(f'${_SPEC}'), found) if (
         prop.startswith(f'${_SPEC}')) else Comparison(name, prop[1:], found)
@@ -248,16 +247,16 @@ def _comparison(name: str, operands: list[object]) -> Comparison:
 def _spec(name: str, prop: str, values: tuple[Value, ...]) -> Comparison:
     if name not in ('=', '==', 'in'):
         raise errors.InvalidLeaseParams(
-            f'"{name}" cannot compare "${_SPEC}{prop[:80]}": what it is '
-            f'compared with has its own operator. Write '
-            f'["=", "${_SPEC}gpu", "<in> A1"].')
+            f'"{name}" cannot compare "${_SPEC}{prop[:80]}": its value '
+            f'contains its own operator. Write ["=", "${_SPEC}gpu", "<in> '
+            'A1"].')
     for value in values:
         problem = spec_problem(str(value))
         if problem is not None:
             raise errors.InvalidLeaseParams(
-                f'{_shown(value)} is nothing to compare '
-                f'"${_SPEC}{prop[:80]}" with ({problem[:80]}). Write for '
-                f'example ">= 8", "s== A100" or "<or> A100 <or> H100".')
+                f'{_shown(value)} cannot be compared with '
+                f'"${_SPEC}{prop[:80]}" ({problem[:80]}). Write for example '
+                '">= 8", "s== A100" or "<or> A100 <or> H100".')
     return Comparison(_SPEC, prop, tuple(map(str, values)))
 
 

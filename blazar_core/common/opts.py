@@ -14,363 +14,374 @@ __all__ = ['DATABASE_GROUP', 'GROUP', 'LIMIT_GROUP', 'LIMIT_OPTS',
 
 GROUP = cfg.OptGroup(
     'blazar', title='Leases',
-    help='Leases of servers: defaults of a lease, secrets, the daemon.')
+    help='Leases: defaults, encryption keys, and the blazar-listener service.')
 
 DATABASE_GROUP = cfg.OptGroup(
-    'blazar_database', title='The database of the leases',
-    help='Where leases and bookings are kept. It is a database of its own, '
-         'never one of Nova\'s. Only ``connection`` has to be set.')
+    'blazar_database', title='Database of the leases',
+    help='Database that stores leases and bookings. It is separate from '
+         'Nova\'s databases. Only ``connection`` is required.')
 
 OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         'reservation_start_date', default='now',
-        help='Start of a lease whose request names none: ``now``, or a date '
-             'such as ``2026-12-01 16:07`` (UTC).'),
+        help='Start of a lease if the request does not set one: ``now``, or a '
+             'date such as ``2026-12-01 16:07`` (UTC).'),
     cfg.IntOpt(
         'reservation_length_days', default=30, min=0,
-        help='Days of the length of a lease whose request names neither end '
-             'nor duration. Days, hours and minutes are added up.'),
+        help='Length in days of a lease whose request sets neither an end nor '
+             'a duration. The days, hours and minutes of these three options '
+             'are added.'),
     cfg.IntOpt(
         'reservation_length_hours', default=0, min=0,
-        help='Hours of that length.'),
+        help='Hours to add to reservation_length_days.'),
     cfg.IntOpt(
         'reservation_length_minutes', default=0, min=0,
-        help='Minutes of that length.'),
+        help='Minutes to add to reservation_length_days.'),
     cfg.StrOpt(
         'default_reservation', default='off', choices=(
-            ('off', 'A server without the hint reserved has no lease.'),
-            ('announce', 'It has none, and when it is as old as a lease by '
-             'default would be long, the notification '
-             'lease.event.would_end says so, once.'),
-            ('on', 'It has a lease from now on, of the length of '
-             'reservation_length_days, _hours and _minutes; one with '
-             'reserved=False is refused.')),
-        help='What becomes of a boot that asks for no lease. Boots into a '
-             'reservation, by its flavor or by the hint reservation, are in '
-             'a lease already.'),
+            ('off', 'A server booted without the hint ``reserved`` has no '
+                    'lease.'),
+            ('announce', 'The server has no lease. Once it is older than a '
+                         'default lease would be long, the notification '
+                         'lease.event.would_end is sent, once.'),
+            ('on', 'The server gets a lease that starts now and has the '
+                   'length set by reservation_length_days, _hours and '
+                   '_minutes. A boot with ``reserved=False`` is refused.')),
+        help='How to handle a boot that does not request a lease. Boots into '
+             'a reservation, by its flavor or by the hint ``reservation``, '
+             'already belong to a lease.'),
     cfg.ListOpt(
         'default_reservation_exempt_project_ids', default=[],
-        help='Projects whose boots are left alone by default_reservation.'),
+        help='IDs of projects exempt from default_reservation.'),
     cfg.ListOpt(
         'default_reservation_exempt_roles', default=[],
-        help='Roles, one of which on the project is enough for that. Upper '
-             'and lower case are the same.'),
+        help='Names of roles exempt from default_reservation: a user who has '
+             'one of them on the project is exempt. Case-insensitive.'),
     cfg.ListOpt(
         'default_reservation_exempt_flavors', default=[],
-        help='Flavors, by id or name, whose servers are left alone by it.'),
+        help='IDs or names of flavors whose servers are exempt from '
+             'default_reservation.'),
     cfg.ListOpt(
         'default_reservation_exempt_images', default=[],
-        help='Images, by id or by name, whose servers are left alone by it. '
-             'A name is only that of a public image, as any user may give it '
-             'to an image of their own. The image of a server is the one of '
-             'which Nova makes its root disk; a server on an existing volume '
-             'has none.'),
+        help='IDs or names of images whose servers are exempt from '
+             'default_reservation. A name matches public images only, because '
+             'any user can give that name to an image of their own. The image '
+             'of a server is the one from which Nova creates the root disk; a '
+             'server that boots from an existing volume has no image.'),
     cfg.StrOpt(
         'server_status', default='RESERVED', ignore_case=True, choices=(
-            ('RESERVED', 'A status of its own.'),
-            ('BUILD', 'That of a server that is being built, with the task '
-             'state ``reserved``: tools that do not know RESERVED wait for '
-             'it. Where its lease fails before that, it is ERROR.')),
-        help='What Nova shows as the status of a server until its lease '
-             'starts. The key server_status of lease_params overrides it for '
-             'the servers of one boot; it is not changed for servers that '
-             'are reserved already.'),
+            ('RESERVED', 'A status that only servers of leases have.'),
+            ('BUILD', 'The status of a server that is being built, with the '
+                      'task state ``reserved``. Clients that do not know '
+                      'RESERVED wait for such a server. If its lease fails '
+                      'before the build, the status is ERROR.')),
+        help='Status that Nova\'s API shows for a server until its lease '
+             'starts. The key ``server_status`` of lease_params overrides it '
+             'for the servers of one boot. A change does not affect servers '
+             'that are already reserved.'),
     cfg.IntOpt(
         'minutes_before_end_lease', default=60, min=0,
         help='Minutes before the end of a lease at which the notification '
-             'lease.event.before_end_lease is sent, if the request names no '
-             'time and the lease is longer than that. 0 sends none.'),
+             'lease.event.before_end_lease is sent, if the request sets no '
+             'time and the lease is longer than that. 0 disables the '
+             'notification.'),
     cfg.ListOpt(
         'on_end', default=['delete', 'snapshot', 'shelve', 'stop', 'suspend',
                            'release'],
-        help='What may become of the servers of a lease at its end, by the '
-             'names of end policies that are installed; the first is done '
-             'where the request says nothing. ``delete``; ``snapshot``: an '
-             'image is made before, and may be made at events before the end '
-             'as well; ``shelve``; and ``stop``, ``suspend`` '
-             'and ``release``, by which a server becomes an ordinary one on '
-             'its host, if there is capacity for it without an end, and is '
-             'shelved if not. With ``recycle``, servers on leased whole hosts '
-             'may stay as long as their owners like, and no other lease gets '
-             'these hosts before; all other servers are deleted.'),
+        help='End policies that users can choose: what happens to the servers '
+             'of a lease when it ends. Each must be installed; the first is '
+             'the default. ``delete`` deletes the servers. ``snapshot`` '
+             'creates an image of each server first, and also at events '
+             'before the end if the request says so. ``shelve`` shelves them. '
+             '``stop``, ``suspend`` and ``release`` turn each into an '
+             'ordinary server on its host if its capacity is free '
+             'indefinitely, and shelve it otherwise. ``recycle`` is for '
+             'leased whole hosts: their servers keep running for as long as '
+             'their owners want, and no other lease gets the hosts until '
+             'then; all other servers are deleted.'),
     cfg.IntOpt(
         'end_timeout', default=3600, min=0,
         help='Seconds after the end and the grace period of a lease, and '
-             'after the first attempt, at which servers are deleted whose '
-             'own end has not succeeded. 0: never. ``recycle`` has no limit.'),
+             'after the first attempt, at which servers are deleted if their '
+             'end policy has not succeeded. 0 disables the limit. ``recycle`` '
+             'has no limit.'),
     cfg.ListOpt(
         'preflight', item_type=types.Integer(min=1), default=[1440, 60],
-        help='How many minutes before the start of a lease it is looked at '
-             'whether all is there that its builds need: the user and his '
-             'roles, image, volumes, networks, ports, groups, quota, '
-             'and a host. What is not is told by the notification '
-             'lease.event.preflight, and shown in the warnings of the lease, '
-             'where it is checked again every ten minutes. A lease that is '
-             'created after the last of these times is checked within a '
-             'minute. None: never.'),
+        help='Minutes before the start of a lease at which a preflight check '
+             'looks for everything that its builds need: the user and their '
+             'roles, image, volumes, networks, ports, groups, quota and a '
+             'host. Anything that is missing is sent in the notification '
+             'lease.event.preflight and shown in the warnings of the lease, '
+             'and checked again every ten minutes. A lease created after the '
+             'last of these times is checked within a minute. An empty list '
+             'disables the check.'),
     cfg.IntOpt(
         'max_occurrences', default=100, min=1, max=1000,
-        help='How often a lease may recur at most. Each occurrence is a lease '
-             'of its own for all limits, and each with a boot has held '
-             'servers of its own: the limits in [blazar_enforcement] hold for '
-             'all of them together.'),
+        help='Maximum number of occurrences of a recurring lease. Each '
+             'occurrence is a lease of its own for all limits, and each '
+             'occurrence of a boot has reserved servers of its own: the '
+             'limits in [blazar_enforcement] apply to all of them together.'),
     cfg.IntOpt(
         'max_amount', default=1000, min=1,
-        help='How many servers or whole hosts one request may ask for, in all '
-             'reservations and occurrences of its lease together. It bounds '
-             'how long one request keeps others waiting.'),
+        help='Maximum number of servers or whole hosts in one request, over '
+             'all reservations and occurrences of its lease. It limits how '
+             'long one request delays others.'),
     cfg.StrOpt(
         'orphaned_leases', default='report', choices=(
-            ('report', 'It is reported: by the notification '
-             'lease.event.orphaned, in its status_reason and in the log.'),
-            ('end', 'The same; and where it is the project that is gone, it '
-             'is ended as if it was deleted, when orphan_grace is over and '
-             'the project is still gone.')),
-        help='What becomes of a lease whose project or user keystone does not '
-             'have any more. One whose user alone is gone is never ended by '
-             'this: it is the project that owns it. Nothing is done while '
-             'keystone cannot be asked: the service user of '
-             '[blazar_keystone] has to be allowed to see projects and '
-             'users.'),
+            ('report', 'Report the lease: in the notification '
+                       'lease.event.orphaned, in its status_reason and in the '
+                       'log.'),
+            ('end', 'Report the lease. If its project no longer exists, and '
+                    'still does not when orphan_grace has passed, end the '
+                    'lease as if it was deleted.')),
+        help='How to handle a lease whose project or user no longer exists in '
+             'keystone. A lease is never ended because its user alone is '
+             'missing, as the project owns the lease. Nothing is done while '
+             'keystone is unavailable. The service user of [blazar_keystone] '
+             'must be allowed to see projects and users.'),
     cfg.IntOpt(
         'orphan_grace', default=72, min=1,
-        help='Hours from when it was first seen that the project of a lease '
-             'is gone, after which it is ended by orphaned_leases=end.'),
+        help='Hours from when the project of a lease was first found missing '
+             'until ``orphaned_leases = end`` ends the lease.'),
     cfg.IntOpt(
         'orphan_interval', default=24, min=0,
-        help='Hours between two times that a blazar-listener asks keystone '
-             'for the projects and users of all leases: one request for each '
-             'of them. 0: never; blazar-nova-manage lease orphans does it, '
-             'too.'),
+        help='Hours between two checks in which blazar-listener asks keystone '
+             'for the projects and users of all leases, with one request for '
+             'each of them. 0 disables the check; run "blazar-nova-manage '
+             'lease orphans" instead.'),
     cfg.IntOpt(
         'no_show_time', default=0, min=0,
-        help='Seconds after the start of a lease after which the notification '
-             'lease.event.no_show says that it has not been used: no server '
-             'was booted with any of its reservations. Leases that come with '
-             'a boot are used. 0: this is not checked.'),
+        help='Seconds after the start of a lease at which the notification '
+             'lease.event.no_show is sent if the lease is unused: no server '
+             'was booted into any of its reservations. Leases created by a '
+             'boot count as used. 0 disables the check.'),
     cfg.IntOpt(
         'no_show_notice', default=3600, min=0,
-        help='Seconds from that notification until such a lease is ended, if '
-             'it has not been used by then. Both come with the first '
-             'comparison (``sync_interval``) after their time.'),
+        help='Seconds from the notification lease.event.no_show until the '
+             'lease is ended, if it is still unused. Both happen at the first '
+             'periodic sync (``sync_interval``) after their time.'),
     cfg.IntOpt(
         'grace_period', default=0, min=0, max=2592000,
-        help='Seconds for which the servers of a lease are left alone after '
-             'its end, where the request says nothing. No other lease gets '
-             'their capacity before. The notification '
-             'lease.event.grace_period says that they have begun.'),
+        help='Seconds for which the servers of a lease keep running after its '
+             'end, if the request does not say. No other lease gets their '
+             'capacity until then. The notification lease.event.grace_period '
+             'is sent when this period starts.'),
     cfg.IntOpt(
         'retries', default=12, min=1, max=10000,
-        help='How often a lease of the type ``retry`` is tried again where '
-             'there is no capacity for it, where the request does not say so. '
-             'It is tried besides whenever something has changed on a host.'),
+        help='How often a lease of the type ``retry`` is retried if there is '
+             'no capacity for it, if the request does not say. It is also '
+             'retried whenever something changes on a host.'),
     cfg.IntOpt(
         'retry_interval', default=300, min=10, max=2592000,
-        help='Seconds between two of these times, where the request does not '
-             'say so.'),
+        help='Seconds between two retries, if the request does not say.'),
     cfg.IntOpt(
         'best_effort_timeout', default=1800, min=10, max=2592000,
-        help='Seconds for which room is made for a lease of the type '
-             '``best_effort``, where the request does not say so. Then it is '
-             'TIMEDOUT.'),
+        help='Seconds for which servers are migrated to free capacity for a '
+             'lease of the type ``best_effort``, if the request does not say. '
+             'After that, the lease is TIMEDOUT.'),
     cfg.IntOpt(
         'best_effort_moves', default=20, min=0,
-        help='How many servers may be live-migrated, at most, to make room '
-             'for one lease of that type, whosever they are. Left alone are '
-             'those with CPUs of their own, a NUMA topology or PCI devices, '
-             'those that are locked or in a server group that keeps its '
-             'servers together or apart, and those that are marked by '
-             '``blazar:keep=true`` in the extra specs of their flavor or, '
-             'unless that says ``blazar:preemptible=true``, in their own '
-             'metadata. Servers with a lease move only if their flavor says '
-             '``blazar:preemptible=true``. 0: nothing is moved, and such a '
-             'lease waits for room that falls free.'),
+        help='Maximum number of servers, of any project, that are '
+             'live-migrated to free capacity for one lease of the type '
+             '``best_effort``. Servers that are never migrated for this: '
+             'those with dedicated CPUs, a NUMA topology or PCI devices; '
+             'those that are locked, or in a server group with an affinity or '
+             'anti-affinity policy; and those marked by ``blazar:keep=true`` '
+             'in the extra specs of their flavor or, unless the extra specs '
+             'have ``blazar:preemptible=true``, in their own metadata. '
+             'Servers with a lease are migrated only if their flavor has '
+             '``blazar:preemptible=true``. 0 disables migrations: a best '
+             'effort lease then waits for capacity to become free.'),
     cfg.IntOpt('best_effort_move_interval', default=600, min=0, help=(
-        'Seconds between two such migrations of a server.')),
+        'Minimum seconds between two migrations of a server for best effort '
+        'leases.')),
     cfg.IntOpt('best_effort_moves_per_hour', min=0, help=(
-        'How many servers are so migrated within an hour, at most, for all '
-        'leases of a project. Not set: twice ``best_effort_moves``.')),
+        'Maximum number of servers that are migrated within an hour for all '
+        'best effort leases of a project. Defaults to twice '
+        '``best_effort_moves``.')),
     cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,
-        help='Minutes for which a leased whole host belongs to no lease when '
-             'the servers of one lease have gone, before another lease can '
-             'have it. Leases keep what it was when they were made.'),
+        help='Minutes for which a leased whole host stays unassigned after '
+             'the servers of one lease are deleted, before another lease can '
+             'have it. A change affects new leases only.'),
     cfg.StrOpt(
         'cleaning_command', default='',
-        help='What makes a leased whole host ready for the next lease when '
-             'the servers of one have gone: a command with its arguments, '
-             'which is run by blazar-listener and gets three more: the host '
-             '(as nova-compute names it), the id of the reservation and that '
-             'of its project. Its exit status is 0 when the host is ready, '
-             'and 75 when it is not ready yet; with anything else it has '
-             'failed. It is run again, after pauses of up to a minute, until '
-             'it says 0, and must do no harm when it is run twice.'),
+        help='Command, with its arguments, that prepares a leased whole host '
+             'for the next lease after the servers of one lease are deleted. '
+             'blazar-listener runs it with three more arguments: the host (as '
+             'nova-compute names it), the id of the reservation and the id of '
+             'its project. Exit status 0: the host is ready; 75: it is not '
+             'ready yet; anything else: the command failed. The command is '
+             'repeated, after pauses of up to a minute, until it exits with '
+             '0, so it must be idempotent.'),
     cfg.IntOpt(
         'cleaning_timeout', default=10, min=1,
-        help='Seconds after which cleaning_command is killed, which is a '
-             'failure. What takes longer goes on behind it, while it says '
-             '75: one of the workers of blazar-listener waits for it.'),
+        help='Seconds after which cleaning_command is killed, which counts as '
+             'a failure. A command that takes longer should run in the '
+             'background and exit with 75 meanwhile, as one of the workers of '
+             'blazar-listener waits for it.'),
     cfg.ListOpt(
         'encryption_keys', default=[], secret=True,
-        help='Fernet keys that seal what the database keeps of a boot until '
-             'its lease starts (it contains the admin password and injected '
-             'files). The first one seals, all of them open: to change keys, '
-             'put the new one in front, run ``blazar-nova-manage key '
-             'rotate``, then remove the old one. Make one with '
-             '``blazar-nova-manage key create``. The services do not start '
-             'without a key.'),
+        help='Fernet keys that encrypt the data of deferred builds, which the '
+             'database stores until their lease starts (including admin '
+             'passwords and injected files). The first key encrypts, all of '
+             'them decrypt. To rotate keys, insert the new key at the front, '
+             'run ``blazar-nova-manage key rotate``, then remove the old key. '
+             '``blazar-nova-manage key create`` prints a new key. The '
+             'services do not start without a key.'),
     cfg.IntOpt(
         'list_ended', default=86400, min=0,
-        help='Seconds from its end for which a lease that is over is listed '
-             'like those that are not. Later it is listed only where users '
-             'ask for it (``ended=true``). Tools made for Blazar look for '
-             'what has just ended.'),
+        help='Seconds after its end for which a lease is still listed by '
+             'default. After that it is listed only on request '
+             '(``ended=true``). Clients written for Blazar look for leases '
+             'that have just ended.'),
     cfg.ListOpt(
         'public_properties', default=['hypervisor_type', 'vcpus'],
-        help='What of a host a reservation of a user who is no administrator '
-             'may ask for in resource_properties: some of hypervisor_type, '
-             'hypervisor_version, vcpus, memory_mb, local_gb and '
-             'hypervisor_hostname, of Nova\'s compute nodes. Users can find '
-             'out the values of these properties; where hosts differ in one, '
-             'users can tell the hosts apart, see how full each is, and '
-             'choose one. So names are better not listed, nor memory_mb and '
-             'local_gb where nearly every host has its own. Reservations '
-             'that were made when more was listed keep what they asked '
-             'for.'),
+        help='Host properties that non-admin users can use in '
+             '``resource_properties`` of a reservation. Possible values: '
+             'hypervisor_type, hypervisor_version, vcpus, memory_mb, local_gb '
+             'and hypervisor_hostname, from Nova\'s compute nodes. Users can '
+             'find out the values of these properties; if hosts differ in one '
+             'of them, users can tell the hosts apart, see how full each is, '
+             'and choose one. Do not list hypervisor_hostname, nor memory_mb '
+             'and local_gb if nearly every host has its own value. A change '
+             'does not affect existing reservations.'),
     cfg.BoolOpt(
         'allow_untested_nova', default=False,
-        help='Whether services start on a release of Nova that this version '
-             'was not tested with, if their start checks find no difference.'),
+        help='Start the services on a release of Nova that this version was '
+             'not tested with, if the checks at their start find no '
+             'difference.'),
     cfg.StrOpt(
         'notification_topic', default='blazar_notifications',
-        help='The topic on which Nova\'s versioned notifications reach '
-             'blazar-listener. It must be one of [notifications] '
+        help='Topic on which blazar-listener gets Nova\'s versioned '
+             'notifications. It must be one of [notifications] '
              'versioned_notifications_topics, and no other service may '
              'consume it.'),
     cfg.ListOpt(
         'allowed_hints', default=[],
-        help='Scheduler hints that mean something to filters of your own, '
-             'though they look like a slip of ``reserved``, '
-             '``lease_params`` or ``reservation``: a boot with such a hint '
-             'is refused otherwise, as a server without a lease runs without '
-             'an end.'),
+        help='Scheduler hints that your own filters use, although they '
+             'resemble a misspelled ``reserved``, ``lease_params`` or '
+             '``reservation``. A boot with a similar hint that is not listed '
+             'here is refused, as it would create a server without a lease '
+             'and without an end.'),
     cfg.BoolOpt(
         'enable_polling_monitor', default=True,
-        help='Whether blazar-listener looks every polling_interval seconds '
-             'which hosts have failed. A nova-compute that dies tells '
-             'nobody, so that without this it is seen only when somebody '
-             'forces it down.'),
+        help='Have blazar-listener check every polling_interval seconds which '
+             'hosts have failed. A nova-compute that dies sends no '
+             'notification, so without this check it is detected only if an '
+             'operator forces it down.'),
     cfg.IntOpt(
         'polling_interval', default=60, min=1,
-        help='Seconds between two of these looks. Each is one query for '
-             'each cell.'),
+        help='Seconds between two checks of the polling monitor. Each check '
+             'is one query per cell.'),
     cfg.BoolOpt(
         'enable_notification_monitor', default=True,
-        help='Whether it looks at once, too, when Nova tells on '
-             'notification_topic that something has become of a service.'),
+        help='Also check at once when Nova sends a notification of a service '
+             'on notification_topic.'),
     cfg.IntOpt(
         'failure_delay', default=60, min=0,
-        help='Seconds for which a host has to be seen down until it is '
-             'believed to have failed, beside the [DEFAULT] '
-             'service_down_time after which Nova says that a nova-compute '
-             'is down. One that is forced down is believed at once. Where '
-             'more than half of all hosts seem to fail, none is believed to: '
-             'it is the message bus, then, or Nova itself.'),
+        help='Seconds for which a host must be seen down before it is treated '
+             'as failed, in addition to [DEFAULT] service_down_time, after '
+             'which Nova reports a nova-compute as down. A host that is '
+             'forced down is treated as failed at once. If more than half of '
+             'all hosts look down, none is: the message bus or Nova itself is '
+             'then assumed to be broken.'),
     cfg.IntOpt(
         'recovery_delay', default=300, min=0,
-        help='Seconds for which a host that has failed has to be seen up '
-             'until leases get it again.'),
+        help='Seconds for which a failed host must be seen up before leases '
+             'can use it again.'),
     cfg.IntOpt(
         'healing_interval', default=60, min=1,
-        help='Minutes for which a host that has failed is not expected to be '
-             'there, from now on. What is promised there within them is '
-             'bound to another host at once; what begins later waits, as the '
-             'host may be back by then, and is bound elsewhere as it comes '
-             'near. As long before a maintenance what runs on its host is '
-             'live-migrated.'),
+        help='Minutes for which a failed host is expected to stay down. '
+             'Bookings that start within this time are reassigned to another '
+             'host at once; later ones wait, as the host may recover, and are '
+             'reassigned when their start comes within this time. The servers '
+             'of leases are live-migrated off a host this long before its '
+             'maintenance starts.'),
     cfg.BoolOpt(
         'evacuate', default=False,
-        help='Whether servers of leases are evacuated from a host that has '
-             'failed, once its nova-compute is forced down or a monitor has '
-             'fenced it. Somebody has to be sure that nothing runs there any '
-             'more: a server that does would run twice.'),
+        help='Evacuate servers of leases from a failed host once its '
+             'nova-compute is forced down or a monitor has fenced it. Enable '
+             'this only if it is certain that no server still runs on such a '
+             'host: a server that does would run twice.'),
     cfg.IntOpt(
         'sync_interval', default=300, min=1,
-        help='Seconds from one comparison of the books with Nova and '
-             'placement in full to the next one. It finds what no '
-             'notification told. One blazar-listener at a time compares, and '
-             'spreads its questions to placement over at most half of these '
-             'seconds, if placement is fast enough: one for each host where '
-             'something runs. With tens of thousands of hosts, give it '
-             'more.'),
+        help='Seconds between two periodic syncs, each a full reconciliation '
+             'of the reservation database with Nova and placement that finds '
+             'what no notification reported. One blazar-listener at a time '
+             'runs the sync. It spreads its requests to placement, one for '
+             'each host that has servers, over at most half of this interval, '
+             'if placement is fast enough. Increase it for tens of thousands '
+             'of hosts.'),
     cfg.IntOpt(
         'max_sleep', default=10, min=1,
-        help='Seconds after which blazar-listener looks for due events even '
-             'if nothing woke it. A new lease wakes it by a notification; '
-             'this bounds the delay when that one is lost.'),
+        help='Maximum seconds between two checks of blazar-listener for due '
+             'events. A notification triggers the check for a new lease; this '
+             'limits the delay if the notification is lost.'),
     cfg.IntOpt(
         'workers', default=8, min=1,
-        help='How many due events one blazar-listener carries out side by '
-             'side. A quarter of them at most, and at least one, make images '
-             'before the end of leases.'),
+        help='Number of due events that one blazar-listener processes '
+             'concurrently. At most a quarter of them, and at least one, '
+             'create images before the end of leases.'),
     cfg.IntOpt(
         'worker_timeout', default=60, min=5,
-        help='A blazar-listener that took an event and died is replaced by '
-             'another one after this many seconds; so is the one that runs '
-             'the periodic sync. It must be the same for every '
-             'blazar-listener: one takes what another one has claimed for '
-             'more than twice as long. One that is started with another value '
-             'than the last one was logs an error.'),
+        help='Seconds after which another blazar-listener takes over the '
+             'events of a dead one, and the periodic sync. It must be the '
+             'same for every blazar-listener: one takes over a claim only if '
+             'it is older than twice this time. A blazar-listener that is '
+             'started with another value than the previous one logs an '
+             'error.'),
     cfg.IntOpt(
         'start_timeout', default=300, min=0,
-        help='Seconds that the start of a lease waits for servers of an '
-             'ended lease to leave its host. After that it starts anyway '
-             'and takes whatever host the books and Nova allow.'),
+        help='Seconds that the start of a lease waits for servers of an ended '
+             'lease to leave its host. After that the lease starts on any '
+             'host that the reservation database and Nova allow.'),
     cfg.IntOpt(
         'lost_build_timeout', min=1,
-        help='Seconds after which a build that was sent to nova-conductor '
-             'and is not on its way is taken to be lost. If it has left no '
-             'trace (blazar-listener or the message bus died just then), it '
-             'is sent again; if a nova-conductor died over it, its server '
-             'goes to ERROR. A nova-conductor may wait [DEFAULT] '
-             'long_rpc_timeout for a scheduler, and a build that is sent '
-             'again while one does would leave a guest that no service knows: '
-             'what is not longer than that is refused. Not set, it is '
-             'long_rpc_timeout and a minute more. Nova\'s services have to '
-             'have the same long_rpc_timeout as blazar-listener. Looked at '
-             'with every comparison.'),
+        help='Seconds after which a build that was sent to nova-conductor and '
+             'makes no progress is treated as lost. If it left no trace '
+             '(blazar-listener or the message bus failed at that moment), it '
+             'is sent again; if a nova-conductor died while processing it, '
+             'its server is set to ERROR. As nova-conductor may wait '
+             '[DEFAULT] long_rpc_timeout for a scheduler, and a second build '
+             'at that time would leave a guest that no service knows, a value '
+             'not longer than long_rpc_timeout is refused. Defaults to '
+             'long_rpc_timeout plus one minute. Nova\'s services and '
+             'blazar-listener must have the same long_rpc_timeout. Checked at '
+             'every periodic sync.'),
     cfg.IntOpt(
         'event_max_retries', default=10, min=0,
-        help='How often an event whose action failed is tried again, with '
-             'growing pauses, before it goes to ERROR. The end of a lease is '
-             'tried for ever; so is its start, until its end, while '
-             'keystone, placement, nova-conductor, nova-scheduler or the '
-             'message bus does not answer.'),
+        help='How often a failed event is retried, with growing pauses, '
+             'before it is set to ERROR. The end of a lease is retried '
+             'indefinitely. The start of a lease is retried until its end '
+             'while keystone, placement, nova-conductor, nova-scheduler or '
+             'the message bus is unavailable.'),
     cfg.BoolOpt(
         'randomize_host_selection', default=False,
-        help='Book hosts at random among those that have capacity and '
-             'reservations, or, where none has both, among all. By default '
-             'leases that end together are packed on the same hosts, so that '
-             'whole hosts fall free.'),
+        help='Select hosts at random among those that have capacity and '
+             'existing reservations or, if there are none, among all hosts '
+             'with capacity. By default, leases that end together are packed '
+             'on the same hosts, so that whole hosts become free.'),
     cfg.StrOpt(
         'on_database_failure', default='allow', choices=(
-            ('allow', 'It is judged by what this process knew of the books '
-             'last, and not at all where it knew nothing yet.'),
-            ('refuse', 'It is placed nowhere.')),
-        help='What nova-scheduler does with a server while the database of '
-             'the leases does not answer, so that no process can tell what is '
-             'promised by now. Servers of a flavor of a reservation are '
-             'placed nowhere in any case.'),
+            ('allow', 'Check the server against the last known state of the '
+                      'reservation database; without one, place it '
+                      'unchecked.'),
+            ('refuse', 'Do not place the server.')),
+        help='How nova-scheduler handles a server while the database of the '
+             'leases is unavailable, so that the capacity reserved by leases '
+             'is unknown. Servers with the flavor of a reservation are not '
+             'placed in either case.'),
     cfg.IntOpt(
         'max_clock_skew', default=5, min=1, max=60,
-        help='Seconds by which the clock of a process may differ from the '
-             'database\'s. With a larger skew blazar-listener carries out '
-             'nothing, nova-api answers requests for leases with 503, and '
-             'nova-scheduler does what on_database_failure says.'),
+        help='Maximum seconds by which the clock of a process may differ from '
+             'the clock of the database. With a larger skew, blazar-listener '
+             'processes no events, nova-api answers requests for leases with '
+             '503, and nova-scheduler follows on_database_failure.'),
     cfg.IntOpt(
         'admission_retries', default=20, min=0,
-        help='How often an admission is tried again when another one took '
-             'the same host at the same moment.'),
+        help='How often an admission is retried after another one reserved '
+             'capacity on the same host at the same moment.'),
 ]
 
 #: Those of oslo.db by which nothing would be done. No process waits for a
@@ -403,104 +414,105 @@ def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
 
 
 LIMIT_GROUP = cfg.OptGroup(
-    'blazar_enforcement', title='What a project may have',
-    help='Limits of leases, and a service that is asked about each of them. '
-         '-1 is no limit. Leases count for Nova\'s quota besides.')
+    'blazar_enforcement', title='Limits of projects',
+    help='Limits of leases, and an external service that checks each lease. '
+         '-1 means unlimited. Leases also count against Nova\'s quota.')
 
 LIMIT_OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'max_lease_duration', default=365 * 86400, min=-1,
-        help='Seconds that a lease may last from its start to its end, with '
+        help='Maximum seconds from the start of a lease to its end, including '
              'its grace period.'),
     cfg.IntOpt(
         'max_lease_ahead', default=-1, min=-1,
-        help='Seconds from when a lease is asked for until its start.'),
+        help='Maximum seconds from the request for a lease to its start.'),
     cfg.ListOpt(
         'max_lease_duration_exempt_project_ids', default=[],
-        help='Projects whose leases may last as long as they like.'),
+        help='IDs of projects exempt from max_lease_duration.'),
     cfg.IntOpt(
         'max_leases_per_project', default=100, min=-1,
-        help='Leases and offers that a project may have at a time. Those '
-             'that are over do not count.'),
+        help='Maximum number of leases and offers that a project has at the '
+             'same time. Ended leases do not count.'),
     cfg.IntOpt(
         'max_held_servers_per_project', default=50, min=-1,
-        help='Servers of a project that may wait, as RESERVED, for the start '
-             'of their lease.'),
+        help='Maximum number of reserved servers of a project: those with the '
+             'status RESERVED, whose lease has not started.'),
     cfg.IntOpt(
         'max_reserved_vcpus_per_project', default=-1, min=-1,
-        help='CPUs, dedicated ones included, that the leases of a project '
-             'may hold at the same time.'),
+        help='Maximum number of CPUs, including dedicated ones, that the '
+             'leases of a project hold at the same time.'),
     cfg.IntOpt(
         'max_reserved_ram_mb_per_project', default=-1, min=-1,
-        help='MiB of memory that they may hold at the same time.'),
+        help='Maximum memory in MiB that the leases of a project hold at the '
+             'same time.'),
     cfg.IntOpt(
         'max_reserved_disk_gb_per_project', default=-1, min=-1,
-        help='GiB of disk that they may hold at the same time.'),
+        help='Maximum disk in GiB that the leases of a project hold at the '
+             'same time.'),
     cfg.IntOpt(
         'max_reserved_hosts_per_project', default=-1, min=-1,
-        help='Whole hosts that they may hold at the same time. Of the CPUs, '
-             'the memory and the disk of these nothing is counted.'),
+        help='Maximum number of whole hosts that the leases of a project hold '
+             'at the same time. Their CPUs, memory and disk are not counted.'),
     cfg.IntOpt(
         'max_host_spread', default=2, min=-1,
-        help='The leases of a project are, over all times, on at most so many '
-             'times the hosts on which they are at the same time, and 2 more. '
-             'A host with a reservation for later takes no server for which '
-             'that leaves no capacity without an end, so that small leases '
-             'one after the other on many hosts would keep all of these from '
-             'servers without a lease. Where the hosts of a project have no '
-             'capacity for a lease, it gets others nevertheless: only a lease '
-             'that chooses other hosts, by their properties or by a server '
-             'group, is refused.'),
+        help='How many times as many hosts, plus 2, the leases of a project '
+             'may use over all times as they use at the same time. A host '
+             'with a later reservation accepts no server that would still '
+             'need its capacity then, so many short leases on many hosts '
+             'would keep all of these from servers without a lease. If the '
+             'hosts of a project have no capacity for a lease, it still gets '
+             'other hosts: only a lease that selects other hosts by their '
+             'properties or by a server group is refused.'),
     cfg.ListOpt(
         'exempt_project_ids', default=[],
-        help='Projects to which none of these limits applies. The external '
-             'service is asked about their leases too.'),
+        help='IDs of projects exempt from all of these limits. The external '
+             'service still checks their leases.'),
     cfg.StrOpt(
         'external_service_base_endpoint',
-        help='URL of a service that is asked whether a lease may be made or '
-             'changed, and told when one is over: by POST to check-create, '
-             'check-update and on-end beside it. A path in it has to end '
-             'with a slash.'),
+        help='URL of a service that decides whether a lease may be created or '
+             'changed, and is notified when one has ended, by POST to '
+             'check-create, check-update and on-end relative to this URL. A '
+             'path in the URL must end with a slash.'),
     cfg.StrOpt(
         'external_service_check_create_endpoint',
-        help='URL that is asked about new leases, instead of check-create '
-             'beside external_service_base_endpoint.'),
+        help='URL that checks new leases, instead of check-create relative to '
+             'external_service_base_endpoint.'),
     cfg.StrOpt(
         'external_service_check_update_endpoint',
-        help='URL that is asked about changes of leases, instead of '
-             'check-update beside external_service_base_endpoint.'),
+        help='URL that checks changes of leases, instead of check-update '
+             'relative to external_service_base_endpoint.'),
     cfg.BoolOpt(
         'external_service_commits', default=False,
         help='Have the service commit leases, as coral-credits and the '
-             'StackHPC branch of Blazar do: by POST to commit-create when one '
-             'is made, and to commit-update when one was changed. Leases are '
-             'sent with their "id" and "resource_requests", and on-end is '
-             'sent until the service answers.'),
+             'StackHPC branch of Blazar do: by POST to commit-create when a '
+             'lease is created, and to commit-update when one is changed. '
+             'Leases are sent with their "id" and "resource_requests", and '
+             'on-end is sent until the service answers.'),
     cfg.StrOpt(
         'external_service_commit_create_endpoint',
-        help='URL that commits new leases, instead of commit-create beside '
-             'external_service_base_endpoint. It needs '
+        help='URL that commits new leases, instead of commit-create relative '
+             'to external_service_base_endpoint. Requires '
              'external_service_commits.'),
     cfg.StrOpt(
         'external_service_commit_update_endpoint',
         help='URL that commits changes of leases, instead of commit-update '
-             'beside external_service_base_endpoint. It needs '
+             'relative to external_service_base_endpoint. Requires '
              'external_service_commits.'),
     cfg.StrOpt(
         'external_service_on_end_endpoint',
-        help='URL that is notified of leases that are over, instead of on-end '
-             'beside external_service_base_endpoint.'),
+        help='URL that is notified when a lease has ended, instead of on-end '
+             'relative to external_service_base_endpoint.'),
     cfg.StrOpt(
         'external_service_token', default='', secret=True,
-        help='What the service gets as X-Auth-Token. Empty: no such '
-             'header.'),
+        help='Token to send to the service in X-Auth-Token. Empty: the header '
+             'is not sent.'),
     cfg.BoolOpt(
         'external_service_bearer', default=False,
-        help='Send the token also as "Authorization: Bearer", as '
-             'coral-credits reads it.'),
+        help='Also send the token as "Authorization: Bearer", which '
+             'coral-credits expects.'),
     cfg.IntOpt(
         'external_service_timeout', default=10, min=1,
         help='Seconds to wait for the service to accept a connection, and '
-             'again for its answer. Where none comes, the lease is neither '
-             'made nor changed.'),
+             'again for its answer. Without an answer, the lease is not '
+             'created or changed.'),
 ]

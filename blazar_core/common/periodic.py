@@ -36,7 +36,7 @@ def run_periodically(clock: clocks.Clock, stopping: threading.Event,
             LOG.debug('%s: %s Again in %s s', what, exc, pause)
         except Exception:
             pause, woken = max(seconds, _AFTER_FAILURE), stopping
-            LOG.exception('%s could not be found out; again in %s s',
+            LOG.exception('%s: failed; again in %s s',
                           what, pause)
         clock.wait(woken, clock.now() + pause)
         if news is not None:

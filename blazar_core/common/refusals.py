@@ -60,11 +60,11 @@ class Refusal:
     def _why(self) -> str:
         if self.whole and self.reason is Reason.TOO_BIG and not self.detail:
             if self.wanted == 1:
-                return 'The host asked for fits neither now nor at any start.'
+                return 'The requested host fits neither now nor at any start.'
             few = f'Only {self.fits_now}' if self.fits_now else 'None'
-            return (f'{few} of the {self.wanted} hosts asked for '
+            return (f'{few} of the {self.wanted} requested hosts '
                     f'{"fit" if self.fits_now > 1 else "fits"} now; no start '
-                    f'would give {self.wanted}.')
+                    f'would provide {self.wanted}.')
         return f'{_WHY[self.reason]} {self.detail}'.rstrip()
 
     def _when(self, start: str, end: str) -> str:
@@ -78,10 +78,10 @@ class Refusal:
     def _later(self, start: str) -> str:
         fits = f'fits_now: {self.fits_now} of {self.wanted}.'
         if self.next_start_after is not None:
-            return (f'next_start: none before '
-                    f'{clocks.iso(self.next_start_after)}; whether there is a '
-                    f'later one takes longer to find out than there is time. '
-                    f'Ask for fewer kinds of servers in one lease. {fits}')
+            return ('next_start: none before '
+                    f'{clocks.iso(self.next_start_after)}; a later one may '
+                    'exist, but the search takes too long. Ask for fewer '
+                    f'kinds of servers in one lease. {fits}')
         if self.next_start is None:
             return f'next_start: none. {fits}'
         return (f'next_start: {clocks.iso(self.next_start)} (write "{start}": '
@@ -89,12 +89,12 @@ class Refusal:
 
 
 _WHY = {
-    Reason.NO_ROOM: 'There is no capacity for this lease in its time.',
+    Reason.NO_ROOM: 'There is no capacity for this lease in this window.',
     Reason.NO_HOST: 'There is no host that this lease may use.',
     Reason.TOO_BIG: 'This lease is larger than the hosts that it may use, '
-                    'less what runs there without an end.',
-    Reason.TOO_LONG: 'There is no capacity for this lease until that end: it '
-                     'stays where it is, and others have that before.',
-    Reason.HOST_AWAY: 'A host of this lease is away at its end, as it has '
-                      'failed or for maintenance: it cannot last longer.',
+                    'less the capacity in use without an end.',
+    Reason.TOO_LONG: 'The lease cannot be extended to that date: its hosts '
+                     'are reserved by other leases before then.',
+    Reason.HOST_AWAY: 'The lease cannot be extended: one of its hosts has '
+                      'failed or is in maintenance at its end.',
 }

@@ -80,7 +80,7 @@ class DatabaseStatus:
     def doubt(self, why: object) -> None:
         """Somebody had no answer."""
         if self._since is None:
-            LOG.warning('The database of the leases gave no answer: %s', why)
+            LOG.warning('The database of the leases did not answer: %s', why)
         self._doubtful = True
 
     def _is_open(self) -> bool:
@@ -108,13 +108,14 @@ class DatabaseStatus:
         self._doubtful, self._again, self._why = True, now + PAUSE, exc
         if self._since is None:
             self._since = now
-            LOG.error('The database of the leases cannot be used: %s. It is '
-                      'not asked for %s s each time that this is so.', exc,
+            LOG.error('The database of the leases is unavailable: %s. It is '
+                      'retried after %s s each time.', exc,
                       PAUSE)
 
     def _note_there(self) -> None:
         self._doubtful, self._why = False, None
         if self._since is not None:
-            LOG.warning('The database of the leases can be used again, after '
-                        '%d s', self._clock.elapsed() - self._since)
+            LOG.warning('The database of the leases is available again, after '
+                        '%d s',
+                        self._clock.elapsed() - self._since)
             self._since = None

@@ -172,7 +172,7 @@ class ClockSkew:
             LOG.error(
                 'The clock of this host is %s. The limit is [blazar] '
                 'max_clock_skew = %s. Until the clock is right, this process '
-                'starts, ends and changes no lease. Check the time '
+                'does not start, end or change leases. Check the time '
                 'synchronization of this host and of the database.',
                 described(seconds), self._most)
         else:

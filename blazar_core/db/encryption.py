@@ -38,8 +38,8 @@ class Encryption:
                 [fernet.Fernet(key.strip()) for key in keys])
         except ValueError as exc:
             raise errors.ConfigurationError(
-                '[blazar] encryption_keys holds something that is no Fernet '
-                'key. "blazar-nova-manage key create" prints one.') from exc
+                '[blazar] encryption_keys has an invalid Fernet key. Use a '
+                'key that "blazar-nova-manage key create" prints.') from exc
 
     def seal(self, text: str) -> str:
         """Encrypt and sign."""
@@ -67,6 +67,6 @@ class Encryption:
 
 
 _NO_KEY_FITS = (
-    'None of the keys in [blazar] encryption_keys of this process decrypts '
-    'what is kept of the lease. The operator adds the key with which it was '
-    'encrypted, in every nova.conf, and restarts the process.')
+    'No key in [blazar] encryption_keys of this process decrypts the data of '
+    'the lease. The operator has to add the key with which it was encrypted '
+    'to every nova.conf, and restart the process.')

@@ -74,5 +74,5 @@ def _difference(name: str, values: ty.Mapping[str, ty.Any]) -> str | None:
     return (f'{name} is ' + ', and '.join(
         f'{value} for {" and ".join(processes)}'
         for value, processes in by_value.items()) +
-        '. What one of them decides, another one may not keep: write the '
-        'same in the nova.conf of each of them, and restart them.')
+        '. These processes contradict each other: set the same value in the '
+        'nova.conf of each of them, and restart them.')

@@ -172,7 +172,7 @@ class Alternatives:
         if outer is not None:
             return found | (dict.fromkeys(
                 (row.id for row in rows),
-                'It is within a lease that has all of the host.',
+                'It belongs to a lease of the whole host.',
             ) if self._stays(outer, uuid) else {})
         demand = self._demands.of(
             case.reservation, case.reserved, case.sealed)

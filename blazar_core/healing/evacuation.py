@@ -208,9 +208,9 @@ PAUSE, _WORK, _SEND = 3, 10, 20
 _SOON = 30
 
 #: Why a server stays that the cloud does not move as it runs, or that moves.
-BOUND = ('It does not run, or what it has of its host or who owns it keeps it '
-         'there: migrate it by hand.')
-BUSY = 'It has a task under way.'
+BOUND = ('The server is not running or cannot be live-migrated (pinned CPUs, '
+         'PCI, locked, server group): migrate it manually.')
+BUSY = 'A task of the server is in progress.'
 
 #: Told the uuids of hosts that have failed, and of each whether somebody may
 #: see to it that it is down: those that are certain to run nothing any more.
@@ -305,7 +305,7 @@ class Evacuation:
         except Exception as exc:
             known = isinstance(
                 exc, errors.CloudUnavailable | errors.ConcurrentUpdate)
-            LOG.warning('%s stays on a host that is away for now: %s',
+            LOG.warning('%s stays on an unavailable host for now: %s',
                         name, exc, exc_info=not known)
 
     def _now(self) -> dict[str, int]:
@@ -360,15 +360,15 @@ class Evacuation:
         try:
             sure = certain({uuid: uuid not in taken for uuid in failed})
         except errors.CloudUnavailable as exc:
-            LOG.warning('Which hosts that have failed are certain to be down '
-                        'is not known now: %s', exc)
+            LOG.warning('Evacuation: whether nova-compute is down on failed '
+                        'hosts is not known now: %s', exc)
             return ()
         waiting = frozenset(failed.keys() - set(sure))
         for uuid in sorted(waiting - self._told):
             LOG.warning(
                 'Servers of leases on host %s, which has failed, are not '
-                'evacuated before it is certain that nothing runs there: '
-                'switch it off, and force its nova-compute down (openstack '
+                'evacuated until it is certain that no server runs there: '
+                'power it off, and force its nova-compute down (openstack '
                 'compute service set --down)', failed[uuid])
         self._told = waiting
         return sure
@@ -425,7 +425,7 @@ class Evacuation:
             status = states.Move.CANCELLED
         if status != move.status:
             self._server_moves.write(move.lease_id, {move.id: status}, None,
-                               move.attempts)
+                                     move.attempts)
         if status in states.MOVE.final():
             return
         why = self._why_bound(seen, move.server_id, one.uuid, one.failed)
@@ -435,8 +435,9 @@ class Evacuation:
         if why == '':
             why = self._request(one, deadline)
         if why:
-            LOG.warning('Lease %s: server %s stays on host %s, which is away: '
-                        '%s', move.lease_id, move.server_id, one.name, why)
+            LOG.warning('Lease %s: server %s stays on host %s, which is '
+                        'unavailable: %s',
+                        move.lease_id, move.server_id, one.name, why)
         if why in (alternatives.NO_ROOM, server_moves.LATE):
             self._server_moves.put_off(move, _SOON)
 
@@ -451,7 +452,7 @@ class Evacuation:
             self._cloud.needs(move.server_id))
         if not fit.number:
             return alternatives.NO_ROOM
-        LOG.info('Lease %s: server %s is to leave host %s, which is away',
+        LOG.info('Lease %s: server %s leaves host %s, which is unavailable',
                  move.lease_id, move.server_id, one.name)
         return self._server_moves.request(move, functools.partial(
             self._cloud.evacuate, move.server_id, move.lease_id,

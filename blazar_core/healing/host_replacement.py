@@ -107,8 +107,9 @@ class BookingReassignment:
         except Exception as exc:
             expected = isinstance(exc, errors.DatabaseUnavailable |
                                   errors.ConcurrentUpdate)
-            LOG.warning('Reservations without capacity where they are booked '
-                        'are bound one by one: %s', exc, exc_info=not expected)
+            LOG.warning('Reservations without capacity on their hosts are '
+                        'reassigned one by one: %s',
+                        exc, exc_info=not expected)
             return None, []
 
     def _bind_together(self, some: ty.Mapping[str, alternatives.Lost],
@@ -129,7 +130,7 @@ class BookingReassignment:
                 move = case and self._others.plan(
                     case, lost, together, admissions.LAG if moves else 0)
             except Exception as exc:
-                LOG.debug('Reservation %s is bound by itself: %s',
+                LOG.debug('Reservation %s is reassigned separately: %s',
                           reservation_id, exc)
                 break
             if case and move:
@@ -141,7 +142,7 @@ class BookingReassignment:
         try:
             self._carry_out([*moves.values()])
         except errors.NotFound as exc:
-            raise api.Outdated('leases of which one is gone') from exc
+            raise api.Outdated('one of the leases no longer exists') from exc
         return done, helpless
 
     def _find(self, reservation_id: str, lost: alternatives.Lost) -> bool:
@@ -150,15 +151,15 @@ class BookingReassignment:
             self._database.retried(self._bind, reservation_id, lost)
             return True
         except errors.NotFound:
-            LOG.debug('Reservation %s has gone meanwhile', reservation_id)
+            LOG.debug('Reservation %s no longer exists', reservation_id)
             return True
         except Exception as exc:
             # Nothing is said of a lease for what is not known.
             expected = isinstance(exc, errors.CloudUnavailable |
                                   errors.ConcurrentUpdate | errors.Refused)
             LOG.warning(
-                'Reservation %s has no capacity where it is booked, and '
-                'none could be found elsewhere yet: %s',
+                'Reservation %s has no capacity on its hosts, and the search '
+                'for other hosts failed: %s',
                 reservation_id, exc, exc_info=not expected)
             return False
 
@@ -196,7 +197,7 @@ class BookingReassignment:
         with self._admission.deciding():
             leases = self._reassigner.rebind(*moves)
         if leases is None:
-            raise api.Outdated('leases of which bookings have no capacity')
+            raise api.Outdated('leases with bookings without capacity')
         fault_points.fault_point(fault_points.FaultPoint.HEAL_BOUND,
                                  moves[0].lease_id)
         for lease in leases:
@@ -265,8 +266,8 @@ class HostReplacement:
             # There is none yet.
             pass
         except Exception as exc:
-            LOG.warning('Reservation %s has lost hosts, and whether there '
-                        'are others is not known yet: %s', reservation_id,
+            LOG.warning('Reservation %s has lost hosts, and the search for '
+                        'other hosts is not complete: %s', reservation_id,
                         exc, exc_info=not isinstance(exc, errors.BlazarError))
 
     def _replace(self, reservation_id: str) -> None:

@@ -118,8 +118,8 @@ class HostStatus:
             noted = self._database.retried(self._note, uuid, down)
         except errors.ConcurrentUpdate as exc:
             # It keeps no other host from being noted.
-            LOG.warning('Whether host %s has failed is decided with the next '
-                        'look: %s', uuid, exc)
+            LOG.warning('Host %s: whether it has failed is checked again next '
+                        'time: %s', uuid, exc)
             return
         if noted is not None:
             fault_points.fault_point(fault_points.FaultPoint.HEAL_NOTED, uuid)
@@ -139,10 +139,10 @@ class HostStatus:
         doubtful = {uuid for uuid in seeming if uuid not in known or
                     known[uuid].began_at is None}
         if doubtful:
-            LOG.error('%s of %s hosts seem to be down: none of them is '
-                      'believed to have failed. Look after the message bus '
-                      'and nova-conductor. If they have failed, force their '
-                      'nova-compute down.', len(seeming), len(report))
+            LOG.error('%s of %s hosts look down: none of them is treated as '
+                      'failed. Check the message bus and nova-conductor. If '
+                      'the hosts have failed, force their nova-compute down.',
+                      len(seeming), len(report))
         return doubtful
 
     def _note(self, uuid: str, down: Down | None) -> _Noted | None:
@@ -168,7 +168,7 @@ class HostStatus:
                 outages.end(session, now, outage)
                 if began is None:
                     return None
-                LOG.info('Host %s is there again, after %s s', host.name,
+                LOG.info('Host %s is up again, after %s s', host.name,
                          now - began)
                 # Of some more may be on other hosts that have failed.
                 return _Noted('lease.healed', [
@@ -196,8 +196,8 @@ class HostStatus:
                 return None
             outages.begin(session, now, outage, now +
                           self._thresholds.interval)
-            LOG.warning('Host %s has failed: %s What is promised there for '
-                        'the next %s s is bound to other hosts', host.name,
+            LOG.warning('Host %s has failed: %s Its bookings of the next %s s '
+                        'are reassigned to other hosts', host.name,
                         down.reason, self._thresholds.interval)
             return _Noted('lease.degraded', _described(
                 session, outages.stranded(session, outage)))

@@ -31,7 +31,7 @@ __all__ = ['Maintenance', 'Planned', 'Promised', 'forget']
 
 LOG = logging.getLogger(__name__)
 
-_UNKNOWN = 'Whether it can is not known now: %s'
+_UNKNOWN = 'Whether it can be reassigned is not known now: %s'
 
 
 class Planned(ty.NamedTuple):
@@ -184,12 +184,12 @@ class Maintenance:
             host = outages.locked(session, uuid)
             now = self._clock.now()
             if host is None:
-                raise errors.NotFound(f'Host {uuid} is gone.')
+                raise errors.NotFound(f'Host {uuid} no longer exists.')
             outage = session.get(models.Outage, (host.id, outages.MAINTENANCE))
             if not any(host.capacity.values()):
                 raise errors.Conflict(
-                    f'Host {host.name} has nothing that leases could have: '
-                    f'there is nothing to take.')
+                    f'Host {host.name} has no capacity for leases: it needs '
+                    'no maintenance window.')
             if outage is None:
                 outage = models.Outage(
                     host_id=host.id, kind=outages.MAINTENANCE, seen_at=now,
@@ -229,8 +229,8 @@ def forget(database: api.Database, clock: clocks.Clock) -> None:
             database.retried(_end, database, clock, uuid, False)
         except errors.ConcurrentUpdate as exc:
             # It keeps no other host from being there again.
-            LOG.info('The maintenance of host %s is ended with the next '
-                     'look: %s', uuid, exc)
+            LOG.info('Host %s: the end of its maintenance is processed next '
+                     'time: %s', uuid, exc)
 
 
 def _end(database: api.Database, clock: clocks.Clock, uuid: str,
@@ -243,7 +243,7 @@ def _end(database: api.Database, clock: clocks.Clock, uuid: str,
         if host and outage and (
                 early or outages.until(session, outage) <= now):
             outages.end(session, now, outage)
-            LOG.info('The maintenance of host %s is over', host.name)
+            LOG.info('Host %s: its maintenance has ended', host.name)
 
 
 def _named(session: orm.Session, name: str) -> models.Host:
@@ -255,8 +255,8 @@ def _named(session: orm.Session, name: str) -> models.Host:
         models.Host.name == name, models.Host.service_host == name))).all()
     if not found:
         raise errors.NotFound(
-            f'There is no host {name} in the books. Write the name of a '
-            f'hypervisor, or of its nova-compute.')
+            f'There is no host {name} in the reservation database. Write the '
+            'name of a hypervisor, or of its nova-compute.')
     # One that was made anew has left a row of what it was.
     found = [one for one in found if any(one.capacity.values())] or found
     if len(found) > 1:

@@ -242,9 +242,9 @@ class OverbookingCheck:
         if over and self._told.get(host.id) != host.generation:
             self._told[host.id] = host.generation
             LOG.warning(
-                'Host %s is overbooked by servers that are there already, '
-                'which nothing moves: it has %s, of which %s is used without '
-                'an end', host.name, dict(host.capacity), dict(host.usage))
+                'Host %s is overbooked by existing servers, which are not '
+                'moved: it has %s, of which %s is in use without an end',
+                host.name, dict(host.capacity), dict(host.usage))
         return going
 
     def _homeless(self, now: int) -> list[ty.Any]:

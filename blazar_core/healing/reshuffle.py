@@ -147,8 +147,8 @@ class Reshuffle:
                 'hosts': hosts, 'since': now, 'most': _READ + 1}).all()
             overdue = feed.overdue(session.connection(), now)
         if len(rows) > _READ:
-            LOG.info('More than %s bookings are on the hosts that a lease may '
-                     'have that has lost one: they are not dealt out anew',
+            LOG.info('Hosts of a lease that has lost one have more than %s '
+                     'bookings: they are not reshuffled',
                      _READ)
             return False
         later = [row for row in rows
@@ -224,11 +224,11 @@ class Reshuffle:
                     row.host_id for row, _host_id in some})
                 for (lease_id, seen), some in by_lease.items()))
         if leases is None:
-            raise api.Outdated('leases that were to leave their hosts')
+            raise api.Outdated('leases to be moved to other hosts')
         for lease in leases:
             with logs.about(lease['id'], lease['project_id']):
-                LOG.info('Lease %s, which comes later, has left a host for '
-                         'one that has lost its own', lease['id'])
+                LOG.info('Lease %s, which starts later, was moved off a host '
+                         'for a lease that has lost its own', lease['id'])
             self._notify('lease.update', lease)
         return True
 

@@ -131,7 +131,7 @@ class BudgetCommits:
         try:
             self._database.retried(self._write_back, committed, unknown)
         except Exception:
-            LOG.exception('Leases %s are refunded later',
+            LOG.exception('Leases %s: the refund is retried later',
                           ', '.join((*committed, *unknown)))
 
     def _write_back(self, committed: ty.Sequence[str],
@@ -159,8 +159,8 @@ def confirm(connection: sa.Connection,
     ids = [one.lease_id for one in leases if one.lease_id is not None]
     if ids and _forget(connection, ids) != len(ids):
         raise errors.CloudUnavailable(
-            'The service that has to allow each lease took too long; try '
-            'again in a minute.')
+            'The external service that checks leases took too long; try again '
+            'in a minute.')
 
 
 def _forget(connection: sa.Connection, ids: ty.Sequence[str]) -> int:

@@ -260,7 +260,7 @@ class LeaseCreation:
                     lease.end_date <= self._clock.now()):
                 raise errors.NotFound(
                     f'Offer {lease_id} could not be found; it may have '
-                    f'expired. Ask for another one.')
+                    'expired. Create another one.')
             now = self._clock.now()
             lease.enter(states.Lease.PENDING, now)
             events.begin(lease, states.EventType.EXPIRE, now)

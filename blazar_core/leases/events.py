@@ -43,9 +43,9 @@ def check_action(event_type: str, action: str, time: int,
     """
     if action != states.Action.NOTIFY and time >= window.end:
         raise errors.InvalidLeaseParams(
-            f'The {event_type} {clocks.minute(time)} is when the lease is '
-            f'over: nothing but "action": "{states.Action.NOTIFY}" is done '
-            f'then. Write an earlier date, or "on_end": "{action}".')
+            f'The {event_type} {clocks.minute(time)} is after the end of the '
+            f'lease, where only "action": "{states.Action.NOTIFY}" is '
+            f'possible. Write an earlier date, or "on_end": "{action}".')
 
 
 def act_before_end(lease: models.Lease, before: ty.Sequence[models.Event],
@@ -57,8 +57,8 @@ def act_before_end(lease: models.Lease, before: ty.Sequence[models.Event],
     """
     if not before:
         raise errors.InvalidLeaseParams(
-            f'Nothing is to come before the end of lease {lease.id} at which '
-            f'something could be done. Say when: write before_end_date, too.')
+            f'Lease {lease.id} has no event before its end that could do '
+            'this. Write before_end_date, too.')
     for event in before:
         check_action(event.event_type, action, event.time, window)
         event.action = None if action == states.Action.NOTIFY else action

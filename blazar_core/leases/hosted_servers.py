@@ -69,8 +69,7 @@ def why_not(session: orm.Session, reservation_id: str, project_id: str,
     if row is None or row.of_it == states.Reservation.DELETED or (
             project_id != row.project_id and
             project_id not in (row.params or {}).get('projects', ())):
-        return (f'Reservation {reservation_id} is none that your project '
-                f'may use.')
+        return (f'Your project cannot use reservation {reservation_id}.')
     whose = (f'Reservation {reservation_id} belongs to lease {row.name}, '
              f'which is {row.status}')
     time = (f'{clocks.minute(row.start_date)} to '
@@ -82,7 +81,7 @@ def why_not(session: orm.Session, reservation_id: str, project_id: str,
     if later and row.status in (states.Lease.PENDING, states.Lease.STARTING):
         return None
     if row.status in states.ENDING:
-        return f'{whose}: it is over. Make another lease.'
+        return f'{whose}: it has ended. Create another lease.'
     if row.status != states.Lease.ACTIVE:
         return (f'{whose}: boot with it from {time}, when the lease is '
                 f'ACTIVE.')

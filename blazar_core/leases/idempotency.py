@@ -77,15 +77,15 @@ def made_by(database: api.Database, key: Key) -> dict[str, ty.Any] | None:
         return None
     if row.asked != key.asked:
         raise errors.Conflict(
-            f'Another lease, {row.lease_id}, was asked for with this '
-            f'Idempotency-Key. Write a new key for each lease.')
+            'This Idempotency-Key was used for another lease, '
+            f'{row.lease_id}. Use a new key for each lease.')
     with contextlib.suppress(errors.NotFound):
         lease = views.get(database, row.lease_id)
         if lease['status'] != views.DELETING:
             return lease
     raise errors.Conflict(
-        f'Lease {row.lease_id}, which was made with this Idempotency-Key, '
-        f'has been deleted. Write a new key to make another one.')
+        f'Lease {row.lease_id}, which was created with this Idempotency-Key, '
+        'was deleted. Use a new key to create another one.')
 
 
 def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,
@@ -96,7 +96,7 @@ def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,
     """
     if connection.execute(sa.select(_KEYS.c.lease_id).where(
             _KEYS.c.digest == key.digest)).first():
-        raise errors.Conflict('A lease was just made with this '
+        raise errors.Conflict('A lease was just created with this '
                               'Idempotency-Key.')
     connection.execute(_KEYS.insert().values(
         digest=key.digest, asked=key.asked, lease_id=lease_id,

@@ -162,7 +162,7 @@ class LeaseImport:
         """
         adopted = self._database.retried(self._adopt, known)
         if adopted:
-            LOG.info('Lease %s (%s) of project %s was adopted: from %s to %s',
+            LOG.info('Lease %s (%s) of project %s was imported: from %s to %s',
                      known.id, known.name, known.project_id,
                      clocks.iso(known.window.start),
                      clocks.iso(known.window.end))
@@ -273,8 +273,8 @@ def _bookings(known: KnownLease, of: KnownReservation, now: int,
             None, one.host_id)), None)
         if place is None:
             raise errors.Conflict(
-                f'Server {server.id} has no place in reservation {of.id} '
-                f'where it is. Delete it, or one of the others there.')
+                f'Server {server.id} has no slot in reservation {of.id} on '
+                'its host. Delete it, or another server there.')
         free.remove(place)
         taken.append(dataclasses.replace(
             place, server_id=server.id, running=server.running,
@@ -307,6 +307,6 @@ def _in_the_way(session: orm.Session, known: KnownLease, host_id: int) -> str:
                sa.or_(_BOOKINGS.c.end_date > known.booked.start,
                       _BOOKINGS.c.claimed_at.is_not(None)))
         .order_by(models.Reservation.lease_id)).all()
-    why = f'it is booked in its time by lease {", ".join(others)}.' if (
+    why = f'it is booked in that window by lease {", ".join(others)}.' if (
         others) else 'it is too small, or has servers without a lease.'
     return f'Host {name} has no capacity for it: {why}'

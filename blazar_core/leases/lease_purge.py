@@ -102,8 +102,8 @@ class LeasePurge:
         """
         if before > self._clock.now() - LEAST_AGE:
             raise errors.InvalidLeaseParams(
-                f'Leases stay for {LEAST_AGE // 3600} hours at least after '
-                f'they are over. Write an earlier date.')
+                f'Ended leases are kept for at least {LEAST_AGE // 3600} '
+                'hours. Write an earlier date.')
         deleted = kept = 0
         since, last = 0, ''
         while page := self._page(since, last, before):
@@ -119,8 +119,8 @@ class LeasePurge:
                 deleted += len(done)
             kept += over - len(done)
             since, last = page[-1].end_date, page[-1].id
-            self._tell(f'{words.count(deleted, "lease")}; those that ended '
-                       f'until {clocks.minute(since)} UTC are seen to.')
+            self._tell(f'{words.count(deleted, "lease")}; leases that ended '
+                       f'until {clocks.minute(since)} UTC are processed.')
         if not dry_run:
             self._tidy(before)
         return Purged(deleted, kept)

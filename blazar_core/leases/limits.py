@@ -237,8 +237,8 @@ class Limits:
             if now_found.lease != found.lease:
                 # What was asked about was another change.
                 raise errors.Conflict(
-                    f'Lease {asked.lease_id} was changed meanwhile. '
-                    f'Look at it, and try again.')
+                    f'Lease {asked.lease_id} has just changed. Check it, and '
+                    'try again.')
             self._compare_all(series, now_found, limits)
             for one in series:
                 self._compare_rooms(one, now_found, rooms)
@@ -333,9 +333,10 @@ class Limits:
                     raise errors.LimitExceeded(
                         f'Quota exceeded for {name}: this lease asks for '
                         f'{wanted[name]}, and of the {room.limit} that the '
-                        f'{"user" if user_id else "project"} may have '
-                        f'{total - wanted[name]} are in use in its time, by '
-                        f'other leases and by servers without a lease.')
+                        f'{"user" if user_id else "project"} may have, '
+                        f'{total - wanted[name]} are in use during its '
+                        'window, by other leases and by servers without a '
+                        'lease.')
 
     def _amounts(self, servers: int, resources: model.Resources,
                  ) -> usage.Amounts:
@@ -447,7 +448,7 @@ def _sentence(name: str, limit: int, in_use: int, wanted: int) -> str:
 
 _WHAT = {
     _LEASES: 'leases',
-    _HELD: 'servers that wait for their lease',
+    _HELD: 'reserved servers',
     'max_reserved_vcpus_per_project': 'CPUs in leases',
     'max_reserved_ram_mb_per_project': 'MiB of memory in leases',
     'max_reserved_disk_gb_per_project': 'GiB of disk in leases',

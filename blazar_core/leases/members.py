@@ -96,8 +96,9 @@ class Members:
         """
         with self._commits.committed([new]) as [committed]:
             lease = self._database.retried(self._create, committed, joiners)
-        LOG.info('Lease %s (%s) of project %s: servers %s came under it, '
-                 'until %s', lease['id'], lease['name'], new.project_id,
+        LOG.info('Lease %s (%s) of project %s: servers %s were added, until '
+                 '%s',
+                 lease['id'], lease['name'], new.project_id,
                  ', '.join(new.server_ids), clocks.iso(lease['end_date']))
         return lease
 
@@ -142,7 +143,7 @@ class Members:
         """
         lease = self._database.retried(
             self._join, lease_id, joiners, wanted, granted)
-        LOG.info('Lease %s: servers %s came under it, until %s', lease_id,
+        LOG.info('Lease %s: servers %s were added, until %s', lease_id,
                  ', '.join(sorted(one.id for one in joiners)),
                  clocks.iso(lease['end_date']))
         return lease
@@ -221,15 +222,14 @@ def _check(lease: models.Lease, now: int) -> None:
     if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None or (
             lease.end_date <= now):
         raise errors.Conflict(
-            f'Lease {lease.id} is {views.status(lease)}: servers come under '
-            f'a lease while it is ACTIVE, before its end. Make a lease of '
-            f'their own for them.')
+            f'Lease {lease.id} is {views.status(lease)}: servers can be added '
+            'only while a lease is ACTIVE, before its end. Create another '
+            'lease for them.')
     if not all(one.booted and hosted_servers.of(one) is None
                for one in lease.reservations):
         raise errors.Conflict(
-            f'Lease {lease.id} is not one of servers alone: it has '
-            f'reservations that servers are booted with. Make a lease of '
-            f'their own for servers that run.')
+            f'Lease {lease.id} has reservations for boots, so servers cannot '
+            'be added to it. Create another lease for running servers.')
 
 
 def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
@@ -252,7 +252,7 @@ def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
         if host is not None and (host.assigned_to or host.enrolment):
             raise errors.Conflict(
                 f'Server {one.id} is on a host that serves leases only, and '
-                f'is there by one. Leave it out.')
+                'belongs to a lease of the host. Leave it out.')
         known = (host.consumers or {}) if host is not None else {}
         amounts, _told = known.get(one.id, ({}, 0))
         # What is claimed for a resize in place counts beside what it has.
@@ -266,8 +266,8 @@ def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
 
 def _moved(server_ids: str) -> errors.Conflict:
     return errors.Conflict(
-        f'What is on the host of server {server_ids} is '
-        f'changing at this moment. Try again in some minutes.')
+        f'The usage of the host of server {server_ids} is changing at this '
+        'moment. Try again in some minutes.')
 
 
 def _grouped(counted: ty.Mapping[str, _Counted],

@@ -148,8 +148,9 @@ class Reassignment:
             {'reservation_id': reservation_id, 'server_id': None,
              'before': None, 'after': name} for name in names]
         with logs.about(lease_id, described['project_id']):
-            LOG.info('Lease %s: reservation %s has %s, too, as hosts that it '
-                     'has have failed', lease_id, reservation_id,
+            LOG.info('Lease %s: reservation %s also has %s now, because some '
+                     'of its hosts have failed',
+                     lease_id, reservation_id,
                      ', '.join(names))
         return described
 
@@ -179,13 +180,13 @@ def exchanged(session: orm.Session, said: ty.Sequence[tuple[
 
 def _log(move: Reassigned, lease: ty.Mapping[str, ty.Any]) -> None:
     for one in lease['exchanged']:
-        what = one['server_id'] or f'a place of {one["reservation_id"]}'
+        what = one['server_id'] or f'a slot of {one["reservation_id"]}'
         if one['after'] is not None:
-            LOG.info('Lease %s: %s is bound to host %s now; before: %s',
+            LOG.info('Lease %s: %s is reassigned to host %s; before: %s',
                      lease['id'], what, one['after'], one['before'] or 'none')
         elif one['before'] is not None:
-            LOG.warning('Lease %s: %s has no capacity on host %s any more. '
-                        '%s', lease['id'], what, one['before'], move.reason)
+            LOG.warning('Lease %s: %s has lost its capacity on host %s. %s',
+                        lease['id'], what, one['before'], move.reason)
 
 
 def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:

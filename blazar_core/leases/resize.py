@@ -38,16 +38,17 @@ def check(lease: models.Lease, reservation: models.Reservation,
     begun = lease.status in states.BEGUN
     if reservation.booted:
         raise errors.InvalidLeaseParams(
-            f'Reservation {reservation.id} was made by a boot: its servers '
-            f'are what they are. Leave it out.')
+            f'Reservation {reservation.id} was created by a boot: its servers '
+            'cannot be changed. Leave it out.')
     if count < used:
         raise errors.InvalidLeaseParams(
             f'Reservation {reservation.id} has {words.count(used, "server")}: '
             f'delete some first, or write an amount of at least {used}.')
     if begun and others:
         raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} has started: of its reservations only the '
-            f'amount can be changed, and with whom hosts are shared.')
+            f'Lease {lease.id} has started: only the amounts of its '
+            'reservations and the projects that share its hosts can be '
+            'changed.')
     if begun and reservation.whole and count < reservation.amount:
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} has started: reservation {reservation.id} has '
@@ -146,7 +147,7 @@ def of(always: ty.Iterable[str], lease: models.Lease,
         hosts, added = [*picked[:len(kept)]], picked[len(kept):]
     if not least <= len(kept) + len(added) <= count or (
             len(hosts) != len(kept)):
-        raise api.Outdated('it has other bookings than was thought')
+        raise api.Outdated('its bookings have changed')
     changed: dict[str, ty.Any] = {} if wanted is None else {
         'resources': wanted.demand.resources,
         'among': wanted.demand.among}
@@ -218,14 +219,14 @@ def plan(session: orm.Session, lease: models.Lease, resized: _Resized,
     """
     rows = lease.bookings
     if not rows:
-        raise api.Outdated('its servers have gone meanwhile')
+        raise api.Outdated('its servers were deleted')
     booked = lease.booked(window, grace_period)
     demands = _demands(session, lease, resized)
     kept = _kept(lease, resized)
     if lease.status in states.BEGUN and window.end <= now:
         raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} is over by then: nothing can be added to it. '
-            f'Make another lease.')
+            f'Lease {lease.id} ends before that: nothing can be added to it. '
+            'Create another lease.')
     if kept:
         booked = model.Window(now, booked.end)
     return Plan(demands, booked, rows, kept)
@@ -313,33 +314,32 @@ def window_of(lease: models.Lease, start: int | None, end: int | None,
     begun = lease.status in states.BEGUN
     if lease.status in states.SEEKING:
         raise errors.InvalidLeaseParams(
-            f'{waiting.unready(lease, "it can be changed")} Until then, '
-            f'delete it and ask for another one.')
+            f'{waiting.unready(lease, "it can be changed")} Or delete it now '
+            'and create another one.')
     alone = lease.end_date + lease.grace_period
     if (lease.grace_period and lease.deleted_at is None and now < alone and
             lease.status == states.Lease.TERMINATING):
         raise errors.Conflict(
-            f'Lease {lease.id} is over, and its servers are left alone '
-            f'until {clocks.minute(alone)}. Make another lease.')
+            f'Lease {lease.id} has ended, and its servers run until '
+            f'{clocks.minute(alone)}. Create another lease.')
     if lease.deleted_at is not None or not begun and (
             lease.status not in states.BEFORE):
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} is {views.status(lease)}: it cannot be '
-            f'changed. Make another lease.')
+            'changed. Create another lease.')
     if begun and lease.end_date <= now and (
             end not in (None, lease.end_date)):
         # Others may count on its room: what is still there stays too long.
         raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} is over since '
-            f'{clocks.minute(lease.end_date)} UTC: its end cannot be moved. '
-            f'Make another lease.')
+            f'Lease {lease.id} ended at {clocks.minute(lease.end_date)} UTC: '
+            'its end cannot be changed. Create another lease.')
     if begun and start not in (None, lease.start_date):
         raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} has started: only its end, its name, its '
-            f'events and amounts can be changed.')
+            f'Lease {lease.id} has started: only its end, name, events and '
+            'amounts can be changed.')
     if was_end not in (None, lease.end_date):
         raise errors.Conflict(
-            f'The end of lease {lease.id} was moved meanwhile.')
+            f'The end of lease {lease.id} has just changed.')
     start = lease.start_date if start is None else start
     end = lease.end_date if end is None else end
     # What is left alone may be overdue; what runs may end this second.
@@ -347,7 +347,7 @@ def window_of(lease: models.Lease, start: int | None, end: int | None,
         end < now if begun else min(start, end - 1) < now)
     if end <= start or late:
         raise errors.InvalidLeaseParams(
-            'End date must be later than start date, and neither may lie '
-            f'in the past: from {clocks.minute(start)} to '
-            f'{clocks.minute(end)}, now it is {clocks.minute(now)} UTC.')
+            'End date must be later than start date, and neither can be in '
+            f'the past: from {clocks.minute(start)} to {clocks.minute(end)}, '
+            f'now it is {clocks.minute(now)} UTC.')
     return model.Window(start, end)

@@ -254,12 +254,11 @@ def check_apart(booked: ty.Sequence[model.Window]) -> None:
     for one, after in itertools.pairwise(booked):
         if one.end > after.start:
             raise errors.InvalidLeaseParams(
-                f'The occurrences overlap: that of '
-                f'{clocks.minute(one.start)} UTC takes '
-                f'capacity until {clocks.minute(one.end)}, with its '
-                f'period of grace and the time for cleaning, and the next '
-                f'one begins at {clocks.minute(after.start)}. Write '
-                f'an earlier end, or a rule with more time between them.')
+                f'The occurrences overlap: that of {clocks.minute(one.start)} '
+                f'UTC uses capacity until {clocks.minute(one.end)}, with its '
+                'grace period and cleaning time, and the next one starts at '
+                f'{clocks.minute(after.start)}. Write an earlier end, or a '
+                'rule with more time between them.')
 
 
 def absence(timezone: str, dates: recurrences.Dates) -> str:
@@ -267,9 +266,9 @@ def absence(timezone: str, dates: recurrences.Dates) -> str:
     dates.
     """
     return (f'Its dates are {dates.start:%Y-%m-%d %H:%M} to '
-            f'{dates.end:%Y-%m-%d %H:%M} ({timezone}), and not both exist, '
-            f'as the clocks go forward: it starts at the first time that '
-            f'does, and is as long.')
+            f'{dates.end:%Y-%m-%d %H:%M} ({timezone}), and not both exist, as '
+            'the clocks are set forward: it starts at the first time that '
+            'exists, and keeps its length.')
 
 
 def _shifted(shifted: _Shifted) -> list[dict[str, ty.Any]]:

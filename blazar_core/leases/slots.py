@@ -173,9 +173,8 @@ def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],
     raise errors.ReservationFull(
         f'Reservation {free[0].reservation_id} has '
         f'{words.count(len(free), "free slot")}, {len(kinds[True])} of them '
-        f'on hosts that serve leases only. Servers '
-        f'of one request go to hosts of one kind: boot at most '
-        f'{most} at once.', most, until)
+        'on hosts that serve leases only. Servers of one request must be on '
+        f'hosts of the same kind: boot at most {most} at once.', most, until)
 
 
 def _full(reservation_id: str, slots: int, free: int) -> str:
@@ -196,8 +195,8 @@ def unused_condition(until: int) -> conditions.Condition:
     """Return the condition of a lease that ends soon as it is not used."""
     return conditions.Condition(
         conditions.Type.UNUSED, conditions.Reason.NO_SERVER_BOOTED,
-        f'It has not been used yet: it ends at {clocks.minute(until)} UTC, '
-        f'unless a server is booted with one of its reservations before.',
+        f'It is unused: it ends at {clocks.minute(until)} UTC, unless a '
+        'server is booted into one of its reservations before.',
         {'end_date': until})
 
 

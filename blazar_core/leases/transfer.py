@@ -150,20 +150,19 @@ class Transfer:
 
 def _changed(lease_id: str) -> errors.Conflict:
     return errors.Conflict(
-        f'Lease {lease_id} was changed meanwhile. Look at it, '
-        f'and try again.')
+        f'Lease {lease_id} has just changed. Check it, and try again.')
 
 
 def _check_status(lease: models.Lease) -> None:
     """Whether a lease can have another owner."""
     if lease.deleted_at is not None or lease.status in states.ENDING:
         raise errors.Conflict(
-            f'Lease {lease.id} is {views.status(lease)}: it can no longer '
-            f'be handed over.')
+            f'Lease {lease.id} is {views.status(lease)}: it can no longer be '
+            'transferred.')
     if lease.status in states.SEEKING:
         raise errors.Conflict(
             f'{waiting.unready(lease, "it can be handed over")} Try again '
-            f'then.')
+            'then.')
 
 
 def _check_project(session: orm.Session, lease: models.Lease) -> None:
@@ -180,10 +179,10 @@ def _check_project(session: orm.Session, lease: models.Lease) -> None:
     servers = [row for row in lease.bookings if row.server_id is not None]
     if any(one.booted for one in lease.reservations):
         raise errors.Conflict(
-            f'Lease {lease.id} was made by the boot of its servers: '
-            f'{len(servers)} of them are there, and servers stay in their '
-            f'project. Its user alone may be changed; or let it end, and make '
-            f'another lease in the new project.')
+            f'Lease {lease.id} was created by the boot of its servers: '
+            f'{len(servers)} of them exist, and servers cannot change their '
+            'project. Change only its user; or let it end, and create another '
+            'lease in the new project.')
     if servers:
         raise errors.Conflict(occupied(lease.id, len(servers)))
     inside = _inside(session, lease)
@@ -198,8 +197,8 @@ def _check_project(session: orm.Session, lease: models.Lease) -> None:
 def occupied(lease_id: str, count: int) -> str:
     """Why a lease cannot be of another project."""
     return (f'Lease {lease_id} has {words.count(count, "server")} of its '
-            f'project, and servers stay in their project. Delete them first, '
-            f'or change its user alone.')
+            'project, and servers cannot change their project. Delete them '
+            'first, or change only its user.')
 
 
 def _inside(session: orm.Session, lease: models.Lease) -> int:

@@ -220,8 +220,7 @@ class LeaseUpdates:
                            before.get(other), now)
         occurrence = window.start if len(changes) > 1 else None
         if not plan.demands and isinstance(why, resize.Unpicked):
-            raise api.Outdated('another request has added it '
-                               'meanwhile') from why
+            raise api.Outdated('another request has added it') from why
         if not plan.demands:
             raise errors.Refused(dataclasses.replace(self._too_long(
                 lease, change, plan, window), occurrence=occurrence)) from why
@@ -275,7 +274,7 @@ class LeaseUpdates:
         exclusive.check_change(session, lease, window, change.grace_period)
         if change.reservations.keys() - {one.id for one in lease.reservations}:
             raise errors.InvalidLeaseParams(
-                f'A reservation to be changed is not one of lease '
+                'One of the changed reservations does not belong to lease '
                 f'{lease_id}.')
         now = self._clock.now()
         _set(lease, change)
@@ -374,10 +373,9 @@ def _rename(session: orm.Session, lease: models.Lease, change: LeaseChange,
     for event_type, time, action in wanted:
         if not first <= time <= window.end:
             raise errors.InvalidLeaseParams(
-                f'The {event_type} {clocks.minute(time)} is not within '
-                f'what is to come of the lease. Write a date from '
-                f'{clocks.minute(first)} to {clocks.minute(window.end)} '
-                f'UTC.')
+                f'The {event_type} {clocks.minute(time)} is not in the '
+                'remaining time of the lease. Write a date from '
+                f'{clocks.minute(first)} to {clocks.minute(window.end)} UTC.')
         events.check_action(event_type, action, time, window)
     for event in [
             *(before if change.before_end is not None else ()),

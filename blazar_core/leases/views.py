@@ -154,8 +154,8 @@ def page(database: api.Database, query: Query,
         if not found and query.marker is not None and session.execute(
                 _marked(sa.select(models.Lease.id), query)).first() is None:
             raise errors.InvalidLeaseParams(
-                f'The marker {query.marker} is none of these leases. Write '
-                f'the id of the last lease of the page before.')
+                f'The marker {query.marker} is not the ID of one of these '
+                'leases. Write the ID of the last lease of the previous page.')
         may_shrink = not query.paged and query.ended_after is not None
         described = [] if may_shrink and len(found) > query.limit else (
             _described(session, found[:query.limit],
@@ -457,14 +457,15 @@ def _lacks(reservation: ty.Any, bookings: ty.Sequence[ty.Any], status: str,
     failed = sum(one.host_failed_at is not None for one in bookings)
     whole = model.HOST in reservation.resources
     if failed and whole:
-        yield (f'{words.count(failed, "host")} of {which} failed. Another '
-               f'host is added when one is free.')
+        yield (f'{words.count(failed, "host")} of {which} failed. A '
+               'replacement is added when one is available.')
     elif failed:
         yield (f'The hosts of {words.count(failed, "server")} of {which} '
-               f'failed. The servers move when other hosts are free.')
+               'failed. The servers are reassigned when other hosts are '
+               'available.')
     if _has_moved(reservation, status):
-        yield (f'The hosts of {which} are not those that it had at first. '
-               f'"openstack reservation acknowledge" ends this warning.')
+        yield (f'The hosts of {which} have changed. "openstack reservation '
+               'acknowledge" removes this warning.')
     most = (reservation.params or {}).get('max')
     if whole and status == states.Lease.ACTIVE and most and (
             reservation.amount < most):

@@ -20,7 +20,7 @@ def reason(why: str) -> conditions.Condition:
     """
     return conditions.Condition(
         conditions.Type.WAITING, conditions.Reason.NO_CAPACITY,
-        f'It waits for capacity, and is tried again: {why}')
+        f'The lease waits for capacity and is retried: {why}')
 
 
 def made(why: str) -> conditions.Condition:
@@ -30,7 +30,7 @@ def made(why: str) -> conditions.Condition:
     """
     return conditions.Condition(
         conditions.Type.WAITING, conditions.Reason.SERVERS_ARE_MOVED,
-        f'Servers of other projects are moved for it: {why}')
+        f'Servers of other projects are being migrated for the lease: {why}')
 
 
 def unready(lease: models.Lease, what: str) -> str:
@@ -38,11 +38,10 @@ def unready(lease: models.Lease, what: str) -> str:
 
     :param what: such as "it can be changed"
     """
-    state = ('Room is made for lease' if
-             lease.status == states.Lease.IN_PROGRESS else 'Lease')
-    waits = '' if lease.status == states.Lease.IN_PROGRESS else (
-        ' waits for capacity')
-    return f'{state} {lease.id}{waits}: {what} when it has got it.'
+    waits = ('Capacity is still being freed for lease' if
+             lease.status == states.Lease.IN_PROGRESS else
+             'Still waiting for capacity: lease')
+    return f'{waits} {lease.id}: {what} once it is admitted.'
 
 
 def behind(connection: sa.Connection, project_id: str,
@@ -57,5 +56,5 @@ def behind(connection: sa.Connection, project_id: str,
             models.Lease.status == states.Lease.WAITING)
         .order_by(models.Lease.created_at, models.Lease.id)).first()
     return '' if first is None or first.id == lease_id else (
-        f'Lease {first.name} ({first.id}) of the project waits for capacity '
-        f'too, and comes first.')
+        f'Lease {first.name} ({first.id}) of the project also waits for '
+        'capacity, and is served first.')

@@ -90,10 +90,10 @@ class DeferredAdmission:
             end = lease.end_date if lease.lasts is None else (
                 start + lease.lasts)
             if end <= start:
-                return 'Its end has come.'
+                return 'Its end has passed.'
             if lease.lasts is not None and now > (lease.retry_until or 0):
                 # Neither limits nor a trust go further.
-                return 'The time in which it may wait is over.'
+                return 'Its waiting time has passed.'
             window = model.Window(start, end)
             for one in lease.reservations:
                 outer = hosted_servers.of(one)
@@ -114,7 +114,7 @@ class DeferredAdmission:
         described = self._enter(
             lease_id, window, wanted, dict(zip(wanted, picked, strict=True)))
         if described is not None:
-            LOG.info('Lease %s has got its capacity, from %s to %s', lease_id,
+            LOG.info('Lease %s is admitted, from %s to %s', lease_id,
                      clocks.iso(window.start), clocks.iso(window.end))
             fault_points.fault_point(fault_points.FaultPoint.RETRY_ADMITTED,
                                      lease_id)
@@ -158,13 +158,13 @@ class DeferredAdmission:
                 return None
             now = self._clock.now()
             if window.end <= now:
-                raise api.Outdated('its end has come')
+                raise api.Outdated('its end has passed')
             booked = lease.booked(window)
             edits = []
             for one in lease.reservations:
                 demand = wanted[one.id]
                 if demand.count != len(wanting(one)):
-                    raise api.Outdated('some of its servers have gone')
+                    raise api.Outdated('some of its servers were deleted')
                 one.amount = len(picked[one.id])
                 edits += [ledger.Edit(
                     row, None if host_id is None else ledger.new_of(
@@ -275,8 +275,8 @@ class AdmissionQueue:
         try:
             why = self._deferred.admit(lease_id)
         except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
-            LOG.warning('Lease %s waits for capacity, and it cannot be found '
-                        'out now whether there is some: %s', lease_id, exc)
+            LOG.warning('Lease %s waits for capacity; whether there is any is '
+                        'not known now: %s', lease_id, exc)
             # The next look does not go by what this one has seen.
             self._news = -1
             return False
@@ -318,11 +318,10 @@ class AdmissionQueue:
         except errors.DecryptionError as exc:
             why = str(exc)
         except Exception:
-            LOG.exception('Lease %s waits for capacity, and could not be '
-                          'tried',
+            LOG.exception('Lease %s waits for capacity; the retry failed',
                           lease_id)
             # It keeps others of its project no longer than it may.
-            why = 'it could not be found out what it needs.'
+            why = 'what it needs could not be determined.'
         fault_points.fault_point(fault_points.FaultPoint.RETRY_TRIED, lease_id)
         if why is None:
             return None
@@ -330,7 +329,7 @@ class AdmissionQueue:
             self._explain, lease_id, why, left <= 0)
         if left <= 0:
             if described is not None:
-                LOG.warning('Lease %s gets no capacity: %s', lease_id, why)
+                LOG.warning('Lease %s is not admitted: %s', lease_id, why)
                 self._notify('lease.update', described)
             return None
         return lease_status.RetryAfter(min(lease.retry_interval or left, left),
@@ -361,8 +360,8 @@ class AdmissionQueue:
             conditions.update(lease, now, reason)
             lease.updated_at = now
             if last:
-                fail(session, lease, f'It got no capacity until '
-                     f'{clocks.minute(now)} UTC: {why}',
+                fail(session, lease, 'No capacity became available until '
+                                     f'{clocks.minute(now)} UTC: {why}',
                      states.EventType.RETRY, now)
             session.flush()
             return views.describe(lease)

@@ -63,12 +63,12 @@ class AutoExtension:
         if lease['status'] != states.Lease.ACTIVE:
             return lease_status.RetryAfter(
                 min(lease_status.LONGEST_WAIT, left),
-                'the lease has not begun yet')
+                'the lease has not started yet')
         early = events.extension(
             model.Window(lease['start_date'], end), period) - now
         if early > 0:
             # Another worker has prolonged it while this one stood still.
-            return lease_status.RetryAfter(early, 'it is not time yet')
+            return lease_status.RetryAfter(early, 'it is too early')
         # Nobody else may move the end from now on, nor prolong it.
         change = updates.LeaseChange(end=end + period, was_end=end)
         try:
@@ -81,13 +81,13 @@ class AutoExtension:
                     isinstance(exc, errors.CloudUnavailable)))
         except (errors.Refused, errors.LimitExceeded,
                 errors.InvalidLeaseParams) as exc:
-            LOG.info('Lease %s is not prolonged: %s', lease_id, exc)
+            LOG.info('Lease %s is not extended: %s', lease_id, exc)
             self._database.retried(
                 self._explain, lease_id, end,
                 f'until {clocks.minute(end)} UTC: {exc}')
             return lease_status.RetryAfter(min(lease_status.LONGEST_PAUSE,
                                                left), str(exc))
-        LOG.info('Lease %s is prolonged until %s', lease_id,
+        LOG.info('Lease %s is extended until %s', lease_id,
                  clocks.iso(changed['end_date']))
         self._notify('lease.update', changed)
         if views.is_near_end(lease) and not views.is_near_end(changed):
@@ -107,5 +107,6 @@ class AutoExtension:
                     lease, self._clock.now(), conditions.Condition(
                         conditions.Type.NOT_EXTENDED,
                         conditions.Reason.REFUSED,
-                        f'It could not be prolonged, which is tried again '
-                        f'{why}', {'end_date': end}))
+                        'The lease could not be extended, and is retried '
+                        f'{why}',
+                        {'end_date': end}))

@@ -117,12 +117,13 @@ def said(per_hour: int, interval: int, left: Left, most: int,
     if left.remaining < most:
         more = '' if left.more_at is None else (
             f', the next one at {clocks.minute(left.more_at)} UTC')
-        yield (f'For all leases of a project {per_hour} servers are migrated '
-               f'within an hour at most: {left.remaining} more for now{more}.')
+        yield (f'At most {per_hour} servers are migrated within an hour for '
+               f'all leases of a project: {left.remaining} more for '
+               f'now{more}.')
     until = [when for when, host_id in resting.values() if host_id in wanted]
     if until:
         yield (f'Servers that were migrated in the last {interval} seconds '
-               f'stay where they are, the first of them until '
+               'are not migrated again, the first of them until '
                f'{clocks.minute(min(until))} UTC.')
 
 
@@ -240,7 +241,7 @@ class MovePlanning:
                 most, left.remaining) - len(plan.moves), known)
             if made is None:
                 return ' '.join([
-                    f'No servers could be moved so that there is, or more '
+                    'No servers can be migrated to free the capacity, or more '
                     f'than {self._most} would have to be.',
                     *said(
                         self._per_hour, self._pace.interval, left, most,
@@ -252,7 +253,8 @@ class MovePlanning:
         described = self._write(
             lease_id, lease.project_id, plan, wanted, others)
         if described:
-            LOG.info('Lease %s: room is made for it by %s moves', lease_id,
+            LOG.info('Lease %s: %s servers are migrated to free capacity for '
+                     'it', lease_id,
                      len(plan.moves))
             self._notify('lease.update', described)
         return ''
@@ -300,8 +302,8 @@ class MovePlanning:
                 complete = move_planner.is_complete(
                     inputs.places, bound, inputs.wishes, made)
                 if not complete:
-                    LOG.error('A plan is not complete, which is a fault of '
-                              'the planner: %s', made)
+                    LOG.error('Internal error of the planner: a plan is '
+                              'incomplete: %s', made)
                 return made if complete else None
             for server_id in unknown:
                 needs = self._cloud.needs(server_id)
@@ -373,7 +375,7 @@ class MovePlanning:
         resting = recently_moved(session, self._pace.interval, now)
         if len(plan.moves) > self._left(session, lease, now).remaining or any(
                 move.server_id in resting for move in plan.moves):
-            raise api.Outdated('other leases have had servers moved')
+            raise api.Outdated('servers were migrated for other leases')
 
     def _explain(self, lease_id: str, why: str) -> None:
         """Say why nobody moves; what is kept free for the lease is not, until
@@ -418,7 +420,7 @@ def _edits(lease: models.Lease, plan: _Plan,
     for one in lease.reservations:
         rows, demand = admission_queue.wanting(one), wanted[one.id]
         if len(rows) != demand.count:
-            raise api.Outdated('some of its servers have gone')
+            raise api.Outdated('some of its servers were deleted')
         edits += [ledger.Edit(row, ledger.new_of(
             row, host_id=host_id, resources=demand.resources,
             among=demand.among)) for row, host_id in itertools.zip_longest(
@@ -466,7 +468,7 @@ class BestEffort:
         moves = self._follow(lease_id)
         why = self._try(lease_id)
         if why is None:
-            LOG.info('Lease %s has its room. %s', lease_id,
+            LOG.info('Lease %s is admitted. %s', lease_id,
                      _summary(moves))
             return None
         left = (lease.retry_until or 0) - self._clock.now()
@@ -497,8 +499,8 @@ class BestEffort:
                         move, self._cloud.look(move.server_id),
                         self._uuid(move.source))
                 except errors.CloudUnavailable as exc:
-                    LOG.warning('Lease %s: server %s, which is to move, '
-                                'cannot be looked at: %s', lease_id,
+                    LOG.warning('Lease %s: server %s, which is to be '
+                                'migrated, could not be checked: %s', lease_id,
                                 move.server_id, exc)
                     continue
                 if status != move.status:
@@ -519,7 +521,7 @@ class BestEffort:
                     move, functools.partial(self._carry_out, move))
                 under_way += not why
                 if why:
-                    LOG.warning('Lease %s: server %s stays where it is: %s',
+                    LOG.warning('Lease %s: server %s is not migrated: %s',
                                 lease_id, move.server_id, why)
 
     def _carry_out(self, move: models.ServerMove, deadline: cloud_api.Deadline,
@@ -533,7 +535,7 @@ class BestEffort:
                                              move.server_id) is not None
         if leased and not self._cloud.movable(
                 [move.server_id]).get(move.server_id):
-            return 'it has a lease by now.'
+            return 'it has a lease now.'
         return self._cloud.move(move.server_id, self._uuid(
             ty.cast(int, move.target)), move.lease_id, deadline)
 
@@ -555,15 +557,16 @@ class BestEffort:
         except (errors.DatabaseUnavailable, errors.NotFound):
             raise
         except Exception:
-            LOG.exception('Lease %s: whether there is room for it could not '
-                          'be found out', lease_id)
-            return 'it could not be found out what it needs.'
+            LOG.exception('Lease %s: whether there is capacity for it could '
+                          'not be determined', lease_id)
+            return 'what it needs could not be determined.'
 
     def _time_out(self, lease_id: str, why: str) -> None:
         described, moved = self._database.retried(
             self._write_end, lease_id, why)
         if described is not None:
-            LOG.warning('Lease %s gets no room: %s Moved for it: %s', lease_id,
+            LOG.warning('Lease %s gets no capacity: %s Migrated for it: '
+                        '%s', lease_id,
                         why, ', '.join(moved) or 'nobody')
             self._notify('lease.update', described)
 
@@ -576,8 +579,9 @@ class BestEffort:
                 return None, []
             moves = server_moves.of_lease(session, lease_id)
             admission_queue.fail(
-                session, lease, f'No room could be made for it until '
-                f'{clocks.minute(now)} UTC: {why} {_summary(moves)}',
+                session, lease, 'No capacity could be freed until '
+                                f'{clocks.minute(now)} UTC: {why} '
+                                f'{_summary(moves)}',
                 states.EventType.MAKE_ROOM, now)
             session.flush()
             return views.describe(lease), [
@@ -591,7 +595,7 @@ def _summary(moves: ty.Iterable[models.ServerMove]) -> str:
     Whose servers they are does not concern its owner.
     """
     counts = collections.Counter(move.status for move in moves)
-    said = [f'Servers moved for it: {counts[states.Move.MOVED]}']
+    said = [f'Servers migrated for it: {counts[states.Move.MOVED]}']
     said += [f'{what}: {count}' for what, count in (
         ('being moved', sum(counts[one] for one in states.UNSETTLED)),
         ('not moved', counts[states.Move.FAILED])) if count]

@@ -63,7 +63,7 @@ class BudgetEvents:
             self._database.retried(self._refund_again, lease_id)
         elif _charged(now) != _charged(lease):
             return lease_status.RetryAfter(lease_status.AGAIN,
-                                           'it has changed once more')
+                                           'it has changed again')
         return None
 
     def refund(self, lease_id: str) -> lease_status.Result:

@@ -296,8 +296,8 @@ class Dispatch:
                 right = permit.surely(
                     self._take_own, lease_id, server_ids, permit)
             except NotPermitted:
-                LOG.warning('Lease %s was changed while it was made: a '
-                            'listener sends its build', lease_id)
+                LOG.warning('Lease %s was changed while it was created: '
+                            'blazar-listener sends its build', lease_id)
                 return None
             taken = True
             fault_points.fault_point(fault_points.FaultPoint.BOOT_TAKEN,
@@ -310,9 +310,9 @@ class Dispatch:
             cast(gate)
         except Exception as exc:
             LOG.exception('Lease %s: %s', lease_id, (
-                'it is not known whether its build was sent; a listener looks '
-                'for it' if taken or isinstance(exc, errors.OutcomeUnknown)
-                else 'its build was not sent; a listener sends it'))
+                'it is not known whether its build was sent; blazar-listener '
+                'checks' if taken or isinstance(exc, errors.OutcomeUnknown)
+                else 'its build was not sent; blazar-listener sends it'))
         fault_points.fault_point(fault_points.FaultPoint.BOOT_SENT, lease_id)
         if taken:
             _show_started(lease)

@@ -75,8 +75,8 @@ class EndNotices:
                     'end_date': window.end, 'claimed_until': 0,
                     'notified_at': None} for one in server_ids])
         except Exception as exc:
-            LOG.warning('When servers %s would be over is not written down, '
-                        'and will not be announced: %s',
+            LOG.warning('Servers %s: the end of their default lease is not '
+                        'recorded, and will not be announced: %s',
                         ', '.join(server_ids), exc)
 
     def tell(self) -> None:
@@ -97,8 +97,9 @@ class EndNotices:
             mine = there and self._database.retried(self._claim, there)
             if mine:
                 project_id, user_id, created_at, end_date = boot
-                LOG.info('Servers %s of project %s would be over, if every '
-                         'boot were a lease', ', '.join(mine), project_id)
+                LOG.info('Servers %s of project %s would be past their end if '
+                         'every boot had a default lease',
+                         ', '.join(mine), project_id)
                 self._notify(EVENT, {
                     'version': '1.0', 'server_ids': mine,
                     'project_id': project_id, 'user_id': user_id,
@@ -112,13 +113,13 @@ class EndNotices:
         try:
             state = self._cloud.look(server_id).state
         except errors.CloudUnavailable as exc:
-            LOG.warning('Server %s could not be looked at; whether it would '
-                        'be over is said later: %s', server_id, exc)
+            LOG.warning('Server %s could not be checked; the end of its '
+                        'default lease is announced later: %s', server_id, exc)
             self._database.retried(self._put_off, server_id)
             return False
         except Exception:
-            LOG.exception('Server %s could not be looked at; whether it '
-                          'would be over is said later', server_id)
+            LOG.exception('Server %s could not be checked; the end of its '
+                          'default lease is announced later', server_id)
             return False
         if state is cloud_api.ServerState.GONE or self._has_lease(server_id):
             self._database.retried(self._forget, _IDS == server_id)

@@ -164,8 +164,9 @@ class Engine:
                 except errors.DatabaseUnavailable:
                     pass  # The thread that noticed it has logged it.
                 except Exception:
-                    LOG.exception('Due events could not be looked up; '
-                                  'again in %s s', _AFTER_FAILURE)
+                    LOG.exception(
+                        'Reading due events failed; again in %s '
+                        's', _AFTER_FAILURE)
                 # The clock may have been set back since that was found.
                 self._clock.wait(self._wake, min(
                     next_look, self._clock.now() + self._max_sleep))
@@ -184,7 +185,7 @@ class Engine:
             except errors.DatabaseUnavailable:
                 pass
             except Exception:
-                LOG.exception('Claims could not be extended')
+                LOG.exception('Extending claims failed')
             self._clock.wait(self._wake, again)
 
     def _hand_out(self, pool: futures.Executor) -> int:
@@ -210,8 +211,8 @@ class Engine:
             # Each of them finds that out for itself.
             return {}
         except Exception:
-            LOG.exception('Leases that start could not be read together; '
-                          'they are read one by one')
+            LOG.exception('Reading the starting leases together failed; they '
+                          'are read one by one')
             return {}
 
     def wake(self) -> None:
@@ -315,11 +316,11 @@ class Engine:
             self._database.retried(settle)
         # The claim runs out, and the action is done again.
         except errors.DatabaseUnavailable as exc:
-            LOG.warning('Lease %s: the outcome of %s is not written down: %s',
+            LOG.warning('Lease %s: the result of %s is not recorded: %s',
                         claim.lease_id, claim.event_type, exc)
         except Exception:
-            LOG.exception('Lease %s: the outcome of %s could not be '
-                          'written down', claim.lease_id, claim.event_type)
+            LOG.exception('Lease %s: recording the result of %s failed',
+                          claim.lease_id, claim.event_type)
         finally:
             with self._lock:
                 self._running.pop(claim.event_id, None)
@@ -331,7 +332,7 @@ class Engine:
             self._outcomes.done(claim)
             return
         if isinstance(outcome, lease_status.Failed):
-            LOG.warning('Lease %s: %s is given up: %s', claim.lease_id,
+            LOG.warning('Lease %s: %s is not retried: %s', claim.lease_id,
                         claim.event_type, outcome.why)
             self._outcomes.write(claim, outcome, status=states.Event.ERROR)
             return
@@ -386,8 +387,8 @@ def _away(claim: event_queue.Claim, exc: Exception) -> lease_status.RetryAfter:
 def _reason(exc: Exception) -> str:
     """What a lease says of an event that has failed."""
     return str(exc) if isinstance(exc, errors.BlazarError) else (
-        f'internal error {type(exc).__name__}; the log of blazar-listener '
-        f'says more.')
+        f'internal error {type(exc).__name__}; see the log of '
+        'blazar-listener.')
 
 
 def _action(life: handlers.Handlers, claim: event_queue.Claim,

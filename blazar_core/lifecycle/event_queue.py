@@ -263,8 +263,8 @@ class EventQueue:
         for lease_id, project_id in sorted({
                 (row.lease_id, row.project_id) for row in found}):
             with logs.about(lease_id, project_id):
-                LOG.warning('Lease %s: an event was deferred by a clock that '
-                            'was ahead; it is due now', lease_id)
+                LOG.warning('Lease %s: an event was deferred by a fast clock; '
+                            'it is due now', lease_id)
 
     def claim(self, event_ids: list[str]) -> set[str]:
         """Take events; says which of them are this worker's now."""

@@ -18,7 +18,7 @@ class FaultPoint(enum.Enum):
     # Making a lease that starts later, in the process that was asked.
     CREATE_MARKED = 'create: the servers are marked'
     CREATE_DELEGATED = 'create: there is a credential'
-    CREATE_BOOKED = 'create: the lease is in the books'
+    CREATE_BOOKED = 'create: the lease is recorded'
     # Making a lease from now on, in the process that was asked.
     BOOT_RESERVED = 'boot: the lease is reserved, its build is not taken'
     BOOT_TAKEN = 'boot: the build is taken, and not sent yet'
@@ -39,34 +39,35 @@ class FaultPoint(enum.Enum):
     OPEN_OPENED = 'open: it can be used, and that is not written down yet'
     # While it waits for room.
     RETRY_TRIED = 'retry: it was tried, and it is not written down why not'
-    RETRY_ADMITTED = 'retry: it has got its room'
+    RETRY_ADMITTED = 'retry: it is admitted'
     # While room is made for it.
-    ROOM_PLANNED = 'room: it is written down who is to move'
-    ROOM_SEEN = 'room: it is written down what has become of moves'
+    ROOM_PLANNED = 'migrate: the planned moves are recorded'
+    ROOM_SEEN = 'migrate: the results of moves are recorded'
     # When hosts have failed on which it has something.
     HEAL_NOTED = 'heal: a host is believed to have failed'
     HEAL_PLANNED = 'heal: other hosts are found'
-    HEAL_BOUND = 'heal: it is bound to them, and nobody is told'
+    HEAL_BOUND = 'heal: the bookings are reassigned, no notification is sent'
     # While servers move: so that it has room, or from a host that is away.
     MOVE_RECORDED = 'move: a request is recorded, and not made yet'
     MOVE_REQUESTED = 'move: it is made, and the answer is not recorded yet'
     # Its end.
     END_CLAIMED = 'end: the event is claimed'
-    END_BEGUN = 'end: nothing of it can start any more'
+    END_BEGUN = 'end: nothing of it can start from now on'
     END_DELETED = 'end: the deletion of a server was asked for'
-    END_GONE = 'end: a server is gone, its room is back'
+    END_GONE = 'end: a server is deleted, its capacity is free'
     END_OVER = 'end: the lease is over'
     END_REVOKED = 'end: the credential is revoked'
     END_CARRIED_OUT = 'end: all is done, and not written down yet'
     # Beside that, where it had hosts.
     CLOSE_CLEANED = 'close: hosts were cleaned, and it is not written down yet'
-    CLOSE_CLOSED = 'close: the cloud has them back, the books not yet'
+    CLOSE_CLOSED = (
+        'close: the cloud has the hosts again, the database does not')
     # Hosts that serve leases only from then on, or no more.
-    ENROL_BEGUN = 'enrol: the books let nobody in'
-    ENROL_JOINED = 'enrol: nor does the cloud'
-    ENROL_LOOKED = 'enrol: nothing is there, and it is not written down yet'
+    ENROL_BEGUN = 'enroll: the database admits no lease'
+    ENROL_JOINED = 'enroll: nor does the cloud'
+    ENROL_LOOKED = 'enroll: nothing is there, and it is not written down yet'
     LEAVE_BEGUN = 'leave: no lease can have it'
-    LEAVE_LEFT = 'leave: the cloud lets others in, the books not yet'
+    LEAVE_LEFT = 'leave: the cloud admits others, the database does not'
 
 
 def fault_point(step: FaultPoint, what: str) -> None:

@@ -120,14 +120,15 @@ class KeptServers:
                     self._cloud.wake(server_id, credential, deadline)
                 except (errors.CloudUnavailable, errors.TrustUnavailable,
                         errors.Forbidden) as exc:
-                    LOG.warning('Lease %s: server %s cannot be brought back '
-                                'yet: %s', lease_id, server_id, exc)
+                    LOG.warning('Lease %s: server %s cannot be restored yet: '
+                                '%s',
+                                lease_id, server_id, exc)
                     self._database.retried(self._explain, lease_id, [
                         server_id], str(exc))
         if not waiting:
             return None
         return lease_status.RetryAfter(
-            lease_status.AGAIN, 'its servers are being brought back',
+            lease_status.AGAIN, 'its servers are being restored',
             lease_status.LONGEST_WAIT)
 
     def _take(self, lease_id: str, there: ty.Sequence[str], when_due: bool,
@@ -146,19 +147,19 @@ class KeptServers:
                 return None, None
             if when_due and lease.start_date > now:
                 return lease_status.RetryAfter(
-                    lease.start_date - now, 'it was moved'), None
+                    lease.start_date - now, 'its start was changed'), None
             if there and session.execute(sa.select(models.Booking.id).where(
                     models.Booking.server_id.in_(there))).first():
                 conditions.update(lease, now, lease_status.NOT_LEFT)
                 return lease_status.RetryAfter(
                     lease_status.AGAIN,
-                    'its servers are in the occurrence before', 4 *
+                    'its servers are in the previous occurrence', 4 *
                     lease_status.AGAIN), None
             if not there:
                 conditions.update(lease, now, conditions.Condition(
                     conditions.Type.ENDED_EARLY,
                     conditions.Reason.SERVERS_DELETED,
-                    'Its servers were deleted, or left, before it began.'))
+                    'Its servers were deleted or removed before it started.'))
                 return None, ('lease.event.end_lease', lease_status.finish(
                     session, lease, now))
             rows = lease_status.bookings(lease)

@@ -159,8 +159,8 @@ class LeaseClose:
             if reserved.lease_id:
                 with lease_status.apart(reserved.lease_id,
                                         reserved.project_id):
-                    LOG.warning('Lease %s: reservation %s can still be used, '
-                                'and is closed', reserved.lease_id,
+                    LOG.warning('Lease %s: reservation %s can still be used; '
+                                'closing it', reserved.lease_id,
                                 reserved.id)
                     self.shut(kind, reserved)
 
@@ -193,7 +193,7 @@ class LeaseClose:
                 return False
             described = lease_status.finish(session, lease, self._clock.now())
         fault_points.fault_point(fault_points.FaultPoint.END_OVER, lease_id)
-        LOG.info('Lease %s is over', lease_id)
+        LOG.info('Lease %s has ended', lease_id)
         self._notify('lease.event.end_lease', described)
         self.revoke_of(lease_id)
         return True
@@ -230,7 +230,7 @@ class LeaseClose:
                 self._cloud.revoke(self._opens(sealed))
             except Exception:
                 done = False
-                LOG.exception('Lease %s is over, but the credential of its '
+                LOG.exception('Lease %s has ended, but the credential of its '
                               'owner could not be revoked yet', lease_id)
         if not done:
             return
@@ -330,13 +330,13 @@ class Cleaning:
         if dirty:
             return lease_status.RetryAfter(
                 lease_status.AWAY,
-                f'of its {words.count(held.hosts, "host")}, not '
-                f'clean yet: {dirty}', 0 if clean
+                f'of its {words.count(held.hosts, "host")}, not clean yet: '
+                f'{dirty}', 0 if clean
                 else lease_status.LONGEST_WAIT)
         if held.left > 0:
             return lease_status.RetryAfter(
                 min(held.left, lease_status.LONGEST_PAUSE),
-                f'its hosts are kept free for {held.left} s yet')
+                f'its hosts stay unassigned for {held.left} s')
         return None
 
     def mark_dirty(self, kind: resource_types.BaseResourceType,

@@ -58,13 +58,14 @@ class ServerEnds:
         try:
             return self._carry_out(ended, its)
         except (errors.CloudUnavailable, errors.TrustUnavailable) as exc:
-            LOG.warning('Lease %s: server %s has not come to its end yet: %s',
+            LOG.warning('Lease %s: server %s: its end policy is not complete '
+                        'yet: %s',
                         ended.lease_id, ended.server_id, exc)
             return f'server {ended.server_id}: {exc}'
         except Exception:
-            LOG.exception('Lease %s: server %s could not be brought to its '
-                          'end', ended.lease_id, ended.server_id)
-            return f'server {ended.server_id} failed; the log says why.'
+            LOG.exception('Lease %s: server %s: its end policy failed',
+                          ended.lease_id, ended.server_id)
+            return f'server {ended.server_id} failed; see the log.'
 
     def _carry_out(self, ended: end_policies.EndedServer,
                    its: end_policies.Steps) -> str | None:
@@ -116,8 +117,9 @@ class ServerEnds:
         moving = end_policies.moving(its, self._policies)
         if its == moving:
             return ''
-        LOG.info('Lease %s: there is no capacity for server %s on its host '
-                 'for ever', ended.lease_id, ended.server_id)
+        LOG.info('Lease %s: the capacity of server %s on its host is not free '
+                 'indefinitely',
+                 ended.lease_id, ended.server_id)
         return self._carry_out(ended, moving)
 
 
@@ -205,8 +207,8 @@ class LeaseEnd:
         try:
             self.end(lease_id)
         except Exception:
-            LOG.exception('Lease %s is not over yet; its end is tried again '
-                          'by a worker', lease_id)
+            LOG.exception('Lease %s has not ended yet; a worker retries its '
+                          'end', lease_id)
 
     def _delete(self, lease_id: str, project_id: str | None,
                 ) -> tuple[lease_status.Lease | None, bool]:
@@ -269,9 +271,10 @@ class LeaseEnd:
                     else lease_status.LEFT if begun.others[-1].for_guests
                     else conditions.Type.END_DELAYED)
             return lease_status.RetryAfter(
-                lease_status.AGAIN, f'not over yet: '
-                f'{words.count(len(waiting), "server")}: '
-                f'{", ".join([*waiting][:_SHOWN])}', lease_status.LONGEST_PAUSE
+                lease_status.AGAIN, 'not ended yet: '
+                                    f'{words.count(len(waiting), "server")}: '
+                                    f'{", ".join([*waiting][:_SHOWN])}',
+                                    lease_status.LONGEST_PAUSE
                 if begun.others[-1].for_guests else
                 # Of what a user does to them meanwhile, nothing tells.
                 lease_status.LONGEST_WAIT)
@@ -284,7 +287,7 @@ class LeaseEnd:
         if not self._database.retried(
                 self._closer.finish_if_empty, lease_id, closed=True):
             return lease_status.RetryAfter(lease_status.AGAIN,
-                                           'another server has come')
+                                           'a server was added')
         return None
 
     def _give_grace(self, lease_id: str) -> None:
@@ -294,8 +297,9 @@ class LeaseEnd:
             said = conditions.is_set(lease.conditions, lease_status.GRACE)
             described = views.describe(lease)
         if not said:
-            LOG.info('Lease %s is over; its servers come to their end in its '
-                     'grace period, until %s', lease_id, clocks.iso(
+            LOG.info('Lease %s has ended; its servers run until its grace '
+                     'period expires, at %s',
+                     lease_id, clocks.iso(
                          described['end_date'] + described['grace_period']))
             self._notify('lease.event.grace_period', described)
             self._database.retried(self._explain, lease_id, lease_status.GRACE)
@@ -322,15 +326,15 @@ class LeaseEnd:
             if when_due and lease.status != states.Lease.TERMINATING and (
                     lease.end_date > now):
                 return lease_status.RetryAfter(lease.end_date - now,
-                                               'it was prolonged')
+                                               'it was extended')
             name = end_policies.DELETE if lease.deleted_at is not None else (
                 kept_servers.on_end(session, lease))
             if end_policies.missing(name, self._policies):
                 if when_due and now < lease.end_date + self._start_timeout:
                     return lease_status.RetryAfter(lease_status.AWAY, (
-                        f'nothing installed here knows how to {name} its '
-                        f'servers; they are deleted if no other process '
-                        f'does until {self._start_timeout} s after its end'),
+                        f'no installed end policy can {name} its servers; '
+                        'they are deleted unless another process does it '
+                        f'within {self._start_timeout} s after its end'),
                         shown=True)
                 name = end_policies.DELETE
             if self._is_late(session, lease, now,
@@ -342,7 +346,7 @@ class LeaseEnd:
                 if lease.deleted_at is None and end_policies.missing(
                         lease.on_end, self._policies):
                     LOG.warning('Lease %s: its servers are deleted, because '
-                                'nothing installed knows how to %s them',
+                                'no installed end policy can %s them',
                                 lease.id, lease.on_end)
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
@@ -378,8 +382,8 @@ class LeaseEnd:
                             lease.end_date + lease.grace_period,
                             lease.ending_at or 0)):
             return False
-        why = (f'Its servers are deleted: {lease.on_end} was not done within '
-               f'{limit} s.')
+        why = (f'Its servers are deleted: {lease.on_end} was not complete '
+               f'within {limit} s.')
         if conditions.update(lease, now, conditions.Condition(
                 conditions.Type.POLICY_REPLACED, conditions.Reason.TIMED_OUT,
                 why)):

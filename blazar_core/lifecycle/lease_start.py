@@ -115,7 +115,7 @@ class LeaseStart:
             return None
         if when_due and lease.start_date > now:
             return lease_status.RetryAfter(lease.start_date - now,
-                                           'it was moved')
+                                           'its start was changed')
         waiting, kept = lease_status.waiting(lease), kept_servers.is_kept(
             lease, sealed is not None)
         if not kept and lease_status.servers(lease) and (
@@ -164,14 +164,14 @@ class LeaseStart:
         self._cloud.hold(waiting)
         if when_due and lease.start_date > now:
             return lease_status.RetryAfter(lease.start_date - now,
-                                           'it was just moved')
+                                           'its start was just changed')
         if why:
             LOG.warning('Lease %s: %s of its servers cannot start yet: %s',
                         lease_id, len(waiting), why)
             self._explain(lease_id, why)
             return lease_status.RetryAfter(lease_status.pause(lease, now), why)
         return lease_status.RetryAfter(
-            lease_status.AGAIN, 'its servers are other ones than they were')
+            lease_status.AGAIN, 'its servers have changed')
 
     def _explain(self, lease_id: str, why: str) -> None:
         """Say in a lease why servers of it have not started yet."""
@@ -238,7 +238,7 @@ class LeaseStart:
             now = self._clock.now()
             if when_due and lease.start_date > now:
                 return False, lease_status.RetryAfter(
-                    lease.start_date - now, 'it was just moved')
+                    lease.start_date - now, 'its start was just changed')
             if lease.status not in states.TO_START or lease_status.servers(
                     lease):
                 # Servers have a call that builds them; without it they
@@ -296,8 +296,9 @@ class LeaseStart:
         if event_type == states.EventType.START and self._opens(lease_id):
             if not self._closer.close(lease_id).done:
                 raise errors.CloudUnavailable(
-                    f'Lease {lease_id} could not be opened, nor closed again')
-            why = 'What was reserved could not be made ready for use.'
+                    f'Lease {lease_id} could neither be opened nor closed '
+                    'again')
+            why = 'The reservation could not be made ready for use.'
         self._database.retried(
             self._dispatcher.never_started, lease_id, why, settle, event_type)
 

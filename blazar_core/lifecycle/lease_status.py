@@ -54,22 +54,21 @@ LONGEST_WAIT = 60
 _T, _R = conditions.Type, conditions.Reason
 NOT_FREE = conditions.Condition(
     _T.START_DELAYED, _R.HOSTS_IN_USE,
-    'Its hosts are not free yet; the start is tried again.')
+    'The hosts are not free yet; the start is retried.')
 NOT_LEFT = conditions.Condition(
     _T.START_DELAYED, _R.SERVERS_IN_USE,
-    'Its servers are still in the occurrence before; the start is tried '
-    'again.')
+    'The servers are still in the previous occurrence; the start is retried.')
 NOT_CLOSED = conditions.Condition(
     _T.END_DELAYED, _R.NOT_CLOSED,
-    'What was reserved could not be closed yet; it is tried again.')
+    'The reservation could not be closed yet; closing is retried.')
 GRACE = conditions.Condition(
     _T.END_DELAYED, _R.GRACE_PERIOD,
     'The lease has ended; its servers run until its grace period expires.')
 CLEANING = conditions.Condition(
-    _T.END_DELAYED, _R.CLEANING, 'Its hosts are being cleaned.')
+    _T.END_DELAYED, _R.CLEANING, 'The hosts are being cleaned.')
 LEFT = conditions.Condition(
     _T.END_DELAYED, _R.HOSTED_SERVERS,
-    'Its hosts are given back when the servers there have gone.')
+    'The hosts are freed when the servers on them are deleted.')
 #: By what is missing.
 ORPHANED = {
     'project': conditions.Condition(
@@ -168,21 +167,21 @@ def deferred(event_type: str, why: str) -> conditions.Condition:
     """Return the condition of a lease of which an event is deferred."""
     return conditions.Condition(
         _T.EVENT_DEFERRED, _R.NOT_YET_POSSIBLE,
-        f'An event is tried again: {event_type}: {why}',
+        f'An event is retried: {event_type}: {why}',
         {'event_type': event_type, 'why': why})
 
 
 def refused(why: str) -> conditions.Condition:
     """Return the condition of a lease whose end is tried again."""
     return conditions.Condition(
-        _T.END_DELAYED, _R.SERVERS_REMAIN, f'Its end is tried again: {why}')
+        _T.END_DELAYED, _R.SERVERS_REMAIN, f'The end is retried: {why}')
 
 
 def no_image(event_type: str, why: str) -> conditions.Condition:
     """Return the condition of a lease whose snapshots are not made yet."""
     return conditions.Condition(
         _T.SNAPSHOT_DELAYED, _R.REFUSED,
-        f'Its snapshots are tried again: {event_type}: {why}',
+        f'The snapshots are retried: {event_type}: {why}',
         {'event_type': event_type})
 
 
@@ -216,7 +215,7 @@ def put_off(server_ids: ty.Sequence[str], why: str) -> conditions.Condition:
     """Return the condition of a lease whose servers have no host yet."""
     return conditions.Condition(
         _T.START_DELAYED, _R.NO_VALID_HOST,
-        f'Not placed yet, and tried again: {", ".join(server_ids)}. {why}',
+        f'Servers {", ".join(server_ids)}: no valid host yet; retrying. {why}',
         {'servers': [*server_ids]})
 
 
@@ -253,7 +252,7 @@ def _apart(lease_id: str) -> ty.Iterator[None]:
     except errors.DatabaseUnavailable:
         raise
     except Exception:
-        LOG.exception('Lease %s could not be seen to', lease_id)
+        LOG.exception('Lease %s: updating its status failed', lease_id)
 
 
 def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
@@ -409,7 +408,7 @@ def follow(session: orm.Session, lease: models.Lease, booking: models.Booking,
     new = [row for row in hosts.values() if row.uuid == host]
     if not new or new[0].id == booking.host_id:
         return []
-    LOG.info('Lease %s: server %s stands on host %s, its booking follows',
+    LOG.info('Lease %s: server %s is on host %s; updating its booking',
              lease.id, booking.server_id, new[0].name)
     left = booking.host_id
     ledger.amend(session, now, ledger.follow(
@@ -437,6 +436,6 @@ def _bring_along(session: orm.Session, booking: models.Booking, left: int,
             ledger.amend(session, now, [ledger.Edit(
                 place, ledger.new_of(place, host_id=booking.host_id))])
     except ledger.OverCapacity:
-        LOG.warning('Reservation %s: server %s has moved, and where it is '
-                    'there is no capacity for all places with affinity '
-                    'to it', booking.reservation_id, booking.server_id)
+        LOG.warning('Reservation %s: server %s has moved, and its host has no '
+                    'capacity for all slots with affinity to it',
+                    booking.reservation_id, booking.server_id)

@@ -88,7 +88,7 @@ class LostBuilds:
             traces = self._cloud.traces(list(sent))
         except Exception as exc:
             # All that was sent may still be waiting for it.
-            LOG.warning('Lease %s: its builds cannot be looked for: %s',
+            LOG.warning('Lease %s: the check for lost builds failed: %s',
                         lease_id, exc, exc_info=not isinstance(
                             exc, errors.CloudUnavailable))
             return {}
@@ -139,17 +139,18 @@ class LostBuilds:
             if trace is cloud_api.BuildTrace.NONE}
         try:
             if sealed is not None and again:
-                LOG.warning('Lease %s: builds got lost, sending them again: '
-                            '%s', lease_id, ', '.join(again))
+                LOG.warning('Lease %s: builds were lost, sending them again: '
+                            '%s',
+                            lease_id, ', '.join(again))
                 self._dispatcher.send_again(lease_id, sealed, again)
             for server_id in late.keys() - again.keys():
-                LOG.warning('Lease %s: no process works on server %s any '
-                            'more', lease_id, server_id)
+                LOG.warning('Lease %s: no process is building server %s',
+                            lease_id, server_id)
                 with logs.about(server_id=server_id):
                     self._cloud.abandon(server_id)
                 self._reconciler.check(server_id)
         except Exception:
-            LOG.exception('Lease %s: its lost builds could not be seen to '
+            LOG.exception('Lease %s: its lost builds could not be handled '
                           'yet', lease_id)
 
 

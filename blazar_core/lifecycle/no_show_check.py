@@ -87,7 +87,7 @@ class NoShows:
             described['conditions'], self._clock.now(), unused)
         described['status_reason'] = conditions.status_reason(
             described['conditions'])
-        LOG.info('Lease %s: it has not been used; it ends at %s', lease_id,
+        LOG.info('Lease %s is unused; it ends at %s', lease_id,
                  clocks.iso(until))
         self._notify(EVENT, described)
         self._database.retried(self._write_down, lease_id, until)
@@ -118,7 +118,7 @@ class NoShows:
         """
         described = self._database.retried(self._end, lease_id)
         if described is not None:
-            LOG.info('Lease %s ends, as it has not been used', lease_id)
+            LOG.info('Lease %s ends because it is unused', lease_id)
             self._notify('lease.update', described)
 
     def _end(self, lease_id: str) -> lease_status.Lease | None:
@@ -133,8 +133,8 @@ class NoShows:
                 lease, now, conditions.Type.UNUSED, conditions.Condition(
                     conditions.Type.ENDED_EARLY,
                     conditions.Reason.NO_SERVER_BOOTED,
-                    f'It was ended at {clocks.minute(now)} UTC, as it had '
-                    f'not been used since its start.'))
+                    f'The lease was ended at {clocks.minute(now)} UTC because '
+                    'it was unused since its start.'))
             window = model.Window(
                 lease.start_date, max(lease.start_date + 1, now))
             ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(

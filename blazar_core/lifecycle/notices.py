@@ -72,7 +72,7 @@ class Notices:
                 own and of_type == names[reserved.id])]
         if minding and described['status'] != states.Lease.ACTIVE:
             return lease_status.RetryAfter(
-                lease_status.AGAIN, 'the lease has not begun yet',
+                lease_status.AGAIN, 'the lease has not started yet',
                 lease_status.LONGEST_WAIT)
         self._notify(f'lease.event.{event_type}', described)
         for kind, reserved in minding:
@@ -112,7 +112,7 @@ class Notices:
             told = hosts
         else:
             return lease_status.RetryAfter(lease_status.AGAIN,
-                                           'it has changed once more')
+                                           'it has changed again')
         if told is not None:
             self._close_if_over(lease_id)
         return None

@@ -146,15 +146,16 @@ class Orphans:
             missing = None
         noted = self._database.retried(self._note, lease, missing, asked)
         if noted.tell is not None and missing is not None:
-            LOG.warning('Lease %s has no owner any more: its %s %s does not '
-                        'exist', lease.id, missing, lease.project_id
+            LOG.warning('Lease %s has no owner: its %s %s does not exist',
+                        lease.id, missing, lease.project_id
                         if missing == PROJECT else lease.user_id)
             self._notify(EVENT, noted.tell)
             self._database.retried(self._write_down, lease.id, missing)
         if not (ends and noted.due and missing == PROJECT):
             return False
-        LOG.warning('Lease %s is ended: its project %s has not existed for '
-                    '%s s', lease.id, lease.project_id, self._grace)
+        LOG.warning('Lease %s is ended: its project %s has been missing for '
+                    '%s s',
+                    lease.id, lease.project_id, self._grace)
         self._delete(lease.id, lease.project_id)
         return True
 
@@ -239,7 +240,7 @@ def _forget(session: orm.Session, lease: models.Lease,
         session.delete(row)
         conditions.update(lease, now, conditions.Type.ORPHANED)
         lease.updated_at = now
-        LOG.info('Lease %s: its owner is there (again)', lease.id)
+        LOG.info('Lease %s: its owner exists again', lease.id)
 
 
 def known(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:

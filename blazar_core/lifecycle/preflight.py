@@ -93,8 +93,8 @@ class Preflight:
                 with logs.about(lease_id, project_id):
                     why = self._try(lease_id, seen)
                 if why and unknown:
-                    LOG.warning('What builds of leases need is not known '
-                                'now, and is asked again: %s', why)
+                    LOG.warning('Preflight check: what builds need is not '
+                                'known now, and is checked again: %s', why)
                     return
                 unknown = why
             if len(found) < _AT_ONCE:
@@ -143,7 +143,7 @@ class Preflight:
             count, _again = self._failed.get(lease_id, (0, 0))
             self._failed[lease_id] = count + 1, self._clock.elapsed() + min(
                 PAUSE << count, _LONGEST)
-            LOG.info('Lease %s: whether it could start is not known now: %s',
+            LOG.info('Lease %s: the preflight check is not possible now: %s',
                      lease_id, exc, exc_info=not isinstance(
                          exc, errors.BlazarError))
             return str(exc) or type(exc).__name__
@@ -176,7 +176,8 @@ class Preflight:
             if lacks:
                 LOG.warning('Lease %s: %s', lease_id, ' '.join(lacks))
             else:
-                LOG.info('Lease %s: nothing prevents its start', lease_id)
+                LOG.info('Lease %s: the preflight check found no '
+                         'problem', lease_id)
             self._notify(EVENT, {**described, 'warnings': [
                 *lacks, *described['warnings'][len(told):]]})
         self._database.retried(self._write_down, lease_id, seen, lacks)

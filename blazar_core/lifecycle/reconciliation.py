@@ -231,8 +231,9 @@ class Reconciliation:
         conditions.update(lease, now, lease_status.put_off(
             lease_status.waiting(lease), fault))
         lease.updated_at = now
-        LOG.warning('Lease %s: server %s could not be placed yet, again in '
-                    '%s s: %s', lease.id, booking.server_id, pause, fault)
+        LOG.warning('Lease %s: server %s: no valid host yet, again in %s s: '
+                    '%s',
+                    lease.id, booking.server_id, pause, fault)
         return True
 
     def settle_left(self) -> None:

@@ -151,8 +151,9 @@ class ServerMoves:
         try:
             why = call(deadline)
         except errors.CloudUnavailable as exc:
-            LOG.warning('Lease %s: whether server %s moves is not known yet: '
-                        '%s', move.lease_id, move.server_id, exc)
+            LOG.warning('Lease %s: whether server %s is being moved is not '
+                        'known yet: %s',
+                        move.lease_id, move.server_id, exc)
             return None
         fault_points.fault_point(fault_points.FaultPoint.MOVE_REQUESTED,
                                  move.lease_id)

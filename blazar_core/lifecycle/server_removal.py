@@ -83,7 +83,8 @@ class ServerRemoval:
             # in its lease by the books, and ends with it.
             self._cloud.release(server_id)
         described = self._database.retried(self._leave, lease_id, servers)
-        LOG.info('Lease %s: servers %s stay, without a lease', lease_id,
+        LOG.info('Lease %s: servers %s are removed and keep running without a '
+                 'lease', lease_id,
                  ', '.join(sorted(servers)))
         self._notify('lease.update', described)
         self._database.retried(self._closer.finish_if_empty, lease_id)
@@ -101,10 +102,10 @@ class ServerRemoval:
                 is_there = servers[str(booking.server_id)]
                 if is_there and not self._has_room(session, booking):
                     raise errors.Conflict(
-                        f'Server {booking.server_id} cannot leave lease '
-                        f'{lease_id}: what it has on its host is promised to '
-                        f'others later. Prolong the lease, or migrate the '
-                        f'server.')
+                        f'Server {booking.server_id} cannot be removed from '
+                        f'lease {lease_id}: its capacity on its host is '
+                        'reserved by later leases. Extend the lease, or '
+                        'migrate the server.')
                 self._take_out(session, booking, None, is_there)
             if tried:
                 raise _Possible
@@ -145,7 +146,8 @@ class ServerRemoval:
             self._take_out(session, booking, left, is_there)
             lease_status.update_status(session, lease, self._clock.now())
         LOG.info('Lease %s: server %s %s', lease_id, server_id,
-                 'stays, without a lease' if stays else 'is gone')
+                 'is removed and keeps running without a '
+                 'lease' if stays else 'is gone')
         fault_points.fault_point(fault_points.FaultPoint.END_GONE, lease_id)
         self._database.retried(self._closer.finish_if_empty, lease_id)
         return True
@@ -201,17 +203,16 @@ def _leaving(lease: models.Lease, server_ids: ty.Collection[str], now: int,
     if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None or (
             lease.end_date <= now):
         raise errors.Conflict(
-            f'Lease {lease.id} is {views.status(lease)}: servers leave a '
-            f'lease while it is ACTIVE, before its end.')
+            f'Lease {lease.id} is {views.status(lease)}: servers can be '
+            'removed only while a lease is ACTIVE, before its end.')
     own = {row.server_id: row for row in lease_status.bookings(lease)
            if row.reservation.booted and row.running and
            hosted_servers.of(row.reservation) is None}
     for server_id in server_ids:
         if server_id not in own:
             raise errors.Conflict(
-                f'Server {server_id} cannot leave lease {lease.id}: it does '
-                f'not run in it, or it is within a reservation that it was '
-                f'booted with.')
+                f'Server {server_id} cannot be removed from lease {lease.id}: '
+                'it does not run in it, or it was booted into a reservation.')
     return [own[server_id] for server_id in sorted(server_ids)]
 
 

@@ -74,8 +74,7 @@ class Snapshots:
             lease = api.found(session, lease_id)
             row = session.get(models.Event, event_id)
             if row is None:
-                raise errors.NotFound(f'Event {event_id} is not wanted any '
-                                      f'more.')
+                raise errors.NotFound(f'Event {event_id} is no longer needed.')
             event = _Event(event_id, row.event_type, row.time, lease_id,
                            lease.name, credential)
             if event.time >= lease.end_date:
@@ -91,12 +90,12 @@ class Snapshots:
         waiting = []
         for server_id in dict.fromkeys(servers):
             if self._is_over(lease_id):
-                return lease_status.Failed('the lease has ended before')
+                return lease_status.Failed('the lease has already ended')
             why = self._bring(event, server_id)
             if why is not None:
                 waiting.append(why)
         if self._is_over(lease_id):
-            return lease_status.Failed('the lease has ended before')
+            return lease_status.Failed('the lease has already ended')
         return self._again(event, waiting)
 
     def _again(self, event: _Event, waiting: list[str]) -> lease_status.Result:
@@ -111,8 +110,8 @@ class Snapshots:
         if not waiting:
             return None
         return lease_status.RetryAfter(
-            lease_status.AGAIN, f'not there yet: '
-            f'{words.count(len(waiting), "image")}. {why}',
+            lease_status.AGAIN, 'not complete yet: '
+                                f'{words.count(len(waiting), "image")}. {why}',
             lease_status.LONGEST_PAUSE)
 
     def _is_over(self, lease_id: str) -> bool:
@@ -133,17 +132,18 @@ class Snapshots:
         except errors.DatabaseUnavailable:
             raise
         except errors.Forbidden as exc:
-            LOG.info('Lease %s: no image is made of server %s: %s',
+            LOG.info('Lease %s: no image is created of server %s: %s',
                      event.lease_id, server_id, exc)
             return None
         except (errors.CloudUnavailable, errors.TrustUnavailable) as exc:
-            LOG.warning('Lease %s: there is no image of server %s yet: %s',
+            LOG.warning('Lease %s: the image of server %s does not exist yet: '
+                        '%s',
                         event.lease_id, server_id, exc)
             return f'server {server_id}: {exc}'
         except Exception:
-            LOG.exception('Lease %s: the image of server %s could not be '
-                          'made', event.lease_id, server_id)
-            return f'server {server_id} failed; the log says why.'
+            LOG.exception('Lease %s: creating the image of server %s failed',
+                          event.lease_id, server_id)
+            return f'server {server_id} failed; see the log.'
 
     def _ask(self, event: _Event, server_id: str) -> str | None:
         seen = self._cloud.look(server_id)

@@ -213,8 +213,8 @@ def ordered(names: ty.Collection[str], policies: Policies) -> str:
     for one, other in zip(names, names[1:], strict=False):
         if policies[one].rank == policies[other].rank:
             raise errors.InvalidLeaseParams(
-                f'"on_end" cannot be both {one} and {other}: a server can '
-                f'come to one end only. Write one of them.')
+                f'"on_end" cannot be both {one} and {other}: a server has '
+                'only one end policy. Write one of them.')
     if len(names) > 1 and any(policies[one].for_guests for one in names):
         raise errors.InvalidLeaseParams(
             f'"on_end" cannot be {", ".join(names)} together. Write one of '

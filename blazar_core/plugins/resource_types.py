@@ -299,7 +299,8 @@ class _MissingType(BaseResourceType):
 
     def __init__(self, name: str) -> None:
         self._why = (f'The resource type {name} is not installed here. '
-                     f'Install what brings it, until no lease has one.')
+                     'Install the package that provides it, until no lease '
+                     'has a reservation of it.')
 
     def demand(self, reserved: ReservationContext) -> model.Demand:
         raise errors.CloudUnavailable(self._why)

@@ -40,7 +40,7 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     """Let it be said how something is printed."""
     parser.add_argument(
         '--format', choices=('table', JSON), default='table',
-        help='what is printed: a table, or JSON for scripts')
+        help='output format: a table, or JSON for scripts')
 
 
 def show(form: str, *listings: Listing) -> None:
@@ -147,8 +147,8 @@ def healths(database: api.Database, now: int,
 
 def _away_hosts(database: api.Database) -> Listing:
     return Listing('hosts', {
-        'name': 'Host', 'status': 'Status', 'since': 'Away since (UTC)',
-        'until': 'Not expected before (UTC)', 'reason': 'Reason'}, [
+        'name': 'Host', 'status': 'Status', 'since': 'Unavailable since (UTC)',
+        'until': 'Expected back after (UTC)', 'reason': 'Reason'}, [
             _away(host) for host in host_status.away(database)])
 
 

@@ -21,33 +21,37 @@ __all__ = ['add', 'run']
 
 def add(verbs: ty.Any) -> argparse.ArgumentParser:
     """What can be said."""
-    text = 'take a host for a time, for maintenance'
+    text = 'schedule, change or end the maintenance of a host'
     maintain: argparse.ArgumentParser = verbs.add_parser(
         'maintain', help=text, description=(
-            'Take a host for a time: nothing is booked there for that time '
-            'any more, what is promised there is bound to other hosts, and '
-            'servers of leases are live-migrated when the time comes near. '
-            'What would not go is named first, with its owners, and '
-            'then nothing is done without --anyway. Again, with other dates, '
-            'it changes them. When the time is over the host is there again. '
-            'Exit code 0: done; 1: it could not be, or something would not '
-            'go.'))
-    maintain.add_argument('name', help='the hypervisor, or its nova-compute')
+            'Schedule the maintenance of a host. From then on, nothing is '
+            'booked on it in that window, its bookings in the window are '
+            'reassigned to other hosts, and servers of leases are '
+            'live-migrated before it starts. If a booking cannot be '
+            'reassigned, it is printed with its owner, and nothing is changed '
+            'without --force. Repeat the command with other dates to change '
+            'them. After the window, leases use the host again. Exit code 0: '
+            'done; 1: failed, or a booking cannot be reassigned.'))
+    maintain.add_argument('name', help='hypervisor, or its nova-compute')
     maintain.add_argument('--from', dest='start', metavar='DATE',
-                          help='in UTC (default: as before, else now)')
+                          help='start of the maintenance, in UTC (default: '
+                               'unchanged, or now)')
     maintain.add_argument(
         '--until', required=True, metavar='DATE',
-        help='such as "2026-12-01 16:07"; "now" gives the host back')
+        help='end of the maintenance, such as "2026-12-01 16:07"; "now" ends '
+             'it at once')
     maintain.add_argument('--reason', metavar='TEXT',
-                          help='for "blazar-nova-manage health" (default: as '
-                               'before)')
+                          help='reason shown by "blazar-nova-manage health" '
+                               '(default: unchanged)')
     maintain.add_argument('--dry-run', action='store_true',
-                          help='name what is promised there, and do nothing')
-    maintain.add_argument('--anyway', action='store_true',
-                          help='also where something does not go')
+                          help='print the bookings in the window, and change '
+                               'nothing')
+    maintain.add_argument('--force', action='store_true',
+                          help='schedule the maintenance even if a booking '
+                               'cannot be reassigned')
     maintain.add_argument(
         '--wait', action='store_true',
-        help='wait until leases have nothing there any more in that time')
+        help='wait until no lease has bookings on the host in the window')
     return maintain
 
 
@@ -63,16 +67,17 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     if parsed.until.strip().lower() == 'now':
         if known is not None and not parsed.dry_run:
             hosts.give_back(name)
-        print(f'Host {name} is in maintenance no more.'
+        print(f'Host {name} is no longer in maintenance.'
               if known else f'Host {name} is not in maintenance.')
         return 0
     window = dates.outage(
         parsed.start, parsed.until, known and known.window, now)
     obstacles = _show(hosts.promised(name, window))
-    if parsed.dry_run or (obstacles and not parsed.anyway):
-        print('Nothing was done.' + (
-            '' if parsed.dry_run else ' Migrate what does not go, or write '
-            '--anyway: what has no other host waits for one then.'))
+    if parsed.dry_run or (obstacles and not parsed.force):
+        print('Nothing was changed.' + (
+            '' if parsed.dry_run else ' Migrate these servers, or use '
+                                      '--force: bookings without another host '
+                                      'then wait for one.'))
         return 0 if parsed.dry_run else 1
     reason = known.reason if known and parsed.reason is None else (
         parsed.reason or '')
@@ -93,12 +98,13 @@ def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
             one.lease_id, one.name, one.project_id, one.user_id,
             clocks.iso(one.start_date)[:19], clocks.iso(one.end_date)[:19],
             one.server_id or '', f'No. {one.obstacle}' if one.obstacle
-            else 'To another host.'])
+            else 'Reassigned to another host.'])
     if promised:
         print(table)
     obstacles = sum(bool(one.obstacle) for one in promised)
     print(f'{words.count(len(promised), "booking")}: '
-          f'{len(promised) - obstacles} to other hosts, {obstacles} not.')
+          f'{len(promised) - obstacles} reassigned to other hosts, '
+          f'{obstacles} not.')
     return obstacles
 
 
@@ -109,7 +115,7 @@ def _empty(hosts: maintenance.Maintenance, name: str,
     while known := hosts.planned(name):
         left = hosts.left(name, known.window)
         if not left:
-            print(f'Host {name} is free of leases.')
+            print(f'Host {name} has no bookings of leases in this window.')
             return 0
         waiting = (f'Waiting for {words.count(len(left), "lease")}, the first '
                    f'one {left[0]}.')
@@ -117,6 +123,6 @@ def _empty(hosts: maintenance.Maintenance, name: str,
             said = waiting
             print(said, flush=True)
         pause()
-    print(f'Host {name} is in maintenance no more, and leases are there.',
+    print(f'Host {name} is no longer in maintenance, and leases use it.',
           file=sys.stderr)
     return 1

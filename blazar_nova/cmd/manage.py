@@ -77,12 +77,13 @@ def _files() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(
         '--config-file', action='append', metavar='PATH',
-        help='a nova.conf, here or at the end; may be given several times, '
-             'the last one wins (default: where Nova looks for its own)')
+        help='path of a nova.conf, here or after the command; can be '
+             'repeated, the last one wins (default: the paths that Nova '
+             'searches)')
     parser.add_argument(
         '--verbose', '-v', action='store_true',
-        help='say on standard error what is under way (default: where that '
-             'is a terminal)')
+        help='report progress on standard error (default: if that is a '
+             'terminal)')
     return parser
 
 
@@ -90,28 +91,30 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog='blazar-nova-manage', description=__doc__, parents=[_files()])
     nouns = parser.add_subparsers(required=True, metavar='NOUN')
-    database = _noun(nouns, 'db', 'the schema of the database')
-    _verb(database, 'sync', 'bring the schema to this version', _db_sync)
+    database = _noun(nouns, 'db', 'manage the schema of the database')
+    _verb(database, 'sync', 'upgrade the schema to this version', _db_sync)
     _verb(database, 'version', 'print the version of the schema', _db_version)
     purge.add(database).set_defaults(action=purge.run)
-    key = _noun(nouns, 'key', 'the keys of what is kept sealed')
-    _verb(key, 'create', 'print a fresh key for encryption_keys', _key_create)
-    _verb(key, 'rotate', 'seal everything again with the first key',
+    key = _noun(nouns, 'key', 'manage encryption keys')
+    _verb(key, 'create', 'print a new key for [blazar] '
+                         'encryption_keys', _key_create)
+    _verb(key, 'rotate', 'encrypt all data again with the first key',
           _key_rotate)
-    lease = _noun(nouns, 'lease', 'the leases of all projects')
+    lease = _noun(nouns, 'lease', 'manage the leases of all projects')
     leases = _verb(lease, 'list', 'list them', _lease_list)
     leases.add_argument('--ended', action='store_true',
-                        help='those that are over, too')
+                        help='include leases that have ended')
     listings.add_format(leases)
     listings.add_format(_verb(
-        lease, 'announced', 'list the servers that would be over by now, if '
-        'every boot were a lease, as it was announced in the last 30 days',
+        lease, 'announced', 'list the servers that would be past their end by '
+                            'now if every boot had a default lease, as '
+                            'announced in the last 30 days',
         lambda conf, parsed: listings.show(
             parsed.format, listings.announced(api.Database(conf)))))
     _add_orphans(lease)
     listings.add_format(_verb(
-        nouns, 'health', 'list which hosts have failed, and which leases lack '
-        'something or were given something else', _health))
+        nouns, 'health', 'list failed hosts, and leases whose hosts are '
+                         'missing or were replaced', _health))
     _add_hosts(nouns)
     _add_verify(nouns)
     _add_import(nouns)
@@ -119,72 +122,78 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_orphans(verbs: ty.Any) -> None:
-    text = ('ask keystone for the projects and users of all leases, and list '
-            'those that have none any more')
+    text = ('check in keystone the projects and users of all leases, and list '
+            'leases whose project or user no longer exists')
     found = verbs.add_parser('orphans', help=text, description=(
         f'{text[0].upper()}{text[1:]}.'))
     found.add_argument(
         '--end', action='store_true',
-        help='end those whose project has been gone for [blazar] '
+        help='end the leases whose project has been missing for [blazar] '
              'orphan_grace, as if they were deleted, whatever [blazar] '
-             'orphaned_leases says')
+             'orphaned_leases is')
     listings.add_format(found)
     found.set_defaults(action=_lease_orphans)
 
 
 def _add_hosts(nouns: ty.Any) -> None:
-    verbs = _noun(nouns, 'host', 'the hosts that serve leases only')
+    verbs = _noun(nouns, 'host', 'manage the enrolled hosts')
     listings.add_format(_verb(
         verbs, 'list', 'list them', _host_list, 'of_host'))
-    add = _verb(verbs, 'add', 'have a host serve leases only; waits for those '
-                'that may come to it yet; finishes what was begun', _host_add,
+    add = _verb(verbs, 'add', 'enroll a host, which is then used by leases '
+                              'only; waits for pending builds and resizes to '
+                              'it; resumes an interrupted '
+                              'enrollment', _host_add,
                 'of_host')
-    add.add_argument('name', help='the hypervisor, or its nova-compute')
+    add.add_argument('name', help='hypervisor, or its nova-compute')
     add.add_argument('extra', nargs='*', metavar='KEY=VALUE',
-                     help='what users may ask for, beside what Nova says')
-    remove = _verb(verbs, 'remove', 'have it serve everybody again; finishes '
-                   'what was begun', _host_remove, 'of_host')
+                     help='extra capability that users can ask for, in '
+                          'addition to what Nova reports')
+    remove = _verb(verbs, 'remove', 'remove an enrolled host, which is then '
+                                    'available to all workloads again; '
+                                    'resumes an interrupted '
+                                    'removal', _host_remove, 'of_host')
     remove.add_argument('id', type=int)
     remove.add_argument(
         '--wait', action='store_true',
-        help='let no lease reserve it any more, and wait until all leases are '
-             'over that have it; blazar-listener goes on if you do not')
+        help='accept no new reservations of the host, and wait until all '
+             'leases that have it have ended; if interrupted, blazar-listener '
+             'completes the removal')
     maintenance.add(verbs).set_defaults(action=_host_maintain)
 
 
 def _add_verify(nouns: ty.Any) -> None:
-    text = 'compare the books with Nova, placement and keystone'
+    text = 'compare the reservation database with Nova, placement and keystone'
     verify = nouns.add_parser('verify', help=text, description=(
-        f'{text[0].upper()}{text[1:]}, and name every difference in a line. '
-        f'Changes nothing without --fix. Exit code 0: no difference, or '
-        f'all were mended; 1: some are left; 2: something could not be '
-        f'compared.'))
+        f'{text[0].upper()}{text[1:]}, and print one line for each '
+        'difference. Changes nothing without --fix. Exit code 0: no '
+        'differences, or all were fixed; 1: differences remain; 2: something '
+        'could not be compared.'))
     verify.add_argument('--fix', action='store_true',
-                        help='mend what may be mended without harm')
+                        help='fix the differences that can be fixed safely')
     verify.add_argument(
         '--revoke-trusts', action='store_true',
-        help='with --fix, revoke the trusts that no lease has; only where '
-             'no other cloud or region has the same service user')
+        help='with --fix, revoke the trusts that no lease has; only if no '
+             'other cloud or region uses the same service user')
     verify.add_argument(
         '--grace', type=int, default=10, metavar='SECONDS',
-        help='look again after so long at what differs, because it may be '
-             'under way (default: %(default)s)')
+        help='check differences again after so many seconds, because an '
+             'operation may be in progress (default: %(default)s)')
     listings.add_format(verify)
     verify.set_defaults(action=_verify)
 
 
 def _add_import(nouns: ty.Any) -> None:
-    text = 'carry over the hosts and the leases of OpenStack Blazar 18'
+    text = 'import the hosts and leases of OpenStack Blazar 18'
     imports = nouns.add_parser('import', help=text, description=(
-        f'{text[0].upper()}{text[1:]}, with their ids. Says what would be '
-        f'done, and does it with --apply; what is there already is left as it '
-        f'is. Exit code 0: everything was carried over, or would be; 1: '
-        f'something is refused; 2: something could not be read.'))
+        f'{text[0].upper()}{text[1:]}, with their IDs. Prints what would be '
+        'imported; imports it with --apply. Items that exist already are left '
+        'unchanged. Exit code 0: everything was imported, or would be; 1: '
+        'some items are refused; 2: something could not be read.'))
     imports.add_argument(
         'source', metavar='URL|PATH',
-        help='the URL of Blazar\'s database, or its blazar.conf')
+        help='URL of the database of Blazar, or path of its blazar.conf')
     imports.add_argument('--apply', action='store_true',
-                         help='do it; blazar-manager must not run')
+                         help='import the items; blazar-manager must not run')
     listings.add_format(imports)
     imports.set_defaults(action=_import)
 
@@ -281,7 +290,7 @@ def _host_add(hosts: 'HostEnrollment', parsed: argparse.Namespace,
         key, equals, body[key] = pair.partition('=')
         if not equals:
             raise errors.InvalidLeaseParams(
-                f'{pair} is no KEY=VALUE. Write gpu=A100, for example.')
+                f'{pair} is not in the form KEY=VALUE, such as gpu=A100.')
     asked = host_schema.create({**body, 'name': parsed.name})
     try:
         host = hosts.add(*asked, pause=host_enrollment.patient(
@@ -289,17 +298,19 @@ def _host_add(hosts: 'HostEnrollment', parsed: argparse.Namespace,
             say=functools.partial(_say, parsed))
     except KeyboardInterrupt:
         raise errors.Conflict(
-            f'Host {parsed.name} takes no new servers until it is enrolled by '
-            f'this command, or removed ("host list" has its id).') from None
-    print(f'Host {parsed.name} has the id {host["id"]}: it serves leases '
-          f'only.')
+            f'Host {parsed.name} accepts no new servers until it is enrolled '
+            'by this command, or removed ("host list" shows its '
+            'ID).') from None
+    print(f'Host {parsed.name} has the ID {host["id"]}: it serves leases '
+          'only.')
 
 
 def _host_remove(hosts: 'HostEnrollment', parsed: argparse.Namespace,
                  ) -> None:
     if parsed.wait:
         hosts.retire(parsed.id)
-    _say(parsed, f'Letting servers of all projects onto host {parsed.id} ...')
+    _say(parsed, f'Making host {parsed.id} available to servers of all '
+                 'projects ...')
     said = ''
     while True:
         try:
@@ -317,7 +328,7 @@ def _host_remove(hosts: 'HostEnrollment', parsed: argparse.Namespace,
                 said = str(exc)
                 print(f'Waiting: {said}', flush=True)
             _pause(_AGAIN)
-    print(f'Host {parsed.id} serves everybody again.')
+    print(f'Host {parsed.id} is available to all workloads again.')
 
 
 def _host_maintain(parsed: argparse.Namespace) -> int:
@@ -399,7 +410,7 @@ def _tell(report: 'Report', sizes: ty.Mapping[str, int], form: str,
         print(sentence)
     found = len(report.mended) + len(report.left)
     print(f'{words.count(found, "difference") if found else "No difference"}, '
-          f'{len(report.mended)} mended, {len(report.left)} left; compared: ' +
+          f'{len(report.mended)} fixed, {len(report.left)} left; compared: ' +
           ', '.join(f'{count} {what}' for what, count in sizes.items()) + (
               '; NOT EVERYTHING COULD BE COMPARED.'
               if report.failures else '.'))
@@ -440,11 +451,11 @@ def _tell_import(plan: 'Plan', applied: bool, form: str) -> int:
         print(f'{item.kind} {named}: {item.outcome}' + (
             f': {item.text}' if item.text else '.'))
     if plan.over:
-        print(f'Left out, as over: '
+        print('Left out, because they have ended: '
               f'{words.count(plan.over.total(), "lease")}: ' +
               ', '.join(f'{count} {status}' for status, count in sorted(
                   plan.over.items())) + '.')
     print((', '.join(f'{count} {outcome}' for outcome, count in
                      counts.items()) or 'There is nothing') + (
-        '.' if applied else '. Nothing was done; --apply does it.'))
+        '.' if applied else '. Nothing was changed; use --apply to import.'))
     return code

@@ -21,18 +21,18 @@ __all__ = ['add', 'say_since', 'run']
 
 def add(verbs: ty.Any) -> argparse.ArgumentParser:
     """What can be said."""
-    text = 'delete the leases that were over before a date'
+    text = 'delete the leases that ended before a date'
     purge: argparse.ArgumentParser = verbs.add_parser(
         'purge', help=text, description=(
-            f'{text[0].upper()}{text[1:]}, with all that they have left. One '
-            f'that is not finished in all its parts stays, and so does one '
-            f'that recurs until all of its occurrences may go. May run at any '
-            f'time, twice, or twice at once.'))
+            f'{text[0].upper()}{text[1:]}, with all their records. A lease '
+            'with unfinished events or records stays, and so does a recurring '
+            'lease until all of its occurrences can be purged. Idempotent; '
+            'safe to run concurrently.'))
     purge.add_argument(
         '--before', required=True, metavar='DATE',
-        help='in UTC, such as "2026-12-01 16:07"; a day ago at the latest')
+        help='date in UTC, such as "2026-12-01 16:07"; at least a day ago')
     purge.add_argument('--dry-run', action='store_true',
-                       help='count them, and do nothing')
+                       help='count these leases, and delete nothing')
     listings.add_format(purge)
     return purge
 
@@ -46,20 +46,20 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     before = dates.parse_date(parsed.before, clock.now())
     if before > clock.now():
         raise errors.InvalidLeaseParams(
-            '--before is to come. Write a date that is over.')
+            '--before is in the future. Use a date in the past.')
     try:
         purged = lease_purge.LeasePurge(api.Database(conf), clock,
                                         _tell).purge(before, parsed.dry_run)
     except KeyboardInterrupt:
         raise errors.Conflict(
-            'Not all of them were seen to; the same command goes on.',
+            'The purge is incomplete; repeat the command to continue.',
         ) from None
     if parsed.format == listings.JSON:
         listings.dump({**purged._asdict(), 'dry_run': parsed.dry_run})
         return
     kept = (f' {purged.kept} stay, because something of them is not finished '
-            f'("blazar-nova-manage verify" says what), or not all of their '
-            f'occurrences may go.' if purged.kept else '')
+            '(see "blazar-nova-manage verify"), or because other occurrences '
+            'cannot be purged yet.' if purged.kept else '')
     print(f'{"Would delete" if parsed.dry_run else "Deleted"} '
           f'{words.count(purged.deleted, "lease")} that ended before '
           f'{clocks.minute(before)} UTC.{kept}')
@@ -69,8 +69,8 @@ def say_since(database: api.Database) -> None:
     """Say on stderr since when leases that are over are all there."""
     before = lease_purge.purged_before(database)
     if before is not None:
-        _tell(f'Leases that were over before {clocks.minute(before)} UTC '
-              f'were purged: of that time these are not all.')
+        _tell(f'Leases that ended before {clocks.minute(before)} UTC were '
+              'purged: the list is incomplete for that time.')
 
 
 def _tell(text: str) -> None:

@@ -121,9 +121,9 @@ class Checks(upgradecheck.UpgradeCommands):
         if result.code == Code.SUCCESS and not trusts.is_configured():
             return Result(Code.WARNING, (
                 'No service user is configured: leases that start later are '
-                'built without a token of their users. Write in nova.conf '
-                'auth_type, auth_url, username, password ... of one into '
-                f'[{CONF[user_credentials.GROUP].auth_section}]'))
+                'built without a token of their users. Set auth_type, '
+                'auth_url, username, password ... of a service user in '
+                f'[{CONF[user_credentials.GROUP].auth_section}] of nova.conf'))
         return result if result.code != Code.SUCCESS else (
             self._without_trust(trusts))
 
@@ -132,7 +132,7 @@ class Checks(upgradecheck.UpgradeCommands):
         ours: list[bool] = []
         result = _checked(lambda: ours.append(trusts.check_without_trust()))
         return Result(Code.SUCCESS, (
-            'Of users who can give no trust (application credentials), '
+            'If a user cannot create a trust (application credentials), '
             'leases that start later are ' + (
                 'built with the token of the service user.' if ours[0] else
                 'refused: [blazar_keystone] without_trust = refuse'))
@@ -200,20 +200,21 @@ def _undone(conf: ty.Any) -> ty.Iterator[str]:
     parts = wiring.assemble(conf)
     overdue = list(verification.auditor(parts).overdue())
     if overdue:
-        yield (f'Events of leases are overdue, {len(overdue)} in all: start '
-               f'blazar-listener. The first: {overdue[0].text}')
+        yield (f'{len(overdue)} events of leases are overdue: start '
+               f'blazar-listener. The first event: {overdue[0].text}')
     last = leader_election.last(parts.database, periodic_sync.NAME)
     if last is None:
-        yield ('No blazar-listener has ever run on this database: start one, '
-               'or no lease starts or ends.')
+        yield ('No blazar-listener has ever run on this database: start one. '
+               'Until then no lease starts or ends.')
     elif last.until + conf.blazar.worker_timeout < parts.clock.now():
-        yield (f'No blazar-listener has compared hosts, although one had to '
-               f'by {clocks.minute(last.until)} UTC: start one, or no lease '
-               f'starts or ends.')
+        yield ('No blazar-listener has run the periodic sync, which was due '
+               f'by {clocks.minute(last.until)} UTC: start one. Until then no '
+               'lease starts or ends.')
     elif last.worker is None:
-        yield (f'The blazar-listener that compared hosts last was stopped. '
-               f'Another one does so by {clocks.minute(last.until)} UTC if '
-               f'it runs: else start one.')
+        yield ('The blazar-listener that ran the last periodic sync was '
+               'stopped. Another one takes over by '
+               f'{clocks.minute(last.until)} UTC if it is running; otherwise '
+               'start one.')
 
 
 def main() -> int:

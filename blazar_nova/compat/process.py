@@ -158,7 +158,7 @@ class Outbox:
             try:
                 self._send(event_type, payload)
             except Exception:
-                LOG.exception('%s: %s could not be published',
+                LOG.exception('%s: publishing %s failed',
                               _named(payload), event_type)
 
 

@@ -108,10 +108,10 @@ class Importer:
         except errors.BlazarError as exc:
             item.refuse(str(exc))
         except Exception as exc:
-            LOG.exception('%s %s could not be carried over', item.kind,
+            LOG.exception('%s %s: the import failed', item.kind,
                           item.name)
-            item.refuse(f'It failed: {exc}. The log says where; give the '
-                        f'command again.')
+            item.refuse(f'The import failed: {exc}. See the log for the '
+                        'cause, and repeat the command.')
         else:
             if item.outcome == items.Outcome.WANTED:
                 item.outcome = items.Outcome.DONE
@@ -136,8 +136,8 @@ class Importer:
                 for host in one:
                     if host.outcome == items.Outcome.REFUSED:
                         raise errors.Conflict(
-                            f'Its host {host.name} is refused. See there, '
-                            f'and give the command again.')
+                            f'Its host {host.name} is refused. Resolve that '
+                            'first, then repeat the command.')
             # First: a lease that is over already ends at once, with those
             # servers that are bound to it.
             self._imports.adopt(
@@ -167,9 +167,9 @@ class Importer:
                         if not one.is_of(reservation_id, known.project_id))
         if others:
             raise errors.Conflict(
-                f'Servers are on its hosts that are not of this lease '
+                'Its hosts have servers that do not belong to this lease '
                 f'({host_enrollment.shown(others)}). Migrate or delete them; '
-                f'confirm or revert resizes.')
+                'confirm or revert resizes.')
         for one, reservation_id in there.items():
             bound_servers.bind_running(one.id, reservation_id)
         for reservation_id in item.hosts.keys() - set(item.places):

@@ -215,9 +215,9 @@ def _check(connection: sa.Connection, shown: str) -> None:
               {one['name'] for one in there.get_columns(table.name)}))]
     if missing:
         raise Unreadable(
-            f'The database {shown} is none of Blazar 18: it lacks '
-            f'{", ".join(missing)}. Is the URL right? If it is that of an '
-            f'older Blazar, upgrade that first (blazar-db-manage upgrade).')
+            f'The database {shown} is not a database of Blazar 18: it lacks '
+            f'{", ".join(missing)}. Check the URL. If it belongs to an older '
+            'Blazar, upgrade that first (blazar-db-manage upgrade).')
 
 
 def _read(connection: sa.Connection) -> Blazar:

@@ -84,8 +84,8 @@ def _refuse_more(hosts: ty.Iterable[items.HostItem],
         having = of[host]
         if host.outcome == items.Outcome.WANTED and not all(
                 begun[host] & one for one in host.staying.values()):
-            host.refuse('It has servers of a lease that is refused. See '
-                        'there, and try again.')
+            host.refuse('It has servers of a lease that is refused. Resolve '
+                        'that first, then try again.')
         if host.outcome == items.Outcome.REFUSED:
             for lease in having:
                 lease.refuse(_of_host(host.name))
@@ -94,7 +94,7 @@ def _refuse_more(hosts: ty.Iterable[items.HostItem],
 
 
 def _of_host(name: str) -> str:
-    return f'Its host {name} is refused. See there, and try again.'
+    return f'Its host {name} is refused. Resolve that first, then try again.'
 
 
 class _Hosts:
@@ -145,14 +145,14 @@ class _Hosts:
                 models.Host.uuid == item.member.uuid)).one_or_none()
             if item.row is None:
                 raise errors.NotFound(
-                    'It is not in the books yet. Start blazar-listener, and '
-                    'try again in a minute.')
+                    'It is not in the reservation database yet. Start '
+                    'blazar-listener, and try again in a minute.')
             if item.row.enrolment == states.Enrollment.ENROLLED:
                 item.outcome = items.Outcome.THERE
                 return
             if item.row.enrolment == states.Enrollment.LEAVING:
                 raise errors.Conflict(
-                    f'It is being taken out. Finish that first: '
+                    'It is being removed. Complete that first: '
                     f'blazar-nova-manage host remove {item.row.id}')
             enrollment.check_unbooked(session, now, item.row, 'enrolled')
         there = self._cloud.occupants(item.member)
@@ -163,9 +163,9 @@ class _Hosts:
         others = [one.id for one in there if one.id not in item.staying]
         if others:
             raise errors.Conflict(
-                f'Servers are there that are of no lease that has this host '
+                'It has servers that do not belong to a lease with this host '
                 f'now ({host_enrollment.shown(others)}). Migrate or delete '
-                f'them; confirm or revert resizes.')
+                'them; confirm or revert resizes.')
         item.text = ' '.join(f'{key}={value}' for key, value in sorted(
             item.extra.items()))
 
@@ -179,7 +179,7 @@ class _Hosts:
             item.outcome != items.Outcome.REFUSED) for name in item.extra}
         return [items.Property(name, name, items.Outcome.THERE if (
             name in said) else items.Outcome.WANTED,
-            'private: users may not ask for it')
+            'private: users cannot ask for it')
             for name in sorted(there & self._blazar.private)]
 
 
@@ -196,8 +196,8 @@ def _check_places(item: items.LeaseItem) -> None:
                 raise errors.Conflict(
                     f'Host {host.name} has {len(there)} servers of its '
                     f'reservation {reservation_id} '
-                    f'({host_enrollment.shown(there)}), and only {count} '
-                    f'places. Delete what is too much.')
+                    f'({host_enrollment.shown(there)}), but only {count} '
+                    'slots. Delete the surplus servers.')
 
 
 class _Taken(ty.NamedTuple):
@@ -361,16 +361,16 @@ class _Leases:
                 for some in (host.capacity, wanted))
             raise errors.Conflict(
                 f'Host {host.name} would be overbooked: it offers '
-                f'{offers or "nothing"}, and this lease alone has '
-                f'{needs or "all"} there. Let it have less in Blazar, or '
-                f'delete it there.')
-        having = 'has it' if any(
-            one.whole for one in others) else 'has parts of it'
+                f'{offers or "nothing"}, and this lease alone uses '
+                f'{needs or "all"} there. Reduce the lease in Blazar, or '
+                'delete it there.')
+        having = 'has reserved it' if any(
+            one.whole for one in others) else 'has reserved parts of it'
         names = ', '.join(sorted({one.lease_id for one in others}))
         raise errors.Conflict(
             f'Host {host.name} would be overbooked: lease {names} {having} '
-            f'in its time. Change the dates of one of them in Blazar, or '
-            f'delete it there.')
+            'at that time. Change the dates of one of them in Blazar, or '
+            'delete it there.')
 
     def _clean(self, item: items.LeaseItem) -> None:
         """Its hosts are cleaned for as long as for any lease, but not at the

@@ -18,8 +18,8 @@ __all__ = ['check', 'known']
 #: The resource types whose reservations are not carried over, and why.
 _LEFT_BEHIND = {
     'virtual:floatingip':
-        'Floating IPs are not reserved here. Let it end in Blazar first, or '
-        'delete it there.',
+        'Floating IPs cannot be reserved here. Let the lease end in Blazar '
+        'first, or delete it there.',
 }
 
 #: In which state events go on; no process of Blazar is at one any more.
@@ -32,21 +32,21 @@ def check(lease: blazar_source.Lease) -> None:
     """
     if lease.status not in (blazar_source.PENDING, blazar_source.ACTIVE):
         raise errors.Conflict(
-            f'It is {lease.status or "in no state"} in Blazar: Blazar was '
-            f'at work on it. Start blazar-manager until it is PENDING or '
-            f'ACTIVE; if it does not get so, delete the lease there.')
+            f'It is {lease.status or "in no state"} in Blazar: an operation '
+            'of Blazar is not complete. Start blazar-manager until it is '
+            'PENDING or ACTIVE; if it never is, delete the lease there.')
     for one in lease.reservations:
         if one.resource_type not in (
                 blazar_source.WHOLE_HOSTS, *blazar_source.OF_SERVERS):
             raise errors.Conflict(
                 f'Its reservation {one.id} is of {one.resource_type}. ' +
                 _LEFT_BEHIND.get(one.resource_type, (
-                    'That is not known here. Delete it in Blazar.')))
+                    'That type is not known here. Delete it in Blazar.')))
         if one.asked is None or one.status != lease.status.lower():
             raise errors.Conflict(
                 f'Its reservation {one.id} is {one.status}, or has no record '
-                f'of what was asked for, and the lease is {lease.status}. '
-                f'Delete the lease in Blazar.')
+                f'of the request, and the lease is {lease.status}. Delete the '
+                'lease in Blazar.')
     if not lease.project_id or lease.end <= lease.start:
         raise errors.Conflict(
             'It has no project, or ends before it starts. Delete it in '
@@ -66,7 +66,7 @@ def known(lease: blazar_source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
                          for one in lease.reservations)
     events = _events(lease)
     if len(events) < len(lease.events):
-        notes.append('events that no user can have here are left out')
+        notes.append('events that users cannot create here are left out')
     return imports.KnownLease(
         lease.id, lease.name, lease.project_id or '', lease.user_id or '',
         model.Window(lease.start, lease.end), lease.status ==
@@ -94,14 +94,14 @@ def _reservation(one: blazar_source.Reservation, hosts: ty.Sequence[int],
         least, what = int(params['amount']), 'places'
         if len(hosts) > least:
             raise errors.Conflict(
-                f'Its reservation {one.id} has {len(hosts)} places, and was '
-                f'to have {least}. Delete the lease in Blazar.')
+                f'Its reservation {one.id} has {len(hosts)} slots instead of '
+                f'{least}. Delete the lease in Blazar.')
     missing = max(0, least - len(hosts))
     if missing:
         notes.append(
-            f'{missing} of its {what} are missing, and are looked for')
+            f'{missing} of its {what} are missing; replacements are searched')
     if asked.get('before_end') == 'snapshot':
-        notes.append('no snapshot of its servers is made before its end')
+        notes.append('no snapshot of its servers is created before its end')
     return imports.KnownReservation(
         one.id, one.resource_type, params, (*hosts, *[None] * missing),
         (one.updated_at or now) if one.changed else None,

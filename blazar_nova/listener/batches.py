@@ -101,5 +101,5 @@ def walk(clock: clocks.Clock, what: str, things: ty.Sequence[T],
                 LOG.debug('Compared %s of %s %s', last, len(things), what)
     if one.silent:
         raise errors.CloudUnavailable(
-            f'{SILENT} {what} one after the other could not be looked at; '
-            f'the others are next time.')
+            f'{SILENT} {what} in a row could not be checked; the others are '
+            'checked next time.')

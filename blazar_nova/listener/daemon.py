@@ -106,33 +106,33 @@ class Listener:
             self._thread('monitors', self.monitors.run, self._stopping),
             self._thread('watch', periodic.run_periodically, self.parts.clock,
                          self._stopping, overbooking.PAUSE,
-                         'What does not fit any more', self.overbooking.look,
+                         'Overbooked hosts', self.overbooking.look,
                          self.parts.host_status.news),
             *(self._thread(name, periodic.run_periodically, self.parts.clock,
                            self._stopping, seconds, what, look)
               for name, seconds, what, look in (
-                  ('recheck', _TICK, 'Which hosts have to be looked at again',
+                  ('recheck', _TICK, 'Hosts to check again',
                    self.mirror.recheck),
-                  ('relocating', evacuation.PAUSE, 'Which servers are to '
-                   'leave hosts that are away', functools.partial(
+                  ('relocating', evacuation.PAUSE,
+                   'Servers to move off unavailable hosts',
+                   functools.partial(
                        self.parts.evacuation.look, self.monitors.certain
                        if conf.blazar.evacuate else None)),
                   ('retrying', admission_queue.PAUSE,
-                   'For which leases there is capacity now',
+                   'Waiting leases with capacity',
                    life.admission_queue.look),
                   ('slots', lost_builds.PAUSE,
-                   'Which builds were not sent by the requests that took '
-                   'slots',
+                   'Builds not sent by the requests that took slots',
                    self.slots.send_left),
-                  ('preflight', preflight.PAUSE, 'What held builds lack',
+                  ('preflight', preflight.PAUSE, 'Preflight checks',
                    functools.partial(self.parts.preflight.look,
                                      self._stopping.is_set)),
-                  ('trimming', _TRIM, 'What nobody asks for any more',
+                  ('trimming', _TRIM, 'Leftovers',
                    self.mirror.trim),
-                  ('leaving', self._interval, 'Which hosts are to leave',
+                  ('leaving', self._interval, 'Hosts to remove',
                    self._enrolling.remove_left),
                   ('orphans', 3600 * conf.blazar.orphan_interval,
-                   'Which leases have no owner any more', self.find_orphans))
+                   'Leases without owner', self.find_orphans))
               if seconds)]
 
     def _comparison(self, conf: ty.Any,
@@ -213,8 +213,8 @@ class Listener:
             if self.parts.orphans.find():
                 self.engine.wake()
         except errors.CloudUnavailable as exc:
-            LOG.warning('Whether the projects and users of leases exist is '
-                        'not known: %s', exc)
+            LOG.warning('Orphaned leases: whether the projects and users '
+                        'exist is not known: %s', exc)
 
 
 def _name() -> str:

@@ -82,8 +82,8 @@ class HostSync:
         try:
             trees = compute_hosts.trees()
         except errors.CloudUnavailable as exc:
-            LOG.warning('Placement does not say what hosts have changed, so '
-                        'that each of them is asked about: %s', exc)
+            LOG.warning('Placement does not report which hosts have changed, '
+                        'so each one is checked: %s', exc)
             trees = {}
         return _Before(now, generations, trees)
 
@@ -93,7 +93,8 @@ class HostSync:
         :param apart: as above
         """
         for name, kind in self._parts.types.named.items():
-            apart(f'What there is of {name}', self._compare_pool, name, kind)
+            apart(f'Capacity and usage of {name}',
+                  self._compare_pool, name, kind)
 
     def _compare_pool(self, name: str,
                       kind: resource_types.ResourceType) -> None:
@@ -121,7 +122,7 @@ class HostSync:
         gone = self._parts.database.retried(
             self._retain, uuids, asked, pool)
         if gone:
-            LOG.warning('Hosts that are not there any more (%s): %s', pool,
+            LOG.warning('Hosts that no longer exist (%s): %s', pool,
                         ', '.join(gone))
 
     def _retain(self, uuids: set[str], asked: int | None, pool: str,

@@ -86,7 +86,7 @@ def _seen(host: str,
         return host_status.Down(
             f'nova-compute on {host} was forced down.', certain=True)
     return None if state.up else host_status.Down(
-        f'nova-compute on {host} is not heard of any more.')
+        f'nova-compute on {host} no longer reports.')
 
 
 class Monitors:
@@ -121,9 +121,11 @@ class Monitors:
             try:
                 self.look()
             except errors.DatabaseUnavailable as exc:
-                LOG.info('Which hosts are down is found out later: %s', exc)
+                LOG.info('Host monitor: which hosts are down is checked '
+                         'later: %s', exc)
             except Exception:
-                LOG.exception('Which hosts are down could not be found out')
+                LOG.exception('Host monitor: checking which hosts are down '
+                              'failed')
             clock.wait(self.suspected, model.FOREVER if self._polling is None
                        else clock.now() + self._polling)
             # Before it is asked whether to stop: both are said then.
@@ -141,7 +143,7 @@ class Monitors:
             except errors.DatabaseUnavailable:
                 raise
             except Exception as exc:
-                LOG.warning('The monitor %s could not look: %s', name, exc,
+                LOG.warning('Monitor %s: the check failed: %s', name, exc,
                             exc_info=not isinstance(
                                 exc, errors.CloudUnavailable))
                 continue
@@ -217,7 +219,7 @@ class Fencing:
                         continue
                 except Exception as exc:
                     LOG.warning(
-                        'The monitor %s could not fence host %s: %s', name,
+                        'Monitor %s: fencing host %s failed: %s', name,
                         host, exc, exc_info=not isinstance(
                             exc, errors.CloudUnavailable))
                     continue
@@ -229,7 +231,8 @@ class Fencing:
                             'nova-compute is forced down', host, name)
                 return
         except Exception:
-            LOG.exception('Host %s is fenced, and it could not be said so',
+            LOG.exception('Host %s was fenced, but forcing its nova-compute '
+                          'down failed',
                           host)
         finally:
             self._again[uuid] = self._parts.clock.elapsed() + _PAUSE

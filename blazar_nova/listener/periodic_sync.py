@@ -70,10 +70,11 @@ class PeriodicSync:
             try:
                 again = self.look()
             except errors.DatabaseUnavailable as exc:
-                LOG.debug('Who compares is not known: %s', exc)
+                LOG.debug('Periodic sync: which listener runs it is not '
+                          'known: %s', exc)
             except Exception:
-                LOG.exception('Who compares could not be found out; again in '
-                              '%s s', self._pause)
+                LOG.exception('Periodic sync: which listener runs it could '
+                              'not be determined; again in %s s', self._pause)
             soon = self._clock.now() + self._pause
             if again is None:
                 # However much is missed meanwhile.
@@ -84,7 +85,8 @@ class PeriodicSync:
         try:
             self._turn.leave(done=True)
         except Exception as exc:
-            LOG.info('Another listener compares later than it could: %s', exc)
+            LOG.info('Periodic sync: another listener takes over later than '
+                     'necessary: %s', exc)
 
     def look(self) -> int | None:
         """Compare, if it is this listener's turn.
@@ -141,7 +143,7 @@ class PeriodicSync:
                 self._missed.set()
                 return False
             except Exception:
-                LOG.exception('The comparison with Nova failed')
+                LOG.exception('Periodic sync failed')
         return go_on()
 
     @contextlib.contextmanager
@@ -163,18 +165,19 @@ class PeriodicSync:
             if over.is_set():
                 return
             if self._clock.elapsed() - self._further > _STUCK:
-                LOG.error('The comparison with Nova stands still, so that '
-                          'another listener may compare')
+                LOG.error('Periodic sync is stuck; another listener may take '
+                          'over')
                 lost.set()
                 return
             try:
                 if not self._turn.extend():
-                    LOG.warning('Another listener compares now: this one was '
-                                'not heard of for too long')
+                    LOG.warning('Periodic sync: another listener has taken '
+                                'over, because this one did not extend its '
+                                'claim in time')
                     lost.set()
                     return
             except errors.DatabaseUnavailable:
                 # The comparison ends by that as well.
                 pass
             except Exception:
-                LOG.exception('The turn to compare could not be extended')
+                LOG.exception('Periodic sync: extending the claim failed')

@@ -88,13 +88,13 @@ class ServerSync:
             else:
                 self.hosts.compare_service_host(hint.name)
         except errors.DatabaseUnavailable as exc:
-            LOG.info('What happened to %s %s is found out later: %s',
+            LOG.info('%s %s: the notified change is checked later: %s',
                      hint.kind, hint.name, exc)
             self.missed.set()
             return False
         except Exception:
             # The next comparison in full finds it.
-            LOG.exception('What happened to %s %s could not be found out',
+            LOG.exception('%s %s: checking the notified change failed',
                           hint.kind, hint.name)
             return False
         return True
@@ -170,7 +170,7 @@ class ServerSync:
                     'Compared %s of %s servers; different: %s',
                     min(number * bulk_state.BATCH, len(books)), len(books),
                     ', '.join(differ) or 'none')
-        self.apart('Servers that wait for their build',
+        self.apart('Reserved servers',
                    self._delete_orphans, nova, books)
 
     def _compare_batch(self, nova: bulk_state.BulkState,
@@ -228,12 +228,13 @@ class ServerSync:
         if orphans and (len(orphans) > _MOST_ORPHANS or
                         not self._have_leases()):
             LOG.error(
-                '%s servers are RESERVED, and no lease has them: %s. A '
-                'nova-api that dies leaves at most %s of them, and only '
-                'where there were leases before; so they are NOT deleted. Is '
-                '[blazar_database] connection that of this cloud, and was it '
-                'restored as it was? If they are to go all the same, run '
-                'blazar-nova-manage verify --fix', len(orphans), ', '.join(
+                '%s servers are RESERVED without a lease: %s. A failed '
+                'nova-api leaves at most %s of them, and only if there were '
+                'leases before; so they are NOT deleted. Check that '
+                '[blazar_database] connection is the database of this cloud, '
+                'and that it was restored correctly. To delete them '
+                'nevertheless, run blazar-nova-manage verify --fix',
+                len(orphans), ', '.join(
                     orphans[:_MOST_ORPHANS]), _MOST_ORPHANS)
             return
         for server_id in orphans:
@@ -253,8 +254,8 @@ class ServerSync:
         # It is old only by the clock of this process.
         self._parts.database.check_clock()
         if not self._parts.leases.lookup.is_leased(server_id):
-            LOG.warning('Server %s waits for its build, and no lease has it: '
-                        'nova-api died while it was being created. Deleting '
+            LOG.warning('Server %s is RESERVED without a lease, because '
+                        'nova-api failed while creating it. Deleting '
                         'it.', server_id)
             cloud = self._parts.cloud
             held = cloud.look(server_id).state is cloud_api.ServerState.HELD

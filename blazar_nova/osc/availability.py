@@ -25,7 +25,7 @@ class Availability(command.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--flavor', metavar='<flavor>',
-            help='Size of a server: a flavor (name or ID). Instead of it:')
+            help='Size of a server: a flavor (name or ID). Alternatively:')
         parser.add_argument('--vcpus', metavar='<n>', type=int,
                             help='vCPUs of a server')
         parser.add_argument('--memory', metavar='<MB>', type=int,
@@ -34,30 +34,31 @@ class Availability(command.Lister):
                             help='Disk of a server, in GB')
         parser.add_argument(
             '--amount', metavar='<n>', type=int,
-            help='How many servers there shall be; a column says where that '
-                 'many fit')
+            help='Number of servers; a column shows which times have capacity '
+                 'for that many')
         parser.add_argument(
             '--affinity', metavar='<true|false>', type=str.lower,
             choices=['true', 'false'],
-            help='true: all servers on one host. false: each on another')
+            help='true: all servers on one host. false: each on a different '
+                 'host')
         parser.add_argument(
             '--properties', metavar='<json>',
-            help='What the hosts shall be like, such as '
-                 '[">=", "$vcpus", "8"]')
+            help='Required properties of the hosts, such as [">=", "$vcpus", '
+                 '"8"]')
         parser.add_argument(
             '--duration', metavar='<duration>',
-            help='For how long, such as 2h or 1d12h')
+            help='Duration, such as 2h or 1d12h')
         parser.add_argument(
             '--start-date', metavar='<date>',
-            help='From when to look, as YYYY-MM-DD HH:MM in UTC (default: '
+            help='Start of the search, as YYYY-MM-DD HH:MM in UTC (default: '
                  'now)')
         parser.add_argument(
             '--end-date', metavar='<date>',
-            help='Until when (default: 30 days later)')
+            help='End of the search (default: 30 days later)')
         parser.add_argument(
             '--limit', metavar='<n>', type=int,
-            help='At most so many rows (default: 100). To read on, write the '
-                 'end_date of the last row as --start-date')
+            help='Maximum number of rows (default: 100). For the next rows, '
+                 'use the end_date of the last row as --start-date')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace,
@@ -69,7 +70,8 @@ class Availability(command.Lister):
         cut = bool(answer.get('truncated') and rows)
         if cut:
             self.log.warning(
-                'There is more: ask again with --start-date "%s"',
+                'There are more rows: repeat the command with --start-date '
+                '"%s"',
                 lease_progress.when(rows[-1]['end_date']))
         for number, row in enumerate(rows, 1):
             row['more'] = cut or number < len(rows)
@@ -85,8 +87,8 @@ class Availability(command.Lister):
         if parsed_args.flavor is not None:
             if any(value is not None for value in size.values()):
                 raise exceptions.CommandError(
-                    'The size of a server is either --flavor, or --vcpus, '
-                    '--memory and --disk.')
+                    'Give the size of a server either as --flavor, or as '
+                    '--vcpus, --memory and --disk.')
             compute = self.app.client_manager.sdk_connection.compute
             flavor = compute.find_flavor(parsed_args.flavor,
                                          ignore_missing=False)

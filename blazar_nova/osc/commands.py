@@ -122,33 +122,33 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--reservation', metavar='<key=value,...>', action='append',
         dest='reservations', type=reservation, required=True,
-        help='What to reserve, written as for "reservation lease create": '
+        help='Reservation, in the syntax of "reservation lease create": '
              'resource_type, and the keys of that type (repeat for several; '
              'required)')
     parser.add_argument(
         '--on-end', metavar='<policy>',
-        help='What becomes of the servers at the end (default: what the '
-             'operator chose)')
+        help='What happens to the servers at the end (default: set by the '
+             'operator)')
     parser.add_argument(
         '--grace-period', metavar='<duration>',
-        help='How long servers are left alone after the end, such as 30m '
-             '(default: what the operator chose)')
+        help='How long servers keep running after the end, such as 30m '
+             '(default: set by the operator)')
     parser.add_argument(
         '--auto-extend', metavar='<duration>',
-        help='By how long it is prolonged before its end, such as 7d, again '
-             'and again while there is capacity (default: it is not)')
+        help='Extend the lease by this duration before each end, such as 7d, '
+             'while there is capacity (default: do not extend)')
     parser.add_argument(
         '--recur', metavar='<rule>',
-        help='How it recurs, as a rule of iCalendar, such as '
-             '"FREQ=WEEKLY;COUNT=10" (default: it does not)')
+        help='Recurrence, as an iCalendar rule such as "FREQ=WEEKLY;COUNT=10" '
+             '(default: none)')
     parser.add_argument(
         '--timezone', metavar='<name>',
-        help='With --recur: where the dates are those of the wall, such as '
-             'Europe/Berlin (default: UTC)')
+        help='With --recur: time zone of the dates, such as Europe/Berlin '
+             '(default: UTC)')
     parser.add_argument(
         '--fits', choices=('all', 'some'),
-        help='With --recur: whether there has to be capacity for all of its '
-             'occurrences (default: all)')
+        help='With --recur: whether all occurrences must have capacity '
+             '(default: all)')
 
 
 def add_end(parser: argparse.ArgumentParser, option: str, dest: str) -> None:
@@ -159,7 +159,7 @@ def add_end(parser: argparse.ArgumentParser, option: str, dest: str) -> None:
         help='End, as YYYY-MM-DD HH:MM in UTC (this or --duration)')
     either.add_argument(
         '--duration', metavar='<duration>',
-        help=f'How long it lasts, such as 2h or 1d12h (this or {option})')
+        help=f'Duration, such as 2h or 1d12h (this or {option})')
 
 
 def add_named(parser: argparse.ArgumentParser) -> None:
@@ -205,8 +205,8 @@ def recurrence(parsed_args: argparse.Namespace) -> Json:
     if parsed_args.recur is None:
         if more:
             raise exceptions.CommandError(
-                f'--{" and --".join(more)} go with --recur. Write how the '
-                f'lease recurs, or leave them out.')
+                f'--{" and --".join(more)} require --recur. Add it, or leave '
+                'them out.')
         return {}
     return {'recurrence': {'rule': parsed_args.recur, **more}}
 
@@ -263,7 +263,7 @@ class LeaseCommand(command.ShowOne):
                     return lease
                 if timeout is not None and elapsed >= timeout:
                     raise exceptions.CommandError(
-                        f'The lease is {lease["status"]}, and not {wanted} '
+                        f'The lease is {lease["status"]} instead of {wanted} '
                         f'after {timeout} s.')
                 time.sleep(PAUSE if timeout is None
                            else min(PAUSE, timeout - elapsed))
@@ -287,7 +287,7 @@ def is_at(lease: Json, wanted: str) -> bool:
     if goal <= active and lost:
         reason = lease.get('status_reason')
         raise exceptions.CommandError(
-            f'The lease is {status} and will not be {wanted} any more.'
+            f'The lease is {status} and cannot become {wanted}.'
             + (f' {reason}' if reason else ''))
     return stage is not None and stage >= goal
 
@@ -327,7 +327,8 @@ class Offer(LeaseCommand):
         add_named(parser)
         parser.add_argument(
             '--expires', metavar='<duration>', type=seconds, default='10m',
-            help='How long to hold it, from 1m to 24h (default: 10m)')
+            help='How long to hold the capacity, from 1m to 24h (default: '
+                 '10m)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
@@ -345,21 +346,20 @@ class Request(LeaseCommand):
         add_named(parser)
         parser.add_argument(
             '--lease-type', metavar='<type>', choices=LEASE_TYPES,
-            help=f'One of {", ".join(LEASE_TYPES)}; with "retry" it waits '
-                 f'for capacity where there is none, with "best_effort" '
-                 f'servers of others are moved (default: by the start)')
+            help=f'One of {", ".join(LEASE_TYPES)}; "retry" waits for '
+                 'capacity if there is none, "best_effort" migrates servers '
+                 'of other projects (default: depends on the start)')
         parser.add_argument(
             '--retries', metavar='<number>', type=int,
-            help='How often it is tried again (default: what the operator '
-                 'chose)')
+            help='Maximum number of retries (default: set by the operator)')
         parser.add_argument(
             '--retry-interval', metavar='<duration>', type=seconds,
-            help='How long to wait between two times, such as 5m (default: '
-                 'what the operator chose)')
+            help='Time between two retries, such as 5m (default: set by the '
+                 'operator)')
         parser.add_argument(
             '--timeout', metavar='<duration>', type=seconds,
-            help='For how long room is made with "best_effort", such as 30m '
-                 '(default: what the operator chose)')
+            help='With "best_effort": how long to free capacity, such as 30m '
+                 '(default: set by the operator)')
         add_wait(parser)
         return parser
 
@@ -415,7 +415,7 @@ class Wait(LeaseCommand):
             help=f'One of {", ".join(STAGES[2:])} (default: ACTIVE)')
         parser.add_argument(
             '--timeout', metavar='<seconds>', type=int,
-            help='Give up after so long (default: never)')
+            help='Stop waiting after this time (default: never)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:

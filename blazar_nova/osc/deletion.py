@@ -20,8 +20,8 @@ class Delete(command.Command):
                             help='Name or ID of a lease')
         parser.add_argument(
             '--force', action='store_true',
-            help='Also where servers of other projects run on its hosts, '
-                 'which are deleted')
+            help='Delete the lease even if servers of other projects run on '
+                 'its hosts; they are deleted too')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:

@@ -33,12 +33,13 @@ class List(command.Lister):
         parser.set_defaults(fit_width=True)
         parser.epilog = f'Columns: {", ".join(_COLUMNS)}.'
         parser.add_argument(
-            '--name', metavar='<name>', help='Only leases of this name')
+            '--name', metavar='<name>', help='List only leases with this name')
         parser.add_argument(
-            '--status', metavar='<status>', help='Only leases of this status')
+            '--status', metavar='<status>', help='List only leases with this '
+                                                 'status')
         parser.add_argument(
             '--ended', action='store_const', const='true',
-            help='Those that are over, too')
+            help='Include leases that have ended')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace,
@@ -46,8 +47,8 @@ class List(command.Lister):
         wanted = {*parsed_args.columns, *parsed_args.sort_columns}
         if unknown := wanted.difference(_COLUMNS):
             raise exceptions.CommandError(
-                f'There is no column {", ".join(sorted(unknown))}. Write some '
-                f'of {", ".join(_COLUMNS)}.')
+                f'There is no column {", ".join(sorted(unknown))}. Choose '
+                f'from {", ".join(_COLUMNS)}.')
         columns = _OF_TABLE if parsed_args.formatter == 'table' and (
             wanted <= {*_OF_TABLE} and not parsed_args.columns) else _COLUMNS
         now = datetime.datetime.now(datetime.UTC)

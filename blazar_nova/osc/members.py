@@ -55,7 +55,7 @@ class Adopt(_Members):
                             help='Name of the lease')
         commands.add_end(parser, '--end', 'end_date')
         parser.add_argument('--on-end', metavar='<on-end>',
-                            help='What is done to the servers then')
+                            help='What happens to the servers at the end')
 
     def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
         asked = {'servers': self.ids(parsed_args), **commands.given(

@@ -30,8 +30,8 @@ def id_of(app: ty.Any, kind: str, name: str) -> str:
         if re.fullmatch('[0-9a-f]{32}', name.replace('-', '')):
             return name
         raise exceptions.CommandError(
-            f'Keystone does not say which {kind} is called {name}: {exc}. '
-            f'Write the ID of the {kind}.') from exc
+            f'Keystone cannot find the {kind} {name}: {exc}. Use the ID of '
+            f'the {kind}.') from exc
     if found is None:
         raise exceptions.CommandError(f'There is no {kind} {name}.')
     return ty.cast(str, found.id)
@@ -47,9 +47,9 @@ class HandOver(command.ShowOne):
         parser = super().get_parser(prog_name)
         commands.add_lease(parser, 'The lease')
         parser.add_argument('--project', metavar='<project>',
-                            help='Project that gets it (name or ID)')
+                            help='New project (name or ID)')
         parser.add_argument('--user', metavar='<user>',
-                            help='User that gets it (name or ID)')
+                            help='New user (name or ID)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
@@ -74,16 +74,17 @@ class Share(command.ShowOne):
         commands.add_lease(parser, 'The lease')
         parser.add_argument(
             '--project', metavar='<project>', action='append', default=[],
-            help='Project that may use them from now on, besides those that '
-                 'may already (name or ID; repeat for several)')
+            help='Project to share the hosts with, in addition to the current '
+                 'ones (name or ID; repeat for several)')
         parser.add_argument(
             '--remove-project', metavar='<project>', action='append',
             default=[],
-            help='Project that may no longer use them (name or ID; repeat '
+            help='Project to stop sharing the hosts with (name or ID; repeat '
                  'for several)')
         parser.add_argument(
             '--no-project', action='store_true',
-            help='Remove all other projects; with --project, all but those')
+            help='Stop sharing with all projects; with --project, all but '
+                 'those')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:

@@ -66,8 +66,8 @@ class Client(adapter.Adapter):
             return {}
         if not isinstance(body, dict):
             raise exceptions.CommandError(
-                f'What answers at {response.url} is not the lease API. Its '
-                f'URL in the service catalog ends in /{SERVICE_TYPE}/v1.')
+                f'The service at {response.url} is not the lease API. Its URL '
+                f'in the service catalog ends in /{SERVICE_TYPE}/v1.')
         return body
 
     def lease(self, lease_id: str) -> Json:
@@ -107,7 +107,7 @@ class Client(adapter.Adapter):
         if len(found) > 1:
             ids = ', '.join(lease['id'] for lease in found)
             raise exceptions.CommandError(
-                f'More than one lease has {what}. Say which one: {ids}')
+                f'More than one lease has {what}. Use an ID: {ids}')
         return ty.cast(str, found[0]['id'])
 
 

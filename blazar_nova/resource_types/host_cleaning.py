@@ -88,8 +88,9 @@ def _is_ready(command: ty.Sequence[str], timeout: int,
             status = _end(process)
         printed.seek(max(0, printed.seek(0, os.SEEK_END) - _SHOWN))
         if status not in (0, _NOT_YET):
-            LOG.error('Lease %s: cleaning_command has failed for host %s '
-                      '(%s), and is tried again: %s', reserved.lease_id, host,
+            LOG.error('Lease %s: cleaning_command failed for host %s (%s), '
+                      'and is retried: %s',
+                      reserved.lease_id, host,
                       status, printed.read().decode(errors='replace'))
     return status == 0
 

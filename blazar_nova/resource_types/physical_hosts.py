@@ -259,5 +259,5 @@ def _known(key: str, name: str, found: set[str]) -> set[str]:
 
 def _unknown(key: str, name: str) -> errors.InvalidLeaseParams:
     return errors.InvalidLeaseParams(
-        f'There is no {key} {inputs.shown(name)}. Write the name of one that '
+        f'There is no {key} {inputs.shown(name)}. Write a name that '
         f'exists, or leave it out.')

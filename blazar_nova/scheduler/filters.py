@@ -91,7 +91,7 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         marks.mark_booked(spec_obj, found.booked)
         if len(kept) < len(hosts):
             LOG.log(logging.DEBUG if kept else logging.INFO,
-                    'Server %s: %s of %s hosts are promised to leases',
+                    'Server %s: %s of %s hosts are reserved by leases',
                     spec_obj.instance_uuid, len(hosts) - len(kept),
                     len(hosts))
         return kept
@@ -114,7 +114,7 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         except errors.DatabaseUnavailable as exc:
             if self._alone and reservation_id is None:
                 return self._eligibility.from_stale_index(resources, uuids)
-            LOG.warning('Server %s is placed nowhere%s: %s',
+            LOG.warning('Server %s is not placed%s: %s',
                         spec.instance_uuid, '' if reservation_id is None else
                         f', it is of reservation {reservation_id}', exc)
             return eligibility.Eligible(None, {}, 0)

@@ -89,7 +89,7 @@ class LeaseViews:
             # Of one that is not installed any more, what was asked for.
             its |= params if kind is None else kind.show(described)
         except Exception:
-            LOG.exception('Reservation %s: its resource type cannot show it',
+            LOG.exception('Reservation %s: its resource type cannot be shown',
                           said['id'])
             its |= params
         return {**its, **said}

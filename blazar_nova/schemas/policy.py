@@ -42,87 +42,91 @@ def _rule(name: str, check: str, description: str, *operations: str,
 
 #: Those that no rule uses are for an operator's rules.
 _PERSONAS = [
-    _persona('admin', 'role:admin', 'Users who may do everything everywhere.'),
+    _persona('admin', 'role:admin', 'Cloud administrator.'),
     _persona('service', 'role:service', 'Another service of the cloud.'),
     *(_persona(f'project_{role}',
                f'role:{role} and project_id:%(project_id)s',
                f'Users with the role {role} on the project of the lease.')
       for role in ('reader', 'member', 'manager')),
     _persona('service_or_admin', 'rule:blazar_service or rule:blazar_admin',
-             'Another service of the cloud, or an admin.'),
+             'Another service of the cloud, or an administrator.'),
     *(_persona(f'project_{role}_or_admin',
                f'rule:blazar_project_{role} or rule:blazar_admin',
-               f'Users with the role {role} on the project, or admins.')
+               f'Users with the role {role} on the project, or '
+               'administrators.')
       for role in ('reader', 'member', 'manager')),
 ]
 
 _RULES = [
     _rule('leases:get', PROJECT_READER_OR_ADMIN,
-          'List the leases of a project, show one.',
+          'List the leases of a project, or show a lease.',
           'GET /v1/leases', f'GET {_LEASE}'),
     _rule('leases:get_all_projects', ADMIN,
-          'List the leases of all projects, or of another one.',
+          'List the leases of all projects, or of another project.',
           'GET /v1/leases'),
     _rule('leases:get_hosts', PROJECT_READER_OR_ADMIN,
-          'See the names of the hosts of a lease of whole hosts; who may must '
-          'be allowed to see the lease, too.',
+          'Show the host names of a lease of whole hosts. Also requires '
+          'permission to show the lease.',
           'GET /v1/leases', f'GET {_LEASE}'),
     _rule('leases:post', PROJECT_MEMBER_OR_ADMIN,
-          'Make a lease, or ask what would become of it (dry_run).',
+          'Create a lease, or preview one (dry_run).',
           'POST /v1/leases'),
     _rule('leases:best_effort', PROJECT_MEMBER_OR_ADMIN,
-          'Have servers of others live-migrated to make room for a lease '
-          '(lease_type best_effort), as many as [blazar] best_effort_moves '
-          'says; who may must be allowed to make a lease, too.',
+          'Create a lease that live-migrates servers of other projects to '
+          'free capacity (lease_type best_effort), at most [blazar] '
+          'best_effort_moves of them. Also requires permission to create a '
+          'lease.',
           'POST /v1/leases', 'POST /servers'),
     _rule('leases:offer', PROJECT_MEMBER_OR_ADMIN,
-          'Have capacity held for a lease for some time (offer_seconds), and '
-          'accept that.', 'POST /v1/leases', f'POST {_LEASE}/accept'),
-    _rule('leases:put', PROJECT_MEMBER_OR_ADMIN, 'Change a lease.',
+          'Create an offer, which holds capacity for a limited time '
+          '(offer_seconds), or accept '
+          'one.', 'POST /v1/leases', f'POST {_LEASE}/accept'),
+    _rule('leases:put', PROJECT_MEMBER_OR_ADMIN, 'Update a lease.',
           f'PUT {_LEASE}'),
     _rule('leases:remove_servers', PROJECT_MEMBER_OR_ADMIN,
-          'Let servers leave a lease, and stay (remove_servers); who may must '
-          'be allowed to change it, too.', f'PUT {_LEASE}'),
+          'Remove servers from a lease and keep them (remove_servers). Also '
+          'requires permission to update the lease.', f'PUT {_LEASE}'),
     _rule('leases:hand_over', ADMIN,
-          'Give a lease to another project or user (project_id, user_id); '
-          'who may must be allowed to change it, too.', f'PUT {_LEASE}'),
+          'Transfer a lease to another project or user (project_id, user_id). '
+          'Also requires permission to update the lease.', f'PUT {_LEASE}'),
     _rule('leases:delete', PROJECT_MEMBER_OR_ADMIN,
-          'Delete a lease, and its servers with it.', f'DELETE {_LEASE}'),
+          'Delete a lease and its servers.', f'DELETE {_LEASE}'),
     _rule('availability:get', PROJECT_READER_OR_ADMIN,
-          'Ask how many servers of a kind could be had when.',
+          'Show when how many servers of a given size could be reserved.',
           'GET /v1/availability'),
     _rule('oshosts:get', ADMIN,
-          'List the hosts that are enrolled, show one, see which of their '
+          'List the enrolled hosts, show a host, and see which host '
           'properties are private.',
           f'GET {_HOSTS}', f'GET {_HOST}', f'GET {_HOSTS}/properties'),
     _rule('oshosts:list', PROJECT_READER_OR_ADMIN,
-          'List the hosts that are enrolled without their names and their '
-          'private properties. Heat does so before it makes a lease.',
+          'List the enrolled hosts without their names and private '
+          'properties. Heat does so before it creates a lease.',
           f'GET {_HOSTS}'),
     _rule('oshosts:post', ADMIN,
-          'Enrol a host: it serves leases only from then on.',
+          'Enroll a host: from then on it serves leases only.',
           f'POST {_HOSTS}'),
-    _rule('oshosts:put', ADMIN, 'Change what is said of a host.',
+    _rule('oshosts:put', ADMIN, 'Update the properties of a host.',
           f'PUT {_HOST}'),
-    _rule('oshosts:delete', ADMIN, 'Have a host serve everybody again.',
+    _rule('oshosts:delete', ADMIN, 'Remove an enrolled host: it is available '
+                                   'to all workloads again.',
           f'DELETE {_HOST}'),
     _rule('oshosts:get_allocations', ADMIN,
-          'Tell which reservations, of any project, have which hosts.',
+          'List which reservations, of any project, have which hosts.',
           f'GET {_HOSTS}/allocations', f'GET {_HOST}/allocation'),
     _rule('oshosts:get_resource_properties', PROJECT_READER_OR_ADMIN,
-          'List the properties by which hosts may be asked for.',
+          'List the host properties that a reservation can ask for.',
           f'GET {_HOSTS}/properties'),
     _rule('oshosts:patch_resource_properties', ADMIN,
-          'Make a property of hosts private, or public.',
+          'Make a host property private or public.',
           f'PATCH {_HOSTS}/properties/{{name}}'),
     _rule('maintenance:get', ADMIN,
-          'Tell which hosts are in maintenance, and what leases, of any '
-          'project, have there.', 'GET /v1/maintenance',
+          'List the hosts in maintenance, and their bookings of leases of any '
+          'project.', 'GET /v1/maintenance',
           f'GET {_MAINTENANCE}'),
     _rule('maintenance:put', ADMIN,
-          'Take a host for a time, or ask what would become of it (dry_run).',
+          'Schedule host maintenance, or preview it (dry_run).',
           f'PUT {_MAINTENANCE}'),
-    _rule('maintenance:delete', ADMIN, 'Give a host back.',
+    _rule('maintenance:delete', ADMIN, 'End host maintenance.',
           f'DELETE {_MAINTENANCE}'),
 ]
 
@@ -168,9 +172,8 @@ def check(conf: cfg.ConfigOpts) -> None:
     enforcer = _enforcer(conf)
     enforcer.load_rules()
     undefined = {
-        f'{rule.name} in {conf.oslo_policy.policy_file} is made of '
-        f'rule:{name}, which is not defined: define it there, or write '
-        f'another rule.'
+        f'{rule.name} in {conf.oslo_policy.policy_file} uses rule:{name}, '
+        'which is not defined. Define that rule there, or use another one.'
         for rule in list_rules()
         for name in _named(enforcer.rules, rule.name, set())
         if name not in enforcer.rules and (
@@ -217,11 +220,11 @@ class Policy:
         """
         if not context.project_id:
             raise errors.Forbidden(
-                f'Your token is not for a project, as all that leases are '
-                f'about is ({rule}). Ask again with a token for a project.')
+                'Your token has no project scope, which all requests for '
+                f'leases need ({rule}). Try again with a token for a project.')
         if not self.allows(context, rule, target):
             raise errors.Forbidden(
-                f'The policy does not let you do this ({rule}).')
+                f'The policy does not allow this ({rule}).')
 
     def allows(self, context: ty.Any, rule: str,
                target: ty.Mapping[str, ty.Any]) -> bool:

@@ -83,8 +83,9 @@ class External:
                       described['project_id'],
                       {'lease': self._lease(described)})
         except (errors.LimitExceeded, errors.CloudUnavailable) as exc:
-            LOG.warning('The external service was not told that lease %s is '
-                        'over: %s', described['id'], exc)
+            LOG.warning('Lease %s: notifying the external service of its end '
+                        'failed: %s',
+                        described['id'], exc)
 
     def commit(self, described: ty.Mapping[str, ty.Any]) -> None:
         """Commit a new lease; once for each lease.
@@ -152,8 +153,8 @@ class External:
             return False
         if answer.status_code != 204:
             # What it says is for the operator: it may be anything.
-            LOG.warning('The external service answered %s at %s, which is '
-                        'neither 204 (yes) nor 403 (no): %.1000s',
+            LOG.warning('The external service answered %s at %s instead of '
+                        '204 (yes) or 403 (no): %.1000s',
                         answer.status_code, url, answer.text)
             raise _silent()
         return True
@@ -193,9 +194,8 @@ def _url(group: ty.Any, method: str) -> str | None:
         parts = urllib.parse.urlsplit(group[option])
         if parts.scheme not in ('http', 'https') or not parts.netloc:
             raise errors.ConfigurationError(
-                f'[blazar_enforcement] {option} is no URL: '
-                f'{group[option]}. Write one such as '
-                f'http://controller:8088/')
+                f'[blazar_enforcement] {option} is not a URL: '
+                f'{group[option]}. Use one such as http://controller:8088/')
         return ty.cast(str, group[option]) if option == own else (
             urllib.parse.urljoin(group[option], method))
     return None
@@ -212,7 +212,7 @@ def _commit_url(group: ty.Any, method: str) -> str | None:
     if group[own]:
         raise errors.ConfigurationError(
             f'[blazar_enforcement] {own} is set, but nothing is committed. '
-            f'Write external_service_commits = True, or leave it out.')
+            'Set external_service_commits = True, or leave it out.')
     return None
 
 
@@ -259,12 +259,12 @@ def _message(url: str, answer: requests.Response) -> str:
             return message
     except (ValueError, KeyError, TypeError):
         pass
-    LOG.warning('The external service said no at %s without a message: '
+    LOG.warning('The external service refused at %s without a message: '
                 '%.1000s', url, answer.text)
     return _DENIED
 
 
 def _silent() -> errors.CloudUnavailable:
     return errors.CloudUnavailable(
-        'The service that has to allow each lease gives no answer; try again '
+        'The external service that checks leases does not answer; try again '
         'in a minute.')

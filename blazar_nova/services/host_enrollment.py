@@ -85,24 +85,23 @@ class HostEnrollment:
             raise errors.Conflict(problems[0])
         say(f'Looking for host {name} in all cells ...')
         host = chosen(name, *compute_hosts.named(name))
-        say('Keeping servers without a lease off it ...')
+        say('Excluding servers without a lease from it ...')
         attempt = self._write(enrollment.start, host.uuid, extra, reservable)
         fault_points.fault_point(fault_points.FaultPoint.ENROL_BEGUN, name)
         pool.join(host)
         fault_points.fault_point(fault_points.FaultPoint.ENROL_JOINED, name)
         try:
             if pause is not None:
-                say('Looking for builds and resizes that are under way ...')
+                say('Looking for builds and resizes in progress ...')
                 _wait(pause)
-            say('Looking for servers that are there ...')
+            say('Looking for existing servers ...')
             there = sorted(self._there(attempt.host_id, host) - {*staying})
             if there:
                 raise errors.Conflict(
                     f'Host {name} cannot be enrolled: it has '
-                    f'{words.count(len(there), "server")}. Migrate or '
-                    f'delete first: '
-                    f'{shown(there)}. Nova may free the room of one that is '
-                    f'deleted only a minute later.')
+                    f'{words.count(len(there), "server")}. Migrate or delete '
+                    f'first: {shown(there)}. After a deletion, Nova may need '
+                    'a minute to free the capacity.')
             fault_points.fault_point(fault_points.FaultPoint.ENROL_LOOKED,
                                      name)
             self._write(enrollment.complete, attempt)
@@ -126,7 +125,8 @@ class HostEnrollment:
         try:
             self._go(host)
         except errors.NotFound:
-            LOG.info('Host %s (%s) was removed by another process meanwhile',
+            LOG.info('Host %s (%s) was removed by another process at the same '
+                     'time',
                      host.id, host.name)
 
     def _go(self, host: models.Host) -> None:
@@ -143,7 +143,8 @@ class HostEnrollment:
             # it again.
             pool.join(member)
             raise
-        LOG.info('Host %s (%s) serves everybody again', host.id, host.name)
+        LOG.info('Host %s (%s) is available to all workloads again',
+                 host.id, host.name)
 
     def retire(self, host_id: int) -> None:
         """Let no lease reserve a host any more; it serves everybody again as
@@ -165,10 +166,11 @@ class HostEnrollment:
                         host = enrollment.get(session, host_id)
                     self._go(host)
             except (errors.NotFound, errors.Conflict) as exc:
-                LOG.debug('Host %s is out already: %s', host_id, exc)
+                LOG.debug('Host %s is already removed: %s', host_id, exc)
             except Exception as exc:
                 LOG.warning(
-                    'Host %s does not serve everybody again yet: %s', host_id,
+                    'Host %s is not available to all workloads yet: '
+                    '%s', host_id,
                     exc, exc_info=not isinstance(exc, errors.BlazarError))
 
     def _left(self) -> set[int]:
@@ -301,15 +303,13 @@ def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,
     def pause(server_ids: ty.Sequence[str]) -> None:
         nonlocal over, said
         over = time.monotonic() + seconds if over is None else over
-        waiting = (f'Nova may still put onto the host '
+        waiting = ('Nova may still place on the host '
                    f'{words.count(len(server_ids), "server")} that it builds '
-                   f'or resizes: '
-                   f'{shown(server_ids)}.')
+                   f'or resizes: {shown(server_ids)}.')
         if time.monotonic() >= over:
             raise errors.Conflict(
-                f'{waiting} Try again in a minute, or have '
-                f'"blazar-nova-manage host add" wait for them. Delete those '
-                f'of which nothing comes.')
+                f'{waiting} Try again in a minute, or let "blazar-nova-manage '
+                'host add" wait for them. Delete those that are stuck.')
         if waiting != said:
             said = waiting
             say(f'Waiting: {said}')
@@ -349,7 +349,7 @@ def chosen(name: str, found: ty.Collection[compute_hosts.ComputeHost],
             if one.service_host == named[0].service_host]) > 1:
         raise errors.Conflict(
             f'The nova-compute of host {name} has several compute nodes: '
-            f'they cannot be told apart in aggregates.')
+            f'they cannot be distinguished in aggregates.')
     return pool.Member(named[0].uuid, named[0].service_host)
 
 

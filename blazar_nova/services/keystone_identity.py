@@ -41,9 +41,9 @@ class KeystoneIdentity:
             if its_id is not None and self._exists(kind, its_id) is not True:
                 raise errors.CloudUnavailable(
                     f'Keystone does not show the service user its own {kind} '
-                    f'{its_id}: what it says of others is not believed. Give '
-                    f'it a role that may see projects and users, such as '
-                    f'admin or, on the system, reader.')
+                    f'{its_id}, so its answers about others are not trusted. '
+                    'Give the user a role that may see projects and users, '
+                    'such as admin or, on the system, reader.')
         unknown: set[str] = set()
 
         def gone(kind: str, ids: ty.Iterable[str]) -> frozenset[str]:
@@ -56,9 +56,9 @@ class KeystoneIdentity:
         absent = cloud_api.MissingOwners(
             gone('project', project_ids), gone('user', user_ids))
         if unknown:
-            LOG.warning('Keystone does not let the service user see %s '
-                        'projects or users that have leases; whether they '
-                        'exist is not known', len(unknown))
+            LOG.warning('Keystone does not show the service user %s projects '
+                        'or users that have leases; whether they exist is not '
+                        'known', len(unknown))
         return absent._replace(unknown=frozenset(unknown))
 
     def check_exist(self, project_ids: ty.Collection[str],

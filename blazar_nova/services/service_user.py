@@ -99,8 +99,8 @@ class ServiceUser:
             roles = {one['role']['name'].lower() for one in assigned}
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
             raise errors.CloudUnavailable(
-                f'Keystone does not let the service user see users, projects '
-                f'and roles, which takes the role admin: {exc}') from exc
+                'Keystone does not show the service user the users, projects '
+                f'and roles, which requires the role admin: {exc}') from exc
         except (exceptions.ClientException, KeyError, TypeError,
                 ValueError) as exc:
             # Or something that stands in front of it does.
@@ -111,7 +111,7 @@ class ServiceUser:
             raise errors.TrustUnavailable(
                 f'User {self.user_id} does not have the role '
                 f'{" and ".join(sorted(missing))} on project '
-                f'{self.project_id}, by what keystone says')
+                f'{self.project_id}, according to keystone')
 
     def _enabled(self, keystone: ty.Any, kind: str, its_id: str) -> ty.Any:
         """A user, project or domain as keystone has it.
@@ -124,7 +124,7 @@ class ServiceUser:
             ).json()[kind]
         except exceptions.NotFound as exc:
             raise errors.TrustUnavailable(
-                f'The {kind} {its_id} does not exist any more') from exc
+                f'The {kind} {its_id} no longer exists') from exc
         if not found.get('enabled', True):
             raise errors.TrustUnavailable(f'The {kind} {its_id} is disabled')
         return found

@@ -63,16 +63,16 @@ REFUSE, SERVICE = 'refuse', 'service'
 
 _WITHOUT_TRUST = cfg.StrOpt(
     'without_trust', default=REFUSE, choices=(
-        (REFUSE, 'Their leases that start later are refused.'),
-        (SERVICE, 'Their servers are built, and deleted at the end, with the '
-         'token of the service user, who needs the role admin for that. '
-         'Before each use keystone is asked whether user, project and both '
-         'domains are enabled, and the user still has the roles that his '
-         'token had.')),
-    help='What becomes of leases that start later where keystone lets a user '
-         'make no trust: with a token of an application credential, or of a '
-         'trust. Images and snapshots that are made in the name of the user '
-         'take a trust in any case.')
+        (REFUSE, 'Refuse leases that start later.'),
+        (SERVICE, 'Build and delete the servers with the token of the service '
+                  'user, who needs the role admin for that. Before each use, '
+                  'keystone is asked whether the user, the project and both '
+                  'domains are enabled, and whether the user still has the '
+                  'roles that their token had.')),
+    help='How to handle leases that start later if the user cannot create a '
+         'trust in keystone: with a token of an application credential or of '
+         'a trust. Images and snapshots in the name of the user always need a '
+         'trust.')
 
 
 def _options() -> list[ty.Any]:
@@ -82,10 +82,11 @@ def _options() -> list[ty.Any]:
         if option.dest == 'auth_section':
             option.default = 'keystone_authtoken'
             option.help = (
-                'The section with the service user whom the users of leases '
-                'trust, and with auth_type. By default Nova\'s own, which '
-                'nova.conf has anyway; blazar_keystone if it shall be '
-                'another one, whose lines then stand in this section.')
+                'Section with the credentials of the service user to whom '
+                'users of leases delegate by trusts, and with auth_type. By '
+                'default the section of Nova\'s own service user; for a '
+                'separate one, use blazar_keystone and set its credentials in '
+                'this section.')
     session = copy.deepcopy(loading.get_session_conf_options())
     for option in session:
         if option.dest == 'timeout':
@@ -171,10 +172,10 @@ class Credentials:
         except (exceptions.ClientException, KeyError, TypeError,
                 ValueError) as exc:
             # Or what stands in front of keystone answers in its place.
-            LOG.exception('A trust of user %s could not be made',
+            LOG.exception('User %s: creating a trust failed',
                           context.user_id)
             raise errors.CloudUnavailable(
-                'The identity service could not make the trust that a lease '
+                'The identity service could not create the trust that a lease '
                 'which starts later needs; try again in a minute, or let the '
                 'lease start now.') from exc
 
@@ -189,7 +190,7 @@ class Credentials:
         own = self.own()
         if own['user'] is None or own['project'] is None:
             raise errors.CloudUnavailable(
-                'The service user has no token for a project.')
+                'The service user has no project-scoped token.')
         service_user.ServiceUser(own['user'], own['project'], ()).check(
             self._keystone(self._session))
         return True
@@ -245,18 +246,18 @@ class Credentials:
         if user is not None:
             if as_owner:
                 raise errors.TrustUnavailable(
-                    'there is no trust of the owner of the lease')
+                    'the owner of the lease has no trust')
             if self._conf[GROUP].without_trust != SERVICE:
                 raise errors.TrustUnavailable(
-                    'There is no trust of the user, and nothing is done '
-                    'without one any more (without_trust)')
+                    'The user has no trust, which [blazar_keystone] '
+                    'without_trust requires')
             user.check(self._keystone(self._session))
             return user.access(self.service())
         try:
             return self._access(credential)
         except exceptions.ClientException as exc:
             raise errors.CloudUnavailable(
-                f'Keystone gives no token: {exc}') from exc
+                f'Keystone issues no token: {exc}') from exc
 
     def _access(self, trust_id: str) -> ty.Any:
         session = self._by_trust(trust_id)
@@ -268,9 +269,9 @@ class Credentials:
             self._session.auth.invalidate()
             self._session.auth.get_access(self._session)
             raise errors.TrustUnavailable(
-                f'Nothing can be done in the name of the user any more: he '
-                f'was disabled or deleted, or has lost a role on the project '
-                f'({exc.message})') from exc
+                'Acting in the name of the user is no longer possible: the '
+                'user is disabled or deleted, or has lost a role on the '
+                f'project ({exc.message})') from exc
 
     def revoke(self, trust_id: str) -> None:
         """Delete a trust; nothing when it is gone, or is none."""
@@ -306,13 +307,13 @@ class Credentials:
         """
         if not self.is_configured():
             raise errors.CloudUnavailable(
-                'There is no keystone in the configuration.')
+                'Keystone is not configured.')
         try:
             return {'user': self._session.get_user_id(),
                     'project': self._session.get_project_id()}
         except exceptions.ClientException as exc:
             raise errors.CloudUnavailable(
-                f'Keystone does not let the service user in: {exc}') from exc
+                f'Keystone rejects the service user: {exc}') from exc
 
     def service(self) -> ty.Any:
         """A token of the service user itself, and what it is good for.
@@ -326,7 +327,7 @@ class Credentials:
             return self._session.auth.get_access(self._session)
         except exceptions.ClientException as exc:
             raise errors.CloudUnavailable(
-                f'Keystone does not let the service user in: {exc}') from exc
+                f'Keystone rejects the service user: {exc}') from exc
 
     def exists(self, path: str) -> bool | None:
         """Whether keystone has something, asked as the service user.

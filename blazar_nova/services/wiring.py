@@ -99,7 +99,7 @@ class Parts:
         try:
             self.notify(event_type, lease)
         except Exception:
-            LOG.exception('Lease %s: %s could not be published',
+            LOG.exception('Lease %s: publishing %s failed',
                           lease['id'], event_type)
 
 
@@ -214,9 +214,9 @@ def _check_schema(books: api.Database) -> None:
     books.engine.dispose()
     if found != wanted:
         raise errors.ConfigurationError(
-            f'The database of [blazar_database] connection has the schema '
-            f'{found or "of an empty database"}, and {wanted} is wanted. '
-            f'Run: blazar-nova-manage db sync')
+            'The database of [blazar_database] connection has the schema '
+            f'{found or "of an empty database"}, but {wanted} is required. '
+            'Run: blazar-nova-manage db sync')
 
 
 def lost_after(conf: ty.Any) -> int:
@@ -229,10 +229,10 @@ def lost_after(conf: ty.Any) -> int:
         return int(longest + _MARGIN)
     if seconds <= longest:
         raise errors.ConfigurationError(
-            f'[blazar] lost_build_timeout is {seconds}, and nova-conductor '
-            f'may wait for a scheduler for as long as [DEFAULT] '
-            f'long_rpc_timeout, {longest} seconds: a build could be sent '
-            f'twice. Write a larger number, or leave lost_build_timeout out.')
+            f'[blazar] lost_build_timeout is {seconds}, but nova-conductor '
+            'may wait for a scheduler for [DEFAULT] long_rpc_timeout, '
+            f'{longest} seconds: a build could be sent twice. Set a larger '
+            'number, or leave lost_build_timeout out.')
     return int(seconds)
 
 
@@ -258,8 +258,8 @@ def _compare_settings(process: str, mine: settings.Settings,
         told[f'{process} as it was started last'] = {
             name: last[name] for name in own if name in last}
     except Exception as exc:
-        LOG.warning('The settings of %s are not written down, so that no '
-                    'other process can compare them: %s', process, exc)
+        LOG.warning('%s: recording the settings failed, so other processes '
+                    'cannot compare them: %s', process, exc)
     for sentence in settings.differences(books, told):
         LOG.error('%s', sentence)
     # WSGI servers fork after this.

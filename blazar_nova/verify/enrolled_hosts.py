@@ -32,8 +32,8 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
                 host.enrolment != states.Enrollment.ENROLLING):
             yield findings.Difference(
                 ('not isolated', host.uuid),
-                f'Host {host.name} is enrolled, and Nova does not keep '
-                f'others off it.', '--fix puts it into the pool again',
+                f'Host {host.name} is enrolled, but Nova does not keep other '
+                'workloads off it.', '--fix adds it to the pool again',
                 functools.partial(pool.join, pool.Member(
                     host.uuid, host.service_host)))
     yield from _elsewhere(parts)
@@ -51,16 +51,18 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
         if host.enrolment == states.Enrollment.ENROLLING:
             yield findings.Difference(
                 ('enrolling', host.uuid),
-                f'Host {host.name} is being enrolled, and takes no server '
-                f'until it is.', '--fix finishes it', functools.partial(
+                f'Host {host.name} is being enrolled, and accepts no servers '
+                'until that is complete.',
+                '--fix completes it', functools.partial(
                     at_work.add, host.name, host.extra or {},
                     reservable=bool(host.reservable),
                     pause=host_enrollment.patient(host_enrollment.PATIENCE)))
         elif host.id in left:
             yield findings.Difference(
                 ('leaving', host.uuid),
-                f'Host {host.name} is being taken out, and takes no server '
-                f'until it is.', '--fix finishes it', functools.partial(
+                f'Host {host.name} is being removed, and accepts no servers '
+                'until that is complete.',
+                '--fix completes it', functools.partial(
                     at_work.remove, host.id))
 
 
@@ -88,7 +90,8 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
                 ('elsewhere', reservation_id),
                 f'{findings.named(rows[0].lease_id, rows[0].name)}: '
                 f'reservation {reservation_id} has other hosts in Nova than '
-                f'in the books.', '--fix gives it those of the books',
+                'in the reservation database.',
+                '--fix assigns the hosts of the reservation database',
                 functools.partial(parts.lifecycle.lease_start.open,
                                   rows[0].lease_id))
 
@@ -100,7 +103,7 @@ def _strangers(members: ty.Collection[pool.Member], reservation_id: str,
             members, reservation_id).items():
         yield findings.Difference(
             ('strangers', reservation_id, service_host, *server_ids),
-            f'Host {service_host} is all of reservation {reservation_id}, and '
-            f'servers are on it that are not of that: '
+            f'Host {service_host} is assigned to reservation '
+            f'{reservation_id}, but has servers that do not belong to it: '
             f'{host_enrollment.shown(server_ids)}.',
             'migrate them, or delete them')

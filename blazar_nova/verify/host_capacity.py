@@ -88,9 +88,9 @@ class HostCapacity:
             if row.uuid not in uuids and row.capacity:
                 yield Difference(
                     ('lost host', row.uuid),
-                    f'Host {row.name} is in the books with '
-                    f'{_amounts(row.capacity)}, and Nova has no such host.',
-                    '--fix takes its capacity out of the books',
+                    f'Host {row.name} is in the reservation database with '
+                    f'{_amounts(row.capacity)}, but does not exist in Nova.',
+                    '--fix removes its capacity from the reservation database',
                     functools.partial(self._books.retain, uuids))
 
     def _host(self, host: compute_hosts.ComputeHost, row: ty.Any,
@@ -102,13 +102,13 @@ class HostCapacity:
                 yield Difference(
                     ('no inventory', host.uuid),
                     f'Host {host.name} has {_amounts(row.capacity)} in the '
-                    f'books, and no inventory in placement.',
-                    'see why its nova-compute does not report any')
+                    'reservation database, but no inventory in placement.',
+                    'check why its nova-compute does not report any')
             elif facts is not None:
                 yield Difference(
                     ('new host', host.uuid),
-                    f'Host {host.name} is one of Nova\'s, and the books do '
-                    f'not know it.', '--fix writes it down', mend)
+                    f'Host {host.name} exists in Nova, but not in the '
+                    'reservation database.', '--fix adds it', mend)
             return
         bookings = self._booked_on(row.id)
         runs = {**pending.awaited(row.consumers, self._parts.clock.now()),
@@ -125,15 +125,16 @@ class HostCapacity:
             if written != truth:
                 yield Difference(
                     (what, host.uuid, written, truth),
-                    f'Host {host.name}, {what}: {written} in the books, '
-                    f'{truth} in placement.', '--fix writes it down', mend)
+                    f'Host {host.name}, {what}: {written} in the reservation '
+                    f'database, {truth} in placement.',
+                    '--fix updates the reservation database', mend)
         if (row.name, row.service_host, row.properties) != (
                 host.name, host.service_host, dict(host.properties)):
             yield Difference(
                 ('properties', host.uuid),
-                f'Host {host.name} is not in the books as Nova describes it '
-                f'(its name, its service or its properties).',
-                '--fix writes it down', mend)
+                f'Host {host.name} differs between Nova and the reservation '
+                'database (its name, service or properties).',
+                '--fix updates the reservation database', mend)
         for server_id, booking in bookings.items():
             if booking.running:
                 yield from self._allocated(host, booking, facts.allocations.
@@ -142,9 +143,10 @@ class HostCapacity:
                     server_id not in facts.allocations):
                 yield Difference(
                     ('left behind', host.uuid, server_id),
-                    f'Server {server_id} could not be built, and its booking '
-                    f'holds capacity on host {host.name}, where it has '
-                    f'nothing in placement.', '--fix gives it back', mend)
+                    f'Server {server_id} could not be built, but its booking '
+                    f'still holds capacity on host {host.name}, where it has '
+                    'no allocation in '
+                    'placement.', '--fix frees the capacity', mend)
 
     def _booked_on(self, host_id: int) -> dict[str, ty.Any]:
         with self._parts.database.reader() as session:
@@ -165,15 +167,15 @@ class HostCapacity:
                 yield Difference(
                     ('allocation', host.uuid, server_id, written, truth),
                     f'Server {server_id} is booked on host {host.name} with '
-                    f'{written}, and has {truth} in placement.',
-                    '--fix lets the booking follow', mend)
+                    f'{written}, but has {truth} in placement.',
+                    '--fix updates the booking', mend)
             return
         seen = self._parts.cloud.look(server_id)
         if seen.state is State.RUNNING and seen.host == host.uuid:
             yield Difference(
                 ('no allocation', host.uuid, server_id),
-                f'Server {server_id} runs on host {host.name} where it is '
-                f'booked, and has nothing in placement.',
+                f'Server {server_id} runs on host {host.name}, where it is '
+                'booked, but has no allocation in placement.',
                 'run: nova-manage placement heal_allocations --instance '
                 f'{server_id}')
 

@@ -33,7 +33,7 @@ _LEFT = 3600
 #: So many servers between two lines of progress.
 _STEP = 1000
 
-_NOBODY = 'nova-api died while creating it, and no service will build it'
+_NOBODY = 'nova-api failed while creating it, and no service will build it'
 
 State = cloud_api.ServerState
 
@@ -111,7 +111,7 @@ class LeasedServers:
                 ('server', row.server_id, row.status, seen.state, seen.host),
                 f'{findings.named(row.lease_id, row.name)} is {row.status}: '
                 f'server {row.server_id} {text}.',
-                remedy or '--fix writes it down', mend)
+                remedy or '--fix updates the booking', mend)
 
     def _judge(self, row: ty.Any, seen: cloud_api.ObservedServer,
                ) -> tuple[str, str | None] | None:
@@ -120,14 +120,14 @@ class LeasedServers:
         """
         state = seen.state
         if state is State.GONE:
-            return 'does not exist in Nova any more', None
+            return 'no longer exists in Nova', None
         if state is State.LEAVING and (
                 seen.host is None or
                 row.status != states.Lease.TERMINATED):
             return None
         if row.status == states.Lease.TERMINATED:
             return f'still exists in Nova ({state.value})', (
-                'delete it: its time is over')
+                'delete it: it is past its end')
         if state is State.ERROR:
             # One that ran before keeps what it has, and so its booking; so
             # does one that will be sent again. What Nova keeps for one that
@@ -147,10 +147,10 @@ class LeasedServers:
         if state is State.BUILDING and seen.host is None:
             return self._judge_unbuilt(row)
         if state is not State.HELD and seen.host not in (None, row.host):
-            return (f'is on another host than the one that is booked, '
+            return ('is on another host than its booking, '
                     f'{row.host_name or "none"}'), None
         if state is State.RUNNING and not row.running and row.host:
-            return 'runs, and the books do not know it', None
+            return 'runs, but is not in the reservation database', None
         return None
 
     def _judge_pending(self, row: ty.Any, seen: cloud_api.ObservedServer,
@@ -160,23 +160,22 @@ class LeasedServers:
         if seen.state is State.BUILDING and seen.host is None:
             if row.start_date <= self._parts.clock.now():
                 return None
-            return 'is shown as being built, not as RESERVED', (
-                'nothing: it is built when its lease starts')
+            return 'is shown as being built instead of RESERVED', (
+                'nothing to do: it is built when its lease starts')
         return 'is built already', (
-            'delete it, or let it run: it goes when its lease ends')
+            'delete it, or let it run: it is deleted when its lease ends')
 
     def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
         if row.status not in states.BEGUN or (
                 row.dispatched_at is None or
                 row.dispatched_at > self._parts.clock.now() - findings.STUCK):
             return None
-        return (f'should be under construction since '
-                f'{findings.when(row.dispatched_at)}, and '
-                f'no host has taken it up'), (
-            'blazar-listener sends it again if it got lost; does one run, '
-            'and nova-conductor, and what do their logs say?'
+        return (f'has been building since {findings.when(row.dispatched_at)}, '
+                'but no host has started the build'), (
+            'blazar-listener sends it again if it was lost; check that it and '
+            'nova-conductor run, and read their logs'
             if row.sealed else
-            'delete it, and boot it anew' + (
+            'delete it, and boot a new server' + (
                 '' if row.params is not None else '; its lease ends with it'))
 
     def _orphans(self, nova: bulk_state.BulkState) -> ty.Iterator[Difference]:
@@ -189,10 +188,10 @@ class LeasedServers:
             if not its.reserved and not self._asks(hints.get(server_id, {})):
                 continue
             is_what = ('RESERVED' if its.reserved else
-                       'to be built with a lease')
+                       'was to be built with a lease')
             yield Difference(
                 ('orphan', server_id, its.reserved),
-                f'Server {server_id} is {is_what}, and no lease has it: '
+                f'Server {server_id} is {is_what}, but no lease has it: '
                 f'{_NOBODY}.', '--fix deletes it',
                 functools.partial(self._mirror.delete_orphan, server_id),
                 its.since + ADMISSION)
@@ -204,8 +203,9 @@ class LeasedServers:
             if one.state in (State.RUNNING, State.BUILDING, State.ERROR):
                 yield Difference(
                     ('endless', server_id),
-                    f'Server {server_id} was booted with a lease, and the '
-                    f'books have none of it that is not over: it has no end.',
+                    f'Server {server_id} was booted with a lease, but the '
+                    'reservation database has no lease of it that has not '
+                    'ended: it has no end.',
                     'delete it, or let it run as a server without a lease')
 
     def _left_behind(self) -> ty.Iterator[Difference]:
@@ -214,8 +214,8 @@ class LeasedServers:
                 unbuilt_leftovers.left_behind(self._asks, _LEFT)):
             yield Difference(
                 ('left behind', server_id),
-                f'Server {server_id} was deleted before it was built, and '
-                f'Nova still has its mapping and its request specification.',
+                f'Server {server_id} was deleted before it was built, but '
+                'Nova still has its mapping and its request specification.',
                 '--fix removes them',
                 functools.partial(unbuilt_leftovers.forget, server_id))
 
@@ -226,10 +226,10 @@ class LeasedServers:
             where = f'on host {one.host}' if one.host else 'on no host'
             yield Difference(
                 ('unmapped', one.server_id),
-                f'Server {one.server_id} is in cell {one.cell}, {where}, and '
-                f'no instance mapping leads to it: the API answers 404.',
-                'write its row of instance_mappings again, and delete or keep '
-                'the server then')
+                f'Server {one.server_id} is in cell {one.cell}, {where}, but '
+                'has no instance mapping: the API answers 404.',
+                'restore its row of instance_mappings, then delete or keep '
+                'the server')
 
     def _strangers(self, silent: set[str]) -> ty.Iterator[Difference]:
         """What placement has on hosts, and is no server of any cell."""
@@ -244,11 +244,11 @@ class LeasedServers:
             yield Difference(
                 ('stranger', consumer),
                 f'Placement has an allocation of consumer {consumer} on host '
-                f'{hosts[consumer]}, and no cell has a server or a migration '
-                f'of that id: a guest may run there that Nova lost.',
-                'look whether the hypervisor has a guest of that id, and end '
-                'it; then "nova-manage placement audit --delete" removes the '
-                'allocation')
+                f'{hosts[consumer]}, but no cell has a server or migration '
+                'with that ID: Nova may have lost track of a guest there.',
+                'check the hypervisor for a guest with that ID, and destroy '
+                'it; then remove the allocation with "nova-manage placement '
+                'audit --delete"')
 
     def _asks(self, hints: ty.Mapping[str, object]) -> bool:
         """Whether these hints ask for a lease, whenever that was."""

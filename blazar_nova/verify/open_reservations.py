@@ -36,8 +36,8 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
     for its, reserved in parts.lifecycle.lease_close.left_open():
         yield findings.Difference(
             ('open', reserved.id),
-            f'Reservation {reserved.id} can still be used in Nova, and is '
-            f'not active.', '--fix closes it', functools.partial(
+            f'Reservation {reserved.id} can still be used in Nova, but is not '
+            'active.', '--fix closes it', functools.partial(
                 parts.lifecycle.lease_close.shut, its, reserved))
     for reservation_id in sorted(begun.keys() - there):
         row = begun[reservation_id]
@@ -46,7 +46,7 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
             continue
         yield findings.Difference(
             ('not open', reservation_id),
-            f'{findings.named(row.lease_id, row.name)} is ACTIVE, and its '
-            f'reservation {reservation_id} cannot be used: Nova has nothing '
-            f'of it.', '--fix opens it', functools.partial(
+            f'{findings.named(row.lease_id, row.name)} is ACTIVE, but its '
+            f'reservation {reservation_id} cannot be used: its objects in '
+            'Nova are missing.', '--fix creates them', functools.partial(
                 parts.lifecycle.lease_start.open, row.lease_id))

@@ -50,19 +50,19 @@ class OwnerTrusts:
                     service_user.ServiceUser.read(trust_id) is None):
                 yield Difference(
                     ('no trust', lease_id),
-                    f'{findings.named(lease_id, name)} is {status}, and '
-                    f'keystone does not have the trust any more by which '
-                    f'its servers are built.',
-                    'delete its servers; their owner has to boot them anew')
+                    f'{findings.named(lease_id, name)} is {status}, but '
+                    'keystone no longer has the trust with which its servers '
+                    'are built.',
+                    'delete its servers; their owner has to boot new ones')
         self._strays = None
         for trust_id in sorted(self._parts.lifecycle.lease_close.strays()):
             yield Difference(
                 ('trust', trust_id),
-                f'Trust {trust_id[:8]}... was given to our service user, and '
-                f'no lease has it.',
-                '--fix --revoke-trusts revokes it, if it can be no other '
-                'cloud\'s or region\'s; else it expires some hours after '
-                'the end that was asked for',
+                f'Trust {trust_id[:8]}... was given to our service user, but '
+                'no lease has it.',
+                '--fix --revoke-trusts revokes it, if it cannot belong to '
+                'another cloud or region; otherwise it expires some hours '
+                'after the end that was requested',
                 functools.partial(self._revoke, trust_id)
                 if self._are_ours else None,
                 self._parts.clock.now() + leased_servers.ADMISSION)

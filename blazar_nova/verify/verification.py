@@ -137,15 +137,15 @@ class Verifier:
                 continue
             young = difference.mend_after - self._parts.clock.now()
             if young > 0:
-                self._say(f'Waiting {young} s, in case it is under way: '
-                          f'{difference.text}')
+                self._say(f'Waiting {young} s, in case an operation is in '
+                          f'progress: {difference.text}')
                 self._pause(young)
             self._say(f'Mending: {difference.text}')
             try:
                 difference.mend()
             except Exception as exc:
-                LOG.exception('%s This could not be mended', difference.text)
-                problems.append(f'Mending failed, {gaps.why(exc)}: '
+                LOG.exception('%s This could not be fixed', difference.text)
+                problems.append(f'Fix failed, {gaps.why(exc)}: '
                                 f'{difference.text}')
         # What moved has left other hosts behind.
         self._mirror.catch_up()
@@ -164,8 +164,8 @@ class Verifier:
                     for name, differences in found.items() if differences}
         if suspects:
             count = sum(map(len, found.values()))
-            self._say(f'Looking again in {self._grace} s: {count} may '
-                      f'differ only for a moment')
+            self._say(f'Checking again in {self._grace} s: {count} may be '
+                      'temporary')
             self._pause(self._grace)
             again = self._look(suspects, found)
             found = {name: [one for one in differences

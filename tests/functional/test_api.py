@@ -297,7 +297,7 @@ class TestLeases(ApiTestCase):
                 body = {'name': 'x', 'start_date': self.at(HOUR),
                         'end_date': self.at(2 * HOUR), 'reservations': []}
                 answer = self.ask(method, path, body, who, 403)
-                self.assertIn('not for a project', answer['error_message'])
+                self.assertIn('no project scope', answer['error_message'])
             for method in ('GET', 'PUT', 'DELETE'):
                 self.ask(method, f'/leases/{lease["id"]}', {}, who, 404)
         self.assertEqual(1, len(self.leases()))
@@ -948,9 +948,10 @@ class TestAnswers(ApiTestCase):
                         resource_properties=text)], code=400),
                     self.ask('GET', '/availability', vcpus=1, memory_mb=1,
                              disk_gb=0, resource_properties=text, code=400)):
-                self.assertIn('is no property of hosts that may be asked '
-                              'for. Write one or more of "$hypervisor_type", '
-                              '"$vcpus".', error['error_message'])
+                self.assertIn('is not a host property that reservations can '
+                              'ask for. Write one or more of '
+                              '"$hypervisor_type", "$vcpus".',
+                              error['error_message'])
         lease = self.make(start_in=HOUR, reservations=[self.reservation(
             resource_properties='[">", "$vcpus", 0]')])
         reservation, = lease['reservations']
@@ -964,7 +965,7 @@ class TestAnswers(ApiTestCase):
         error = self.ask('PUT', path, {'reservations': [{
             'id': reservation['id'],
             'resource_properties': '[">", "$vcpus", 1]'}]}, code=400)
-        self.assertIn('There is none: leave the properties out.',
+        self.assertIn('There are none: leave the properties out.',
                       error['error_message'])
 
     def test_who_may_only_read(self):
@@ -1035,7 +1036,7 @@ class TestRepeats(ApiTestCase):
         self.assertEqual(lease, self.post('one')['lease'])
         self.assertEqual('NO_ROOM', self.post('two', 409)['error_name'])
         answer = self.post('one', 409, name='other')
-        self.assertIn('Write a new key', answer['error_message'])
+        self.assertIn('Use a new key', answer['error_message'])
         self.post('x' * 300, 400)
         self.assertEqual(1, len(self.leases()))
 

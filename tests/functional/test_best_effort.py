@@ -155,12 +155,12 @@ class TestBestEffort(BestEffortTestCase):
         before = self.where()
         server = self.wanted(timeout='60s')
         self.run_until(clocks.SystemClock().now())
-        self.assertIn('No servers could be moved',
+        self.assertIn('No servers can be migrated',
                       self.lease('mine')['status_reason'])
         self.go_on(70)
         lease = self.lease('mine')
         self.assertEqual('TIMEDOUT', lease['status'])
-        self.assertIn('Servers moved for it: 0.', lease['status_reason'])
+        self.assertIn('Servers migrated for it: 0.', lease['status_reason'])
         self.assertEqual(before, self.where())
         self.fill_books()
         self.assert_verified()
@@ -178,7 +178,7 @@ class TestBestEffort(BestEffortTestCase):
         self.assertEqual(lease['id'], listed['id'])
         error = str(self.ask('PUT', f'/leases/{lease["id"]}', {
             'name': 'other'}, code=400))
-        self.assertIn('Room is made for lease', error)
+        self.assertIn('being freed for lease', error)
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.run_until(clocks.SystemClock().now())
         self.assertEqual('TERMINATED', self.lease(lease['id'])['status'])
@@ -277,7 +277,7 @@ class TestWholeHosts(test_whole_hosts.HostsTestCase):
         for _time in range(3):
             self.run_until(self.clock.now() + 10)
         # What is there for alice has not begun to be used.
-        self.assertIn('No servers could be moved',
+        self.assertIn('No servers can be migrated',
                       self.get(lease)['status_reason'])
         self.delete(self.filler['id'])
 

@@ -158,14 +158,14 @@ class TestEnds(EndsTestCase):
         self.wait_for_status(server['id'], 'RESCUE')
         self.clock.advance(self.over + 10 - self.clock.now())
         driven.run_due(self.listener.engine)
-        self.assertIn('Its end is tried again: server',
+        self.assertIn('The end is retried: server',
                       self.lease('mine')['status_reason'])
         self.clock.advance(HOUR + 10)
         self.over = self.clock.now()
         self.end()
         self.wait_until_gone(server['id'])
         self.assertEqual({}, self.images())
-        self.assertIn('was not done within 3600 s.',
+        self.assertIn('was not complete within 3600 s.',
                       self.lease('mine')['status_reason'])
 
     def test_what_cannot_be_is_told_what_to_write(self):
@@ -283,7 +283,7 @@ class TestImagesBefore(EndsTestCase):
         self.act(server, {'rescue': {}})
         self.wait_for_status(server['id'], 'RESCUE')
         self.run_at(600)
-        self.assertIn('Its snapshots are tried again: remind: server',
+        self.assertIn('The snapshots are retried: remind: server',
                       self.lease('mine')['status_reason'])
         self.act(server, {'unrescue': None})
         self.wait_for_status(server['id'], 'ACTIVE')

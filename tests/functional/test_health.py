@@ -568,7 +568,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertEqual(0, code, text)
         for words in (self.lease('vm1')['id'], held, 'vm1',
                       '1 booking: 1 to other hosts, 0 not.',
-                      'Nothing was done.'):
+                      'Nothing was changed.'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
         code, text = self.maintain(booked)
@@ -584,7 +584,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertEqual(other, plain['OS-EXT-SRV-ATTR:host'])
         code, text = self.maintain(booked, None, '--wait')
         self.assertEqual(0, code, text)
-        self.assertIn(f'Host {booked} is free of leases.', text)
+        self.assertIn(f'Host {booked} has no bookings of leases', text)
 
     def test_what_runs_there_is_named_first(self):
         server = self.runs('vm1', metadata={'blazar:keep': 'true'})
@@ -593,22 +593,22 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertEqual(1, code)
         for words in (server['id'], 'No. It does not run, or',
                       'to other hosts, 1 not.',
-                      'Nothing was done. Migrate what does not go'):
+                      'Nothing was changed. Migrate these servers'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
-        code, text = self.maintain(host, None, '--anyway')
+        code, text = self.maintain(host, None, '--force')
         self.assertEqual(0, code, text)
         self.assertIs(False, self.lease('vm1')['degraded'])
         self.assert_verified()
         # Another operator gives it back meanwhile.
         code, text = self.maintain(
-            host, None, '--anyway', '--wait',
+            host, None, '--force', '--wait',
             pause=lambda _seconds: self.command(
                 'host', 'maintain', host, '--until', 'now'))
         self.assertEqual(1, code)
-        self.assertIn('is in maintenance no more, and leases are', text)
+        self.assertIn('is no longer in maintenance, and leases', text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
-        code, text = self.maintain(host, None, '--anyway')
+        code, text = self.maintain(host, None, '--force')
         self.assertEqual(0, code, text)
         # It moves as always, and the filter knows where to.
         self.admin.post_server_action(server['id'], {'os-migrateLive': {
@@ -623,7 +623,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.assertEqual(0, code, text)
         self.assertEqual(
             began, self.books('SELECT began_at, reason FROM outages'))
-        for said in ('is in maintenance no more', 'is not in maintenance'):
+        for said in ('is no longer in maintenance', 'is not in maintenance'):
             code, text = self.maintain(host, 'now')
             self.assertEqual(0, code, text)
             self.assertIn(said, text)
@@ -639,7 +639,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         self.leaves(server)
         code, text = self.maintain(host, None, '--wait')
         self.assertEqual(0, code, text)
-        self.assertIn(f'Host {host} is free of leases.', text)
+        self.assertIn(f'Host {host} has no bookings of leases', text)
         self.assertIs(False, self.lease('vm1')['degraded'])
         self.assert_verified()
 

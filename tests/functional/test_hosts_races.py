@@ -137,8 +137,8 @@ class TestAlternates(AlternatesTestCase):
         self.assertIn(host, self.aggregates()[self.reservation_id])
         self.listener.mirror.compare_all()
         self.assertEqual([
-            f'Host {host} is all of reservation {self.reservation_id}, and '
-            f'servers are on it that are not of that: {server["id"]}.'],
+            f'Host {host} is assigned to reservation {self.reservation_id}, '
+            f'but has servers that do not belong to it: {server["id"]}.'],
             [one.text for one in self.verified().left])
         # It does not end with the lease, and no other one gets the host.
         self.delete(self.leased['id'])
@@ -225,8 +225,8 @@ class TestUnderWay(AlternatesTestCase):
                  if compute.manager.rt.compute_nodes[name].uuid == provider)
         exc = self.assertRaises(errors.Conflict, self.enrol, host)
         self.assertThat(str(exc), matchers.Contains(
-            f'{server["id"]}. Nova may free the room of one that is deleted '
-            f'only a minute later.'))
+            f'{server["id"]}. After a deletion, Nova may need a minute to '
+            'free the capacity.'))
         self.computes[host].manager.update_available_resource(
             nova_context.get_admin_context())
         self.enrol(host)
@@ -308,7 +308,8 @@ class TestUnderWay(AlternatesTestCase):
                                       lambda _host: 1 / 0):
                 self.assertRaises(ZeroDivisionError, self.enrol, 'host1')
 
-        self.assertIn('given up meanwhile', self.overtaken(begin_and_die))
+        self.assertIn('was canceled by another request',
+                      self.overtaken(begin_and_die))
         self.assertEqual(['enrolling'], [
             one['status'] for one in self.enrolling.listed()])
 
@@ -357,16 +358,17 @@ class TestUnderWay(AlternatesTestCase):
         host, = self.enrolling.listed()
         code, text = self.command('-v', 'host', 'remove', str(host['id']))
         self.assertEqual((0, [
-            f'Letting servers of all projects onto host {host["id"]} ...',
-            f'Host {host["id"]} serves everybody again.']),
+            f'Making host {host["id"]} available to servers of all projects '
+            '...',
+            f'Host {host["id"]} is available to all workloads again.']),
             (code, text.splitlines()))
         code, text = self.command('host', 'add', 'host1', '--verbose')
         self.assertEqual((0, [
             'Looking for host host1 in all cells ...',
-            'Keeping servers without a lease off it ...',
-            'Looking for builds and resizes that are under way ...',
-            'Looking for servers that are there ...',
-            f'Host host1 has the id {host["id"]}: it serves leases only.']),
+            'Excluding servers without a lease from it ...',
+            'Looking for builds and resizes in progress ...',
+            'Looking for existing servers ...',
+            f'Host host1 has the ID {host["id"]}: it serves leases only.']),
             (code, text.splitlines()))
 
     def test_the_command_says_for_what_it_waits(self):

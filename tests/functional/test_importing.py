@@ -115,7 +115,7 @@ class TestPending(ImportTestCase):
         for part in ('Host host1 (1): to be imported: gpu=A100',
                      f'Lease lease ({lease_id}): to be imported: PENDING, '
                      f'from {self.at(HOUR)} to {self.at(2 * HOUR)} UTC, on '
-                     f'host2', '3 to be imported. Nothing was done'):
+                     f'host2', '3 to be imported. Nothing was changed'):
             self.assertIn(part, text)
         self.assertEqual(before, self.books('SELECT * FROM hosts'))
         self.assertEqual({'freepool': ['host1', 'host2']}, self.aggregates())
@@ -365,7 +365,7 @@ class TestUnreadable(ImportTestCase):
     def test_what_is_no_database_of_blazar(self):
         folder = self.useFixture(fixtures.TempDir()).path
         for url, part in (
-                (f'sqlite:///{folder}/empty', 'none of Blazar 18'),
+                (f'sqlite:///{folder}/empty', 'not a database of Blazar 18'),
                 (f'{folder}/blazar.conf', 'cannot be read'),
                 ('nothing://x', 'cannot be used')):
             self.blazar.url = url

@@ -123,7 +123,7 @@ class TestAdopting(JoiningTestCase):
                 self.reservation(vcpus=4, memory_mb=1024, amount=2)]},
             code=201)
         answer = self.put(lease, code=409, remove_servers=[self.server])
-        self.assertIn('promised to others', str(answer))
+        self.assertIn('reserved by later leases', str(answer))
         self.assertIn(self.server, self.bookings())
 
     def test_asked_for_twice_by_a_key_it_is_one_lease(self):
@@ -225,7 +225,7 @@ class TestWhoMayNot(JoiningTestCase):
     def test_into_a_lease_that_servers_are_booted_into(self):
         lease = self.make_active()
         answer = self.put(lease, code=409, add_servers=[self.server])
-        self.assertIn('not one of servers alone', str(answer))
+        self.assertIn('has reservations for boots', str(answer))
 
     def test_into_one_that_has_not_begun(self):
         self.hold('held')

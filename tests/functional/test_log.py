@@ -31,7 +31,7 @@ class TestLog(test_ends.EndsTestCase):
             self.assertIn(lease_id, line)
             self.assertIn(nova_box.PROJECT_ID, line)
         for part in ('sending its build', 'is ACTIVE', 'deleting it',
-                     'is gone', 'is over'):
+                     'is gone', 'has ended'):
             self.assertIn(part, ' '.join(about))
 
     def test_a_comparison_is_told_of_where_a_server_differed(self):

@@ -164,7 +164,7 @@ class TestHandingOver(HandingMixin, test_api.ApiTestCase):
         self.hold()
         lease, = self.ask('GET', '/leases')['leases']
         said = self.hand(lease, 409, project_id='b0b')['error_message']
-        self.assertIn('was made by the boot of its servers: 1', said)
+        self.assertIn('was created by the boot of its servers: 1', said)
         self.assertEqual('carol', self.hand(
             lease, user_id='carol')['lease']['user_id'])
 

@@ -110,13 +110,13 @@ class TestNoShows(test_retrying.RetryingTestCase):
 
     def test_it_is_announced_and_its_room_is_given_back(self):
         self.look(HOUR)
-        self.assertIn('It has not been used yet',
+        self.assertIn('It is unused',
                       self.get(self.full)['status_reason'])
         flavor_id = self.full['reservations'][0]['flavor_id']
         self.look(HOUR)
         ended = self.get(self.full)
         self.assertEqual('TERMINATED', ended['status'])
-        self.assertIn('it had not been used', ended['status_reason'])
+        self.assertIn('it was unused', ended['status_reason'])
         self.refused(400, self.boot, 'late', flavor=flavor_id)
         self.assert_right()
 
@@ -124,7 +124,7 @@ class TestNoShows(test_retrying.RetryingTestCase):
         self.delete(self.full)
         lease = self.make_active(length=self.length)
         self.look(HOUR)
-        self.assertIn('It has not been used', self.get(lease)['status_reason'])
+        self.assertIn('It is unused', self.get(lease)['status_reason'])
         server = self.boot(
             'vm1', flavor=lease['reservations'][0]['flavor_id'])
         self.wait_for_status(server['id'], 'ACTIVE')

@@ -25,9 +25,10 @@ class QuotaTestCase(test_api.ApiTestCase):
     def exceeded(self, answer, name, wanted, limit, used):
         self.assertEqual('LIMIT_EXCEEDED', answer['error_name'])
         self.assertIn(
-            f'Quota exceeded for {name}: this lease asks for {wanted}, and '
-            f'of the {limit} that the project may have {used} are in use in '
-            f'its time', answer['error_message'])
+            f'Quota exceeded for {name}: this lease asks for {wanted}, and of '
+            f'the {limit} that the project may have, {used} are in use during '
+            'its window',
+            answer['error_message'])
 
 
 class TestLeases(QuotaTestCase):

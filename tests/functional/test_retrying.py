@@ -96,11 +96,12 @@ class TestRetrying(RetryingTestCase):
         driven.run_due(self.listener.engine)
         lease = self.lease('mine')
         self.assertEqual('ERROR', lease['status'])
-        self.assertIn('It got no capacity until', lease['status_reason'])
+        self.assertIn('No capacity became available until',
+                      lease['status_reason'])
         for shown in (self.alice.get_server(server['id']),
                       *self.alice.get_servers(detail=True)):
             self.assertEqual('ERROR', shown['status'])
-            self.assertIn('It got no capacity until',
+            self.assertIn('No capacity became available until',
                           shown['fault']['message'])
         self.assert_right()
         self.alice.delete_server(server['id'])

@@ -104,8 +104,8 @@ class ConfigurationTest(StartupTestCase):
     def test_keys(self):
         for keys, words in (
                 ([], 'encryption_keys = KEY'),
-                (['not a key'], '"blazar-nova-manage key create" prints one'),
-                (['x' * 44], '"blazar-nova-manage key create" prints one')):
+                (['not a key'], 'has an invalid Fernet key'),
+                (['x' * 44], 'has an invalid Fernet key')):
             self.flags(group='blazar', encryption_keys=keys)
             self.check_refused(words, self.start_api, self.new_listener)
             # The filter opens nothing, and needs no key.

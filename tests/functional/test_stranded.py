@@ -115,7 +115,7 @@ class StrandedTest(leased.LeasedTestCase):
                                   version='1.28').body
         self.placement.delete(f'/allocations/{server_id}')
         left, = self.compared().left
-        self.assertIn('where it has nothing in placement', left.text)
+        self.assertIn('where it has no allocation in placement', left.text)
         self.assertEqual([], self.compared(fix=True).left)
         self.assertEqual({server_id: None}, self.bookings())
         self.placement.put(f'/allocations/{server_id}', {

@@ -274,8 +274,8 @@ class LifeTest(leased.LeasedTestCase):
             self.assertEqual(1, self.run_due())
             lease = self.lease('vm1')
             self.assertEqual('PENDING', lease['status'])
-            self.assertIn('An event is tried again: start_lease: None of the '
-                          'keys in [blazar] encryption_keys',
+            self.assertIn('An event is retried: start_lease: No key in '
+                          '[blazar] encryption_keys',
                           lease['status_reason'])
             self.assertEqual('RESERVED', self.alice.get_server(
                 server_id)['status'])

@@ -144,8 +144,8 @@ class HostsTest(VerifyTestCase):
 
     def test_a_host_that_the_books_do_not_know(self):
         self.start_compute('host3')
-        self.assert_mended('Host host3 is one of Nova\'s, and the books do '
-                           'not know it.')
+        self.assert_mended('Host host3 exists in Nova, but not in the '
+                           'reservation database.')
 
     def test_a_host_that_nova_does_not_have(self):
         with self.listener.parts.database.writer() as session:
@@ -153,8 +153,8 @@ class HostsTest(VerifyTestCase):
                 uuid=uuidutils.generate_uuid(), name='ghost',
                 service_host='ghost', capacity={'VCPU': 3}, usage={},
                 generation=0, updated_at=0))
-        self.assert_mended('Host ghost is in the books with 3 VCPU, and Nova '
-                           'has no such host.')
+        self.assert_mended('Host ghost is in the reservation database with 3 '
+                           'VCPU, but does not exist in Nova.')
 
     def test_capacity_usage_and_properties(self):
         self.change(models.Host, models.Host.name == 'host1',
@@ -162,11 +162,11 @@ class HostsTest(VerifyTestCase):
         self.change(models.Host, models.Host.name == 'host2',
                     service_host='other')
         self.assert_mended(
-            'Host host1, capacity: 4 VCPU in the books, 200 DISK_GB, 16384 '
-            'MEMORY_MB, 8 VCPU in placement.',
-            'Host host1, in use without an end: 1 VCPU in the books, nothing '
-            'in placement.',
-            'Host host2 is not in the books as Nova describes it')
+            'Host host1, capacity: 4 VCPU in the reservation database, 200 '
+            'DISK_GB, 16384 MEMORY_MB, 8 VCPU in placement.',
+            'Host host1, in use without an end: 1 VCPU in the reservation '
+            'database, nothing in placement.',
+            'Host host2 differs between Nova and the reservation database')
 
     def test_a_server_without_a_lease_that_no_notification_told(self):
         server = self.boot_active('plain')
@@ -174,7 +174,8 @@ class HostsTest(VerifyTestCase):
         # Nor did the scheduler, when it let it in.
         self.change(models.Host, usage={}, consumers={})
         self.assert_mended(f'Host {host}, in use without an end: nothing in '
-                           f'the books, 1 DISK_GB, 512 MEMORY_MB, 1 VCPU')
+                           'the reservation database, 1 DISK_GB, 512 '
+                           'MEMORY_MB, 1 VCPU')
 
     def test_an_allocation_of_another_size_and_none(self):
         server_id = self.active('runs')
@@ -184,10 +185,10 @@ class HostsTest(VerifyTestCase):
         consumer['allocations'] = {uuid: {'resources': {**held, 'VCPU': 2}}}
         answer = self.placement.put(url, consumer, version='1.28')
         self.assertEqual(204, answer.status, answer.body)
-        self.assert_mended('with 1 DISK_GB, 512 MEMORY_MB, 1 VCPU, and has '
-                           '1 DISK_GB, 512 MEMORY_MB, 2 VCPU in placement.')
+        self.assert_mended('with 1 DISK_GB, 512 MEMORY_MB, 1 VCPU, but has 1 '
+                           'DISK_GB, 512 MEMORY_MB, 2 VCPU in placement.')
         self.placement.delete(url)
-        report = self.assert_left('and has nothing in placement.')
+        report = self.assert_left('but has no allocation in placement.')
         self.assertIn('heal_allocations --instance ' + server_id,
                       report.left[0].remedy)
 
@@ -199,7 +200,8 @@ class HostsTest(VerifyTestCase):
         self.placement.put(
             f'/resource_providers/{uuid}/inventories',
             {'resource_provider_generation': generation, 'inventories': {}})
-        self.assert_left('in the books, and no inventory in placement.')
+        self.assert_left('in the reservation database, but no inventory in '
+                         'placement.')
 
 
 class ServersTest(VerifyTestCase):
@@ -212,10 +214,8 @@ class ServersTest(VerifyTestCase):
         self.wait_until_gone(server_id)
         self.wait_for(lambda: not self.allocations(server_id))
         self.assert_mended(
-            f'(runs) is ACTIVE: server {server_id} does not exist in Nova '
-            f'any more.',
-            f'(waits) is PENDING: server {held} does not exist in Nova any '
-            f'more.')
+            f'(runs) is ACTIVE: server {server_id} no longer exists in Nova.',
+            f'(waits) is PENDING: server {held} no longer exists in Nova.')
         self.assertEqual({'TERMINATED'}, {
             lease['status'] for lease in self.leases()})
 
@@ -266,8 +266,8 @@ class ServersTest(VerifyTestCase):
     def test_one_that_runs_unknown_to_the_books(self):
         server_id = self.boot_active(
             'runs', hints=self.lease_hints('runs'))['id']
-        self.assert_mended(f'server {server_id} runs, and the books do not '
-                           f'know it.')
+        self.assert_mended(f'server {server_id} runs, but is not in the '
+                           'reservation database.')
         self.assertEqual('ACTIVE', self.lease('runs')['status'])
 
     def test_one_on_another_host_than_the_booked_one(self):
@@ -279,9 +279,10 @@ class ServersTest(VerifyTestCase):
         self.change(models.Booking, models.Booking.server_id == server_id,
                     host_id=host_id)
         self.assert_mended(
-            f'server {server_id} is on another host than the one that is '
-            f'booked, {other}.',
-            f'Host {there}, in use without an end: nothing in the books')
+            f'server {server_id} is on another host than its booking, '
+            f'{other}.',
+            f'Host {there}, in use without an end: nothing in the reservation '
+            'database')
         self.assertEqual(there, self.bookings()[server_id])
 
     def test_one_in_error_whose_booking_holds_room(self):
@@ -292,8 +293,8 @@ class ServersTest(VerifyTestCase):
         self.assertEqual('STARTING', self.lease('fails')['status'])
 
     def test_one_that_waits_without_a_lease(self):
-        for shown, words in ((True, 'is RESERVED, and no lease has it'),
-                             (False, 'is to be built with a lease, and no '
+        for shown, words in ((True, 'is RESERVED, but no lease has it'),
+                             (False, 'was to be built with a lease, but no '
                                      'lease has it')):
             server_id = self.hold('waits')['id']
             if not shown:
@@ -392,9 +393,10 @@ class ServersTest(VerifyTestCase):
     def test_one_whose_lease_is_not_in_the_books_any_more(self):
         server_id = self.active('runs')
         driven.withdraw(self.listener.parts.leases, self.lease('runs')['id'])
-        words = (f'Server {server_id} was booted with a lease, and the books '
-                 f'have none of it that is not over')
-        self.assert_left(words, 'in use without an end: nothing in the books')
+        words = (f'Server {server_id} was booted with a lease, but the '
+                 'reservation database has no lease of it')
+        self.assert_left(words, 'in use without an end: nothing in the '
+                                'reservation database')
         report = self.compare(fix=True)
         self.assertEqual(1, len(report.mended))
         self.assert_left(words)
@@ -412,15 +414,15 @@ class ServersTest(VerifyTestCase):
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
         self.wait_for(lambda: not self.allocations(server_id))
-        self.assert_mended(f'(runs) is TERMINATED: server {server_id} does '
-                           f'not exist in Nova any more.')
+        self.assert_mended(f'(runs) is TERMINATED: server {server_id} no '
+                           'longer exists in Nova.')
         self.assertEqual({}, self.bookings())
 
     def test_one_that_is_held_and_not_shown_so(self):
         server_id = self.hold('waits')['id']
         self.unmark(server_id)
         words = (f'(waits) is PENDING: server {server_id} is shown as being '
-                 f'built, not as RESERVED.')
+                 'built instead of RESERVED.')
         self.assert_left(words)
         # It is just being started, then.
         self.clock.advance(HOUR)
@@ -435,7 +437,7 @@ class ServersTest(VerifyTestCase):
                     status='UNDONE', due=self.began + HOUR)
         self.assert_left(
             f'(early) is PENDING: server {server_id} is built already.',
-            'is PENDING, but the build of its servers is not kept')
+            'is PENDING, but the build of its servers is missing')
 
     def test_one_that_no_conductor_has_taken_up(self):
         server_id = self.hold('lost')['id']
@@ -448,8 +450,8 @@ class ServersTest(VerifyTestCase):
         self.assert_nothing()
         self.clock.advance(11)
         report = self.assert_left(
-            f'(lost) is STARTING: server {server_id} should be under '
-            f'construction since', )
+            f'(lost) is STARTING: server {server_id} has been building '
+            'since', )
         self.assertIn('blazar-listener sends it again',
                       report.left[0].remedy)
 
@@ -470,7 +472,7 @@ class BooksTest(VerifyTestCase):
     def test_an_end_that_will_not_come(self):
         server_id = self.active('runs')
         self.change(models.Event, status='DONE')
-        self.assert_mended('(runs) is ACTIVE, and no end_lease will come.')
+        self.assert_mended('(runs) is ACTIVE, but has no event end_lease.')
         self.clock.advance(2 * HOUR)
 
         def over() -> bool:
@@ -487,7 +489,7 @@ class BooksTest(VerifyTestCase):
         self.hold('one', flavor='5')
         self.hold('two', flavor='5')
         self.change(models.Booking, host_id=1)
-        self.assert_left('320 are in use or promised; leases: ')
+        self.assert_left('320 are in use or reserved; leases: ')
 
 
 class TrustsTest(VerifyTestCase):
@@ -520,8 +522,8 @@ class TrustsTest(VerifyTestCase):
     def test_a_lease_whose_trust_is_gone(self):
         self.hold('waits')
         self.trusts.clear()
-        self.assert_left('(waits) is PENDING, and keystone does not have the '
-                         'trust any more')
+        self.assert_left('(waits) is PENDING, but keystone no longer has the '
+                         'trust')
 
     def test_a_trust_that_no_lease_has(self):
         self.hold('waits')
@@ -566,8 +568,8 @@ class TrustsTest(VerifyTestCase):
             'blazar_nova.services.user_credentials.Credentials.revoke',
             lambda _self, trust: self.trusts.discard(trust))
         lease_id = self.lease('waits')['id']
-        self.assert_mended(f'Lease {lease_id} is over, and the trust of its '
-                           f'owner is still kept.')
+        self.assert_mended(f'Lease {lease_id} has ended, but the trust of its '
+                           'owner still exists.')
         self.assertEqual(set(), self.trusts)
 
     def test_a_keystone_that_does_not_answer(self):
@@ -617,7 +619,7 @@ class MomentsTest(VerifyTestCase):
             report = self.compare(fix=True)
         self.assertEqual((1, 0), (len(report.left), len(report.mended)))
         self.assertEqual(1, len(report.problems))
-        self.assertIn('Mending failed, ValueError: no', report.problems[0])
+        self.assertIn('Fix failed, ValueError: no', report.problems[0])
 
 
 class AwayTest(VerifyTestCase):
@@ -661,8 +663,8 @@ class AwayTest(VerifyTestCase):
             return facts(uuid)
 
         def unknown(name):
-            return (f'Host {name} is one of Nova\'s, and the books do not '
-                    f'know it.')
+            return (f'Host {name} exists in Nova, but not in the reservation '
+                    'database.')
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.compute_hosts.facts', some_facts))
@@ -705,8 +707,9 @@ class AwayTest(VerifyTestCase):
                         go):
             report = self.compare(fix=True)
         self.assertEqual(
-            ([], ['Host host3 is one of Nova\'s, and the books do not know '
-                  'it.']), (report.mended, [one.text for one in report.left]))
+            ([], ['Host host3 exists in Nova, but not in the reservation '
+                  'database.']),
+            (report.mended, [one.text for one in report.left]))
         self.assertEqual(
             ['The hosts could not be compared: ValueError: no placement',
              'Host host3 could not be compared: ValueError: no placement'],
@@ -737,11 +740,12 @@ class CommandTest(VerifyTestCase):
 
     def test_json_for_scripts(self):
         self.start_compute('host3')
-        text = 'Host host3 is one of Nova\'s, and the books do not know it.'
+        text = (
+            'Host host3 exists in Nova, but not in the reservation database.')
         code, lines, _told = self.type('--format', 'json')
         found = json.loads('\n'.join(lines))
         self.assertEqual(1, code)
-        self.assertEqual([{'text': text, 'remedy': '--fix writes it down'}],
+        self.assertEqual([{'text': text, 'remedy': '--fix adds it'}],
                          found['left'])
         code, lines, _told = self.type('--format', 'json', '--fix')
         found = json.loads('\n'.join(lines))
@@ -751,20 +755,21 @@ class CommandTest(VerifyTestCase):
 
     def test_codes_and_lines(self):
         self.assertEqual(
-            (0, ['No difference, 0 mended, 0 left; compared: 0 leases, 0 '
+            (0, ['No difference, 0 fixed, 0 left; compared: 0 leases, 0 '
                  'servers, 2 hosts.']), self.type()[:2])
         self.start_compute('host3')
-        line = ('Host host3 is one of Nova\'s, and the books do not know it.')
+        line = ('Host host3 exists in Nova, but not in the reservation '
+                'database.')
         code, lines, told = self.type()
         self.assertEqual((1, [
-            f'{line} [--fix writes it down]',
-            '1 difference, 0 mended, 1 left; compared: 0 leases, 0 servers, '
-            '2 hosts.']), (code, lines))
+            f'{line} [--fix adds it]',
+            '1 difference, 0 fixed, 1 left; compared: 0 leases, 0 servers, 2 '
+            'hosts.']), (code, lines))
         self.assertIn('Comparing servers\n', told)
         self.assertEqual((0, [
             f'Mended: {line}',
-            '1 difference, 1 mended, 0 left; compared: 0 leases, 0 servers, '
-            '3 hosts.']), self.type('--fix')[:2])
+            '1 difference, 1 fixed, 0 left; compared: 0 leases, 0 servers, 3 '
+            'hosts.']), self.type('--fix')[:2])
         self.assertEqual(0, self.type('--fix')[0])
 
     def test_what_cannot_be_compared(self):

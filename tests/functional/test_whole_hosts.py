@@ -252,7 +252,7 @@ class TestEnrolling(HostsTestCase):
 
         with fixtures.MonkeyPatch('blazar_nova.compat.pool.leave', leave):
             self.enrolling.remove(int(one['id']))
-        self.assertIn('is being taken out', str(overtaken[0]))
+        self.assertIn('is being removed', str(overtaken[0]))
         self.assertEqual([], self.enrolling.listed())
 
     def stumbling(self, name):
@@ -285,7 +285,7 @@ class TestCommands(HostsTestCase):
         self.assertRegex(self.manage('list')[1],
                          rf'{host["id"]} *\| host1 *\| enrolled *\| True')
         code, text = self.manage('remove', host['id'])
-        self.assertEqual((0, True), (code, 'serves everybody' in text))
+        self.assertEqual((0, True), (code, 'available to all' in text))
         self.assertEqual([], self.enrolling.listed())
 
     def test_one_goes_when_its_leases_are_over(self):
@@ -312,7 +312,7 @@ class TestCommands(HostsTestCase):
             text.count(f'Waiting: Host host1 cannot be taken out: it has '
                        f'{count} of leases')
             for count in ('2 bookings', '1 booking')])
-        self.assertIn('serves everybody again', text)
+        self.assertIn('is available to all workloads again', text)
         self.assertEqual([], self.enrolling.listed())
 
     def test_who_waits_no_more_is_followed_by_a_listener(self):
@@ -643,8 +643,8 @@ class TestLeasesWithin(HostsTestCase):
         self.wait_for_status(server['id'], 'RESERVED')
         inner, = self.ask('GET', '/leases')['leases']
         self.assertEqual('PENDING', inner['status'])
-        self.assertIn(f'Reservation {reservation_id} is none that your '
-                      f'project may use', inner['status_reason'])
+        self.assertIn(f'Your project cannot use reservation {reservation_id}',
+                      inner['status_reason'])
         self.run_until(clocks.SystemClock().now() + HOUR)
         self.wait_until_gone(server['id'])
 
@@ -802,7 +802,7 @@ class TestAfterwards(HostsTestCase):
             self.run_until(self.over + seconds)
             shown = self.get(lease)
             self.assertEqual(
-                ('TERMINATING', 'Its hosts are being cleaned.'),
+                ('TERMINATING', 'The hosts are being cleaned.'),
                 (shown['status'], shown['status_reason']))
         self.assertEqual({f'host1 {self.reservation_id} {lease["project_id"]}'
                           }, {*open(f'{folder}/asked').read().splitlines()})
@@ -828,7 +828,7 @@ class TestAfterwards(HostsTestCase):
             self.assertEqual('TERMINATING', self.get(lease)['status'])
             self.assertEqual('ACTIVE', self.admin.get_server(
                 server['id'])['status'])
-            self.assertIn('are left alone until', self.ask(
+            self.assertIn('its servers run until', self.ask(
                 'PUT', f'/leases/{lease["id"]}', {'end_date': self.at(
                     4 * HOUR)}, code=409)['error_message'])
         self.run_until(self.over + 1810)
@@ -890,12 +890,12 @@ class TestAfterwards(HostsTestCase):
                 {'grace_period': '2h'}, {'name': 'other'}):
             answer = self.ask('PUT', f'/leases/{lease["id"]}', change)
             self.assertIn(answer.get('error_code'), (400, 409), change)
-            self.assertIn('Make another lease.', answer['error_message'])
+            self.assertIn('Create another lease.', answer['error_message'])
         for more in ({}, {'reserved': True, 'lease_params': json.dumps({
                 'start': self.at(600), 'end': self.at(HOUR // 2)})}):
             message = self.refused(400, self.boot, 'late', hints={
                 'reservation': self.reservation_id, **more})
-            self.assertIn('it is over. Make another lease.', message)
+            self.assertIn('it has ended. Create another lease.', message)
         for one, action in ((shelved, {'unshelve': None}),
                             (server, {'resize': {'flavorRef': '2'}}),
                             (server, {'migrate': None}),
@@ -1577,7 +1577,7 @@ class TestVerify(HostsTestCase):
         compute_api.AggregateAPI().remove_host_from_aggregate(
             context, aggregates.found(context, 'blazar_pool').id, mine)
         text, = self.texts()
-        self.assertIn(f'{mine} is enrolled, and Nova does not keep', text)
+        self.assertIn(f'{mine} is enrolled, but Nova does not keep', text)
         self.texts(fix=True)
         self.assertEqual(([], before), (self.texts(), self.aggregates()))
 
@@ -1589,7 +1589,8 @@ class TestVerify(HostsTestCase):
             context, objects.Aggregate.get_by_uuid(
                 context, reservation_id).id, 'host2')
         text, = self.texts()
-        self.assertIn('has other hosts in Nova than in the books', text)
+        self.assertIn('has other hosts in Nova than in the reservation '
+                      'database', text)
         self.texts(fix=True)
         self.assertEqual(([], before), (self.texts(), self.aggregates()))
 

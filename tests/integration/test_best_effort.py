@@ -64,7 +64,7 @@ class BestEffortTest(test_retrying.WaitingTestCase):
         _server_id, lease = self.make_room(timeout='30s')
         self.assertEqual('IN_PROGRESS', lease['status'])
         lease = self.wait_for_lease(lease['id'], 'TIMEDOUT', 120)
-        self.assertIn('Servers moved for it: 0.', lease['status_reason'])
+        self.assertIn('Servers migrated for it: 0.', lease['status_reason'])
         self.assertEqual(self.host, self.where(self.other))
 
 

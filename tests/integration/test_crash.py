@@ -483,7 +483,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
         return process.written()
 
     def test_one_that_stands_still_before_it_takes_a_build(self):
-        self.assertIn('a listener sends its build',
+        self.assertIn('blazar-listener sends its build',
                       self.stand_still(Step.BOOT_RESERVED, 'PENDING'))
 
     def test_one_that_stands_still_when_it_has_taken_a_build(self):

@@ -84,7 +84,7 @@ class CredentialsTest(base.IntegrationTestCase):
 
     def assert_not_built(
             self, server_id: str, lease_id: str,
-            why: str = 'can be done in the name of the user any more',
+            why: str = 'in the name of the user is no longer possible',
     ) -> None:
         """The lease says why, and gives back what it held."""
         self.assertIsNotNone(self.booked_hosts()[server_id])

@@ -299,7 +299,7 @@ class FailuresTest(FailuresTestCase):
         until = base.date(time.time() + 600)
         self.assertIn('to other hosts, 0 not.', maintain(
             '--until', until, '--dry-run'))
-        self.assertIn(f'Host {host} is free of leases.', maintain(
+        self.assertIn(f'Host {host} has no bookings of leases', maintain(
             '--until', until, '--wait'))
         self.wait_for_server(server_id)
         other = self.booked_hosts()[server_id]

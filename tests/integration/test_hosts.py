@@ -66,14 +66,14 @@ class HostsTest(HostsTestCase):
         self.admin('POST', f'/servers/{server["id"]}/action', {
             'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
         self.wait_for(lambda: self.server(server['id'])[
-            'OS-EXT-STS:task_state'] is None, 'it stays')
+            'OS-EXT-STS:task_state'] is None, 'cannot be extended')
         self.assertEqual(mine, self.host_of(server['id']))
         done = self.verify()
         self.assertEqual(0, done.returncode, done.stdout)
         self.admin('DELETE', f'/leases/{lease["id"]}', service='reservation')
         self.wait_until_gone(server['id'])
         self.wait_for(lambda: reservation_id not in self.aggregates(),
-                      'given back')
+                      'are freed')
         self.assertEqual([mine], self.aggregates()['freepool'])
         self.assertEqual('ACTIVE', self.server(outsider)['status'])
         self.wait_for_lease(lease['id'], 'TERMINATED')

@@ -285,7 +285,7 @@ class RefusedCommandTest(LeaseApiTestCase):
             'delete', 'theirs'))
         self.assertIn(f'ERROR: Lease {lease["id"]} could not be found.',
                       other.fails('update', '--name', 'mine', lease['id']))
-        self.assertIn('ERROR: The policy does not let you do this',
+        self.assertIn('ERROR: The policy does not allow this',
                       watcher.fails('delete', 'theirs'))
         self.assertEqual(lease, self.get(lease['id']))
         admin('update', '--name', 'still-theirs', 'theirs')

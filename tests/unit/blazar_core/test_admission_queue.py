@@ -167,7 +167,7 @@ class TestRetrying(RetryingTestCase):
             self.clock.advance(seconds)
             driven.run_due(self.engine)
             self.assertEqual(status, self.status(lease))
-        self.assertIn('It got no capacity until', self.reason(lease))
+        self.assertIn('No capacity became available until', self.reason(lease))
         self.assertIn('There is no capacity', self.reason(lease))
         self.assertEqual(('lease.update', lease['id']), self.notified[-1])
         self.assertEqual({}, self.count_rows(
@@ -187,7 +187,7 @@ class TestRetrying(RetryingTestCase):
         self.clock.advance(90)
         driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
-        self.assertIn('Its end has come.', self.reason(lease))
+        self.assertIn('Its end has passed.', self.reason(lease))
 
     def test_a_silent_cloud_is_no_try(self):
         self.fill(10000)
@@ -217,7 +217,7 @@ class TestRetrying(RetryingTestCase):
         self.clock.advance(60)
         driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))
-        self.assertIn('could not be found out', self.reason(lease))
+        self.assertIn('could not be determined', self.reason(lease))
         self.places_type.demand_of = base._demand_of
         self.free(first)
         self.assertEqual('PENDING', self.asked()['status'])
@@ -242,7 +242,7 @@ class TestRetrying(RetryingTestCase):
         self.look()
         driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))
-        self.assertIn('may wait is over', self.reason(lease))
+        self.assertIn('waiting time has passed', self.reason(lease))
 
     def test_events_of_one_with_a_length_move_with_it(self):
         first = self.fill()
@@ -301,7 +301,7 @@ class TestRetrying(RetryingTestCase):
         error = self.assertRaises(
             errors.InvalidLeaseParams, self.leases.updates.update,
             lease['id'], updates.LeaseChange(name='other'))
-        self.assertIn('waits for capacity', str(error))
+        self.assertIn('waiting for capacity', str(error))
 
     def test_an_event_that_was_lost_is_written_again(self):
         self.fill(10000)

@@ -652,7 +652,7 @@ class TestPatience(AdmissionTestCase):
             refusals.Reason.NO_ROOM, 2, 0, None, NOW + 50), refusal)
         self.assertEqual(3, len(self.searches))
         self.assertIn('next_start: none before 2027-01-15T08:00:50.000000; '
-                      'whether there is a later one takes longer',
+                      'a later one may exist',
                       refusal.sentence())
 
     def test_one_kind_has_its_answer_however_long_that_takes(self):
@@ -1002,14 +1002,15 @@ class TestInTheWay(AdmissionTestCase):
         self.book('one', 0, 10, VCPU=1)
         self.refusal(5, 15)
         self.assertIn('Refused 1 servers from 2027-01-15 08:00:05 to '
-                      '2027-01-15 08:00:15: 0 fit. In the way: leases lease',
+                      '2027-01-15 08:00:15: only 0 fit. Blocked by leases: '
+                      'lease',
                       self.log.output)
 
     def test_one_that_is_too_big_is_in_nobodys_way(self):
         self.host('one', VCPU=1)
         self.book('one', 0, 10, VCPU=1)
         self.refusal(5, 15, 2)
-        self.assertNotIn('In the way', self.log.output)
+        self.assertNotIn('Blocked by', self.log.output)
 
     def test_those_that_end_first_come_first_and_others_are_left_out(self):
         self.host('one', VCPU=9)

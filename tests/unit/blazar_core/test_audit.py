@@ -113,24 +113,24 @@ class TestLeases(AuditTestCase):
         for start, status in ((50, 'PENDING'), (0, 'STARTING')):
             lease = self.lease(start, 100)
             self.delete(models.Booking)
-            self.assert_mended(f'Lease {lease["id"]} (lease) is {status}, '
-                               f'and has no booking.')
+            self.assert_mended(f'Lease {lease["id"]} (lease) is {status}, but '
+                               'has no booking.')
             self.assertEqual('TERMINATED', self.status(lease))
 
     def test_an_offer_without_bookings(self):
         offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.delete(models.Booking)
-        self.assert_mended('is OFFERED, and has no booking.')
+        self.assert_mended('is OFFERED, but has no booking.')
         self.assertEqual('TERMINATED', self.status(offer))
 
     def test_one_that_has_nothing_to_start(self):
         self.lease(50, 100)
         self.change(models.Booking, dispatched_at=NOW)
         self.assert_not_mended('is PENDING, but the build of its servers was '
-                               'sent already')
+                               'already sent')
         self.delete(models.HeldBuild)
         self.assert_not_mended('is PENDING, but the build of its servers is '
-                               'not kept')
+                               'missing')
 
     def test_one_that_runs_and_is_still_held(self):
         self.lease(50, 100)
@@ -138,25 +138,25 @@ class TestLeases(AuditTestCase):
         # It may be tried again.
         self.assertEqual([], list(self.audit.differences()))
         self.change(models.Lease, status='ACTIVE')
-        self.assert_not_mended('is ACTIVE, but 1 of its servers were not '
-                               'sent and no worker will send them')
+        self.assert_not_mended('is ACTIVE, but 1 of its servers were not sent '
+                               'to build, and no worker will send them')
         self.change(models.Lease, status='STARTING')
         self.delete(models.HeldBuild)
         self.assert_not_mended('is STARTING, but 1 of its servers were not '
-                               'sent and no worker will send them')
+                               'sent to build, and no worker will send them')
 
     def test_one_that_waits_to_be_sent_again_and_is_not_tried(self):
         self.lease(50, 100)
         self.change(models.Lease, status='STARTING')
         self.change(models.Event, models.Event.event_type == 'start_lease',
                     status='DONE')
-        self.assert_mended('is STARTING, and no start_lease will come.')
+        self.assert_mended('is STARTING, but has no event start_lease.')
 
     def test_one_whose_start_will_not_come(self):
         lease = self.lease(50, 100)
         self.change(models.Event, models.Event.event_type == 'start_lease',
                     status='ERROR')
-        self.assert_mended('is PENDING, and no start_lease will come.')
+        self.assert_mended('is PENDING, but has no event start_lease.')
         self.clock.advance(50)
         driven.run_due(self.new_engine())
         self.assertEqual('STARTING', self.status(lease))
@@ -164,7 +164,7 @@ class TestLeases(AuditTestCase):
     def test_one_whose_end_will_not_come(self):
         lease = self.lease(50, 100)
         self.delete(models.Event, models.Event.event_type == 'end_lease')
-        self.assert_mended('is PENDING, and no end_lease will come.')
+        self.assert_mended('is PENDING, but has no event end_lease.')
         self.clock.advance(100)
         driven.run_due(self.new_engine())
         self.assertEqual('TERMINATED', self.status(lease))
@@ -184,7 +184,7 @@ class TestLeases(AuditTestCase):
     def test_an_offer_that_will_not_expire(self):
         offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.delete(models.Event)
-        self.assert_mended('is OFFERED, and no expire_offer will come.')
+        self.assert_mended('is OFFERED, but has no event expire_offer.')
         self.assertEqual('TERMINATED', self.status(offer))
 
     def test_an_event_that_nobody_takes_up(self):
@@ -195,7 +195,7 @@ class TestLeases(AuditTestCase):
         self.assertEqual([], self.texts())
         self.clock.advance(1)
         self.assert_not_mended('its start_lease is due since 2027-01-15 '
-                               '08:00:50 UTC, and no worker has taken it up.')
+                               '08:00:50 UTC, but no worker has claimed it.')
 
     def test_an_event_of_a_worker_that_died(self):
         self.lease(50, 100)
@@ -207,9 +207,9 @@ class TestLeases(AuditTestCase):
                     due=NOW + 1000)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
-        self.assert_not_mended('its start_lease was claimed by worker, '
-                               'which has given no sign of life since '
-                               '2027-01-15 08:01 UTC')
+        self.assert_not_mended('its start_lease was claimed by worker, which '
+                               'has not extended its claim since 2027-01-15 '
+                               '08:01 UTC')
 
     def test_an_end_that_fails(self):
         self.running_lease(0, 100)
@@ -218,7 +218,7 @@ class TestLeases(AuditTestCase):
                     due=NOW + 1000, attempts=4)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
-        self.assert_not_mended('should have ended at', 'and is ACTIVE; its '
+        self.assert_not_mended('is past its end', 'but ACTIVE; its '
                                'end was tried 4 times.')
 
     def test_servers_that_do_not_go(self):
@@ -229,7 +229,7 @@ class TestLeases(AuditTestCase):
         self.assertEqual([], self.texts())
         self.clock.advance(1)
         self.assert_not_mended('is TERMINATING since 2027-01-15 08:00 UTC: 1 '
-                               'of its servers are not gone.')
+                               'of its servers still exist.')
 
 
 class TestWhatIsLeftBehind(AuditTestCase):
@@ -238,32 +238,33 @@ class TestWhatIsLeftBehind(AuditTestCase):
         lease = self.over()
         self.change(models.Event, models.Event.event_type == 'end_lease',
                     status='UNDONE')
-        self.assert_mended('is TERMINATED, and still has events that are not '
-                           'done.')
+        self.assert_mended('is TERMINATED, but still has unfinished events.')
         with self.database.writer() as session:
             session.add(models.HeldBuild(lease_id=lease['id'], sealed='',
                                          created_at=NOW))
-        self.assert_mended('is TERMINATED, and still has a held build.')
+        self.assert_mended('is TERMINATED, but still has a deferred build.')
         offer = self.leases.creation.offer(self.new_lease(50, 100, count=2),
                                            60)
         generation = self.generation('one')
         self.change(models.Lease, status='TERMINATED')
-        self.assert_mended('is TERMINATED, and still has bookings and events '
-                           'that are not done.')
+        self.assert_mended('is TERMINATED, but still has bookings and '
+                           'unfinished events.')
         self.assertEqual(generation + 1, self.generation('one'))
         self.assertEqual({'DONE'}, set(self.events_of(offer).values()))
 
     def test_bookings_with_servers_are_left_to_who_can_ask_for_them(self):
         self.lease(50, 100)
         self.change(models.Lease, status='TERMINATED')
-        found = self.assert_one('still has a held build and events')
+        found = self.assert_one('still has a deferred build and unfinished '
+                                'events')
         found.mend()
         self.assertEqual(1, len(self.scalars(models.Booking.id)))
 
     def test_a_lease_that_is_not_over_any_more_when_it_is_mended(self):
         lease = self.lease(50, 100)
         self.change(models.Lease, status='TERMINATED')
-        found = self.assert_one('still has a held build and events')
+        found = self.assert_one('still has a deferred build and unfinished '
+                                'events')
         self.change(models.Lease, status='PENDING')
         found.mend()
         self.assertEqual([], self.texts())
@@ -284,8 +285,8 @@ class TestWhatIsLeftBehind(AuditTestCase):
         self.cloud.broken.clear()
         self.assertEqual({'trust': (lease['id'], 'lease', 'TERMINATED')},
                          self.audit.credentials())
-        self.assert_mended(f'Lease {lease["id"]} is over, and the trust of '
-                           f'its owner is still kept.')
+        self.assert_mended(f'Lease {lease["id"]} has ended, but the trust of '
+                           'its owner still exists.')
         self.assertEqual(['trust'], self.cloud.revoked)
         self.assertEqual({}, self.audit.credentials())
 
@@ -323,8 +324,8 @@ class TestCapacity(AuditTestCase):
     def test_more_than_there_is(self):
         first, second = self.book_too_much()
         self.assert_not_mended(
-            'Host one has 2 VCPU, but at 2027-01-15 08:01 UTC 4 are in use '
-            'or promised; leases: ', first['id'], second['id'])
+            'Host one has 2 VCPU, but at 2027-01-15 08:01 UTC 4 are in use or '
+            'reserved; leases: ', first['id'], second['id'])
 
     def test_what_was_is_no_matter(self):
         self.book_too_much()
@@ -341,7 +342,7 @@ class TestCapacity(AuditTestCase):
         self.assertEqual([], self.texts())
         self.clock.advance(1)
         self.assert_one('Host one has 2 VCPU, but at 2027-01-15 08:01:40 UTC '
-                        '4 are in use or promised')
+                        '4 are in use or reserved')
 
     def test_one_lease_after_another_is_not_too_much(self):
         self.lease(50, 100, resources={'VCPU': 2})
@@ -352,7 +353,7 @@ class TestCapacity(AuditTestCase):
         self.lease(50, 100, resources={'VCPU': 2})
         self.change(models.Host, usage={'VCPU': 1})
         self.assert_one('Host one has 2 VCPU, but at 2027-01-15 08:00:50 UTC '
-                        '3 are in use or promised')
+                        '3 are in use or reserved')
 
     def test_what_is_used_without_a_lease_is_not_our_business(self):
         self.change(models.Host, usage={'VCPU': 3})
@@ -362,8 +363,8 @@ class TestCapacity(AuditTestCase):
         leases = [self.lease(50, 100), self.lease(50, 100)]
         self.change(models.Host, capacity={})
         self.assert_not_mended(
-            'Host one is none of Nova\'s any more, and leases are booked on '
-            'it: ', *(lease['id'] for lease in leases))
+            'Host one no longer exists in Nova but still has bookings of '
+            'leases: ', *(lease['id'] for lease in leases))
 
     def test_long_lists_are_cut(self):
         self.host('big', VCPU=8)
@@ -390,8 +391,8 @@ class TestSealed(AuditTestCase):
         self.change(models.Credential, sealed='x')
         build, trust = self.audit.differences()
         self.assertEqual(
-            [f'Lease {lease["id"]} (lease): {what} does not open with any '
-             f'key of [blazar] encryption_keys.' for what in (
+            [f'Lease {lease["id"]} (lease): no key of [blazar] '
+             f'encryption_keys decrypts {what}.' for what in (
                  'the build of its servers', 'the trust of its owner')],
             [build.text, trust.text])
         self.assertEqual({}, self.audit.credentials())
@@ -400,8 +401,9 @@ class TestSealed(AuditTestCase):
         lease = self.lease(50, 100, credential='trust')
         self.change(models.Credential, replaced=['x'])
         trust, = self.audit.differences()
-        self.assertIn(f'{lease["id"]} (lease): the trust of its owner does '
-                      f'not open', trust.text)
+        self.assertIn(f'{lease["id"]} (lease): no key of [blazar] '
+                      'encryption_keys decrypts the trust of its '
+                      'owner', trust.text)
 
     def test_what_is_not_needed_any_more(self):
         lease = self.lease(50, 100)

@@ -104,8 +104,8 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
         other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
         self.run_at(3 * HOUR)
-        self.assertIn('It could not be prolonged', self.reason(lease))
-        self.assertIn('There is no capacity', self.reason(lease))
+        self.assertIn('The lease could not be extended', self.reason(lease))
+        self.assertIn('reserved by other leases', self.reason(lease))
         self.assertEqual(('ACTIVE', 4 * HOUR), (
             self.status(lease), self.end_of(lease)))
         for time in range(3 * HOUR, 4 * HOUR + 600, 300):
@@ -291,10 +291,12 @@ class TestExtending(ExtendingTestCase):
             lease = self.extended(end=4 * HOUR - 1)
             self.lifecycle.auto_extension._explain(
                 lease['id'], lease['end_date'], 'No room.')
-            self.assertIn('It could not be prolonged', self.reason(lease))
+            self.assertIn('The lease could not be extended',
+                          self.reason(lease))
             self.leases.updates.update(lease['id'], updates.LeaseChange(
                 name='other'))
-            self.assertIn('It could not be prolonged', self.reason(lease))
+            self.assertIn('The lease could not be extended',
+                          self.reason(lease))
             self.leases.updates.update(
                 lease['id'], updates.LeaseChange(**change))
             self.assertEqual('', self.reason(lease))

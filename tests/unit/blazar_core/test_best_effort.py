@@ -171,7 +171,7 @@ class TestMakingRoom(RoomTestCase):
         self.assertEqual('STARTING', self.status(lease))
         lease = self.wanted(vcpus=4)
         self.go_on()
-        self.assertIn('No servers could be moved', self.reason(lease))
+        self.assertIn('No servers can be migrated', self.reason(lease))
         self.assertEqual([], self.cloud.moves)
 
 
@@ -285,9 +285,9 @@ class TestMoving(FourHosts):
         self.go_on(60)
         self.assertEqual('TIMEDOUT', self.status(lease))
         reason = self.reason(lease)
-        self.assertIn('No room could be made for it until', reason)
+        self.assertIn('No capacity could be freed until', reason)
         self.assertIn(
-            'Servers moved for it: 1, being moved: 1.', reason)
+            'Servers migrated for it: 1, being moved: 1.', reason)
         # Whose they are is nobody else's concern.
         self.assertNotIn(first, reason)
         self.assertEqual('DONE', self.events_of(lease)['make_room'])
@@ -320,7 +320,7 @@ class TestMoving(FourHosts):
         lease = self.wanted()
         self.go_on()
         self.assertEqual([], self.cloud.moves)
-        self.assertIn('No servers could be moved', self.reason(lease))
+        self.assertIn('No servers can be migrated', self.reason(lease))
         for one in self.servers[2:]:
             self.cloud.reach[one] = frozenset({self.names['four']})
         self.go_on(10)
@@ -359,10 +359,10 @@ class TestMoving(FourHosts):
         lease = self.wanted()
         for seconds in 0, 2:
             self.clock.advance(seconds)
-            self.assertIn('Room is made for lease', str(self.assertRaises(
+            self.assertIn('being freed for lease', str(self.assertRaises(
                 errors.InvalidLeaseParams, self.leases.updates.update,
                 lease['id'], updates.LeaseChange(end=NOW + 9000))))
-            self.assertIn('Room is made for lease', str(self.assertRaises(
+            self.assertIn('being freed for lease', str(self.assertRaises(
                 errors.Conflict, self.leases.transfer.transfer, lease['id'],
                 self.leases.transfer.look(lease['id']).generation,
                 transfer.Owner('project', 'other'), None, False)))
@@ -401,7 +401,7 @@ class TestMoving(FourHosts):
         with mock.patch.object(owner, name, called):
             room.go_on(first['id'])
         self.assertEqual([], left)
-        self.assertIn('No servers could be moved', self.reason(first))
+        self.assertIn('No servers can be migrated', self.reason(first))
         self.assertEqual({}, self.moves(first))
         return set(self.moves(second))
 
@@ -426,7 +426,7 @@ class TestMoving(FourHosts):
         with mock.patch.object(self.cloud, 'movable', movable):
             self.lifecycle.best_effort.go_on(lease['id'])
         self.assertEqual({}, self.moves(lease))
-        self.assertIn('No servers could be moved', self.reason(lease))
+        self.assertIn('No servers can be migrated', self.reason(lease))
 
     def test_a_clock_that_was_ahead_keeps_nothing_under_way(self):
         self.cloud.broken['move'] = errors.CloudUnavailable('It is away.')
@@ -569,8 +569,8 @@ class TestPace(FourHosts):
         self.assertLess(self.clock.now() - NOW, 200)
         self.assertEqual(2, len(self.cloud.moves))
         self.assertEqual('IN_PROGRESS', self.status(self.waiting))
-        self.assertIn('Servers that were migrated in the last 600 seconds '
-                      'stay where they are, the first of them until ',
+        self.assertIn('Servers that were migrated in the last 600 seconds are '
+                      'not migrated again, the first of them until ',
                       self.reasons)
         self.assertNotIn(self.victims[0], self.reasons)
 
@@ -587,8 +587,8 @@ class TestPace(FourHosts):
         self.set_pace(0, 5)
         self.chase(6)
         self.assertEqual(4, len(self.cloud.moves))
-        self.assertIn('For all leases of a project 5 servers are migrated '
-                      'within an hour at most: 1 more for now, the next one '
+        self.assertIn('At most 5 servers are migrated within an hour for all '
+                      'leases of a project: 1 more for now, the next one '
                       'at ', self.reasons)
         self.clock.advance(3600)
         self.go_on()
@@ -726,7 +726,7 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         lease = self.wanted()
         self.go_on()
         self.assertEqual([], self.moves())
-        self.assertIn('No servers could be moved', self.reason(lease))
+        self.assertIn('No servers can be migrated', self.reason(lease))
         self.assertEqual('IN_PROGRESS', self.status(lease))
 
     def test_no_more_are_freed_than_will_do(self):
@@ -831,7 +831,7 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         self.cloud.bound.add('somebody')
         self.go_on()
         self.assertEqual([], self.moves())
-        self.assertIn('No servers could be moved', self.reason(lease))
+        self.assertIn('No servers can be migrated', self.reason(lease))
         self.cloud.bound.clear()
         with mock.patch.object(self.lifecycle.best_effort._plans, '_most', 1):
             self.go_on(), self.go_on()

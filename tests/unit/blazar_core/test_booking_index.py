@@ -512,7 +512,7 @@ class BlocksTest(IndexTestCase):
         with (mock.patch.object(
                 snapshot.np, 'fromstring', lambda *some, **how: whole(
                     *some, **how)[:-1]),
-              self.assertRaisesRegex(RuntimeError, 'cut short'),
+              self.assertRaisesRegex(RuntimeError, 'truncated'),
               self.index.fresh()):
             pass
 

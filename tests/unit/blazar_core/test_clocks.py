@@ -64,7 +64,7 @@ class TestRepeating(base.TestCase):
         thread.join(20)
         self.assertFalse(thread.is_alive())
         self.assertGreaterEqual(looks[1] - looks[0], 30)
-        self.assertIn('What is short could not be found out', log.output)
+        self.assertIn('What is short: failed', log.output)
 
     def test_after_a_failure_it_waits_whatever_the_news(self):
         self.useFixture(fixtures.FakeLogger())

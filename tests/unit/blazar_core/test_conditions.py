@@ -58,7 +58,7 @@ class TestUpdate(base.TestCase):
         self.update(6, lease_status.refused('No.'))
         self.update(9, lease_status.refused('Not yet.'))
         row, = self.lease.conditions
-        self.assertEqual(('Its end is tried again: Not yet.', 6),
+        self.assertEqual(('The end is retried: Not yet.', 6),
                          (row['message'], row['since']))
 
     def test_others_stay_in_their_order(self):

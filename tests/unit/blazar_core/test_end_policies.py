@@ -272,7 +272,7 @@ class TestPolicies(base.LeaseTestCase):
         log = self.useFixture(fixtures.FakeLogger())
         lease, servers = self.ending('vanish')
         later = self.lifecycle.lease_end.end(lease['id'], when_due=True)
-        self.assertIn('knows how to vanish', later.why)
+        self.assertIn('end policy can vanish', later.why)
         self.assertEqual(('ACTIVE', []), (
             self.status(lease), self.cloud.deleted))
         # Nobody did.
@@ -281,7 +281,7 @@ class TestPolicies(base.LeaseTestCase):
             self.assertIsNone(
                 self.lifecycle.lease_end.end(lease['id'], when_due=True))
         self.assertEqual(servers, self.cloud.deleted)
-        self.assertEqual(1, log.output.count('knows how to vanish them'))
+        self.assertEqual(1, log.output.count('end policy can vanish them'))
 
 
 class StepsTestCase(base.LeaseTestCase):
@@ -487,8 +487,8 @@ class TestLimit(StepsTestCase):
         for time in (1400, 2200):
             self.run_at(time)
         self.assertIn(server, self.cloud.deleted)
-        why = ('Its servers are deleted: snapshot,delete was not done within '
-               '600 s.')
+        why = ('Its servers are deleted: snapshot,delete was not complete '
+               'within 600 s.')
         self.assertEqual(1, log.output.count(why))
         self.assertEqual(why, self.reason(lease))
 

@@ -324,8 +324,8 @@ class TestStrays(EngineTestCase):
         log = self.useFixture(fixtures.FakeLogger())
         self.assertEqual(['a', 'b'], sorted(self.done_within(1)))
         for lease_id in ('a', 'b'):
-            self.assertIn(f'Lease {lease_id}: an event was deferred by a '
-                          f'clock that was ahead', log.output)
+            self.assertIn(f'Lease {lease_id}: an event was deferred by a fast '
+                          'clock', log.output)
 
     def test_what_is_put_off_for_as_long_as_it_may_be_stays(self):
         late = self.clock.now() + 2 * lease_status.LONGEST_PAUSE
@@ -630,12 +630,13 @@ class TestFailures(EngineTestCase):
                 lease_status.RetryAfter(5, 'its host is in use', shown=True),
                 lease_status.RetryAfter(5, 'quiet'), wrong_key]
             for why in ('No key decrypts it.',
-                        'internal error RuntimeError; the log of '
-                        'blazar-listener says more.', 'its host is in use',
+                        'internal error RuntimeError; see the log of '
+                        'blazar-listener.',
+                        'its host is in use',
                         '', 'No key decrypts it.', ''):
                 self.assertEqual(1, driven.run_due(worker))
                 self.assertEqual(why and (
-                    f'An event is tried again: {event_type}: {why}'),
+                    f'An event is retried: {event_type}: {why}'),
                     self.reason(lease_id))
                 self.clock.advance(300)
             self.assertEqual('DONE', self.row(event_id).status)
@@ -661,8 +662,8 @@ class TestFailures(EngineTestCase):
         log = self.useFixture(fixtures.FakeLogger())
         driven.run_due(self.engine())
         self.assertIn('Lease a: mine is deferred: No key.', log.output)
-        self.assertEqual(f'{FAILED.message} An event is tried again: mine: '
-                         'No key.', self.reason())
+        self.assertEqual(f'{FAILED.message} An event is retried: mine: No '
+                         'key.', self.reason())
         # An event that is carried out says nothing of another one.
         self.event('a', event_type='other')
         driven.run_due(self.engine())

@@ -636,7 +636,7 @@ class TestMaintenance(RelocatingTestCase):
         self.take()
         self.look()
         self.assertEqual([], self.cloud.moves)
-        self.assertIn('migrate it by hand', self.log.output)
+        self.assertIn('migrate it manually', self.log.output)
 
     def test_where_the_host_fails_it_is_evacuated(self):
         _lease, server_id = self.runs()
@@ -670,10 +670,11 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual([(lease['id'], '')], self.promised())
         self.cloud.bound.add(server_id)
         (_id, why), = self.promised()
-        self.assertIn('migrate it by hand', why)
+        self.assertIn('migrate it manually', why)
         self.cloud.bound.clear()
         self.at(server_id, busy=True)
-        self.assertEqual([(lease['id'], 'It has a task under way.')],
+        self.assertEqual([(lease['id'], 'A task of the server is in '
+                                        'progress.')],
                          self.promised())
         self.at(server_id, host=self.uuid_of('two'))
         self.assertEqual([(lease['id'], '')], self.promised())
@@ -683,7 +684,8 @@ class TestMaintenance(RelocatingTestCase):
                          self.promised())
         self.cloud.broken['needs'] = errors.CloudUnavailable('No.')
         self.assertEqual([
-            (lease['id'], 'Whether it can is not known now: No.')],
+            (lease['id'], 'Whether it can be reassigned is not known now: '
+                          'No.')],
             self.promised())
 
     def test_those_of_one_lease_are_judged_together(self):

@@ -65,7 +65,7 @@ class SpecTest(testtools.TestCase):
                      '<range-in> 1 4', '<range-in> [ 4 1 ]'):
             self.assertIn('Write for example ">= 8"', str(self.assertRaises(
                 errors.InvalidLeaseParams, self.has, '8', spec)), spec)
-        self.assertIn('has its own operator', str(self.assertRaises(
+        self.assertIn('contains its own operator', str(self.assertRaises(
             errors.InvalidLeaseParams, self.has, '8', '8', '>=')))
 
     def test_who_may_ask_for_the_property_may_ask_so(self):
@@ -128,7 +128,7 @@ class ExpressionTest(testtools.TestCase):
                 ('[', 'not JSON'), ('"text"', 'begins with an operator'),
                 ('{}', 'begins with an operator'),
                 ('[1]', 'begins with an operator'),
-                ('["xor", ["=", "$a", "1"]]', '"xor" is no operator'),
+                ('["xor", ["=", "$a", "1"]]', '"xor" is not an operator'),
                 ('["and"]', '"and" needs one or more'),
                 ('["=", "$a"]', '"=" needs a property and a value'),
                 ('["=", "$a", "1", "2"]', '"=" needs a property'),
@@ -174,10 +174,10 @@ class ExpressionTest(testtools.TestCase):
         host_properties.check(asked, ['b', 'a'])
         host_properties.check(None, [])
         for public, sentence in (
-                (['b', 'c'], '"$a" is no property of hosts that may be asked '
-                             'for. Write one or more of "$b", "$c".'),
-                ([], '"$a" is no property of hosts that may be asked for. '
-                     'There is none: leave the properties out.')):
+                (['b', 'c'], '"$a" is not a host property that reservations '
+                             'can ask for. Write one or more of "$b", "$c".'),
+                ([], '"$a" is not a host property that reservations can ask '
+                     'for. There are none: leave the properties out.')):
             self.assertEqual(sentence, str(self.assertRaises(
                 errors.InvalidLeaseParams, host_properties.check, asked,
                 public)))
@@ -206,7 +206,7 @@ class ExpressionTest(testtools.TestCase):
                 errors.InvalidLeaseParams, host_properties.parse, text)))
 
     def test_in_compares_with_something(self):
-        self.assertIn('"$a" is compared with none', str(
+        self.assertIn('one or more values to compare "$a"', str(
             self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
                               ['in', '$a', []])))
 

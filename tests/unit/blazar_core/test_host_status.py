@@ -147,7 +147,7 @@ class TestBelieving(HealthTestCase):
             self.clock.advance(FAILED)
             self.see(**seen)
             self.clock.advance(FAILED)
-        self.assertIn('2 of 3 hosts seem to be down', self.log.output)
+        self.assertIn('2 of 3 hosts look down', self.log.output)
         self.assertEqual({'one', 'two'}, self.outages().keys())
 
     def test_one_that_has_failed_before_stays_so(self):
@@ -197,7 +197,7 @@ class TestBelieving(HealthTestCase):
         self.host_status._database._retries = 2
         self.see(one=SURE, two=SURE)
         self.assertEqual(1, len(self.outages()))
-        self.assertIn('is decided with the next look', self.log.output)
+        self.assertIn('is checked again next time', self.log.output)
 
     def test_hosts_that_the_books_do_not_know_are_nothing(self):
         self.host_status.update({'unheard-of': SURE})

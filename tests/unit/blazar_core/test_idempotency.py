@@ -53,7 +53,7 @@ class TestRepeats(base.LeaseTestCase):
         for body in ({}, {**BODY, 'name': 'other'}):
             refused = self.assertRaises(
                 errors.Conflict, self.made, self.key(body=body))
-            self.assertIn(f'Another lease, {lease["id"]}', str(refused))
+            self.assertIn(f'another lease, {lease["id"]}', str(refused))
         self.assertRaises(errors.Conflict, self.make, self.key())
         self.assertEqual(1, self.count_rows()['leases'])
 
@@ -61,7 +61,7 @@ class TestRepeats(base.LeaseTestCase):
         lease = self.make(self.key())
         driven.withdraw(self.leases, lease['id'])
         refused = self.assertRaises(errors.Conflict, self.made, self.key())
-        self.assertIn('has been deleted. Write a new key', str(refused))
+        self.assertIn('was deleted. Use a new key', str(refused))
 
     def test_nor_is_one_that_is_being_deleted(self):
         lease = self.running_lease(0, 100)

@@ -129,7 +129,7 @@ class TestPending(AdoptingTestCase):
         exc = self.assertRaises(
             errors.Conflict, self.imports.adopt, self.known(19, 30, name))
         self.assertEqual(f'Host {name} has no capacity for it: it is booked '
-                         f'in its time by lease {there["id"]}.', str(exc))
+                         f'in that window by lease {there["id"]}.', str(exc))
         self.assertEqual(before, self.everything())
         self.imports.adopt(self.known(20, 30, name))
 
@@ -195,8 +195,8 @@ class TestActive(AdoptingTestCase):
                            servers=frozenset(['server']))
         before = self.everything()
         exc = self.assertRaises(errors.Conflict, self.imports.adopt, known)
-        self.assertEqual('Host one has servers that are not of this lease: '
-                         'stranger.', str(exc))
+        self.assertEqual('Host one has servers that do not belong to this '
+                         'lease: stranger.', str(exc))
         self.assertEqual(before, self.everything())
 
     def test_nor_anybody_of_whom_nothing_is_known(self):
@@ -206,7 +206,7 @@ class TestActive(AdoptingTestCase):
         exc = self.assertRaises(
             errors.Conflict, self.imports.adopt,
             self.known(-10, 20, 'one', active=True))
-        self.assertIn('It is not known yet what runs on host one', str(exc))
+        self.assertIn('The servers on host one are not known yet', str(exc))
 
     def test_of_two_that_have_a_host_one_is_refused(self):
         self.imports.adopt(self.known(-10, 20, 'one', active=True))
@@ -325,7 +325,7 @@ class TestPlaces(AdoptingTestCase):
             errors.Conflict, self.imports.adopt, self.places(
                 -10, 20, 'one', 'two', active=True,
                 servers=(self.server('server'), self.server('other'))))
-        self.assertIn('Server other has no place', str(exc))
+        self.assertIn('Server other has no slot', str(exc))
         self.assertEqual(before, self.everything())
 
     def test_nobody_of_whom_nothing_is_known(self):
@@ -336,7 +336,7 @@ class TestPlaces(AdoptingTestCase):
             errors.Conflict, self.imports.adopt, self.places(
                 -10, 20, 'one', active=True,
                 servers=(self.server('server'),)))
-        self.assertIn('It is not known yet what runs on host one', str(exc))
+        self.assertIn('The servers on host one are not known yet', str(exc))
 
 
 class TestRaces(AdoptingTestCase):

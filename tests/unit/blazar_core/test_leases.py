@@ -328,7 +328,7 @@ class TestUpdate(base.LeaseTestCase):
             self.assertEqual(answer, views.get(self.database, lease['id']))
             self.assertEqual(NOW + 1 if not start else NOW + 2, self.scalars(
                 models.Lease.updated_at, models.Lease.id == lease['id'])[0])
-        self.assert_refused(errors.Refused, 'no capacity',
+        self.assert_refused(errors.Refused, 'reserved by',
                             views.listed(self.database, True)[0],
                             end=201)
 
@@ -456,7 +456,7 @@ class TestUpdate(base.LeaseTestCase):
         self.report(uuid, 'one', {'VCPU': 1}, {'VCPU': 1})
         self.update(lease, end=50)
         self.assertEqual((0, 50), self.window(lease))
-        self.assert_refused(errors.Refused, 'no capacity', lease, end=51)
+        self.assert_refused(errors.Refused, 'reserved by', lease, end=51)
 
     def test_what_is_given_back_can_be_had_by_others(self):
         self.host('one', VCPU=1)
@@ -495,7 +495,7 @@ class TestUpdate(base.LeaseTestCase):
         self.update(lease, start=300, end=400)
         self.update(lease, start=310)
         self.update(lease, start=20, end=200)
-        self.assert_refused(errors.Refused, 'no capacity', other, start=199)
+        self.assert_refused(errors.Refused, 'reserved by', other, start=199)
         self.assertEqual((20, 200), self.window(lease))
 
     def test_it_keeps_its_hosts_if_there_is_room(self):
@@ -520,7 +520,7 @@ class TestUpdate(base.LeaseTestCase):
         lease = self.running_lease(0, 100)
         self.lease(100, 200)
         self.host('two', VCPU=1)
-        self.assert_refused(errors.Refused, 'no capacity', lease, end=150)
+        self.assert_refused(errors.Refused, 'reserved by', lease, end=150)
 
     def test_a_lease_that_is_over_cannot_be_changed(self):
         self.host('one', VCPU=1)
@@ -543,7 +543,7 @@ class TestUpdate(base.LeaseTestCase):
         self.lease(100, 200)
         self.clock.advance(100)
         for end in (101, 159, 1000):
-            self.assert_refused(errors.InvalidLeaseParams, 'is over since',
+            self.assert_refused(errors.InvalidLeaseParams, 'ended at',
                                 lease, end=end)
         self.update(lease, name='another')
 
@@ -862,17 +862,17 @@ class TestResize(PlacesTestCase):
                       self.places(1, affinity=False)):
             self.assert_refused(
                 errors.InvalidLeaseParams,
-                'of its reservations only the amount', lease, other)
+                'only the amounts of its reservations', lease, other)
 
     def test_what_a_boot_made_is_what_it_is(self):
         lease = self.lease(50, 100)
-        self.assert_refused(errors.InvalidLeaseParams, 'made by a boot',
+        self.assert_refused(errors.InvalidLeaseParams, 'created by a boot',
                             lease, self.places(2))
 
     def test_what_is_another_leases_is_not_changed(self):
         lease, other = self.reserve(50, 100), self.reserve(50, 100)
         self.assert_refused(
-            errors.InvalidLeaseParams, 'is not one of lease',
+            errors.InvalidLeaseParams, 'does not belong to lease',
             {**lease, 'reservations': other['reservations']}, self.places(2))
 
     def test_one_of_several_changes_alone(self):
@@ -946,10 +946,10 @@ class TestResize(PlacesTestCase):
         """Its end is due, and nobody has carried it out yet."""
         lease = self.reserve(0, 100, active=True)
         self.clock.advance(100)
-        self.assert_refused(errors.InvalidLeaseParams, 'is over', lease,
+        self.assert_refused(errors.InvalidLeaseParams, 'nothing can be', lease,
                             self.places(2))
         self.clock.advance(10)
-        self.assert_refused(errors.InvalidLeaseParams, 'is over', lease,
+        self.assert_refused(errors.InvalidLeaseParams, 'nothing can be', lease,
                             self.places(2))
 
     def test_who_finds_that_another_was_faster_is_not_refused(self):
@@ -1093,7 +1093,7 @@ class TestUpdateOfTimes(PlacesTestCase):
                         {'start': 70, 'events': self.events(60)},
                         {'end': 80, 'before_end': 90}):
             self.assert_refused(errors.InvalidLeaseParams,
-                                'is not within', lease, **changed)
+                                'is not in the remaining', lease, **changed)
         self.update(lease, before_end=100, events=self.events(50, 100))
 
     def test_times_that_are_over_are_refused(self):
@@ -1102,14 +1102,14 @@ class TestUpdateOfTimes(PlacesTestCase):
         self.clock.advance(30)
         for changed in ({'before_end': 29}, {'events': self.events(50, 29)}):
             self.assert_refused(errors.InvalidLeaseParams,
-                                'is not within what is to come', lease,
+                                'is not in the remaining time', lease,
                                 **changed)
         self.update(lease, before_end=30, events=self.events(30))
 
     def test_of_what_is_refused_nothing_is_written(self):
         lease = self.with_events(50, 100, 90, 60)
         self.assert_refused(
-            errors.InvalidLeaseParams, 'is not within', lease,
+            errors.InvalidLeaseParams, 'is not in the remaining', lease,
             self.places(3), name='x', start=55, end=120, before_end=130,
             events=self.events(60))
 

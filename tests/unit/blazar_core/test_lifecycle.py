@@ -821,7 +821,7 @@ class TestNotPlaced(LifecycleTestCase):
         first, second = base.servers_of(lease)
         self.see(first, State.ERROR, fault='It broke.')
         self.fail(second)
-        self.assertIn('Not placed yet', self.reason(lease))
+        self.assertIn('no valid host yet', self.reason(lease))
         self.see(second, State.GONE)
         self.assertEqual(('ERROR', f'Server {first} could not be built: '
                           'It broke.'),
@@ -856,7 +856,7 @@ class TestNotPlaced(LifecycleTestCase):
     def test_one_that_ends_waits_for_no_host(self):
         lease = self.sent()
         self.fail(*base.servers_of(lease))
-        self.assertIn('Not placed yet', self.reason(lease))
+        self.assertIn('no valid host yet', self.reason(lease))
         self.cloud.stubborn.update(base.servers_of(lease))
         self.lifecycle.lease_end.delete(lease['id'])
         self.lifecycle.lease_end.end(lease['id'])

@@ -184,7 +184,8 @@ class TestQuota(LimitsTestCase):
             errors.LimitExceeded, self.limits.check, self.asked(**values)))
         wanted, in_use = re.search(
             r'for cores: this lease asks for (\d+), and of the -1 that the '
-            r'(?:project|user) may have (-?\d+) are in use', sentence).groups()
+            r'(?:project|user) may have, (-?\d+) are in use',
+            sentence).groups()
         return int(wanted) + int(in_use)
 
     def test_the_peak_of_its_time_counts(self):
@@ -312,7 +313,7 @@ class TestGranted(LimitsTestCase):
         self.leases.updates.update(lease['id'], longer)
         refused = self.assertRaises(
             errors.Conflict, self.leases.updates.update, lease['id'], earlier)
-        self.assertIn('changed meanwhile', str(refused))
+        self.assertIn('has just changed', str(refused))
         self.leases.updates.update(lease['id'], change(start=45, end=140))
         # What others make is not in its way.
         later = change(start=46, end=141)

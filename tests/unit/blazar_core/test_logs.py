@@ -162,19 +162,19 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.see(second, State.ERROR, fault='No valid host')
         self.advance(50)
         self.assert_named('sending its build', 'could not be built', ' is '
-                          'ACTIVE', 'is over')
+                          'ACTIVE', 'has ended')
 
     def test_one_that_is_placed_later_and_elsewhere(self):
         self.host('two', VCPU=8)
         _lease, (server_id,) = self.waits()
         self.advance(50)
         self.see(server_id, State.ERROR, fault='Full', unplaced=True)
-        self.assert_named('could not be placed yet')
+        self.assert_named('no valid host yet')
         self.advance(40)
         other, = {'one', 'two'} - {self.host_of(server_id)}
         self.see(server_id, State.RUNNING, self.uuid_of(other))
         self.see(server_id)
-        self.assert_named('its booking follows', 'is gone', 'is over')
+        self.assert_named('updating its booking', 'is gone', 'has ended')
 
     def test_one_of_which_all_fails(self):
         _lease, (server_id,) = self.waits(credential='trust')
@@ -193,8 +193,8 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.cloud.broken['revoke'] = ZeroDivisionError()
         self.advance(600)
         self.lifecycle.lease_close.revoke_over()
-        self.assert_named('start_lease failed', 'come to its end yet',
-                          'could not be brought', 'could not be revoked yet')
+        self.assert_named('start_lease failed', 'policy is not complete yet',
+                          'its end policy failed', 'could not be revoked yet')
 
     def test_one_that_gets_lost(self):
         _lease, (first, second) = self.waits(count=2)
@@ -206,8 +206,9 @@ class TestLives(LivesMixin, base.LeaseTestCase):
             self.lifecycle.lost_builds.send()
         self.cloud.broken['traces'] = errors.CloudUnavailable('away')
         self.lifecycle.lost_builds.send()
-        self.assert_named('sending them again', 'no process works on server',
-                          'cannot be looked for')
+        self.assert_named('sending them again', 'no process is building '
+                                                'server',
+                          'check for lost builds failed')
 
     def test_one_that_nobody_uses(self):
         self.reserve(0, 1000, self.places(2), project=PROJECT)
@@ -216,8 +217,8 @@ class TestLives(LivesMixin, base.LeaseTestCase):
             self.clock.advance(100)
             self.lifecycle.no_shows.look()
         self.advance(1)
-        self.assert_named('has not been used; it ends at',
-                          'ends, as it has not been used')
+        self.assert_named('is unused; it ends at',
+                          'ends because it is unused')
 
     def test_one_without_an_owner(self):
         self.running_lease(0, 10_000, project=PROJECT)
@@ -229,7 +230,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         finder.find()
         self.clock.advance(10)
         finder.find()
-        self.assert_named('has no owner any more', 'is ended: its project')
+        self.assert_named('has no owner', 'is ended: its project')
 
     def test_a_build_that_its_request_has_not_sent(self):
         lease = self.reserve(0, 10_000, self.places(2), project=PROJECT)
@@ -251,7 +252,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
                 models.Event.lease_id == lease['id']).values(
                     due=base.NOW + 10 ** 8, waits=1))
         self.advance(60)
-        self.assert_named('deferred by a clock that was ahead')
+        self.assert_named('deferred by a fast clock')
 
 
 class TestHosts(LivesMixin, test_maintenance.MaintenanceTestCase):
@@ -268,7 +269,7 @@ class TestHosts(LivesMixin, test_maintenance.MaintenanceTestCase):
         self.cloud.broken.clear()
         self.clock.advance(1000)
         looks.look(list)
-        self.assert_named('for now: away', 'is to leave host')
+        self.assert_named('for now: away', 'leaves host')
 
 
 class TestWatch(LivesMixin, test_overbooking.WatchTestCase):
@@ -285,8 +286,9 @@ class TestWatch(LivesMixin, test_overbooking.WatchTestCase):
         self.overbooking.look()
         self.with_host('two', VCPU=2)
         self.overbooking.look()
-        self.assert_named('could be found elsewhere yet', 'is bound to host',
-                          'has no capacity on host')
+        self.assert_named('search for other hosts failed',
+                          'is reassigned to host',
+                          'has lost its capacity on host')
 
 
 class TestPreflight(LivesMixin, test_preflight.PreflightTestCase):
@@ -298,5 +300,5 @@ class TestPreflight(LivesMixin, test_preflight.PreflightTestCase):
                                   (preflight.PAUSE, ['Its image is gone.']),
                                   (preflight.AGAIN, [])):
             self.look(after)
-        self.assert_named('whether it could start is not known now',
-                          'Its image is gone.', 'nothing prevents its start')
+        self.assert_named('the preflight check is not possible now',
+                          'Its image is gone.', 'found no problem')

@@ -136,7 +136,7 @@ class TestTaking(MaintenanceTestCase):
             errors.NotFound, self.maintenance.give_back, 'nowhere')
         self.assertRaises(errors.NotFound, self.promised, 'nowhere')
         self.with_host('none')
-        self.assertIn('nothing to take', str(
+        self.assertIn('needs no maintenance', str(
             self.assertRaises(errors.Conflict, self.take, 'none')))
 
 
@@ -183,7 +183,8 @@ class TestBeforehand(MaintenanceTestCase):
         lease = self.booked_on('one', FROM, FROM + 10)
         self.wanted['project'] = errors.CloudUnavailable('It is away.')
         self.assertEqual([(
-            lease['id'], 'Whether it can is not known now: It is away.')],
+            lease['id'], 'Whether it can be reassigned is not known now: It '
+                         'is away.')],
             self.promised())
 
     def test_one_that_was_made_anew(self):

@@ -209,7 +209,7 @@ class TestMembers(JoiningTestCase):
     def test_none_leaves_what_is_promised(self):
         self.reserve(200, 300, self.places(8))
         before = self.everything()
-        self.assertIn('promised to others', str(self.assertRaises(
+        self.assertIn('reserved by later leases', str(self.assertRaises(
             errors.Conflict, self.leave, self.adopted, self.servers[0])))
         self.assertEqual(before, self.everything())
         self.assertEqual([], self.cloud.released)

@@ -67,8 +67,9 @@ class TestNoShows(NoShowTestCase):
         driven.run_due(self.engine)
         found = views.get(self.database, lease['id'])
         self.assertEqual(
-            ('TERMINATED', NOW + 150, 'It was ended at 2027-01-15 08:02:30 '
-             'UTC, as it had not been used since its start.'),
+            ('TERMINATED', NOW + 150, 'The lease was ended at 2027-01-15 '
+                                      '08:02:30 UTC because it was unused '
+                                      'since its start.'),
             (found['status'], found['end_date'], found['status_reason']))
         self.assertEqual({}, self.places_type.open)
         # All of it can be had at once.

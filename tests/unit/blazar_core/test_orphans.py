@@ -378,7 +378,7 @@ class TestOrphans(base.LeaseTestCase):
         self.lifecycle.auto_extension._explain(lease, end, 'later.')
         self.identity.gone = {'project'}
         self.another().find()
-        self.assertIn('It could not be prolonged', self.said(lease))
+        self.assertIn('The lease could not be extended', self.said(lease))
         self.leases.updates.update(lease, updates.LeaseChange(end=end + HOUR))
         self.assertEqual(
             lease_status.ORPHANED['project'].message, self.said(lease))

@@ -144,7 +144,8 @@ class TestElsewhere(WatchTestCase):
             found['reservations'][0]['missing_resources'],
             found['status_reason']))
         self.assertEqual(1, self.told(lease))
-        self.assertIn('is bound to host two now; before: one', self.log.output)
+        self.assertIn('is reassigned to host two; before: '
+                      'one', self.log.output)
         before = self.everything()
         self.overbooking.look()
         self.assertEqual(before, self.everything())
@@ -505,11 +506,11 @@ class TestMissing(WatchTestCase):
             ('PENDING', True, True), (
                 found['status'], found['degraded'],
                 found['reservations'][0]['missing_resources']))
-        self.assertIn('There is no capacity for this lease in its time.',
+        self.assertIn('There is no capacity for this lease in this window.',
                       found['status_reason'])
         self.assertEqual(1, self.told(lease))
         self.assertIn(f'WARNING Lease {lease["id"]}: ', self.log.output)
-        self.assertIn('has no capacity on host one any more', self.log.output)
+        self.assertIn('has lost its capacity on host one', self.log.output)
 
     def test_it_is_said_once(self):
         lease = self.lease(50, 1000, count=2)
@@ -518,7 +519,7 @@ class TestMissing(WatchTestCase):
             self.overbooking.look()
             self.clock.advance(20)
         self.assertEqual(1, self.told(lease))
-        self.assertEqual(1, self.log.output.count('any more. '))
+        self.assertEqual(1, self.log.output.count('has lost its capacity'))
 
     def test_it_says_when_there_would_be_room(self):
         lease = self.lease(50, 100, count=2)

@@ -29,13 +29,13 @@ class TestRefusal(base.BaseTestCase):
 
     def test_of_whole_hosts_it_says_how_many_of_them_there_are(self):
         for fits, wanted, sentence in (
-                (2, 3, 'Only 2 of the 3 hosts asked for fit now; no start '
-                       'would give 3.'),
-                (1, 3, 'Only 1 of the 3 hosts asked for fits now; no start '
-                       'would give 3.'),
-                (0, 3, 'None of the 3 hosts asked for fits now; no start '
-                       'would give 3.'),
-                (0, 1, 'The host asked for fits neither now nor at any '
+                (2, 3, 'Only 2 of the 3 requested hosts fit now; no start '
+                       'would provide 3.'),
+                (1, 3, 'Only 1 of the 3 requested hosts fits now; no start '
+                       'would provide 3.'),
+                (0, 3, 'None of the 3 requested hosts fits now; no start '
+                       'would provide 3.'),
+                (0, 1, 'The requested host fits neither now nor at any '
                        'start.')):
             refused = refusals.Refusal(
                 refusals.Reason.TOO_BIG, wanted, fits, None, whole=True)
@@ -48,8 +48,8 @@ class TestRefusal(base.BaseTestCase):
             refusals.Reason.TOO_BIG, 3, 2, None, detail='No host has that.',
             whole=True)
         self.assertIn('No host has that.', refused.sentence())
-        self.assertNotIn('asked for', refused.sentence())
-        self.assertNotIn('hosts asked for', refusals.Refusal(
+        self.assertNotIn('requested', refused.sentence())
+        self.assertNotIn('requested hosts', refusals.Refusal(
             refusals.Reason.NO_ROOM, 3, 2, NOW, whole=True).sentence())
 
     def test_hosts_or_servers_is_no_other_refusal(self):

@@ -329,9 +329,8 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual('ERROR', self.status(lease))
         self.assertEqual({}, self.lots.barrier)
         self.assertEqual(
-            'What was reserved could not be made ready for use. start_lease: '
-            'internal error RuntimeError; the log of blazar-listener says '
-            'more.',
+            'The reservation could not be made ready for use. start_lease: '
+            'internal error RuntimeError; see the log of blazar-listener.',
             views.get(self.database, lease['id'])['status_reason'])
 
     def test_what_was_opened_when_it_was_over_is_closed(self):

@@ -362,9 +362,9 @@ class TestKept(RecurringTestCase):
         self.runs()
         self.assertIn('host is not empty', self.start(1).why)
         self.lifecycle.lease_start._start_timeout = 0
-        self.assertIn('occurrence before', self.start(1).why)
+        self.assertIn('previous occurrence', self.start(1).why)
         self.assertEqual([], self.cloud.woken)
-        self.assertIn('occurrence before', self.reason(1))
+        self.assertIn('previous occurrence', self.reason(1))
         self.end(0)
         self.assertIsNotNone(self.start(1))
         self.assertEqual([self.server], self.cloud.woken)
@@ -389,11 +389,12 @@ class TestKept(RecurringTestCase):
         self.start(0)
         self.runs()
         self.lifecycle.lease_start._start_timeout = 0
-        self.assertIn('occurrence before', self.start(1).why)
+        self.assertIn('previous occurrence', self.start(1).why)
         self.end(0)
         self.cloud.servers.clear()
         self.assertIsNone(self.start(1))
-        self.assertEqual('Its servers were deleted, or left, before it began.',
+        self.assertEqual('Its servers were deleted or removed before it '
+                         'started.',
                          self.reason(1))
 
     def test_who_has_left_is_in_no_other_occurrence(self):
@@ -407,7 +408,7 @@ class TestKept(RecurringTestCase):
         self.lifecycle.server_removal.leave(self.ids[0], {self.server: True})
         self.start(1)
         self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
-        self.assertIn('left', self.reason(1))
+        self.assertIn('removed', self.reason(1))
         self.assertEqual([None], self.scalars(models.Booking.server_id))
 
     def test_at_the_end_of_what_is_the_last_by_now_it_is_deleted(self):

@@ -33,8 +33,8 @@ class SettingsTest(base.DatabaseTestCase):
         self.write('api', isolate=False, other=[1])
         self.assertEqual([
             'isolate is False for api and listener, and True for scheduler. '
-            'What one of them decides, another one may not keep: write the '
-            'same in the nova.conf of each of them, and restart them.'],
+            'These processes contradict each other: set the same value in the '
+            'nova.conf of each of them, and restart them.'],
             settings.differences(self.database))
 
     def test_what_was_mended_is_no_difference(self):

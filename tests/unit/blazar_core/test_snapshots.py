@@ -149,8 +149,7 @@ class TestImages(CopyingTestCase):
         self.run_at(50)
         self.assertEqual([(second, 'mine')], self.images())
         self.assertEqual(
-            f'Its snapshots are tried again: mine: server {first}: Nova '
-            f'refuses.',
+            f'The snapshots are retried: mine: server {first}: Nova refuses.',
             self.reason(lease))
         self.cloud.broken[first] = errors.TrustUnavailable('No trust.')
         self.run_at(60)
@@ -184,7 +183,7 @@ class TestImages(CopyingTestCase):
         self.cloud.broken[first] = ValueError()
         self.run_at(50)
         self.assertEqual([(second, 'mine')], self.images())
-        self.assertIn('the log says why', self.reason(lease))
+        self.assertIn('see the log', self.reason(lease))
 
     def test_an_end_before_gives_it_up(self):
         lease, (server,) = self.leased(50, 60)
@@ -196,7 +195,7 @@ class TestImages(CopyingTestCase):
         self.cloud.stubborn.add(server)
         self.run_at(55)
         self.assertEqual('TERMINATING', self.status(lease))
-        self.assertNotIn('Its snapshots', self.reason(lease))
+        self.assertNotIn('The snapshots', self.reason(lease))
         before = dict(self.cloud.copied_at)
         self.run_at(58)
         self.assertEqual((before, 0), (self.cloud.copied_at, self.told()))

@@ -101,7 +101,7 @@ class TestOwning(base.LeaseTestCase):
 
     def test_one_of_a_boot_stays_in_its_project(self):
         lease_id = self.lease(10, 100)['id']
-        self.assertIn('was made by the boot', str(self.assertRaises(
+        self.assertIn('was created by the boot', str(self.assertRaises(
             errors.Conflict, self.hand, lease_id)))
 
     def test_one_that_is_deleted_is_nobodys(self):

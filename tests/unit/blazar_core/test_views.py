@@ -266,7 +266,8 @@ class TestOrder(ViewsTestCase):
             refused = self.assertRaises(
                 errors.InvalidLeaseParams, self.page, marker=marker,
                 project_id='project')
-            self.assertIn(f'The marker {marker} is none of these leases.',
+            self.assertIn(f'The marker {marker} is not the ID of one of these '
+                          'leases.',
                           str(refused))
         self.assertEqual([], self.page(marker=yours['id']))
 

@@ -197,12 +197,12 @@ class TestReserving(WholeHostsTestCase):
             self.host(name, VCPU=4)
         refused = self.assertRaises(
             errors.Refused, self.reserve_machines, 0, 100, 3, 3)
-        self.assertIn('Only 2 of the 3 hosts asked for fit now; no start '
-                      'would give 3.', str(refused))
+        self.assertIn('Only 2 of the 3 requested hosts fit now; no start '
+                      'would provide 3.', str(refused))
         refused = self.assertRaises(
             errors.Refused, self.reserve, 0, 100, self.machines_of(3, 3),
             self.places(amount=1, vcpus=4))
-        self.assertNotIn('hosts asked for fit now', str(refused))
+        self.assertNotIn('requested hosts fit now', str(refused))
 
     def test_with_others_it_takes_more_only_of_what_they_leave(self):
         for name in ('one', 'two', 'three'):
@@ -631,7 +631,7 @@ class TestFailing(WholeHostsTestCase):
             listed['reservations'][0][flag] for flag in (
                 'missing_resources', 'resources_changed')))
         self.assertThat(listed['warnings'], matchers.MatchesListwise([
-            matchers.Contains('are not those that it had at first')]))
+            matchers.Contains('have changed')]))
         # What else is said of it is not about its hosts.
         for _time in range(2):
             self.change(lease, 1, 1)
@@ -1770,7 +1770,7 @@ class TestWithin(WholeHostsTestCase):
                           self.why_not(*window))
         self.assertIn('when the lease is ACTIVE',
                       self.why_not(100, 200, later=False))
-        self.assertIn('none that your project may use',
+        self.assertIn('Your project cannot use',
                       self.why_not(100, 200, project='other'))
         self.share('other')
         self.assertIsNone(self.why_not(100, 200, project='other'))
@@ -1809,7 +1809,7 @@ class TestWithin(WholeHostsTestCase):
         first = self.reserve(0, 2000, self.places(1), request=self.request(
             0, 2000, retry=retry))
         lease = self.inner(200, 900, retry=retry, lasts=700)
-        self.assertIn('comes first', self.reason(lease))
+        self.assertIn('is served first', self.reason(lease))
         self.clock.advance(400)
         self.lifecycle.lease_end.delete(first['id'])
         driven.run_due(self.engine)
@@ -1867,7 +1867,7 @@ class TestWithin(WholeHostsTestCase):
     def test_it_stays_where_the_hosts_stay(self):
         lease = self.inner(200, 300)
         self.follow()
-        inside = 'It is within a lease that has all of the host.'
+        inside = 'It belongs to a lease of the whole host.'
         # There is none to which they could go.
         self.assertEqual(inside, self.promised()[lease['id']])
         self.host('two', VCPU=4)
@@ -1911,7 +1911,7 @@ class TestWithin(WholeHostsTestCase):
         self.share()
         self.run_at(200)
         self.assertEqual([], self.cloud.sent)
-        self.assertIn('none that your project may use', self.reason(lease))
+        self.assertIn('Your project cannot use', self.reason(lease))
 
     def test_who_overstays_within_keeps_no_other_from_its_start(self):
         self.run_at(100)
@@ -1985,7 +1985,7 @@ class TestEnrolment(WholeHostsTestCase):
         for work, *args in ((enrollment.change, host_id, {}, True),
                             (enrollment.start, self.uuid_of('one'), {})):
             exc = self.assertRaises(errors.Conflict, self.write, work, *args)
-            self.assertIn('is being taken out', str(exc))
+            self.assertIn('is being removed', str(exc))
 
     def test_its_operator_thinks_better_of_it(self):
         host_id = self.enrol('one')
@@ -1993,7 +1993,7 @@ class TestEnrolment(WholeHostsTestCase):
         self.write(enrollment.remove, host_id, True)
         exc = self.assertRaises(errors.Conflict, self.write, enrollment.start,
                                 self.uuid_of('one'), {})
-        self.assertIn('To keep it, say', str(exc))
+        self.assertIn('To keep it, set', str(exc))
         # Who writes back what he has read changes nothing.
         shown, = self.scalars(models.Host.reservable)
         for reservable in (shown, None):
@@ -2065,7 +2065,7 @@ class TestEnrolment(WholeHostsTestCase):
             errors.Conflict, self.write, enrollment.retire, host_id)
         self.write(enrollment.remove, host_id)
         exc = self.assertRaises(errors.Conflict, self.enrol, 'one')
-        self.assertIn('is being taken out', str(exc))
+        self.assertIn('is being removed', str(exc))
         self.write(enrollment.retire, host_id)
         self.enrol('one')
 
@@ -2111,7 +2111,7 @@ class TestEnrolment(WholeHostsTestCase):
         self.assertRaises(
             errors.Conflict, self.write, enrollment.complete, first)
         self.write(enrollment.retire, first.host_id)
-        self.assertIn('given up meanwhile', str(self.assertRaises(
+        self.assertIn('was canceled by another request', str(self.assertRaises(
             errors.Conflict, self.write, enrollment.complete, first)))
         second = self.begin()
         self.assertRaises(

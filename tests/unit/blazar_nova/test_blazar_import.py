@@ -252,7 +252,7 @@ class JudgingTest(JudgingTestCase):
         found = self.refusals()
         self.assertEqual('There is no host three.', found['three'])
         self.assertIn('cannot be the key', found['four'])
-        self.assertIn('not in the books yet', found['five'])
+        self.assertIn('not in the reservation database yet', found['five'])
         self.assertIn('Its host three is refused', found[lease_id])
 
     def test_bookings_of_others(self):
@@ -268,7 +268,7 @@ class JudgingTest(JudgingTestCase):
                self.lease(30, 40, '1', created_at=NOW - 1)]
         found = self.refusals()
         self.assertEqual([ids[0]], [*found])
-        self.assertIn(f'lease {ids[1]} has it in its time', found[ids[0]])
+        self.assertIn(f'lease {ids[1]} has reserved it at that', found[ids[0]])
         # Who is there is before all others.
         self.lease(-10, 16, '1', created_at=NOW, status='ACTIVE')
         self.assertEqual({*ids[:2]}, {*self.refusals()})
@@ -335,7 +335,7 @@ class JudgingTest(JudgingTestCase):
             'start_lease': 'DONE', 'end_lease': 'UNDONE', 'mine': 'UNDONE',
             'before_end_lease': 'UNDONE', 'done': 'DONE'}, {
                 one.event_type: one.status for one in item.known.events})
-        self.assertIn('events that no user can have', item.text)
+        self.assertIn('events that users cannot create', item.text)
 
     def test_properties_that_users_may_not_ask_for(self):
         self.blazar.host('three', '3', gpu='x', rack='7')

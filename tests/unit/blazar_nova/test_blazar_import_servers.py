@@ -105,7 +105,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         found = self.refusals()
         self.assertEqual([ids[2]], [*found])
         self.assertIn(f'Host one would be overbooked: lease {ids[1]} has '
-                      f'parts of it in its time', found[ids[2]])
+                      'reserved parts of it', found[ids[2]])
 
     def test_every_amount_counts(self):
         for amounts in ({'memory_mb': 51}, {'disk_gb': 11}):
@@ -115,17 +115,17 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         self.assertEqual([later], [*self.refusals()])
         alone = self.servers(50, 60, '1', '1', vcpus=3)[0]
         self.assertIn('it offers 20 DISK_GB, 100 MEMORY_MB, 4 VCPU, and this '
-                      'lease alone has 2 MEMORY_MB, 6 VCPU there',
+                      'lease alone uses 2 MEMORY_MB, 6 VCPU there',
                       self.refusals()[alone])
 
     def test_whole_hosts_are_whole(self):
         whole = self.lease(10, 20, '1', created_at=NOW - 9)
         part = self.servers(19, 30, '1', created_at=NOW)[0]
-        self.assertIn(f'lease {whole} has it in its time',
+        self.assertIn(f'lease {whole} has reserved it at that',
                       self.refusals()[part])
         later = self.lease(29, 40, '2', '1', created_at=NOW)
         self.servers(19, 30, '2', created_at=NOW - 1)
-        self.assertIn('has parts of it', self.refusals()[later])
+        self.assertIn('reserved parts of it', self.refusals()[later])
 
     def test_the_books_hold_the_same_rule(self):
         """Who made a lease meanwhile has not been seen by the plan."""
@@ -141,7 +141,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         self.assertIn('Host one has no capacity for it', str(exc))
         self.blazar.execute(
             "UPDATE leases SET status = 'PENDING' WHERE id = :id", id=first)
-        self.assertIn('has parts of it', self.refusals()[first])
+        self.assertIn('reserved parts of it', self.refusals()[first])
 
     def test_both_kinds_in_one_lease(self):
         self.cleaning_time = 1
@@ -175,7 +175,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
             lease_id = self.servers(10, 20, **{'amount': 1, **values})[0]
             self.assertIn(part, self.refusals()[lease_id])
         lease_id = self.servers(10, 20, '1', '1', amount=1)[0]
-        self.assertIn('has 2 places, and was to have 1',
+        self.assertIn('has 2 slots instead of 1',
                       self.refusals()[lease_id])
         del self.types.named['virtual:instance']
         lease_id = self.servers(10, 20, '1')[0]
@@ -216,5 +216,5 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         self.cloud.there['one'] = [
             (name, 'project', None, reservation_id) for name in 'ab']
         self.assertIn('Host one has 2 servers of its reservation '
-                      f'{reservation_id} (a, b), and only 1 places',
+                      f'{reservation_id} (a, b), but only 1 slots',
                       self.refusals()[lease_id])

@@ -246,7 +246,7 @@ class TestAnswered(ExternalTestCase):
     def silent(self, made=None, asked=ASKED):
         sentence = str(self.assertRaises(
             errors.CloudUnavailable, (made or self.external()).check, asked))
-        self.assertIn('no answer', sentence)
+        self.assertIn('does not answer', sentence)
         return sentence
 
     def test_no_with_its_message(self):
@@ -296,4 +296,4 @@ class TestAnswered(ExternalTestCase):
             self.service.answer = answer
             self.external().on_end(LEASE)
         self.assertEqual(2, self.log.output.count(
-            'was not told that lease the-lease is over'))
+            'Lease the-lease: notifying the external service'))

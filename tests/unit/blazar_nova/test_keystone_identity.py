@@ -67,7 +67,7 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
                 self.there(path, **answer)
                 said = str(self.assertRaises(
                     errors.CloudUnavailable, self.identity.absent, ['x'], []))
-                self.assertIn('Give it a role', said)
+                self.assertIn('Give the user a role', said)
             self.there(path)
 
     def test_a_keystone_that_fails_says_nothing(self):

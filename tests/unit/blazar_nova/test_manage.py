@@ -156,7 +156,7 @@ class ManageTest(base.TestCase):
         old, self.keys = self.keys, [encryption.new_key()]
         code, text = self.manage('key', 'rotate')
         self.assertEqual(1, code)
-        self.assertIn('adds the key with which it was encrypted', text)
+        self.assertIn('add the key with which it was encrypted', text)
         with database.reader() as session:
             sealed = session.get_one(models.HeldBuild, lease['id']).sealed
         self.assertEqual('the call', encryption.Encryption(old).open(sealed))
@@ -237,20 +237,20 @@ class ManageTest(base.TestCase):
             self.assertEqual((0, (
                 f'{said} 1 lease that ended before {before} UTC.'
                 f'\n')), (code, text.partition('\n')[0] + '\n'))
-            self.assertIn('1 lease; those that ended until 1970', text)
+            self.assertIn('1 lease; leases that ended until 1970', text)
         code, text = self.purge('--before', before, '--format', 'json')
         self.assertEqual({'deleted': 0, 'kept': 0, 'dry_run': False},
                          json.loads(text))
         code, text = self.manage('lease', 'list', '--ended')
         self.assertEqual(0, code)
         self.assertNotIn('TERMINATED', text)
-        self.assertIn(f'over before {before} UTC were purged', text)
+        self.assertIn(f'ended before {before} UTC were purged', text)
         self.assertNotIn('purged', self.manage('lease', 'list')[1])
 
     def test_a_date_that_no_purge_takes_is_a_sentence(self):
         for date, said in (
-                ('2028-01-01 00:00', '--before is to come.'),
-                ('2027-01-15 07:00', 'for 24 hours at least'),
+                ('2028-01-01 00:00', '--before is in the future.'),
+                ('2027-01-15 07:00', 'at least 24 hours'),
                 ('yesterday', 'yesterday is an invalid date.')):
             self.assertEqual((1, True), (
                 (one := self.purge('--before', date))[0], said in one[1]),

@@ -86,7 +86,7 @@ class TestInstall(base.TestCase):
 
     def test_what_the_books_refuse_nova_is_not_asked_for(self):
         self.books.claim.side_effect = scheduler_claims.Denied(
-            'it is promised')
+            'it is reserved')
         self.assertFalse(self.claim())
         self.nova.assert_not_called()
 

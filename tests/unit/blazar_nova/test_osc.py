@@ -442,7 +442,8 @@ class AvailabilityTest(OscTestCase):
         self.cloud.sees('GET /availability', (200, {
             'availability': self.ROWS, 'truncated': True}))
         self.assertEqual(
-            'There is more: ask again with --start-date "2026-12-02 14:00:00"',
+            'There are more rows: repeat the command with --start-date '
+            '"2026-12-02 14:00:00"',
             self.openstack('reservation', 'availability')[2].strip())
         self.assertIs(True, self.reservation('availability')[-1]['more'])
 
@@ -479,7 +480,7 @@ class AvailabilityTest(OscTestCase):
                          [request.path for request in self.cloud.requests])
 
     def test_a_size_is_said_in_one_way(self):
-        self.assertIn('either --flavor', self.fails(
+        self.assertIn('either as --flavor', self.fails(
             'availability', '--flavor', '42', '--vcpus', '0'))
         self.assertEqual([], self.cloud.requests)
 
@@ -491,7 +492,7 @@ class QuoteTest(OscTestCase):
             'start_date': '2026-12-01T14:00:00.000000',
             'end_date': '2026-12-01T16:00:00.000000'}
     FULL = {**FITS, 'fits': False, 'reason': 'no_room', 'fits_now': 1,
-            'message': 'There is no capacity for this lease in its time.',
+            'message': 'There is no capacity for this lease in this window.',
             'next_start': '2026-12-01T16:00:00.000000'}
 
     def test_one_that_fits(self):
@@ -608,10 +609,10 @@ class OfferTest(OscTestCase):
         self.cloud.sees('POST /leases', (409, {
             'error_code': 409, 'error_name': 'NO_ROOM', 'reason': 'no_room',
             'error_message':
-                'There is no capacity for this lease in its time.',
+                'There is no capacity for this lease in this window.',
             'next_start': '2026-12-01T16:00:00.000000', 'fits_now': 1}))
         self.assertEqual(
-            'There is no capacity for this lease in its time. (next_start: '
+            'There is no capacity for this lease in this window. (next_start: '
             '2026-12-01T16:00:00.000000, fits_now: 1)', self.fails(
                 'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
 
@@ -655,7 +656,7 @@ class RecurringTest(OscTestCase):
         self.assertNotIn('recurrence', self.asked().body)
 
     def test_the_rest_goes_with_a_rule(self):
-        self.assertIn('go with --recur', self.fails(*self.request(
+        self.assertIn('require --recur', self.fails(*self.request(
             '--timezone', 'Europe/Berlin')))
 
     def test_its_occurrences(self):
@@ -816,7 +817,7 @@ class ShareTest(OwnersTestCase):
         self.assertIn('There is no project nolab.', self.fails(
             'share', ID, '--project', 'nolab'))
         self.projects([], 403)
-        self.assertIn('Write the ID of the project.', self.fails(
+        self.assertIn('Use the ID of the project.', self.fails(
             'share', ID, '--project', 'nolab'))
         self.assertEqual([], self.changed())
 
@@ -940,8 +941,8 @@ class WaitTest(OscTestCase):
             self.goes('OFFERED', status, status_reason='It rained.')
             self.stderr = io.StringIO()
             self.assertIn(
-                f'The lease is {status} and will not be ACTIVE any more. '
-                'It rained.', self.fails('wait', ID))
+                f'The lease is {status} and cannot become ACTIVE. It rained.',
+                self.fails('wait', ID))
 
     def test_the_end_comes_after_an_error_too(self):
         self.goes('ERROR', 'DELETING', 'TERMINATING', 'TERMINATED')
@@ -955,7 +956,7 @@ class WaitTest(OscTestCase):
     def test_no_longer_than_it_was_told(self):
         self.goes('PENDING')
         self.assertIn(
-            'The lease is PENDING, and not ACTIVE after 0 s.',
+            'The lease is PENDING instead of ACTIVE after 0 s.',
             self.fails('wait', ID, '--timeout', '0'))
         self.asked()
 
@@ -985,7 +986,7 @@ class WaitTest(OscTestCase):
                 'leases': [a_lease(id=OTHER)],
                 'leases_links': [{'rel': 'next', 'href': 'http://next'}]}),
             (200, {'leases': [a_lease()]}))
-        self.assertIn(f'Say which one: {OTHER}, {ID}',
+        self.assertIn(f'Use an ID: {OTHER}, {ID}',
                       self.fails('wait', 'lease1'))
         self.assertEqual([{'name': 'lease1'},
                           {'name': 'lease1', 'marker': OTHER}],
@@ -995,8 +996,9 @@ class WaitTest(OscTestCase):
         self.cloud.sees('GET /leases', (200, {'leases': [
             a_lease(id=OTHER), a_lease()]}))
         self.assertIn(
-            "More than one lease has the name 'lease1'. Say which one: "
-            f'{OTHER}, {ID}', self.fails('wait', 'lease1'))
+            'More than one lease has the name \'lease1\'. Use an ID: '
+            f'{OTHER}, {ID}',
+            self.fails('wait', 'lease1'))
 
     def test_a_status_that_there_is_not(self):
         self.assertIn('--status', self.fails(

@@ -127,7 +127,7 @@ class TestRulesOfBlazar(PolicyTestCase):
             self.write(text)
             said = str(self.assertRaises(
                 errors.ConfigurationError, self.policy))
-            self.assertIn('is made of rule:admin_or_ovner, which is not '
+            self.assertIn('uses rule:admin_or_ovner, which is not '
                           'defined', said, text)
             self.assertIn(self.path, said)
 
@@ -176,7 +176,7 @@ class TestDefaults(PolicyTestCase):
                 exc = self.assertRaises(
                     errors.Forbidden, self.policy().authorize, who,
                     'blazar:leases:get', {'project_id': None})
-                self.assertIn('not for a project', str(exc))
+                self.assertIn('no project scope', str(exc))
 
     def test_not_even_what_an_operator_lets_everybody_do(self):
         self.write('"blazar:leases:get": ""')

@@ -99,7 +99,7 @@ class TestOutbox(base.TestCase):
         self.bus.set()
         self.outbox.flush(20)
         self.assertEqual(['one', 'bad', 'two'], self.sent)
-        self.assertIn('Lease a-lease: bad could not be published',
+        self.assertIn('Lease a-lease: publishing bad failed',
                       self.log.output)
         self.put('three')
         self.outbox.flush(20)
@@ -209,7 +209,7 @@ class TestLostAfter(base.TestCase):
                 self.conf(seconds))
             for words in (f'lost_build_timeout is {seconds}',
                           'long_rpc_timeout, 1800 seconds',
-                          'Write a larger number'):
+                          'Set a larger number'):
                 self.assertIn(words, str(refused))
 
 

@@ -178,8 +178,9 @@ class StatusTest(base.TestCase):
         self.listen(self.make_books(), None, FAR)
         code, details = self.results()['blazar-listener']
         self.assertEqual(1, code)
-        self.assertIn('was stopped. Another one does so by 2106-02-07 '
-                      '06:28:16 UTC if it runs: else start one.', details)
+        self.assertIn('was stopped. Another one takes over by 2106-02-07 '
+                      '06:28:16 UTC if it is running; otherwise start '
+                      'one.', details)
 
     def test_what_is_wrong_in_the_books_and_who_is_exempt(self):
         """Each start of the command takes seconds: all of it at once."""
@@ -212,17 +213,17 @@ class StatusTest(base.TestCase):
         code, details = results['blazar-listener']
         self.assertEqual(1, code)
         self.assertIn(
-            'Events of leases are overdue, 1 in all: start blazar-listener. '
-            'The first: Lease lease (lease1): its end_lease is due since '
+            '1 events of leases are overdue: start blazar-listener. The first '
+            'event: Lease lease (lease1): its end_lease is due since '
             '1970-01-01 00:00:01 UTC', details)
         self.assertIn(
-            'No blazar-listener has compared hosts, although one had to by '
+            'No blazar-listener has run the periodic sync, which was due by '
             '1970-01-01 00:01 UTC: start one', details)
         code, details = results['Enrolled hosts']
         self.assertEqual(2, code)
         self.assertIn('enable_isolated_aggregate_filtering = True', details)
         self.assertEqual((2, (
             '[scheduler] image_metadata_prefilter is False for nova-api, and '
-            'True for nova-scheduler. What one of them decides, another one '
-            'may not keep: write the same in the nova.conf of each of them, '
-            'and restart them.')), results['Prefilters'])
+            'True for nova-scheduler. These processes contradict each other: '
+            'set the same value in the nova.conf of each of them, and restart '
+            'them.')), results['Prefilters'])

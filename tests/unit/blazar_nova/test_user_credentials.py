@@ -205,7 +205,7 @@ class TestWithoutTrust(CredentialsTestCase):
         for path in self.known:
             for how, words in (
                     ({'enabled': False}, 'is disabled'),
-                    ({'status_code': 404}, 'does not exist any more')):
+                    ({'status_code': 404}, 'no longer exists')):
                 self.is_there(path, **how)
                 for ask in (self.delegate,
                             lambda: self.trusts.access(credential)):

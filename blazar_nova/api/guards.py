@@ -87,9 +87,8 @@ class Guards:
         if kind is None or not self._parts.types.of(kind, False).for_servers:
             return None
         return nova_router.fault(environ, 409, (
-            f'Server group {group_id} is that of reservation {group_id}, '
-            f'whose servers are booted in it: it goes when the lease is over. '
-            f'Delete the lease.'))
+            f'Server group {group_id} belongs to reservation {group_id} and '
+            f'is deleted when the lease ends. Delete the lease instead.'))
 
     def _held_back(self, environ: Environ, server_id: str,
                    kind: nova_router.Kind) -> ty.Any:
@@ -234,9 +233,10 @@ class Guards:
             return None
         return nova_router.fault(environ, 409, (
             f'Server {server_id} is in reservation {within}, and its lease '
-            f'{over} is over: it can go to no other host of that. If it is '
-            f'shelved, unshelve it when the lease is TERMINATED: it is no '
-            f'server of that any more then.')) if over is not None else None
+            f'{over} has ended: it cannot move to another host of the '
+            f'reservation. If it is shelved, unshelve it when the lease is '
+            f'TERMINATED: then it is an ordinary server.'
+        )) if over is not None else None
 
     def _led_astray(self, environ: Environ, server_id: str) -> ty.Any:
         """The answer to a move that asks no scheduler, onto hosts that are

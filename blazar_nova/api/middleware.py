@@ -173,8 +173,7 @@ class LeaseMiddleware:
         if not isinstance(wanted, str) or kind is None:
             raise errors.InvalidLeaseParams(
                 'The hint "reservation" must be the id of a reservation of '
-                'your project that is not over; no such reservation was '
-                'found.')
+                'your project whose lease has not ended; none was found.')
         if self._parts.types.of(kind, False).has_hosts:
             why = self._parts.leases.lookup.why_not_within(
                 wanted, project_id, asked)

@@ -62,7 +62,7 @@ def lacking(build: build_calls.BuildCall) -> list[str]:
             found += [] if found else [f'{name}: {exc.format_message()}']
         except Exception as exc:
             raise errors.CloudUnavailable(
-                f'{name}: nothing can be said of them: {exc}') from exc
+                f'{name}: they could not be checked: {exc}') from exc
     return found if len(found) <= _MOST else [
         *found[:_MOST], f'And {len(found) - _MOST} more.']
 
@@ -144,8 +144,8 @@ def _group(build: build_calls.BuildCall) -> list[str]:
     try:
         objects.InstanceGroup.get_by_uuid(build.context, group.uuid)
     except exception.InstanceGroupNotFound:
-        return [f'Server group {group.uuid} does not exist any more: its '
-                f'policy will not hold.']
+        return [f'Server group {group.uuid} no longer exists: its policy '
+                f'is not enforced.']
     return []
 
 

@@ -274,9 +274,9 @@ def _cast(build: build_calls.BuildCall, gate: cloud_api.Gate) -> None:
         if deadline is None:
             raise _NotSent
         if deadline.passed():
-            LOG.error('Servers %s: this process stood still between the right '
-                      'to send their build and the sending. It is not sent, '
-                      'and will be as one that got lost.',
+            LOG.error('Servers %s: this process was stopped between the '
+                      'permit to dispatch their build and the dispatch. The '
+                      'build is dispatched later, as a lost build.',
                       ', '.join(build.server_ids))
             raise _NotSent
 

@@ -154,8 +154,8 @@ class ServerMigration(request_context.Acting):
                 context, server_id, expected_attrs=[
                     'flavor', 'metadata', 'numa_topology', 'pci_requests'])
             if not _is_free(instance):
-                return ('it may not be moved any more, or it has a task under '
-                        'way.')
+                return ('it may no longer be moved, or a task is in '
+                        'progress.')
             if deadline.passed():
                 return 'this process stood still.'
             LOG.info('Server %s: live-migrating it to %s, for lease %s',

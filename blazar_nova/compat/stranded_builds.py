@@ -112,7 +112,8 @@ def abandon(server_id: str) -> None:
     try:
         request.destroy()
     except exception.BuildRequestNotFound:
-        LOG.info('The build of server %s goes on, or it is gone', server_id)
+        LOG.info('Server %s: its build continues, or it was deleted',
+                 server_id)
         return
     report.report_client_singleton().delete_allocation_for_instance(
         context, server_id, force=True)

@@ -48,9 +48,9 @@ def _refuse_service_hints(
     for name in hints:
         if name.lower().startswith(SERVICE_PREFIX):
             raise errors.InvalidLeaseParams(
-                f'The hint "{inputs.shown(name)}" is one that only the '
-                'service may set, as are all that begin with "blazar". Leave '
-                'it out; a lease is asked for with --hint reserved=True.')
+                f'Only the service may set the hint "{inputs.shown(name)}", '
+                'like all that begin with "blazar". Leave it out; to request '
+                'a lease, use --hint reserved=True.')
 
 
 def _refuse_near_misses(hints: collections.abc.Mapping[str, object],

@@ -125,8 +125,8 @@ def parse_duration(text: str) -> int:
                   zip(match.groups(), _UNIT_SECONDS, strict=True))
     if seconds == 0:
         raise errors.InvalidLeaseParams(
-            f'The duration "{inputs.shown(text)}" is zero. Write one that is '
-            'longer, such as "2h".')
+            f'The duration "{inputs.shown(text)}" is zero. Write a longer '
+            'one, such as "2h".')
     return seconds
 
 

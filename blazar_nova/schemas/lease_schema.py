@@ -191,9 +191,9 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
             model.Window(first, end), defaults)
     if values.get('resources_changed', False) is not False:
         raise errors.InvalidLeaseParams(
-            'That reservations have other hosts than at first is said to you '
-            'by "resources_changed". Write false when you have seen it; it is '
-            'true again when they get others.')
+            '"resources_changed" is true when the hosts of a reservation have '
+            'changed. Write false to acknowledge it; it becomes true again '
+            'with the next change.')
     window = model.Window(0, model.LATEST)
     return ChangeRequest(
         updates.LeaseChange(

@@ -50,8 +50,8 @@ def retry_of(values: ty.Mapping[str, object], window: model.Window, now: int,
                 f'"lease_type": "retry" with it, or leave it out.')
     if asked == requests.LeaseType.BEST_EFFORT and window.start != now:
         raise errors.InvalidLeaseParams(
-            'A best-effort lease starts as soon as there is room. Leave its '
-            'start out, or write "lease_type": "scheduled".')
+            'A best-effort lease starts as soon as there is capacity. Leave '
+            'its start out, or write "lease_type": "scheduled".')
     if asked == requests.LeaseType.IMMEDIATE and window.start != now:
         raise errors.InvalidLeaseParams(
             'An immediate lease starts now. Leave its start out, or write '
@@ -74,7 +74,7 @@ def timeout_of(values: ty.Mapping[str, object], window: model.Window,
     if values.get('lease_type') != requests.LeaseType.BEST_EFFORT:
         if 'timeout' in values:
             raise errors.InvalidLeaseParams(
-                '"timeout" is only for a lease for which room is made. Write '
+                '"timeout" is for best-effort leases only. Write '
                 '"lease_type": "best_effort" with it, or leave it out.')
         return None
     seconds = dates.length(

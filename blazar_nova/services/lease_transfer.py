@@ -123,8 +123,8 @@ class LeaseTransfer:
         try:
             self._parts.orphans.forget(lease['id'])
         except errors.BlazarError as exc:
-            LOG.warning('Lease %s: whether its owner exists is looked at '
-                        'again later: %s', lease['id'], exc)
+            LOG.warning('Lease %s: whether its owner exists is checked again '
+                        'later: %s', lease['id'], exc)
         self._parts.notify('lease.update', lease)
 
     def _check_hosts(self, looked: transfer.OwnerLookup) -> None:

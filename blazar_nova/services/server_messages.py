@@ -30,7 +30,7 @@ _NAMES = ('lease_id', 'lease_name', 'lease_status', 'lease_start',
 #: The same where its build lacks something.
 _WARNINGS = 'lease_warnings'
 _MORE = 'More: openstack reservation lease show'
-_WAITS = 'It is built as soon as there is room for it.'
+_WAITS = 'It is built as soon as there is free capacity.'
 #: What becomes of a held server in a lease of this status.
 _NEXT = {
     states.Lease.PENDING: 'It is built when its lease starts.',

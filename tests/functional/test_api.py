@@ -255,7 +255,7 @@ class TestLeases(ApiTestCase):
         for client in (self.alice, self.admin):
             answer = client.api_request(path, method='DELETE')
             self.assertEqual(409, answer.status_code, answer.text)
-            self.assertIn('goes when the lease is over', answer.text)
+            self.assertIn('is deleted when the lease ends', answer.text)
         self.assertEqual(404, self.api(
             project='0' * 32, user='bob').api_request(
                 path, method='DELETE').status_code)

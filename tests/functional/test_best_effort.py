@@ -192,12 +192,12 @@ class TestWords(test_api.ApiTestCase):
         for params, sentence in (
                 ({'timeout': '5m'}, '"lease_type": "best_effort"'),
                 ({'lease_type': 'retry', 'timeout': '5m'},
-                 '"timeout" is only for'),
+                 '"timeout" is for best-effort'),
                 ({'lease_type': 'best_effort', 'retries': 3},
                  '"retries" is only for'),
                 ({'lease_type': 'best_effort', 'timeout': '1s'}, '"timeout"'),
                 ({'lease_type': 'best_effort', 'start': self.at(600)},
-                 'starts as soon as there is room')):
+                 'starts as soon as there is capacity')):
             self.assertIn(sentence, self.refused(
                 400, self.boot, 'vm1', hints=self.lease_hints(
                     'mine', duration='1h', **params)), params)

@@ -536,7 +536,7 @@ class TestNextLease(test_whole_hosts.HostsTestCase):
     def step(self, real, tried):
         def step(*args, **kwargs):
             message = self.refused(400, self.within, 'late', self.first_id)
-            self.assertIn('no such reservation', message)
+            self.assertIn('none was found', message)
             server = self.boot('forced', client=self.admin,
                                availability_zone='nova:host1')
             self.wait_for_status(server['id'], 'ERROR')

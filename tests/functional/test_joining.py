@@ -231,7 +231,7 @@ class TestWhoMayNot(JoiningTestCase):
         self.hold('held')
         answer = self.put(self.lease('held'), code=409,
                           add_servers=[self.server])
-        self.assertIn('while it is ACTIVE', str(answer))
+        self.assertIn('while a lease is ACTIVE', str(answer))
 
     def test_one_that_is_not_in_the_lease_does_not_leave_it(self):
         lease = self.adopt(self.server)

@@ -78,8 +78,8 @@ class PreflightTest(PreflightTestCase):
         self.before()
         self.alice.delete_server_group(group)
         self.assertEqual([
-            f'Server group {group} does not exist any more: its policy will '
-            f'not hold.'], self.look())
+            f'Server group {group} no longer exists: its policy is '
+            f'not enforced.'], self.look())
 
     def test_the_image_may_not_be_used_any_more(self):
         self.hold()

@@ -74,7 +74,7 @@ BAD_PARAMS = (
     ('{"start": "9999-01-01 00:00", "duration": "2h"}', 'Required format'),
     ('{"start": "now", "end": ""}', 'Required format'),
     ('{"start": "now", "duration": "two hours"}', 'such as "2h"'),
-    ('{"start": "now", "duration": "0h"}', 'Write one that is longer'),
+    ('{"start": "now", "duration": "0h"}', 'Write a longer one'),
     ('{"start": "now", "duration": "-2h"}', 'whole numbers'),
     ('{"start": "now", "duration": "9999999999w"}',
      'Write an earlier one'),
@@ -111,14 +111,14 @@ BAD_HINTS = (
     ({'reserved': 2}, 'reserved is a number'),
     ({'reserved': ['True', 'True']}, 'once, or leave it out'),
     ({'reserved': ''}, 'neither true nor false'),
-    ({'blazar_host': 'host1'}, 'only the service may set'),
+    ({'blazar_host': 'host1'}, 'Only the service may set'),
     ({'Blazar:mark': 'x', 'reserved': 'True'}, 'Leave it out'),
-    ({'reserved': 'False', 'blazar': 'x'}, 'only the service may set'),
-    ({'reservation': 'no such thing'}, 'no such reservation'),
-    ({'reservation': None}, 'no such reservation'),
-    ({'reservation': ['a', 'b']}, 'no such reservation'),
-    ({'reservation': {}, 'reserved': 'True'}, 'no such reservation'),
-    ({'reservation': 'x', 'reserved': 'False'}, 'no such reservation'),
+    ({'reserved': 'False', 'blazar': 'x'}, 'Only the service may set'),
+    ({'reservation': 'no such thing'}, 'none was found'),
+    ({'reservation': None}, 'none was found'),
+    ({'reservation': ['a', 'b']}, 'none was found'),
+    ({'reservation': {}, 'reserved': 'True'}, 'none was found'),
+    ({'reservation': 'x', 'reserved': 'False'}, 'none was found'),
 )
 
 
@@ -204,7 +204,7 @@ class BadRequestTest(RefusedTestCase):
             self.assertIn('is for reservations of hosts', self.refused(
                 400, self.boot, 'vm2', hints={**hints, **more}))
         self.alice.delete_server(server['id'])
-        self.assertIn('that is not over', self.refused(
+        self.assertIn('whose lease has not ended', self.refused(
             400, self.boot, 'vm2', hints=hints))
         self.assertEqual(0, self.book_rows()['bookings'])
         self.assertEqual(0, self.boot_rows()['api.build_requests'])

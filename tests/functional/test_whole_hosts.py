@@ -904,7 +904,7 @@ class TestAfterwards(HostsTestCase):
             if one is not None:
                 message = self.refused(
                     409, self.admin.post_server_action, one['id'], action)
-                self.assertIn('it can go to no other host of that', message)
+                self.assertIn('it cannot move to another host of the', message)
                 # Others do not even learn that it exists.
                 self.refused(404, self.bob.post_server_action, one['id'],
                              {'unshelve': None})

@@ -65,7 +65,7 @@ class Port(clouds.Port):
         if not _is_free(server) or not self._cloud.engage(
                 server, 'move', lambda: self._migrate(
                     server, host and self._cloud.hosts[host])):
-            return 'it may not be moved any more'
+            return 'it may no longer be moved'
         if host is not None:
             self.migrating(server)
         self.answer('moved')

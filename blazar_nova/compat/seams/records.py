@@ -24,7 +24,7 @@ _RECORDS = entry.subject(
         entry.called('_load_tags(self, db_tags)', 'filter lists by tags'),
         entry.called(
             'get_new_instance(self, context)',
-            'put a build that stands still in ERROR'),
+            'put a stuck build in ERROR'),
         entry.called('create(self)', 'defer a build again'),
         entry.called('save(self)', 'mark a server as reserved'),
         entry.called('destroy(self)', 'undo a refused boot')),
@@ -64,7 +64,7 @@ _RECORDS = entry.subject(
         entry.called(
             'get_by_instance_uuid(context, instance_uuid)',
             'the cell of a server'),
-        entry.called('save(self)', 'put a build that stands still in ERROR'),
+        entry.called('save(self)', 'put a stuck build in ERROR'),
         entry.called('destroy(self)', 'undo a refused boot')),
     entry.of(
         'nova.objects.InstanceMappingList',
@@ -77,7 +77,7 @@ _RECORDS = entry.subject(
             'source_type destination_type', 'volumes of a build'),
         entry.called(
             'update_or_create(self)',
-            'put a build that stands still in ERROR')),
+            'put a stuck build in ERROR')),
     entry.of(
         'nova.objects.BlockDeviceMappingList',
         entry.called('root_bdm(self)', 'the image of a root disk')),
@@ -201,7 +201,8 @@ _PROCESS = entry.subject(
         entry.called('from_dict(values)', 'act for a user'),
         entry.called('to_dict(self)', 'act for a user'),
         entry.called('elevated(self, read_deleted=)', 'act for a user'),
-        entry.refers('__init__', 'is_admin cell_uuid', 'who asks, and where')),
+        entry.refers('__init__', 'is_admin cell_uuid',
+                     'the requester, and the cell')),
     entry.of(
         'nova.objects.CellMapping',
         entry.fields('id uuid name', 'ask a cell'),

@@ -161,7 +161,7 @@ _SERVERS = entry.subject(
         entry.called(
             'get_by_uuid(context, uuid, expected_attrs=, use_slave=)',
             'read a server'),
-        entry.called('create(self)', 'put a build that stands still in ERROR'),
+        entry.called('create(self)', 'put a stuck build in ERROR'),
         entry.called(
             'save(self, expected_vm_state=, expected_task_state=, '
             'admin_state_reset=)', 'change a server'),
@@ -210,7 +210,7 @@ _SERVERS = entry.subject(
         entry.called(
             'add_instance_fault_from_exc(context, instance, fault, '
             'exc_info=, fault_message=)',
-            'put a build that stands still in ERROR'),
+            'put a stuck build in ERROR'),
         entry.called(
             'is_volume_backed_instance(context, instance, bdms=)',
             'make an image of a server')),

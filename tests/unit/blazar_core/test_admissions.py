@@ -193,7 +193,7 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
     #: More than any host of the examples can take.
     MANY = 20
 
-    def judge(self, admitting):
+    def eligibility(self, admitting):
         return eligibility.Eligibility(
             self.database, admitting._clock, admitting.index)
 

@@ -53,7 +53,7 @@ class TestPresence(base.TestCase):
         for _time in range(2):
             self.status.check()
         self.assertEqual(1, self.probes)
-        self.assertIn('gave no answer: it broke', self.log.output)
+        self.assertIn('did not answer: it broke', self.log.output)
         self.assertEqual(1, len(self.log.output.splitlines()))
 
     def test_one_that_is_away_is_asked_now_and_then_and_said_once(self):
@@ -70,7 +70,7 @@ class TestPresence(base.TestCase):
         self.status.check()
         self.assertEqual(4, self.probes)
         self.assertEqual(3, len(self.log.output.splitlines()))
-        self.assertIn('can be used again, after 30 s', self.log.output)
+        self.assertIn('is available again, after 30 s', self.log.output)
 
     def test_one_asks_and_nobody_waits_for_him(self):
         self.away = OSError('away')
@@ -250,14 +250,14 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.claim('forced', forced=True)
         self.assertEqual({self.uuid: 0}, self.fits().by_host)
         self.assertEqual(1, self.log.output.count(
-            'servers are judged by what was known 600 s ago'))
+            'servers are checked against the state of 600 s ago'))
         # Until somebody can write, or those who can have had the time.
         self.bring_back()
         self.assertEqual({self.uuid: 0}, self.by_host())
         self.claim('again', forced=True)
         self.assertEqual({self.uuid: 1}, self.by_host())
         self.assertEqual(1, self.log.output.count(
-            'judged by the books again; 3 were let in'))
+            'database again; 3 were placed without it'))
         self.claim('fourth')
         self.assertEqual({self.uuid: 0}, self.by_host())
 

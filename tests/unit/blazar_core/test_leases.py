@@ -495,7 +495,7 @@ class TestUpdate(base.LeaseTestCase):
         self.update(lease, start=300, end=400)
         self.update(lease, start=310)
         self.update(lease, start=20, end=200)
-        self.assert_refused(errors.Refused, 'reserved by', other, start=199)
+        self.assert_refused(errors.Refused, 'no capacity', other, start=199)
         self.assertEqual((20, 200), self.window(lease))
 
     def test_it_keeps_its_hosts_if_there_is_room(self):

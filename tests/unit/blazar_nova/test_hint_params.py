@@ -118,7 +118,7 @@ class TestHints(ParamsTestCase):
             for hints in ({}, {'reserved': 'True'}, {'reserved': 'False'}):
                 self.assert_hints_refused(
                     {**hints, name: 'x'}, f'"{name}"',
-                    'only the service may set', 'Leave it out')
+                    'Only the service may set', 'Leave it out')
 
     def test_hints_that_only_contain_blazar_are_left_alone(self):
         self.assertIsNone(hint_params.lease_request(

@@ -296,7 +296,7 @@ class TestChange(base.RefusalTestCase):
             self.change(resources_changed=False).change.seen))
         for value in (True, 'false', 0):
             self.assert_refused(
-                'Write false when you have seen it',
+                'Write false to acknowledge it',
                 lambda value=value: self.change(resources_changed=value))
 
     def change(self, now=NOW, lease=None, **values):

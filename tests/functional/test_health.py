@@ -567,7 +567,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         code, text = self.maintain(booked, None, '--dry-run')
         self.assertEqual(0, code, text)
         for words in (self.lease('vm1')['id'], held, 'vm1',
-                      '1 booking: 1 to other hosts, 0 not.',
+                      '1 booking: 1 reassigned to other hosts, 0 not.',
                       'Nothing was changed.'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
@@ -591,8 +591,8 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         host = server['OS-EXT-SRV-ATTR:host']
         code, text = self.maintain(host)
         self.assertEqual(1, code)
-        for words in (server['id'], 'No. It does not run, or',
-                      'to other hosts, 1 not.',
+        for words in (server['id'], 'No. The server is not running or',
+                      'reassigned to other hosts, 1 not.',
                       'Nothing was changed. Migrate these servers'):
             self.assertIn(words, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
@@ -634,7 +634,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         host = server['OS-EXT-SRV-ATTR:host']
         code, text = self.maintain(host)
         self.assertEqual(0, code, text)
-        self.assertIn('1 booking: 1 to other hosts, 0 not.', text)
+        self.assertIn('1 booking: 1 reassigned to other hosts, 0 not.', text)
         self.listener.parts.evacuation.look()
         self.leaves(server)
         code, text = self.maintain(host, None, '--wait')
@@ -701,7 +701,8 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
 
     def test_what_makes_no_sense(self):
         for words, said in (
-                (('nowhere',), 'There is no host nowhere in the books.'),
+                (('nowhere',),
+                 'There is no host nowhere in the reservation database.'),
                 (('host1', 'tomorrow'), 'invalid date'),
                 (('host1', '2020-01-01 00:00'),
                  'The end of the maintenance is over.'),

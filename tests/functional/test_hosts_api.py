@@ -449,7 +449,8 @@ class TestProperties(HostsTestCase):
         wanted = '["=", "$gpu", "H100"]'
         self.hosts_api('PATCH', '/properties/gpu', {'private': True})
         refused = self.reserve(code=400, resource_properties=wanted)
-        self.assertIn('"$gpu" is no property of hosts that may be asked for',
+        self.assertIn('"$gpu" is not a host property that reservations can '
+                      'ask for',
                       refused['error_message'])
         self.hosts_api('PATCH', '/properties/gpu', {'private': False})
         lease = self.reserve(resource_properties=wanted)

@@ -348,7 +348,7 @@ class TestUnderWay(AlternatesTestCase):
                 'blazar_nova.compat.host_servers.under_way', interrupted):
             code, text = self.command('host', 'add', 'host1')
         self.assertEqual(1, code)
-        self.assertIn('Host host1 takes no new servers until', text)
+        self.assertIn('Host host1 accepts no new servers until', text)
         self.assertEqual(['enrolling'], [
             one['status'] for one in self.enrolling.listed()])
 

@@ -65,7 +65,7 @@ class ImportTestCase(test_whole_hosts.HostsTestCase):
                 raise RuntimeError('killed')
 
             with fixtures.MonkeyPatch(f'blazar_nova.compat.{path}', stumble):
-                self.assertIn('It failed: killed', self.imported(1))
+                self.assertIn('The import failed: killed', self.imported(1))
 
     def lease_of(self, start, end, *hosts, **kwargs):
         return self.blazar.lease(
@@ -266,7 +266,7 @@ class TestActive(ImportTestCase):
             code, text = self.manage(*words)
             self.assertEqual(1, code, text)
             self.assertIn(f'({stranger["id"]}). Migrate or delete', text)
-            self.assertIn('Its host host1 is refused. See there', text)
+            self.assertIn('Its host host1 is refused. Resolve that', text)
         self.assertEqual([('host2',)], self.books(
             'SELECT name FROM hosts WHERE enrolment IS NOT NULL'))
         self.assertEqual(

@@ -336,7 +336,7 @@ class ServersTest(VerifyTestCase):
             self.alice.delete_server(waiting.pop())
             with self.assertLogs('blazar_nova.listener', 'ERROR') as again:
                 self.listener.mirror.compare_all()
-        self.assertIn('3 servers are RESERVED, and no lease has them',
+        self.assertIn('3 servers are RESERVED without a lease',
                       logged.output[0])
         self.assertIn('blazar-nova-manage verify --fix', logged.output[0])
         self.assertIn('2 servers are RESERVED', again.output[0])

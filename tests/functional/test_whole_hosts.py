@@ -396,7 +396,7 @@ class TestCommands(HostsTestCase):
     def test_what_cannot_be_done_is_said(self):
         for words, part in (
                 (('add', 'nowhere'), 'There is no host nowhere'),
-                (('add', 'host1', 'gpu'), 'gpu is no KEY=VALUE'),
+                (('add', 'host1', 'gpu'), 'gpu is not in the form KEY=VALUE'),
                 (('add', 'host1', 'vcpus=99'), '"vcpus" is no extra'),
                 (('remove', '999'), 'Host 999 could not be found')):
             code, text = self.manage(*words)
@@ -1565,7 +1565,7 @@ class TestVerify(HostsTestCase):
         before = self.aggregates()
         pool.leave(pool.Member(uuid, 'host1'))
         text, = self.texts()
-        self.assertIn('host1 is enrolled, and Nova does not keep', text)
+        self.assertIn('host1 is enrolled, but Nova does not keep', text)
         self.assertEqual([text], self.texts(fix=True))
         self.assertEqual(([], before), (self.texts(), self.aggregates()))
 

@@ -237,7 +237,7 @@ class HorizonTest(test_hosts.HostsTestCase):
         """The only host that can be leased is reserved."""
         self.create(
             browser, 'second', start, f'There is no capacity for this lease '
-            f'in its time. next_start: {base.date(start + HOUR)[:10]}T',
+            f'in this window. next_start: {base.date(start + HOUR)[:10]}T',
             resource_type='host', min_hosts='1', max_hosts='1')
         browser.shoot('lease-refused')
 

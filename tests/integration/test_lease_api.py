@@ -270,8 +270,8 @@ class RefusedCommandTest(LeaseApiTestCase):
                  f'resource_type=virtual:instance,{NANO},amount=1', 'more')
         for name in ('blazar', 'openstack'):
             said = Tool(self, name, 'demo').fails('create', *words)
-            self.assertIn('ERROR: There is no capacity for this lease in its '
-                          'time.', said)
+            self.assertIn('ERROR: There is no capacity for this lease in this '
+                          'window.', said)
             self.assertIn(
                 f'(write "start_date": "{minute(start + HOUR)}")', said)
             self.assertIn('fits_now: 0 of 1', said)

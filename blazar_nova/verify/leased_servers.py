@@ -187,11 +187,11 @@ class LeasedServers:
             its = nova.waiting[server_id]
             if not its.reserved and not self._asks(hints.get(server_id, {})):
                 continue
-            is_what = ('RESERVED' if its.reserved else
+            is_what = ('is RESERVED' if its.reserved else
                        'was to be built with a lease')
             yield Difference(
                 ('orphan', server_id, its.reserved),
-                f'Server {server_id} is {is_what}, but no lease has it: '
+                f'Server {server_id} {is_what}, but no lease has it: '
                 f'{_NOBODY}.', '--fix deletes it',
                 functools.partial(self._mirror.delete_orphan, server_id),
                 its.since + ADMISSION)

@@ -329,10 +329,9 @@ class Index:
     def _watch_overdue(self, timeline: timelines.Timeline,
                        rows: ty.Iterable[ty.Any], now: int) -> None:
         """Servers that overstay keep their capacity."""
-        overdue = [(row.host_id, model.Window(row.end_date,
-                                              now + rule.OVERDUE),
-                    row.resources) for row in rows
-                   if row.host_id in self.hosts]
+        overdue = [(
+            row.host_id, model.Window(row.end_date, now + rule.OVERDUE),
+            row.resources) for row in rows if row.host_id in self.hosts]
         if overdue != self._overdue:
             for sign, entries in ((-1, self._overdue), (1, overdue)):
                 for host_id, window, resources in entries:

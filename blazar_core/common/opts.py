@@ -395,24 +395,6 @@ _UNUSED = frozenset({
 DATABASE_OPTS: list[cfg.Opt] = [
     opt for opt in db_options.database_opts if opt.name not in _UNUSED]
 
-
-def register_opts(conf: cfg.ConfigOpts) -> None:
-    """Make the options known to a configuration. Safe to call twice."""
-    # oslo.config keeps what is set in the group itself: each gets its own.
-    conf.register_group(copy.deepcopy(GROUP))
-    conf.register_opts(OPTS, group=GROUP)
-    conf.register_group(copy.deepcopy(LIMIT_GROUP))
-    conf.register_opts(LIMIT_OPTS, group=LIMIT_GROUP)
-    conf.register_group(copy.deepcopy(DATABASE_GROUP))
-    conf.register_opts(DATABASE_OPTS, group=DATABASE_GROUP)
-
-
-def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
-    """For oslo-config-generator and the documentation."""
-    return [(GROUP, OPTS), (LIMIT_GROUP, LIMIT_OPTS),
-            (DATABASE_GROUP, DATABASE_OPTS)]
-
-
 LIMIT_GROUP = cfg.OptGroup(
     'blazar_enforcement', title='Limits of projects',
     help='Limits of leases, and an external service that checks each lease. '
@@ -516,3 +498,20 @@ LIMIT_OPTS: list[cfg.Opt] = [
              'again for its answer. Without an answer, the lease is not '
              'created or changed.'),
 ]
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Make the options known to a configuration. Safe to call twice."""
+    # oslo.config keeps what is set in the group itself: each gets its own.
+    conf.register_group(copy.deepcopy(GROUP))
+    conf.register_opts(OPTS, group=GROUP)
+    conf.register_group(copy.deepcopy(LIMIT_GROUP))
+    conf.register_opts(LIMIT_OPTS, group=LIMIT_GROUP)
+    conf.register_group(copy.deepcopy(DATABASE_GROUP))
+    conf.register_opts(DATABASE_OPTS, group=DATABASE_GROUP)
+
+
+def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
+    """For oslo-config-generator and the documentation."""
+    return [(GROUP, OPTS), (LIMIT_GROUP, LIMIT_OPTS),
+            (DATABASE_GROUP, DATABASE_OPTS)]

@@ -369,7 +369,7 @@ class ServerMove(Stateful, Base):
     machine = states.MOVE
 
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
-    # No foreign key: the lease may be withdrawn first.
+    # No foreign key: the lease may be purged first.
     lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), index=True)
     project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     server_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
@@ -435,7 +435,7 @@ class Credential(Base):
 
     __tablename__ = 'credentials'
 
-    # No foreign key: the lease may be withdrawn first.
+    # No foreign key: the lease may be purged first.
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.String(36), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(sa.Text)
@@ -527,7 +527,7 @@ class Orphan(Base):
 
     __tablename__ = 'orphans'
 
-    # No foreign key: the lease may be withdrawn first.
+    # No foreign key: the lease may be purged first.
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.String(36), primary_key=True)
     missing: orm.Mapped[str] = orm.mapped_column(sa.String(16))

@@ -33,7 +33,7 @@ class Credentials:
         :param sealed: it, sealed
         :returns: what it replaces and is not in use, sealed: to revoke now.
             What may be in use is revoked with the lease
-        :raises NotFound: when the lease was withdrawn
+        :raises NotFound: when the lease was purged
         """
         return self._database.retried(self._store, lease_id, sealed)
 

@@ -61,13 +61,13 @@ _PARTS = tuple(one.__table__ for one in (
     models.Event, models.HeldBuild, models.Orphan,
     models.Reservation, models.ServerMove))
 
+_RECURRENCES = models.Recurrence.__table__.c
+_MOVES = models.ServerMove.__table__.c
 #: What was made for leases that may not be there any more: how it is called,
 #: since when it is as it is, and what a lease would have that needs it.
-_REMAINS = ((
-    models.Recurrence.__table__.c.id, models.Recurrence.__table__.c.created_at,
-    _LEASES.c.recurrence_id), (models.ServerMove.__table__.c.lease_id,
-                               models.ServerMove.__table__.c.updated_at,
-                               _LEASES.c.id))
+_REMAINS = ((_RECURRENCES.id, _RECURRENCES.created_at,
+             _LEASES.c.recurrence_id),
+            (_MOVES.lease_id, _MOVES.updated_at, _LEASES.c.id))
 
 
 class Purged(ty.NamedTuple):

@@ -306,20 +306,16 @@ class Limits:
 
     def _rooms(self, asked: Asked, found: usage.ProjectUsage) -> _Rooms:
         """What the cloud lets leases have of what this one has more of."""
-        return {user_id: self._quota.headroom(asked.project_id, user_id,
-                                              self._quota.amounts(
-                                                  asked.servers,
-                                                  asked.resources).keys(), [
-                                                      server for owner,
-                                                      server in found.servers
-                                                      if user_id in (None,
-                                                                     owner)] +
-                                              [cloud_api.CountedServer(
-                                                  one, one in asked.running,
-                                                  asked.running.get(one, {}))
-                                               for one in asked.server_ids])
-                for user_id, peak in self._peaks_of_quota(asked, found).items()
-                if peak and self._quota is not None}
+        return {user_id: self._quota.headroom(
+            asked.project_id, user_id,
+            self._quota.amounts(asked.servers, asked.resources).keys(),
+            [server for owner, server in found.servers
+             if user_id in (None, owner)] +
+            [cloud_api.CountedServer(one, one in asked.running,
+                                     asked.running.get(one, {}))
+             for one in asked.server_ids])
+            for user_id, peak in self._peaks_of_quota(asked, found).items()
+            if peak and self._quota is not None}
 
     def _compare_rooms(self, asked: Asked, found: usage.ProjectUsage,
                        rooms: _Rooms) -> None:

@@ -65,7 +65,7 @@ class Reassignment:
         :returns: each lease, with what was ``exchanged``: for each booking
             its reservation, its server and the names of its hosts before and
             after; None when one has changed meanwhile
-        :raises NotFound: when one was withdrawn
+        :raises NotFound: when one was purged
         :raises OverCapacity: when there is no room on a host
         :raises LostRace: when another process decided about one meanwhile
         """

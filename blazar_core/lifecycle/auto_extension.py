@@ -85,8 +85,8 @@ class AutoExtension:
             self._database.retried(
                 self._explain, lease_id, end,
                 f'until {clocks.minute(end)} UTC: {exc}')
-            return lease_status.RetryAfter(min(lease_status.LONGEST_PAUSE,
-                                               left), str(exc))
+            return lease_status.RetryAfter(
+                min(lease_status.LONGEST_PAUSE, left), str(exc))
         LOG.info('Lease %s is extended until %s', lease_id,
                  clocks.iso(changed['end_date']))
         self._notify('lease.update', changed)

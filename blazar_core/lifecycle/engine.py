@@ -68,7 +68,7 @@ class EventOutcomes:
         if not _says_otherwise(self._database, claim, outcome):
             self._queue.write(claim, **values)
             return
-        # It may have been withdrawn, and its events with it.
+        # It may have been purged, and its events with it.
         with (contextlib.suppress(errors.NotFound),
               self._database.writer() as session):
             api.locked(session, claim.lease_id)
@@ -301,7 +301,7 @@ class Engine:
             if after is not None:
                 fault_points.fault_point(after, claim.lease_id)
         except errors.NotFound:
-            # Its lease was withdrawn, and the event with it.
+            # Its lease was purged, and the event with it.
             settle = functools.partial(self._settled, claim, None)
         except (errors.DatabaseUnavailable, errors.DecryptionError) as exc:
             # That is no attempt that failed.

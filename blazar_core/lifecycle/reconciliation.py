@@ -94,7 +94,7 @@ class Reconciliation:
             with logs.about(of.lease_id, of.project_id, server_id):
                 return self._observe(of.lease_id, server_id, seen, sent)
         except errors.NotFound:
-            # Its lease was withdrawn in between.
+            # Its lease was purged in between.
             return []
 
     def _observe(self, lease_id: str, server_id: str,

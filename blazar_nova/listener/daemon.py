@@ -98,42 +98,45 @@ class Listener:
             conf.blazar.notification_topic, self.handle)
         self._stopping = threading.Event()
         self.comparison = self._comparison(conf, name)
-        life = self.parts.lifecycle
         self._threads = [
             self._thread('mirror', self.mirror.run),
             self._thread('comparison', self.comparison.run),
             self._thread('engine', self.engine.run),
             self._thread('monitors', self.monitors.run, self._stopping),
-            self._thread('watch', periodic.run_periodically, self.parts.clock,
-                         self._stopping, overbooking.PAUSE,
+            self._thread('overbooking', periodic.run_periodically,
+                         self.parts.clock, self._stopping, overbooking.PAUSE,
                          'Overbooked hosts', self.overbooking.look,
                          self.parts.host_status.news),
             *(self._thread(name, periodic.run_periodically, self.parts.clock,
                            self._stopping, seconds, what, look)
-              for name, seconds, what, look in (
-                  ('recheck', _TICK, 'Hosts to check again',
-                   self.mirror.recheck),
-                  ('relocating', evacuation.PAUSE,
-                   'Servers to move off unavailable hosts',
-                   functools.partial(
-                       self.parts.evacuation.look, self.monitors.certain
-                       if conf.blazar.evacuate else None)),
-                  ('retrying', admission_queue.PAUSE,
-                   'Waiting leases with capacity',
-                   life.admission_queue.look),
-                  ('slots', lost_builds.PAUSE,
-                   'Builds not sent by the requests that took slots',
-                   self.slots.send_left),
-                  ('preflight', preflight.PAUSE, 'Preflight checks',
-                   functools.partial(self.parts.preflight.look,
-                                     self._stopping.is_set)),
-                  ('trimming', _TRIM, 'Leftovers',
-                   self.mirror.trim),
-                  ('leaving', self._interval, 'Hosts to remove',
-                   self._enrolling.remove_left),
-                  ('orphans', 3600 * conf.blazar.orphan_interval,
-                   'Leases without owner', self.find_orphans))
+              for name, seconds, what, look in self._periodic(conf)
               if seconds)]
+
+    def _periodic(self, conf: ty.Any) -> ty.Iterable[
+            tuple[str, int, str, ty.Callable[[], object]]]:
+        """Return what runs periodically: its name, the seconds between two
+        runs (0: never), what it looks for, and the function.
+        """
+        certain = self.monitors.certain if conf.blazar.evacuate else None
+        return (
+            ('recheck', _TICK, 'Hosts to check again', self.mirror.recheck),
+            ('evacuation', evacuation.PAUSE,
+             'Servers to move off unavailable hosts',
+             functools.partial(self.parts.evacuation.look, certain)),
+            ('admission', admission_queue.PAUSE,
+             'Waiting leases with capacity',
+             self.parts.lifecycle.admission_queue.look),
+            ('slots', lost_builds.PAUSE,
+             'Builds not sent by the requests that took slots',
+             self.slots.send_left),
+            ('preflight', preflight.PAUSE, 'Preflight checks',
+             functools.partial(self.parts.preflight.look,
+                               self._stopping.is_set)),
+            ('trimming', _TRIM, 'Leftovers', self.mirror.trim),
+            ('removal', self._interval, 'Hosts to remove',
+             self._enrolling.remove_left),
+            ('orphans', 3600 * conf.blazar.orphan_interval,
+             'Leases without owner', self.find_orphans))
 
     def _comparison(self, conf: ty.Any,
                     name: str) -> periodic_sync.PeriodicSync:

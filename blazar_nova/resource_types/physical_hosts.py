@@ -104,15 +104,14 @@ class PhysicalHosts(resource_types.ResourceType):
         with server_demand.refused(params['min'], 'A lease of hosts'):
             return model.Demand(
                 model.WHOLE, params['max'], least=params['min'],
-                among=model.HostPool.ENROLLED, hosts=_eligible(
-                    params, placement), avoid=frozenset() if later
-                else server_demand.disabled(placement), cleaning_time=60 *
-                process.CONF.blazar.cleaning_time,
-                properties=host_properties.both(
-                    host_properties.parse(params.get('hypervisor_properties',
-                                                     '')),
-                    host_properties.parse(params.get('resource_properties',
-                                                     ''))))
+                among=model.HostPool.ENROLLED,
+                hosts=_eligible(params, placement),
+                avoid=frozenset() if later
+                else server_demand.disabled(placement),
+                cleaning_time=60 * process.CONF.blazar.cleaning_time,
+                properties=host_properties.both(*(
+                    host_properties.parse(params.get(name, '')) for name in (
+                        'hypervisor_properties', 'resource_properties'))))
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
         pool.open_to(reserved.id, reserved.project_id, _members(reserved))

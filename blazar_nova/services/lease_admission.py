@@ -215,17 +215,13 @@ class LeaseAdmission:
         if request.recurrence is not None:
             return self._recurring.hold(request, request.recurrence, call)
         demand = self._demand(call, request)
-        new = creation.NewLease(project_id=call.context.project_id,
-                                user_id=call.context.user_id, request=request,
-                                reservations=(creation.NewReservation(
-                                    demand, call.server_ids,
-                                    spec=exclusive.spec(
-                                        hosted_servers.spec(
-                                            bound_servers.reservation_of(
-                                                call.request_spec[0].flavor)),
-                                        call.exclusive),
-                                    warnings=booted_servers.unreserved(
-                                        call, demand, request)),))
+        new = creation.NewLease(
+            project_id=call.context.project_id, user_id=call.context.user_id,
+            request=request, reservations=(creation.NewReservation(
+                demand, call.server_ids, spec=exclusive.spec(
+                    hosted_servers.spec(bound_servers.reservation_of(
+                        call.request_spec[0].flavor)), call.exclusive),
+                warnings=booted_servers.unreserved(call, demand, request)),))
         new = dataclasses.replace(new, granted=self._limits.check(
             limit_requests.asked_of(
                 new, not request.starts_now or request.patience is not None,

@@ -23,6 +23,10 @@ ROOMS = {
 }
 
 
+#: So many packages have names that someone can keep in mind.
+MOST = {'blazar_core': 8, 'blazar_nova': 11}
+
+
 def is_in(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(f'{package}.')
                for package in packages)
@@ -49,7 +53,7 @@ class TestRooms(base.BaseTestCase):
 
     def test_a_package_has_few_of_them(self):
         for package, rooms in ROOMS.items():
-            self.assertLessEqual(len(rooms), 12)
+            self.assertLessEqual(len(rooms), MOST[package])
             self.assertEqual(
                 {'__init__', *rooms},
                 {code.room(path) for path in code.sources(package)})

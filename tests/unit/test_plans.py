@@ -139,8 +139,7 @@ EVERYTHING = (
     ('../blazar_nova/importer/import_plan.py', '_Leases.__init__', 'leases',
      'An operator imports all leases of Blazar, once.'),
     ('../blazar_nova/listener/server_sync.py', 'ServerSync._have_leases',
-     'leases',
-     _FIRST),
+     'leases', _FIRST),
 )
 
 

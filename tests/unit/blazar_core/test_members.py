@@ -3,7 +3,6 @@
 """Servers that run already: in the books."""
 
 import itertools
-from unittest import mock
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
@@ -249,19 +248,18 @@ class TestDying(JoiningTestCase):
         done; returns whether it came to that.
         """
         left = iter(range(commits))
-        dialect = self.database.engine.dialect
-        really = dialect.do_commit
 
-        def commit(connection):
+        def commit(_connection):
             if next(left, None) is None:
                 raise Died
-            really(connection)
 
-        with mock.patch.object(dialect, 'do_commit', commit):
-            try:
-                work(*args)
-            except Died:
-                return True
+        sa.event.listen(self.database.engine, 'commit', commit)
+        try:
+            work(*args)
+        except Died:
+            return True
+        finally:
+            sa.event.remove(self.database.engine, 'commit', commit)
         return False
 
     def deaths(self, work):

@@ -129,7 +129,7 @@ class ConfigurationTest(StartupTestCase):
         with contextlib.closing(sqlite3.connect(path)) as db:
             db.execute("UPDATE alembic_version SET version_num = 'other'")
             db.commit()
-        self.check_refused('has the schema other, and ', *self.everything())
+        self.check_refused('has the schema other, but ', *self.everything())
 
     def test_the_weigher(self):
         self.flags(group='filter_scheduler',

@@ -62,7 +62,7 @@ def fill(url: str, world: worlds.World, leases: int,
         _insert(connection, models.Event, ({
             'id': uuidutils.generate_uuid(), 'lease_id': one,
             'event_type': event_type, 'time': worlds.NOW, 'status': 'UNDONE',
-            'due': worlds.NOW, 'attempts': 0, 'claimed_by': None,
+            'run_at': worlds.NOW, 'attempts': 0, 'claimed_by': None,
             'claimed_until': 0, **stamps}
             for one in ids if events for event_type in (
                 'start_lease', 'remind', 'before_end_lease', 'end_lease')))

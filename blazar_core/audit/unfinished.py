@@ -90,7 +90,7 @@ class Unfinished:
                 collections.defaultdict(dict))
             for row in session.execute(
                     sa.select(models.Event.__table__)
-                    .where(OPEN).order_by(models.Event.due.desc())):
+                    .where(OPEN).order_by(models.Event.run_at.desc())):
                 events[row.lease_id][row.event_type] = row
             found = session.execute(
                 sa.select(models.Lease.__table__).where(
@@ -198,18 +198,18 @@ class Unfinished:
                     models.Lease, models.Lease.id == models.Event.lease_id)
                 .where(models.Lease.status != states.Lease.TERMINATED, sa.or_(
                     sa.and_(models.Event.status == states.Event.UNDONE,
-                            models.Event.due < latest),
+                            models.Event.run_at < latest),
                     sa.and_(models.Event.status == states.Event.IN_PROGRESS,
                             models.Event.claimed_until < latest)))
-                .order_by(models.Event.due)).all()
+                .order_by(models.Event.run_at)).all()
         for event in found:
-            text = (f'is due since {when(event.due)}, but no worker has '
+            text = (f'is due since {when(event.run_at)}, but no worker has '
                     'claimed it' if event.status == states.Event.UNDONE else
                     f'was claimed by {event.claimed_by}, which has not '
                     f'extended its claim since {when(event.claimed_until)}, '
                     'but no worker has taken over')
             yield Difference(
-                ('overdue', event.id, event.due, event.claimed_until),
+                ('overdue', event.id, event.run_at, event.claimed_until),
                 f'{named(event.lease_id, event.name)}: its '
                 f'{event.event_type} {text}.', LISTENER)
 

@@ -74,7 +74,7 @@ class Enrollment(ty.NamedTuple):
     """
 
     host_id: int
-    begun: int | None
+    enrolled_generation: int | None
     is_own: bool
 
 
@@ -121,10 +121,11 @@ def start(session: orm.Session, now: int, uuid: str,
     check_unbooked(session, now, host, 'enrolled')
     is_own = host.enrolment is None
     _write(session, now, host, enrolment=states.Enrollment.ENROLLING,
-           begun=host.generation + 1 if is_own else host.begun,
+           enrolled_generation=host.generation + 1 if is_own
+           else host.enrolled_generation,
            enrolled_at=now if is_own else host.enrolled_at,
            reservable=reservable, extra=_said(extra))
-    return Enrollment(host.id, host.begun, is_own)
+    return Enrollment(host.id, host.enrolled_generation, is_own)
 
 
 def complete(session: orm.Session, now: int, attempt: Enrollment) -> None:
@@ -137,7 +138,7 @@ def complete(session: orm.Session, now: int, attempt: Enrollment) -> None:
     host = session.get_one(models.Host, attempt.host_id)
     if host.enrolment not in (
             states.Enrollment.ENROLLING, states.Enrollment.ENROLLED) or (
-            host.begun != attempt.begun):
+            host.enrolled_generation != attempt.enrolled_generation):
         raise errors.Conflict(
             f'The enrollment of host {host.name} was canceled by another '
             'request. Try again.')
@@ -154,7 +155,7 @@ def cancel(session: orm.Session, now: int,
     """
     host = session.get_one(models.Host, attempt.host_id)
     if host.enrolment != states.Enrollment.ENROLLING or (
-            host.begun != attempt.begun):
+            host.enrolled_generation != attempt.enrolled_generation):
         return None
     _write(session, now, host, enrolment=states.Enrollment.LEAVING,
            reservable=False)

@@ -31,7 +31,7 @@ _HOST, _BOOKING, _CHANGE = (
     models.Host.__table__.c, models.Booking.__table__.c,
     models.Change.__table__.c)
 _COLUMNS = sa.select(
-    _CHANGE.id, _CHANGE.host_id, _CHANGE.generation, _CHANGE.parts,
+    _CHANGE.id, _CHANGE.host_id, _CHANGE.generation, _CHANGE.change_count,
     _CHANGE.start_date, _CHANGE.end_date, _CHANGE.resources, _CHANGE.sign,
     _CHANGE.created_at)
 _CHANGES = _COLUMNS.order_by(_CHANGE.id)
@@ -218,7 +218,7 @@ def _is_whole(rows: ty.Sequence[ty.Any], generations: int) -> bool:
     """Whether changes of a host are all that so many generations made."""
     counts = collections.Counter(row.generation for row in rows)
     return len(counts) == generations and all(
-        row.parts == counts[row.generation] for row in rows)
+        row.change_count == counts[row.generation] for row in rows)
 
 
 def overdue(connection: sa.Connection, now: int) -> list[ty.Any]:

@@ -90,13 +90,13 @@ def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[Host],
         own = changes.get(host.id, ())
         rows += [{
             'host_id': host.id, 'generation': host.generation + 1,
-            'parts': len(own), 'created_at': now,
+            'change_count': len(own), 'created_at': now,
             'start_date': change.window.start,
             'end_date': change.window.end, 'sign': change.sign,
             'resources': dict(change.resources),
         } for change in own] or [{
             'host_id': host.id, 'generation': host.generation + 1,
-            'parts': 1, 'created_at': now, 'start_date': None,
+            'change_count': 1, 'created_at': now, 'start_date': None,
             'end_date': None, 'sign': 0, 'resources': usage}]
     if rows:
         connection.execute(_CHANGES.insert(), rows)

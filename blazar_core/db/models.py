@@ -74,7 +74,7 @@ class Lease(Stateful, Base):
     ``lease_type`` is that of the request. One that is WAITING is tried every
     ``retry_interval`` seconds, for the last time at ``retry_until``; until
     then servers are moved for one that is IN_PROGRESS. From then on it lasts
-    ``lasts`` seconds (None: to its end). ``admitted_at`` is when it got its
+    ``duration`` seconds (None: to its end). ``admitted_at`` is when it got its
     capacity after that. Before its end it is prolonged by ``auto_extend``
     seconds. ``used_at`` is when servers were let in first; that nobody uses it
     was told at ``no_show_at``. It is an occurrence of ``recurrence_id``
@@ -119,7 +119,7 @@ class Lease(Stateful, Base):
     lease_type: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     retry_interval: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
     retry_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    lasts: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    duration: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     admitted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     auto_extend: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     used_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
@@ -205,8 +205,8 @@ class Reservation(Stateful, Base):
 class Event(Stateful, Base):
     """Something that happens to a lease at ``time``.
 
-    ``due`` is when it wants attention next: its time, or later when it was
-    put off: ``waits`` is how often, since something has happened to it.
+    ``run_at`` is when it is carried out or retried: its time, or later when it
+    was deferred; ``deferrals`` counts that since its lease last changed.
     ``attempts`` is how often it failed. A worker owns it while ``claimed_by``
     is its name and ``claimed_until`` is to come. ``action`` is what is done
     beside telling of it; None: nothing.
@@ -216,9 +216,9 @@ class Event(Stateful, Base):
     machine = states.EVENT
     __table_args__ = (
         sa.Index('events_lease_idx', 'lease_id'),
-        sa.Index('events_due_idx', 'status', 'due'),
-        sa.Index('events_time_idx', 'status', 'time', 'due'),
-        sa.Index('events_type_idx', 'status', 'event_type', 'due'),
+        sa.Index('events_run_at_idx', 'status', 'run_at'),
+        sa.Index('events_time_idx', 'status', 'time', 'run_at'),
+        sa.Index('events_type_idx', 'status', 'event_type', 'run_at'),
     )
 
     id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
@@ -226,9 +226,9 @@ class Event(Stateful, Base):
     event_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
     time: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    due: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    run_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     attempts: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    waits: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    deferrals: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     claimed_by: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
     claimed_until: orm.Mapped[int] = orm.mapped_column(
         sa.BigInteger, default=0)
@@ -250,8 +250,8 @@ class Host(Base):
     compute nodes, or others. ``units``: see :class:`model.HostFacts`.
 
     ``enrolment`` is how far it serves leases only (None: it does not),
-    ``begun`` the generation since which, ``enrolled_at`` the time,
-    ``reservable`` whether whole hosts may be reserved of it then, and
+    ``enrolled_generation`` the generation since which, ``enrolled_at`` the
+    time, ``reservable`` whether whole hosts may be reserved of it then, and
     ``extra`` what its operator says of it. ``assigned_to`` is the reservation
     that has all of it now: what runs there is no usage. ``vacated_at`` is when
     the last server of an ended lease left it, ``cleaning_until`` until when it
@@ -278,7 +278,8 @@ class Host(Base):
         sa.JSON, default=dict)
     enrolment: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(16), index=True)
-    begun: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    enrolled_generation: orm.Mapped[int | None] = orm.mapped_column(
+        sa.BigInteger)
     reservable: orm.Mapped[bool | None] = orm.mapped_column(sa.Boolean)
     extra: orm.Mapped[dict[str, str] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True))
@@ -390,7 +391,7 @@ class Change(Base):
     """One booking that came (sign 1) or went (sign -1) on a host.
 
     Written in the transaction that moved the host's generation to
-    ``generation``; each has ``parts`` rows.
+    ``generation``; each has ``change_count`` rows.
     A row without dates says that the host itself is another than it was: with
     resources, that these are its usage now, and that nothing else is new.
     Rows are kept for a while, for :mod:`blazar_core.capacity.booking_index`.
@@ -403,7 +404,7 @@ class Change(Base):
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
     host_id: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    parts: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    change_count: orm.Mapped[int] = orm.mapped_column(sa.Integer)
     start_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     end_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     resources: orm.Mapped[dict[str, int] | None] = orm.mapped_column(sa.JSON)

@@ -265,7 +265,7 @@ def counts(database: api.Database, now: int) -> dict[str, int]:
             sa.select(lease.status, sa.func.count().label('number')).where(
                 lease.status.in_(going_on)).group_by(lease.status))}
         late = connection.scalar(sa.select(sa.func.count()).where(
-            event.status == states.Event.UNDONE, event.due < now - LATE))
+            event.status == states.Event.UNDONE, event.run_at < now - LATE))
     return {f'leases_{one.lower()}': found.get(one, 0) for one in going_on} | {
         'events_late': late or 0}
 

@@ -113,7 +113,8 @@ class BudgetCommits:
                 row['status'] = states.Reservation.DELETED
             rows.events = [
                 event | {'status': states.Event.UNDONE, 'time': now,
-                         'due': now + self._seconds} for event in rows.events
+                         'run_at': now + self._seconds}
+                for event in rows.events
                 if event['event_type'] == states.EventType.REFUND]
         with self._database.begin() as connection:
             new_leases.insert(connection, planned)
@@ -144,7 +145,7 @@ class BudgetCommits:
                 sa.exists().where(
                     _LEASES.c.id == _EVENTS.c.lease_id,
                     _LEASES.c.status == states.Lease.TERMINATED),
-            ).values(status=states.Event.UNDONE, due=now, waits=0,
+            ).values(status=states.Event.UNDONE, run_at=now, deferrals=0,
                      claimed_by=None, claimed_until=0))
             _forget(connection, unknown)
 

@@ -136,7 +136,8 @@ class LeaseCreation:
                 new, picked, self._clock.now(), False, self._types)
             _keep_secrets(rows, new, sealed, head_start is not None)
             if head_start is not None:
-                rows.events[0]['due'] = rows.lease['created_at'] + head_start
+                rows.events[0]['run_at'] = (
+                    rows.lease['created_at'] + head_start)
             planned.append(new_leases.Planned(rows, new, picked))
         return self._book(connection, planned)
 
@@ -163,13 +164,13 @@ class LeaseCreation:
                 None, now, waiting.made(why) if retry is None
                 else waiting.reason(why)),
             'retry_interval': retry and retry.interval,
-            'retry_until': until if request.lasts is not None
+            'retry_until': until if request.duration is not None
             else min(until, request.window.end),
-            'lasts': request.lasts}
+            'duration': request.duration}
         _keep_secrets(rows, new, sealed)
         # Nothing of it happens before there is room.
         for event in rows.events:
-            event['due'] = model.FOREVER
+            event['run_at'] = model.FOREVER
         rows.events.append(events.row(
             rows.lease['id'], states.EventType.MAKE_ROOM, now, now)
             if retry is None else events.row(
@@ -240,7 +241,7 @@ class LeaseCreation:
         rows.lease['status'] = states.Lease.OFFERED
         # Nothing of it happens unless it is accepted.
         for event in rows.events:
-            event['due'] = model.FOREVER
+            event['run_at'] = model.FOREVER
         rows.events.append(events.row(
             rows.lease['id'], states.EventType.EXPIRE, now + seconds, now))
         return self._book(

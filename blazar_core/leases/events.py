@@ -29,10 +29,10 @@ def row(lease_id: str, event_type: str, time: int, now: int,
         done: bool = False, action: str | None = None) -> dict[str, ty.Any]:
     return {'id': uuidutils.generate_uuid(), 'lease_id': lease_id,
             'action': None if action == states.Action.NOTIFY else action,
-            'event_type': event_type, 'time': time, 'due': time,
+            'event_type': event_type, 'time': time, 'run_at': time,
             'status': states.Event.DONE if done else states.Event.UNDONE,
-            'attempts': 0, 'waits': 0, 'claimed_by': None, 'claimed_until': 0,
-            'created_at': now, 'updated_at': now}
+            'attempts': 0, 'deferrals': 0, 'claimed_by': None,
+            'claimed_until': 0, 'created_at': now, 'updated_at': now}
 
 
 def check_action(event_type: str, action: str, time: int,
@@ -89,7 +89,7 @@ def reextend(session: orm.Session, lease: models.Lease, period: int, now: int,
         new = row(lease.id, states.EventType.EXTEND, extension(
             model.Window(lease.start_date, lease.end_date), period), now)
         if lease.status == states.Lease.OFFERED:
-            new['due'] = model.FOREVER
+            new['run_at'] = model.FOREVER
         session.add(models.Event(**new))
 
 
@@ -146,7 +146,7 @@ def _again(session: orm.Session, lease: models.Lease,
         session.delete(told[states.Event.DONE])
     if states.Event.UNDONE in told:
         # It may have been put off for long.
-        told[states.Event.UNDONE].due = now
+        told[states.Event.UNDONE].run_at = now
     else:
         session.add(models.Event(**row(
             lease.id, event_type, now, now)))
@@ -161,7 +161,7 @@ def begin(lease: models.Lease, over: states.EventType, now: int) -> None:
         if event.event_type == over:
             event.enter(states.Event.DONE, now)
         elif event.status in states.OPEN:
-            event.due = event.time
+            event.run_at = event.time
 
 
 def move_own(lease: models.Lease, seconds: int) -> None:
@@ -187,7 +187,7 @@ def retime(session: orm.Session, lease: models.Lease,
     for event_type in own.keys() - before.keys():
         new = row(lease.id, event_type, own[event_type], now)
         if lease.status == states.Lease.OFFERED:
-            new['due'] = model.FOREVER
+            new['run_at'] = model.FOREVER
         session.add(models.Event(**new))
     for event_type, event in before.items():
         if event_type not in own:
@@ -196,11 +196,11 @@ def retime(session: orm.Session, lease: models.Lease,
         elif own[event_type] != event.time and (
                 event.status in states.OPEN or own[event_type] > now):
             event.time = own[event_type]
-            if event.due != model.FOREVER:
-                event.due = max(event.time, now)
+            if event.run_at != model.FOREVER:
+                event.run_at = max(event.time, now)
             # A worker at this event goes by the old date: it loses its claim.
             event.enter(states.Event.UNDONE, now)
-            event.claimed_by, event.claimed_until, event.waits = None, 0, 0
+            event.claimed_by, event.claimed_until, event.deferrals = None, 0, 0
 
 
 def redate(lease: models.Lease, window: model.Window, now: int) -> None:
@@ -222,11 +222,11 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
         if event.status != states.Event.DONE or (
                 extends and window.end > now):
             event.time = time
-            if event.due != model.FOREVER:
-                event.due = time
+            if event.run_at != model.FOREVER:
+                event.run_at = time
             # A worker at this event goes by the old date: it loses its claim.
             event.enter(states.Event.UNDONE, now)
-            event.claimed_by, event.claimed_until, event.waits = None, 0, 0
+            event.claimed_by, event.claimed_until, event.deferrals = None, 0, 0
         elif event.event_type == states.EventType.BEFORE_END and time > now:
             again, action = max((again, action), (time, event.action),
                                 key=lambda one: one[0])

@@ -29,8 +29,8 @@ _LEASES, _RESERVATIONS = models.Lease.__table__, models.Reservation.__table__
 _BUILDS = models.HeldBuild.__table__
 #: Until when a lease has servers, if it starts as late as it may.
 _END = _LEASES.c.grace_period + sa.case(
-    (sa.and_(_LEASES.c.status.in_(states.SEEKING), _LEASES.c.lasts > 0),
-     _LEASES.c.retry_until + _LEASES.c.lasts), else_=_LEASES.c.end_date)
+    (sa.and_(_LEASES.c.status.in_(states.SEEKING), _LEASES.c.duration > 0),
+     _LEASES.c.retry_until + _LEASES.c.duration), else_=_LEASES.c.end_date)
 #: Of leases of a project, with what a boot has kept beside its reservations.
 _OTHERS = sa.select(
     _LEASES.c.id, _LEASES.c.name, _LEASES.c.recurrence_id,

@@ -90,7 +90,7 @@ class NewLease:
         So long it counts for the limits of its project.
         """
         request, booked = self.request, self.booked
-        if request.patience is None or request.lasts is None:
+        if request.patience is None or request.duration is None:
             return booked
         return model.Window(booked.start, booked.end + request.patience)
 
@@ -223,7 +223,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'cleaning_time': new.cleaning_time,
         'status': states.Lease.PENDING,
         'conditions': None, 'lease_type': request.lease_type,
-        'retry_interval': None, 'retry_until': None, 'lasts': None,
+        'retry_interval': None, 'retry_until': None, 'duration': None,
         'admitted_at': None, 'no_show_at': None,
         'warnings': new.warnings or None,
         'auto_extend': request.auto_extend, 'recurrence_id': new.recurrence_id,

@@ -85,8 +85,8 @@ class LeaseRequest:
     ``before_end`` is None when no such event is wanted; ``starts_now`` says
     that the window begins at the instant of the request; servers are left
     alone for ``grace_period`` seconds after the end. ``retry``: None is not
-    at all. ``lasts`` is how many seconds it lasts whenever it starts; None: it
-    ends when its window does. Before its end it is prolonged by
+    at all. ``duration`` is how many seconds it lasts whenever it starts; None:
+    it ends when its window does. Before its end it is prolonged by
     ``auto_extend`` seconds; 0: it is not. ``timeout``: for so many seconds
     servers of others are moved where there is no room; None: none are.
     ``recurrence``: None is once. ``shows_build``: tools see servers of it that
@@ -102,7 +102,7 @@ class LeaseRequest:
     grace_period: int = 0
     before_end_action: states.Action = states.Action.NOTIFY
     retry: Retry | None = None
-    lasts: int | None = None
+    duration: int | None = None
     auto_extend: int = 0
     timeout: int | None = None
     recurrence: Recurrence | None = None

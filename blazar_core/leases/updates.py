@@ -386,7 +386,7 @@ def _rename(session: orm.Session, lease: models.Lease, change: LeaseChange,
     for event_type, time, action in wanted:
         row = events.row(lease.id, event_type, time, now, action=action)
         if lease.status == states.Lease.OFFERED:
-            row['due'] = model.FOREVER
+            row['run_at'] = model.FOREVER
         session.add(models.Event(**row))
 
 

@@ -87,11 +87,11 @@ class DeferredAdmission:
                 return None
             now = self._clock.now()
             start = max(lease.start_date, now)
-            end = lease.end_date if lease.lasts is None else (
-                start + lease.lasts)
+            end = lease.end_date if lease.duration is None else (
+                start + lease.duration)
             if end <= start:
                 return 'Its end has passed.'
-            if lease.lasts is not None and now > (lease.retry_until or 0):
+            if lease.duration is not None and now > (lease.retry_until or 0):
                 # Neither limits nor a trust go further.
                 return 'Its waiting time has passed.'
             window = model.Window(start, end)
@@ -177,7 +177,7 @@ class DeferredAdmission:
             conditions.update(lease, now, conditions.Type.WAITING)
             lease.admitted_at = now
             events.retime(session, lease, self._types, window, now)
-            if lease.lasts is not None:
+            if lease.duration is not None:
                 events.move_own(lease, window.start - lease.start_date)
             events.redate(lease, window, now)
             events.begin(lease, states.EventType.MAKE_ROOM if (
@@ -199,11 +199,11 @@ def fail(session: orm.Session, lease: models.Lease, reason: str,
         lease, now, conditions.Type.WAITING, conditions.Condition(
             conditions.Type.FAILED, conditions.Reason.NO_CAPACITY, reason))
     lease.updated_at = now
-    if lease.lasts is not None:
+    if lease.duration is not None:
         # Its end comes as if it had got it now.
         start = max(lease.start_date, now)
         events.redate(
-            lease, model.Window(start, start + lease.lasts), now)
+            lease, model.Window(start, start + lease.duration), now)
     lease_status.fail_waiting(session, lease, now)
     events.begin(lease, over, now)
 

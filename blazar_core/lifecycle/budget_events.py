@@ -96,7 +96,7 @@ class BudgetEvents:
 def _again(event: models.Event, now: int) -> None:
     """Have an event carried out now, and again if a worker is at it."""
     event.enter(states.Event.UNDONE, now)
-    event.due, event.waits = now, 0
+    event.run_at, event.deferrals = now, 0
     event.claimed_by, event.claimed_until = None, 0
 
 

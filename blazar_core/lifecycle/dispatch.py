@@ -468,7 +468,7 @@ _STARTED = sa.update(_EVENTS).where(
     _EVENTS.c.lease_id == sa.bindparam('lease'),
     _EVENTS.c.event_type == states.EventType.START,
     _EVENTS.c.status == states.Event.UNDONE).values(
-        status=states.Event.DONE, due=_EVENTS.c.time,
+        status=states.Event.DONE, run_at=_EVENTS.c.time,
         updated_at=sa.bindparam('now'))
 _SEALED = sa.select(
     models.HeldBuild.lease_id, models.HeldBuild.sealed,

@@ -336,15 +336,15 @@ class Engine:
                         claim.event_type, outcome.why)
             self._outcomes.write(claim, outcome, status=states.Event.ERROR)
             return
-        seconds, now = outcome.after(claim.waits), self._clock.now()
+        seconds, now = outcome.after(claim.deferrals), self._clock.now()
         LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
                  claim.event_type, seconds, outcome.why)
         # Unless something has happened since it was claimed.
-        same = models.Event.waits == claim.waits
+        same = models.Event.deferrals == claim.deferrals
         self._outcomes.write(
             claim, outcome, status=states.Event.UNDONE, attempts=0,
-            due=sa.case((same, now + seconds), else_=now + outcome.seconds),
-            waits=sa.case((same, claim.waits + 1), else_=1))
+            run_at=sa.case((same, now + seconds), else_=now + outcome.seconds),
+            deferrals=sa.case((same, claim.deferrals + 1), else_=1))
 
     def _failed(self, claim: event_queue.Claim, exc: Exception) -> None:
         """Again after a pause that doubles, or not at all any more.
@@ -370,7 +370,7 @@ class Engine:
         self._outcomes.write(
             claim, lease_status.RetryAfter(pause, _reason(exc), shown=True),
             status=states.Event.UNDONE, attempts=attempts,
-            due=self._clock.now() + pause)
+            run_at=self._clock.now() + pause)
 
 
 def _away(claim: event_queue.Claim, exc: Exception) -> lease_status.RetryAfter:

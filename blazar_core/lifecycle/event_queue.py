@@ -49,7 +49,7 @@ _URGENT = (states.EventType.START, states.EventType.END,
 #: Due events as they are read, and whose they are.
 _READ = sa.select(
     models.Event.id, models.Event.lease_id, models.Event.event_type,
-    models.Event.attempts, models.Event.waits, models.Event.due,
+    models.Event.attempts, models.Event.deferrals, models.Event.run_at,
     models.Event.action,
     models.Lease.project_id, models.Lease.conditions,
 ).join(models.Event.lease).where(models.Lease.project_id.not_in(
@@ -58,7 +58,7 @@ _READ = sa.select(
 _IS_QUICK = models.Event.action.is_(None)
 _NOW = sa.bindparam('now', type_=sa.BigInteger)
 _WAITING = sa.and_(
-    models.Event.status == states.Event.UNDONE, models.Event.due <= _NOW)
+    models.Event.status == states.Event.UNDONE, models.Event.run_at <= _NOW)
 _ABANDONED = sa.and_(
     models.Event.status == states.Event.IN_PROGRESS, clock_skew.is_over(
         models.Event.claimed_until, _NOW, sa.bindparam(
@@ -72,21 +72,21 @@ _FURTHEST = lease_status.LONGEST_PAUSE + sa.case(
 #: What was to happen by now, or at once, and was deferred beyond that. The
 #: date itself stays, and that of an offer, which waits without one. By the
 #: index of the first condition, whatever a database knows of dates.
-_DUE = models.Event.due + 0
+_DUE = models.Event.run_at + 0
 _FAR = sa.and_(
     models.Event.status == states.Event.UNDONE,
     # Of what is only overdue, however much, neither row nor lease is read.
     _DUE > _NOW + 2 * lease_status.LONGEST_PAUSE,
     _DUE > _NOW + _FURTHEST, _DUE < model.FOREVER)
 _STRAY = sa.union_all(*(
-    sa.select(models.Event.id, models.Event.due, models.Event.lease_id,
+    sa.select(models.Event.id, models.Event.run_at, models.Event.lease_id,
               models.Lease.project_id)
     .join(models.Event.lease).where(at, _FAR).order_by(None) for at in (
         models.Event.time <= _NOW,
         sa.and_(models.Event.time + 0 > _NOW, models.Event.event_type.in_(
             (states.EventType.CHANGED, states.EventType.MAKE_ROOM))))))
-_OLDEST = (models.Event.due, models.Event.id)
-_NEXT = sa.select(sa.func.min(models.Event.due)).where(
+_OLDEST = (models.Event.run_at, models.Event.id)
+_NEXT = sa.select(sa.func.min(models.Event.run_at)).where(
     models.Event.status == states.Event.UNDONE)
 _NEXT_QUICK = _NEXT.where(_IS_QUICK)
 #: When something is due next, and what there is to read. Asked again and
@@ -100,7 +100,7 @@ _READ_ABANDONED = _READ.where(_ABANDONED, _IS_QUICK).order_by(
     *_OLDEST).limit(_BATCH)
 _READ_URGENT = _READ.where(
     _WAITING, models.Event.event_type == sa.bindparam('urgent'),
-).order_by(models.Event.waits > 0, *_OLDEST).limit(_BATCH)
+).order_by(models.Event.deferrals > 0, *_OLDEST).limit(_BATCH)
 _READ_WAITING = _READ.where(_WAITING, _IS_QUICK).order_by(
     *_OLDEST).limit(_BATCH)
 _READ_SLOW = _READ.where(
@@ -117,7 +117,7 @@ _CLAIM = sa.update(models.Event.__table__).where(
 _BRING_BACK = sa.update(models.Event.__table__).where(
     _EVENTS.id == sa.bindparam('event'),
     _EVENTS.status == states.Event.UNDONE,
-    _EVENTS.due == sa.bindparam('seen')).values(due=sa.bindparam('now'))
+    _EVENTS.run_at == sa.bindparam('seen')).values(run_at=sa.bindparam('now'))
 _CLAIMED = sa.select(_EVENTS.id).where(_MINE)
 _DONE = sa.update(models.Event.__table__).where(_MINE).values(
     status=states.Event.DONE, claimed_by=None, claimed_until=0,
@@ -136,7 +136,7 @@ class Claim:
     lease_id: str
     event_type: str
     attempts: int
-    waits: int
+    deferrals: int
     project_id: str
     slow: bool = False
     shown: bool = False
@@ -183,7 +183,7 @@ class EventQueue:
                     continue
                 wanted.append(Claim(
                     event.id, event.lease_id, event.event_type,
-                    event.attempts, event.waits, event.project_id, is_slow,
+                    event.attempts, event.deferrals, event.project_id, is_slow,
                     conditions.find(
                         event.conditions,
                         conditions.Type.EVENT_DEFERRED) is not None))
@@ -320,8 +320,8 @@ class EventQueue:
                 sa.update(models.Event)
                 .where(models.Event.lease_id.in_({lease_id, *leases}),
                        models.Event.status.in_(states.OPEN),
-                       models.Event.waits > 0)
-                .values(due=now, waits=0))
+                       models.Event.deferrals > 0)
+                .values(run_at=now, deferrals=0))
 
     def done(self, claim: Claim) -> None:
         """Nothing is left to be done at an event, if it is still this
@@ -397,8 +397,8 @@ def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],
     """
     def turn(event: ty.Any) -> tuple[ty.Any, ...]:
         return (event.event_type not in _URGENT,
-                busy.get(event.project_id, 0), event.waits > 0,
-                event.event_type != states.EventType.START, event.due,
+                busy.get(event.project_id, 0), event.deferrals > 0,
+                event.event_type != states.EventType.START, event.run_at,
                 event.id)
 
     # Of equals of a project the order stays as it is.

@@ -229,8 +229,8 @@ class LeaseEnd:
                     sa.update(models.Event)
                     .where(models.Event.lease_id == lease_id,
                            models.Event.event_type == states.EventType.END)
-                    .values(status=states.Event.UNDONE, due=now, waits=0,
-                            claimed_by=None, claimed_until=0,
+                    .values(status=states.Event.UNDONE, run_at=now,
+                            deferrals=0, claimed_by=None, claimed_until=0,
                             updated_at=now))
             session.flush()
             session.expire(lease)

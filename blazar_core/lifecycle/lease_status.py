@@ -97,10 +97,10 @@ class RetryAfter:
     most: int = 0
     shown: bool = False
 
-    def after(self, waits: int) -> int:
+    def after(self, deferrals: int) -> int:
         """The pause when it was put off so many times before."""
         return max(self.seconds, min(
-            self.most, self.seconds << min(waits, 16)))
+            self.most, self.seconds << min(deferrals, 16)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ def _end_event(event: models.Event, end: int, now: int) -> None:
     """
     if event.event_type == states.EventType.REFUND:
         event.enter(states.Event.UNDONE, now)
-        event.due = now
+        event.run_at = now
     elif event.event_type != states.EventType.CHARGE or (
             event.status != states.Event.IN_PROGRESS):
         event.enter(_last_state(event, end), now)

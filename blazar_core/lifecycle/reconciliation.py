@@ -226,8 +226,9 @@ class Reconciliation:
             if event.event_type == states.EventType.START:
                 # A worker at it has sent what there was: it loses its claim.
                 event.enter(states.Event.UNDONE, now)
-                event.due, event.attempts, event.waits = now + pause, 0, 0
-                event.claimed_by, event.claimed_until = None, 0
+                event.run_at, event.attempts = now + pause, 0
+                event.claimed_by, event.claimed_until, event.deferrals = (
+                    None, 0, 0)
         conditions.update(lease, now, lease_status.put_off(
             lease_status.waiting(lease), fault))
         lease.updated_at = now

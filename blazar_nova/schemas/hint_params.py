@@ -256,7 +256,7 @@ def _request(params: _Object, start: int, end: int, now: int,
             'grace_period', defaults.grace_period)),
         retry=retry, timeout=timeout,
         auto_extend=lease_types.extension_of(params.get('auto_extend', 0)),
-        lasts=None if 'end' in params or (
+        duration=None if 'end' in params or (
             retry is None and timeout is None) else end - start,
         shows_build=_shows_build(params, defaults))
     lease_types.check_extension(

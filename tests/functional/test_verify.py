@@ -434,7 +434,7 @@ class ServersTest(VerifyTestCase):
         self.fill_books()
         self.change(models.Lease, status='PENDING')
         self.change(models.Event, models.Event.event_type == 'start_lease',
-                    status='UNDONE', due=self.began + HOUR)
+                    status='UNDONE', run_at=self.began + HOUR)
         self.assert_left(
             f'(early) is PENDING: server {server_id} is built already.',
             'is PENDING, but the build of its servers is missing')

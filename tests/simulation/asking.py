@@ -26,7 +26,7 @@ def window_of_moves(baton: batons.Baton, window: model.Window,
     """For how long room may be made for a lease."""
     dice = baton.dice
     return {'timeout': dice.choice([60, 300, 1200]),
-            'lasts': dice.choice([None, window.end - window.start])}
+            'duration': dice.choice([None, window.end - window.start])}
 
 
 def recurrence(baton: batons.Baton, first: model.Window, booted: bool,

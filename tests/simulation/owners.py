@@ -192,4 +192,4 @@ def window_of_waiting(baton: batons.Baton, window: model.Window,
     dice = baton.dice
     return {'retry': requests.Retry(dice.choice([30, 300, 1200]),
                                     dice.choice([1, 3, 6])),
-            'lasts': dice.choice([None, window.end - window.start])}
+            'duration': dice.choice([None, window.end - window.start])}

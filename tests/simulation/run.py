@@ -119,7 +119,7 @@ class Run:
                 return wrong
             (last,), = world.look(
                 "SELECT max(max(end_date, CASE WHEN status IN ('WAITING', "
-                "'IN_PROGRESS') THEN retry_until + coalesce(lasts, 0) "
+                "'IN_PROGRESS') THEN retry_until + coalesce(duration, 0) "
                 "ELSE 0 END)) FROM leases")
             left = (last or 0) + MENDED - baton.now
             if left <= 0:

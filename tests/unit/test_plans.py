@@ -304,9 +304,9 @@ def _rows() -> dict[str, list[dict[str, ty.Any]]]:
             rows.setdefault(name, []).append(row)
     for number in range(LEASES):
         rows.setdefault('changes', []).append({
-            'host_id': number % HOSTS + 1, 'generation': number, 'parts': 1,
-            'start_date': NOW, 'end_date': NOW + DAY, 'sign': 1,
-            'resources': {'VCPU': 1},
+            'host_id': number % HOSTS + 1, 'generation': number,
+            'change_count': 1, 'start_date': NOW, 'end_date': NOW + DAY,
+            'sign': 1, 'resources': {'VCPU': 1},
             'created_at': NOW - 3600 + 3600 * number // LEASES})
         rows.setdefault('request_keys', []).append({
             'digest': f'{number * 7919 % LEASES:064}', 'asked': '',
@@ -349,9 +349,9 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
     for what in ('start_lease', 'before_end_lease', 'end_lease'):
         yield 'events', {
             'id': f'{what[0]}{lease_id[1:]}', 'lease_id': lease_id,
-            'event_type': what, 'time': start, 'due': start,
+            'event_type': what, 'time': start, 'run_at': start,
             'status': 'UNDONE' if goes_on and what[0] != 's' else 'DONE',
-            'attempts': 0, 'waits': 0, 'claimed_until': 0,
+            'attempts': 0, 'deferrals': 0, 'claimed_until': 0,
             'created_at': start, 'updated_at': start}
     if number % 12 == 0:
         yield 'recurrences', {

@@ -89,7 +89,7 @@ def take_unguarded(connection: sa.Connection, now: int,
                 models.Host.id == host.id).values(**values))
         rows += [{
             'host_id': host.id, 'generation': host.generation + 1,
-            'parts': len(changes[host.id]),
+            'change_count': len(changes[host.id]),
             'created_at': now, 'start_date': change.window.start,
             'end_date': change.window.end, 'sign': change.sign,
             'resources': dict(change.resources)}
@@ -620,7 +620,7 @@ class Racer:
             return session.scalar(sa.select(models.Event.id).where(
                 models.Event.event_type == 'start_lease',
                 models.Event.status != 'DONE',
-                models.Event.due <= self.clock.now()).limit(1)) is not None
+                models.Event.run_at <= self.clock.now()).limit(1)) is not None
 
     def _engine(self, life: handlers.Handlers) -> engine.Engine:
         return engine.Engine(self.conf, self.database, self.clock, life,

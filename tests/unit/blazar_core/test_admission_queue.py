@@ -41,11 +41,11 @@ class RetryingTestCase(base.LeaseTestCase):
         """Take all there is; returns the lease that has it."""
         return self.reserve(0, end, self.places(2), active=True)
 
-    def wanted(self, start=0, end=100, retries=10, interval=60, lasts=None,
+    def wanted(self, start=0, end=100, retries=10, interval=60, duration=None,
                **values):
         return self.request(
-            start, end, retry=requests.Retry(interval, retries), lasts=lasts,
-            **values)
+            start, end, retry=requests.Retry(interval, retries),
+            duration=duration, **values)
 
     def held(self, count=1, project='project', **wanted):
         """A boot that may wait; its call is kept."""
@@ -119,7 +119,7 @@ class TestRetrying(RetryingTestCase):
 
     def test_one_with_a_length_lasts_as_long_whenever_it_starts(self):
         first = self.fill()
-        lease = self.asked(lasts=100, before_end=NOW + 90)
+        lease = self.asked(duration=100, before_end=NOW + 90)
         self.clock.advance(500)
         self.free(first)
         self.look()
@@ -208,7 +208,7 @@ class TestRetrying(RetryingTestCase):
     def test_what_cannot_be_tried_fails_all_the_same(self):
         """And keeps no other of its project from its turn for ever."""
         first = self.fill(10000)
-        lease = self.asked(retries=1, lasts=100)
+        lease = self.asked(retries=1, duration=100)
 
         def broken(_reserved):
             raise ValueError
@@ -224,7 +224,7 @@ class TestRetrying(RetryingTestCase):
 
     def test_it_ends_as_if_it_had_got_room_with_its_last_try(self):
         self.fill(10000)
-        lease = self.held(lasts=100)
+        lease = self.held(duration=100)
         self.clock.advance(600)
         driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))
@@ -236,7 +236,7 @@ class TestRetrying(RetryingTestCase):
     def test_after_the_time_in_which_it_may_wait_it_gets_nothing(self):
         """Limits and trusts were asked for no longer than that."""
         first = self.fill(10000)
-        lease = self.asked(lasts=100)
+        lease = self.asked(duration=100)
         self.clock.advance(601)
         self.free(first)
         self.look()
@@ -246,7 +246,7 @@ class TestRetrying(RetryingTestCase):
 
     def test_events_of_one_with_a_length_move_with_it(self):
         first = self.fill()
-        lease = self.asked(lasts=100, events=(
+        lease = self.asked(duration=100, events=(
             requests.EventRequest('mine', NOW + 10),))
         fixed = self.asked(project='other', end=2000, events=(
             requests.EventRequest('mine', NOW + 10),))
@@ -486,7 +486,7 @@ class TestTurns(RetryingTestCase):
 
     def test_limits_count_it_for_as_long_as_it_may_wait(self):
         new = creation.NewLease(
-            'project', 'user', self.wanted(lasts=100), (self.places(),))
+            'project', 'user', self.wanted(duration=100), (self.places(),))
         self.assertEqual(model.Window(NOW, NOW + 700), new.span)
         fixed = creation.NewLease(
             'project', 'user', self.wanted(), (self.places(),))

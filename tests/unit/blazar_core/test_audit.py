@@ -191,7 +191,7 @@ class TestLeases(AuditTestCase):
         self.lease(50, 100)
         self.clock.advance(50 + LATE)
         self.change(models.Event, models.Event.event_type == 'end_lease',
-                    time=NOW + 1000, due=NOW + 1000)
+                    time=NOW + 1000, run_at=NOW + 1000)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
         self.assert_not_mended('its start_lease is due since 2027-01-15 '
@@ -204,7 +204,7 @@ class TestLeases(AuditTestCase):
                     claimed_until=NOW + 60)
         self.clock.advance(60 + LATE)
         self.change(models.Event, models.Event.event_type == 'end_lease',
-                    due=NOW + 1000)
+                    run_at=NOW + 1000)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
         self.assert_not_mended('its start_lease was claimed by worker, which '
@@ -215,7 +215,7 @@ class TestLeases(AuditTestCase):
         self.running_lease(0, 100)
         self.clock.advance(100 + findings.STUCK)
         self.change(models.Event, models.Event.event_type == 'end_lease',
-                    due=NOW + 1000, attempts=4)
+                    run_at=NOW + 1000, attempts=4)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
         self.assert_not_mended('is past its end', 'but ACTIVE; its '
@@ -329,7 +329,7 @@ class TestCapacity(AuditTestCase):
 
     def test_what_was_is_no_matter(self):
         self.book_too_much()
-        self.change(models.Event, due=NOW + 1000)
+        self.change(models.Event, run_at=NOW + 1000)
         self.clock.advance(89)
         self.assert_one('Host one has 2 VCPU, but at 2027-01-15 08:01:29 UTC')
         self.clock.advance(1)

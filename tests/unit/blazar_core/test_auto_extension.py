@@ -360,7 +360,7 @@ class TestExtending(ExtendingTestCase):
     def test_one_that_waits_for_room_is_prolonged_when_it_has_it(self):
         first = self.reserve(0, 10 * HOUR, self.places(2), active=True)
         lease = self.reserve(0, 0, self.places(1), request=self.request(
-            0, 4 * HOUR, auto_extend=HOUR, lasts=4 * HOUR,
+            0, 4 * HOUR, auto_extend=HOUR, duration=4 * HOUR,
             retry=requests.Retry(60, 600)))
         self.run_at(5 * HOUR)
         self.assertEqual('WAITING', self.status(lease))

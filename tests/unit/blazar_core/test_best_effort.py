@@ -95,10 +95,10 @@ class RoomTestCase(base.LeaseTestCase):
         """Its move has failed."""
         self.cloud.arrive(server_id)
 
-    def wanted(self, count=1, vcpus=4, timeout=600, end=5000, lasts=None,
+    def wanted(self, count=1, vcpus=4, timeout=600, end=5000, duration=None,
                sealed=True, **values):
         """A lease for servers that are to have room."""
-        request = self.request(0, end, timeout=timeout, lasts=lasts)
+        request = self.request(0, end, timeout=timeout, duration=duration)
         self.places_type.demand_of = lambda reserved: model.Demand(
             {'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus},
             hosts=values.get('hosts'))
@@ -303,7 +303,7 @@ class TestMoving(FourHosts):
         self.assertIn(server_id, self.cloud.deleted)
 
     def test_one_with_a_length_lasts_as_long_from_when_it_has_its_room(self):
-        lease = self.wanted(lasts=5000)
+        lease = self.wanted(duration=5000)
         self.go_on(40)
         self.assertEqual([], [*self.audit.differences()])
         for one in self.asked():

@@ -339,7 +339,7 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
     def setUp(self):
         super().setUp()
         self.first = self.fill()
-        self.waits = self.asked(end=1000, lasts=1000, retries=1000)
+        self.waits = self.asked(end=1000, duration=1000, retries=1000)
         self.dates = []
         self.budget.after = self.note
 

@@ -173,7 +173,7 @@ class TestMigration(base.DatabaseTestCase):
 
     def test_foreign_keys_are_kept(self):
         event = models.Event(
-            id='a', lease_id='unheard of', event_type='', time=0, due=0,
+            id='a', lease_id='unheard of', event_type='', time=0, run_at=0,
             status='UNDONE', attempts=0, claimed_until=0, created_at=0,
             updated_at=0)
         self.assertRaises(

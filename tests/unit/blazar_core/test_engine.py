@@ -175,7 +175,7 @@ class EngineTestCase(base.DatabaseTestCase):
                 session.flush()
             session.add(models.Event(**{
                 'id': event_id, 'lease_id': lease_id, 'time': NOW + due,
-                'event_type': event_type, 'due': NOW + due,
+                'event_type': event_type, 'run_at': NOW + due,
                 'status': 'UNDONE', 'attempts': 0, 'claimed_until': 0,
                 'created_at': 0, 'updated_at': 0, **values}))
         return event_id
@@ -187,8 +187,8 @@ class EngineTestCase(base.DatabaseTestCase):
             connection.execute(models.Event.__table__.insert(), [{
                 'id': f'{lease_id}-{one}', 'lease_id': lease_id,
                 'event_type': event_type, 'time': NOW + due,
-                'due': NOW + due, 'status': 'UNDONE', 'attempts': 0,
-                'waits': 0, 'claimed_until': 0, 'created_at': 0,
+                'run_at': NOW + due, 'status': 'UNDONE', 'attempts': 0,
+                'deferrals': 0, 'claimed_until': 0, 'created_at': 0,
                 'updated_at': 0} for one in range(number - 1)])
 
     def row(self, event_id):
@@ -242,7 +242,7 @@ class TestRunDue(EngineTestCase):
         self.assertEqual(1, driven.run_due(worker))
         row = self.row(event_id)
         self.assertEqual(('UNDONE', NOW + 7, 0, NOW), (
-            row.status, row.due, row.attempts, row.time))
+            row.status, row.run_at, row.attempts, row.time))
         self.clock.advance(6)
         self.assertEqual(0, driven.run_due(worker))
         self.clock.advance(1)
@@ -254,11 +254,11 @@ class TestRunDue(EngineTestCase):
         self.actions.answers['failed'] = [RuntimeError()]
         worker = self.engine()
         driven.run_due(worker)
-        due = self.row(failed).due
+        due = self.row(failed).run_at
         worker.trigger('future', None)
         worker.trigger('failed', None)
         self.assertEqual((NOW + 10, due), (
-            self.row(future).due, self.row(failed).due))
+            self.row(future).run_at, self.row(failed).run_at))
 
 
 class TestStrays(EngineTestCase):
@@ -277,7 +277,7 @@ class TestStrays(EngineTestCase):
     def put_off(self, lease_id, kind, due):
         event_id = self.event(lease_id, -1, kind)
         with self.database.writer() as session:
-            session.get(models.Event, event_id).due = due
+            session.get(models.Event, event_id).run_at = due
         return event_id
 
     def test_what_a_dead_worker_had_is_taken_after_its_pause(self):
@@ -337,10 +337,10 @@ class TestStrays(EngineTestCase):
         events['later'] = self.event('later', HOUR, 'start_lease')
         with self.database.writer() as session:
             session.get(models.Lease, 'retry').retry_interval = 7200
-        due = {name: self.row(one).due for name, one in events.items()}
+        due = {name: self.row(one).run_at for name, one in events.items()}
         self.assertEqual([], self.done_within(1))
         self.assertEqual(due, {
-            name: self.row(one).due for name, one in events.items()})
+            name: self.row(one).run_at for name, one in events.items()})
 
     def test_a_lease_that_is_tried_seldom_is_tried_after_its_interval(self):
         self.put_off('retry', 'retry_lease', NOW + 1200 + HOUR)
@@ -373,7 +373,7 @@ class TestPauses(EngineTestCase):
         pauses = []
         for _time in range(times):
             self.assertEqual(1, driven.run_due(worker))
-            pauses.append(self.row(event_id).due - self.clock.now())
+            pauses.append(self.row(event_id).run_at - self.clock.now())
             self.clock.advance(pauses[-1])
         return pauses
 
@@ -400,9 +400,9 @@ class TestPauses(EngineTestCase):
             driven.run_due(worker)
             self.clock.advance(32)
         driven.run_due(worker)
-        pause = self.row(other).due - self.clock.now()
+        pause = self.row(other).run_at - self.clock.now()
         worker.trigger('a', None)
-        self.assertEqual(pause, self.row(other).due - self.clock.now())
+        self.assertEqual(pause, self.row(other).run_at - self.clock.now())
         self.assertEqual([2, 4], self.pauses(worker, event_id, 2))
 
     def test_so_they_do_when_that_is_told_while_it_is_tried(self):
@@ -417,7 +417,7 @@ class TestPauses(EngineTestCase):
         self.engine('second').trigger('a', None)
         door.set()
         thread.join(20)
-        self.assertEqual(2, self.row(event_id).due - self.clock.now())
+        self.assertEqual(2, self.row(event_id).run_at - self.clock.now())
 
     def test_so_they_do_for_those_who_wait_for_its_host(self):
         here = self.host('here', VCPU=9)
@@ -426,7 +426,7 @@ class TestPauses(EngineTestCase):
             self.scalars(models.Host.id))))
         events = {}
         for name, start in (('here', -1), ('there', -1), ('later', 50)):
-            events[name] = self.event(name, 0, 'start_lease', waits=5)
+            events[name] = self.event(name, 0, 'start_lease', deferrals=5)
             with self.database.writer() as session:
                 session.add(models.Reservation(
                     id=name, lease_id=name, resource_type='x', amount=1,
@@ -441,7 +441,7 @@ class TestPauses(EngineTestCase):
             models.Host.uuid, models.Host.id == hosts['here']))
         self.engine().trigger('another', hosts['here'])
         self.assertEqual({'here': 0, 'there': 5, 'later': 5}, {
-            name: self.row(event_id).waits
+            name: self.row(event_id).deferrals
             for name, event_id in events.items()})
 
 
@@ -466,7 +466,7 @@ class TestShares(EngineTestCase):
 
     def test_nor_do_starts_that_were_put_off(self):
         for number in range(event_queue._BATCH):
-            self.event(f'old-{number}', -50, 'start_lease', waits=3)
+            self.event(f'old-{number}', -50, 'start_lease', deferrals=3)
             self.shut(f'old-{number}')
         self.event('start', 0, 'start_lease')
         self.event('end', 0, 'end_lease')
@@ -525,7 +525,7 @@ class TestCost(EngineTestCase):
 
     def cost(self, worker):
         """What one round costs of everything that the engine does."""
-        self.event('a', 1, 'start_lease', waits=3)
+        self.event('a', 1, 'start_lease', deferrals=3)
         self.event('a', 0, 'mine')
         before = self.rows_read()
         worker.trigger('a', 1)
@@ -572,7 +572,7 @@ class TestFailures(EngineTestCase):
             row = self.row(event_id)
             if row.status != 'UNDONE':
                 break
-            pauses.append(row.due - self.clock.now())
+            pauses.append(row.run_at - self.clock.now())
             self.clock.advance(pauses[-1] - 1)
             self.assertEqual(0, driven.run_due(worker))
             self.clock.advance(1)
@@ -598,7 +598,7 @@ class TestFailures(EngineTestCase):
             self.assertEqual(1, driven.run_due(self.engine()))
             row = self.row(event_id)
             self.assertEqual(('UNDONE', 0), (row.status, row.attempts))
-            self.clock.advance(row.due - self.clock.now())
+            self.clock.advance(row.run_at - self.clock.now())
         driven.run_due(self.engine())
         self.assertEqual((['a'] * 5, 'DONE'), (
             self.done(), self.row(event_id).status))

@@ -154,7 +154,7 @@ class TestExclusive(base.LeaseTestCase):
     def wait(self, *needed):
         """One of 100 s that is to start at 10, or until 100."""
         return self.hold(10, 110, *needed, request=self.request(
-            10, 110, retry=requests.Retry(10, 10), lasts=100))
+            10, 110, retry=requests.Retry(10, 10), duration=100))
 
     def test_one_that_waits_may_need_it_later(self):
         self.reserve(0, 140, self.places(8))

@@ -164,7 +164,7 @@ class TestPurging(Purging, base.LeaseTestCase):
                 resources={}, failed_at=NOW),
             models.Event(
                 id='event', lease_id=event['id'], event_type='end_lease',
-                time=0, status='UNDONE', due=0, created_at=0, updated_at=0))
+                time=0, status='UNDONE', run_at=0, created_at=0, updated_at=0))
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
                 assigned_to=holder['reservations'][0]['id']))

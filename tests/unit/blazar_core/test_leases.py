@@ -95,7 +95,7 @@ class TestCreate(base.LeaseTestCase):
              ('start_lease', NOW + 50)],
             sorted((row.event_type, row.time) for row in rows))
         self.assertEqual([row.time for row in rows],
-                         [row.due for row in rows])
+                         [row.run_at for row in rows])
 
     def test_the_answer_is_the_lease_in_the_words_of_the_api(self):
         self.host('one', VCPU=1)
@@ -315,7 +315,7 @@ class TestUpdate(base.LeaseTestCase):
         rows = self.scalars(models.Event, models.Event.lease_id == lease['id'])
         self.assertEqual(
             [], [row.event_type for row in rows
-                 if row.due not in (row.time, model.FOREVER)])
+                 if row.run_at not in (row.time, model.FOREVER)])
         return {row.event_type: row.time - NOW for row in rows}
 
     def test_a_lease_may_be_prolonged_where_nobody_follows(self):
@@ -579,7 +579,7 @@ class TestUpdate(base.LeaseTestCase):
         self.assertEqual({'expire_offer': 60, 'start_lease': 50,
                           'end_lease': 150}, self.times(offer))
         self.assertEqual([NOW + 60], [
-            due for due in self.scalars(models.Event.due)
+            due for due in self.scalars(models.Event.run_at)
             if due < model.FOREVER])
         self.assertEqual([NOW + 150], self.scalars(models.Booking.end_date))
 
@@ -1407,7 +1407,7 @@ class TestOffers(OfferTestCase):
             {('expire_offer', NOW + 30, NOW + 30),
              ('start_lease', NOW + 50, model.FOREVER),
              ('end_lease', NOW + 100, model.FOREVER)},
-            {(row.event_type, row.time, row.due)
+            {(row.event_type, row.time, row.run_at)
              for row in self.scalars(models.Event)})
         self.assertRaises(errors.Refused, self.lease, 50, 100)
 
@@ -1447,7 +1447,7 @@ class TestOffers(OfferTestCase):
         self.assertEqual(
             {('start_lease', 50), ('mine', 60), ('before_end_lease', 90),
              ('end_lease', 100)},
-            {(row.event_type, row.due - NOW) for row in self.scalars(
+            {(row.event_type, row.run_at - NOW) for row in self.scalars(
                 models.Event) if row.status == 'UNDONE'})
 
     def test_it_is_accepted_once(self):

@@ -945,8 +945,8 @@ class TestTrim(worlds.BooksTestCase):
     def change(self, *seconds: int) -> None:
         with self.database.begin() as connection:
             connection.execute(sa.insert(models.Change.__table__), [{
-                'host_id': 1, 'generation': number, 'parts': 1, 'sign': 1,
-                'created_at': NOW + one}
+                'host_id': 1, 'generation': number, 'change_count': 1,
+                'sign': 1, 'created_at': NOW + one}
                 for number, one in enumerate(seconds)])
 
     def test_many_are_forgotten_by_several_transactions(self):

@@ -804,7 +804,7 @@ class TestNotPlaced(LifecycleTestCase):
             self.assertIn(part, self.reason(lease))
         event = self.start_event(lease)
         self.assertEqual(('UNDONE', NOW + 50 + lease_status.AWAY),
-                         (event.status, event.due))
+                         (event.status, event.run_at))
         # Seen once more, it is nothing new.
         self.fail(server_id)
         self.clock.advance(lease_status.AWAY)
@@ -875,7 +875,7 @@ class TestNotPlaced(LifecycleTestCase):
         for _time in range(40):
             now = self.clock.now()
             self.fail(*base.servers_of(lease))
-            pauses.append(self.start_event(lease).due - now)
+            pauses.append(self.start_event(lease).run_at - now)
             self.clock.advance(pauses[-1])
             self.start(lease)
         self.assertEqual(sorted(pauses), pauses)

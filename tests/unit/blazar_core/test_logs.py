@@ -250,7 +250,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         with self.database.writer() as session:
             session.execute(sa.update(models.Event).where(
                 models.Event.lease_id == lease['id']).values(
-                    due=base.NOW + 10 ** 8, waits=1))
+                    run_at=base.NOW + 10 ** 8, deferrals=1))
         self.advance(60)
         self.assert_named('deferred by a fast clock')
 

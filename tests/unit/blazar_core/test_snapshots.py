@@ -322,7 +322,7 @@ class TestSlowness(CopyingTestCase):
         self.assertLess(self.clock.now(), self.engine._next_look())
         with self.database.writer() as session:
             session.execute(sa.update(models.Event).where(
-                models.Event.event_type == 'end_lease').values(due=NOW))
+                models.Event.event_type == 'end_lease').values(run_at=NOW))
         self.assertEqual(4, len(self.engine._claim_due(6)))
 
     def test_those_of_a_dead_worker_are_taken_over(self):

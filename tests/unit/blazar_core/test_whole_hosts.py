@@ -1309,7 +1309,7 @@ class TestCleaning(WholeHostsTestCase):
         self.run_at(100)
         for _round in range(6):
             due, = self.scalars(
-                models.Event.due, models.Event.event_type == 'end_lease')
+                models.Event.run_at, models.Event.event_type == 'end_lease')
             pauses.append(due - self.clock.now())
             self.run_at(due - NOW)
         self.assertEqual([5, 10, 20, 40, 60, 60], pauses)
@@ -1318,7 +1318,7 @@ class TestCleaning(WholeHostsTestCase):
         self.machines.clean = lambda *args: {self.uuids[1], 'another'}
         self.run_at(1000)
         due, = self.scalars(
-            models.Event.due, models.Event.event_type == 'end_lease')
+            models.Event.run_at, models.Event.event_type == 'end_lease')
         self.assertEqual(lease_status.AWAY, due - self.clock.now())
         self.assertEqual('TERMINATING', self.status(lease))
 
@@ -1808,7 +1808,7 @@ class TestWithin(WholeHostsTestCase):
         retry = requests.Retry(60, 20)
         first = self.reserve(0, 2000, self.places(1), request=self.request(
             0, 2000, retry=retry))
-        lease = self.inner(200, 900, retry=retry, lasts=700)
+        lease = self.inner(200, 900, retry=retry, duration=700)
         self.assertIn('is served first', self.reason(lease))
         self.clock.advance(400)
         self.lifecycle.lease_end.delete(first['id'])
@@ -2096,8 +2096,8 @@ class TestEnrolment(WholeHostsTestCase):
 
     def test_who_goes_on_with_one_may_finish_it(self):
         first, second = self.begin(), self.begin()
-        self.assertEqual((True, False, first.begun), (
-            first.is_own, second.is_own, second.begun))
+        self.assertEqual((True, False, first.enrolled_generation), (
+            first.is_own, second.is_own, second.enrolled_generation))
         self.write(enrollment.complete, second)
         self.write(enrollment.complete, first)
         self.assertIsNone(self.write(enrollment.cancel, first))

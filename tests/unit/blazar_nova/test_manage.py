@@ -287,7 +287,7 @@ class ManageTest(base.TestCase):
         self.assertIn('coming back', self.manage('health')[1])
         with database.writer() as session:
             session.execute(sa.update(models.Event).where(
-                models.Event.event_type == 'start_lease').values(due=1))
+                models.Event.event_type == 'start_lease').values(run_at=1))
         self.assertEqual((1, 1), tuple(self.counts(self.json('health')).get(
             name) for name in ('events_late', 'hosts_coming_back')))
 

@@ -57,7 +57,7 @@ class TestTrim(base.DatabaseTestCase):
         old = [now - booking_index.KEEP - 2, now - booking_index.KEEP - 1]
         with self.database.writer() as session:
             session.add_all(models.Change(
-                host_id=1, generation=number, parts=1, sign=1,
+                host_id=1, generation=number, change_count=1, sign=1,
                 created_at=one)
                 for number, one in enumerate([*old, now]))
             session.add_all(models.RequestKey(

@@ -201,7 +201,7 @@ class StatusTest(base.TestCase):
             session.flush()
             session.add(models.Event(
                 id='event', lease_id='lease', event_type='end_lease', time=1,
-                due=1, status='UNDONE', created_at=0, updated_at=0))
+                run_at=1, status='UNDONE', created_at=0, updated_at=0))
         self.listen(database, 'listener', 60)
         for process, value in (('nova-api', False), ('nova-scheduler', True)):
             settings.write(database, 0, process, {

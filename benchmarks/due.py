@@ -140,9 +140,10 @@ def listen(url: str, key: str, name: str, count: int, action: float,
     cloud = Cloud(action)
     kinds = resource_types.ResourceTypes({}, base.FakeType())
     life = handlers.Handlers(
-        database, clock, admissions.Admission(database, clock), cloud,
-        encryption.Encryption([key]).open, lambda _event, _lease: None, 300,
-        base.LOST_AFTER, kinds, {}, 1800)
+        conf, database, clock, admissions.Admission(database, clock),
+        handlers.Integration(
+            cloud, kinds, {}, encryption.Encryption([key]).open,
+            lambda _event, _lease: None), base.LOST_AFTER)
     working = engine.Engine(conf, database, clock, life, name)
     thread = threading.Thread(target=working.run)
     began = time.process_time()

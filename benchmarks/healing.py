@@ -40,6 +40,7 @@ from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.healing import overbooking
 from blazar_core.leases import reassignment
+from blazar_core.lifecycle import demands
 from blazar_core.plugins import resource_types
 from tests import databases
 from tests.unit import base
@@ -134,7 +135,8 @@ def listen(url: str, key: str, failed: int) -> None:
 
     watching = overbooking.OverbookingCheck(
         database, clock, search, reassignment.Reassignment(
-            database, clock, kinds), encryption.Encryption([key]).open, kinds,
+            database, clock, kinds), demands.Demands(
+                clock, encryption.Encryption([key]).open, kinds),
         notify, HOUR)
     believing = host_status.HostStatus(
         database, clock, host_status.Thresholds(60, 60, HOUR), notify)

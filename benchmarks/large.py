@@ -100,9 +100,10 @@ class Books:
 
     def lifecycle(self, cloud: base.FakeCloud) -> handlers.Handlers:
         return handlers.Handlers(
-            self.database, self.clock, self.admission, cloud,
-            lambda sealed: sealed, lambda _event, _lease: None, 300,
-            base.LOST_AFTER, self.types, {}, 1800)
+            databases.configuration(''), self.database, self.clock,
+            self.admission, handlers.Integration(
+                cloud, self.types, {}, str, lambda _event, _lease: None),
+            base.LOST_AFTER)
 
 
 def measure(name: str, place: servers.Place, hosts: int, count: int,

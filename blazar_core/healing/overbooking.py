@@ -38,7 +38,6 @@ from blazar_core.leases import hosted_servers
 from blazar_core.leases import reassignment
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import lease_status
-from blazar_core.plugins import resource_types
 
 __all__ = ['PAUSE', 'OverbookingCheck']
 
@@ -54,7 +53,7 @@ AGAIN = demands.AGAIN
 class OverbookingCheck:
     """Looks after what is promised.
 
-    :param opens: opens a sealed call
+    :param wanted: what reservations want now
     :param notify: told of an event type and a lease
     :param start_timeout: seconds for which a server that overstays is no
         reason to bind others elsewhere: their start waits for it
@@ -62,15 +61,14 @@ class OverbookingCheck:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
-                 reassigner: reassignment.Reassignment, opens: ty.Callable[[
-                     str], str], types: resource_types.ResourceTypes,
+                 reassigner: reassignment.Reassignment,
+                 wanted: demands.Demands,
                  notify: ty.Callable[[str, lease_status.Lease], None],
                  start_timeout: int) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._reassigner = reassigner
-        wanted = demands.Demands(clock, opens, types)
         self._others = alternatives.Alternatives(
             database, clock, admission, wanted)
         reshuffler = reshuffle.Reshuffle(

@@ -46,8 +46,8 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
-__all__ = ['AT_ONCE', 'BestEffort', 'Left', 'MovePlanning', 'PERIOD', 'Pace',
-           'SETTLE', 'left', 'of_others', 'recently_moved', 'said']
+__all__ = ['AT_ONCE', 'BestEffort', 'Left', 'MoveLimits', 'MovePlanning',
+           'PERIOD', 'SETTLE', 'left', 'of_others', 'recently_moved', 'said']
 
 LOG = logging.getLogger(__name__)
 
@@ -55,15 +55,23 @@ LOG = logging.getLogger(__name__)
 PERIOD = 3600
 
 
-class Pace(ty.NamedTuple):
-    """
+class MoveLimits(ty.NamedTuple):
+    """How many servers are migrated to free capacity.
+
+    :ivar per_lease: for one lease
     :ivar interval: seconds between two migrations of a server
-    :ivar per_hour: how many servers are migrated for the leases of a project
-        within an hour; None: twice as many as for one lease
+    :ivar per_hour: within an hour for the leases of a project; None: twice as
+        many as for one lease
     """
 
-    interval: int = 600
-    per_hour: int | None = None
+    per_lease: int
+    interval: int
+    per_hour: int | None
+
+    @property
+    def hourly(self) -> int:
+        """How many are migrated within an hour for the leases of a project."""
+        return 2 * self.per_lease if self.per_hour is None else self.per_hour
 
 
 class Left(ty.NamedTuple):
@@ -167,23 +175,20 @@ class MovePlanning:
     """Plans moves for leases, and writes down what is planned.
 
     :param notify: told of an event type and a lease
-    :param most: so many servers are moved for one lease at most
-    :param pace: how often servers are moved for several leases
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, cloud: cloud_api.Cloud,
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 deferred: admission_queue.DeferredAdmission, most: int,
-                 pace: Pace = Pace()) -> None:
+                 deferred: admission_queue.DeferredAdmission,
+                 limits: MoveLimits) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._cloud = cloud
         self._notify = notify
         self._deferred = deferred
-        self._most = most
-        self._pace = pace
+        self._limits = limits
 
     def make(self, lease_id: str, why: str) -> bool:
         """Plan who moves where, beside what has moved and what cannot; says
@@ -220,7 +225,7 @@ class MovePlanning:
             asked = [move for move in server_moves.of_lease(session, lease_id)
                      if move.status != states.Move.PLANNED]
             others = of_others(session, lease_id)
-            resting = recently_moved(session, self._pace.interval, now)
+            resting = recently_moved(session, self._limits.interval, now)
             left = self._left(session, lease, now)
         if not own:
             return ''
@@ -236,15 +241,15 @@ class MovePlanning:
                 {*resting, *(move.server_id for move in (*asked, *others))},
                 [(move.target, move.resources) for move in others
                  if move.target is not None])
-            most = self._most - len(asked)
+            most = self._limits.per_lease - len(asked)
             made = self._best(inputs, self._movable(inputs), min(
                 most, left.remaining) - len(plan.moves), known)
             if made is None:
                 return ' '.join([
                     'No servers can be migrated to free the capacity, or more '
-                    f'than {self._most} would have to be.',
+                    f'than {self._limits.per_lease} would have to be.',
                     *said(
-                        self._per_hour, self._pace.interval, left, most,
+                        self._limits.hourly, self._limits.interval, left, most,
                         resting, {host_id for wish in inputs.wishes
                                   for host_id in wish.hosts})])
             plan.picked.update(zip(alike, made.picked, strict=True))
@@ -263,12 +268,7 @@ class MovePlanning:
               ) -> Left:
         """How many more servers may be moved for the project of a lease."""
         return left(
-            session, lease.project_id, self._per_hour, lease.id, now)
-
-    @property
-    def _per_hour(self) -> int:
-        return (2 * self._most if self._pace.per_hour is None
-                else self._pace.per_hour)
+            session, lease.project_id, self._limits.hourly, lease.id, now)
 
     def _movable(
             self,
@@ -276,7 +276,7 @@ class MovePlanning:
         """The servers that may be moved at all."""
         asked = [*inputs.ordinary, *inputs.leased]
         found = self._cloud.movable([one.server_id for one in asked]) if (
-            asked and self._most) else {}
+            asked and self._limits.per_lease) else {}
         leased = {one.server_id for one in inputs.leased}
         return [one for one in asked if found.get(one.server_id, False) or
                 one.server_id in found and one.server_id not in leased]
@@ -372,7 +372,7 @@ class MovePlanning:
 
         :raises Outdated: when it moves more servers than may be moved by now
         """
-        resting = recently_moved(session, self._pace.interval, now)
+        resting = recently_moved(session, self._limits.interval, now)
         if len(plan.moves) > self._left(session, lease, now).remaining or any(
                 move.server_id in resting for move in plan.moves):
             raise api.Outdated('servers were migrated for other leases')

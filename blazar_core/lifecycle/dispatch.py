@@ -218,6 +218,10 @@ class Dispatch:
             self._notify('lease.event.start_lease', described)
         return why, not left
 
+    def hold(self, server_ids: ty.Sequence[str]) -> None:
+        """Have servers wait again that were made ready for their build."""
+        self._cloud.hold(server_ids)
+
     def _take(self, lease_id: str, known: list[models.Lease],
               server_ids: ty.Collection[str], when_due: bool,
               sealed: EncryptedCall, permit: DispatchPermit) -> DispatchRight:

@@ -45,7 +45,7 @@ class ServerEnds:
         self._cloud = cloud
         self._reconciler = reconciler
         self._removal = removal
-        self._policies = policies
+        self.policies = policies
 
     def bring(self, ended: end_policies.EndedServer,
               its: end_policies.Steps) -> str | None:
@@ -69,7 +69,7 @@ class ServerEnds:
 
     def _carry_out(self, ended: end_policies.EndedServer,
                    its: end_policies.Steps) -> str | None:
-        asked, last = None, [self._policies[end_policies.DELETE]]
+        asked, last = None, [self.policies[end_policies.DELETE]]
         if its == last:
             # Also of one that seems to be gone something may be left.
             asked = self._ask(ended, its[0])
@@ -114,7 +114,7 @@ class ServerEnds:
         if self._removal.remove_server(
                 ended.lease_id, ended.server_id, seen.host is not None):
             return None
-        moving = end_policies.moving(its, self._policies)
+        moving = end_policies.moving(its, self.policies)
         if its == moving:
             return ''
         LOG.info('Lease %s: the capacity of server %s on its host is not free '
@@ -162,14 +162,13 @@ class LeaseEnd:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, lease_status.Lease], None],
                  closer: lease_close.LeaseClose, server_ends: ServerEnds,
-                 policies: end_policies.Policies, start_timeout: int,
-                 limit: int) -> None:
+                 start_timeout: int, limit: int) -> None:
         self._database = database
         self._clock = clock
         self._notify = notify
         self._closer = closer
         self._server_ends = server_ends
-        self._policies = policies
+        self._policies = server_ends.policies
         self._start_timeout = start_timeout
         self._limit = limit
 

@@ -25,10 +25,9 @@ from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import kept_servers
 from blazar_core.lifecycle import lease_close
 from blazar_core.lifecycle import lease_status
-from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 
-__all__ = ['LeaseStart']
+__all__ = ['LeaseOpening', 'LeaseStart']
 
 LOG = logging.getLogger(__name__)
 
@@ -52,28 +51,137 @@ class Read(ty.NamedTuple):
     outside: str
 
 
+class LeaseOpening:
+    """Opens the reservations of leases for servers that come later.
+
+    :param notify: told of an event type and a lease
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 closer: lease_close.LeaseClose,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._notify = notify
+        self._closer = closer
+        self._types = types
+
+    def begin(self, lease_id: str, when_due: bool) -> lease_status.Result:
+        """It may be used from now on."""
+        begun, outcome = self._database.retried(
+            self._take, lease_id, when_due)
+        if not begun:
+            return outcome
+        fault_points.fault_point(fault_points.FaultPoint.OPEN_HELD, lease_id)
+        try:
+            opened = self.open(lease_id)
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+            return lease_status.RetryAfter(lease_status.AWAY, str(
+                exc), lease_status.LONGEST_WAIT, shown=True)
+        fault_points.fault_point(fault_points.FaultPoint.OPEN_OPENED, lease_id)
+        described = self._database.retried(self._activate, lease_id, opened)
+        if described is not None:
+            self._notify('lease.event.start_lease', described)
+        elif self._is_ending(lease_id):
+            # It ended meanwhile: what was opened last is closed.
+            self._closer.close(lease_id)
+        return None
+
+    def open(self, lease_id: str) -> _Hosts:
+        """Let the reservations of a lease be used; safe to repeat.
+
+        :returns: by reservation, on which hosts
+        :raises CloudUnavailable: when that cannot be done now
+        """
+        with self._database.reader() as session:
+            begun = self._types.reserved(session, api.found(session, lease_id))
+        for kind, reserved in begun:
+            kind.start(reserved)
+        return {reserved.id: reserved.hosts for _kind, reserved in begun}
+
+    def _is_ending(self, lease_id: str) -> bool:
+        with self._database.reader() as session:
+            return api.found(session, lease_id).status in states.ENDING
+
+    def _take(self, lease_id: str, when_due: bool,
+              ) -> tuple[bool, lease_status.Result]:
+        """Whether it may; what is to start is not changed any more then."""
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            if when_due and lease.start_date > now:
+                return False, lease_status.RetryAfter(
+                    lease.start_date - now, 'its start was just changed')
+            if lease.status not in states.TO_START or lease_status.servers(
+                    lease):
+                # Servers have a call that builds them; without it they
+                # cannot start.
+                return False, None
+            try:
+                assignments.assign(
+                    session, self._clock.now(), lease.reservations)
+            except assignments.HostInUse as exc:
+                LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
+                conditions.update(lease, now, lease_status.NOT_FREE)
+                return False, lease_status.RetryAfter(
+                    lease_status.AGAIN, str(exc), 4 * lease_status.AGAIN)
+            conditions.update(lease, now, conditions.Type.START_DELAYED)
+            lease.enter(states.Lease.STARTING, self._clock.now())
+            return True, None
+
+    def _activate(self, lease_id: str,
+                  opened: _Hosts) -> lease_status.Lease | None:
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if lease.status != states.Lease.STARTING:
+                return None
+            lease.enter(states.Lease.ACTIVE, self._clock.now())
+            for reservation in lease.reservations:
+                reservation.enter(
+                    states.Reservation.ACTIVE, self._clock.now())
+            # It may have been bound elsewhere while it was opened.
+            events.changed(session, lease, self._types, [
+                one for one in lease.reservations
+                if resource_types.context_of(session, one).hosts !=
+                opened.get(one.id)], self._clock.now())
+            return views.describe(lease)
+
+    def undo(self, lease_id: str) -> bool:
+        """Close what was opened of a lease that cannot start.
+
+        :returns: whether it has something to be opened
+        :raises CloudUnavailable: when it could not be closed
+        """
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            if lease.status not in states.TO_START or (
+                    not lease_status.comes_first(lease)):
+                return False
+        if not self._closer.close(lease_id).done:
+            raise errors.CloudUnavailable(
+                f'Lease {lease_id} could neither be opened nor closed again')
+        return True
+
+
 class LeaseStart:
     """Starts leases.
 
-    :param notify: told of an event type and a lease
     :param start_timeout: seconds a start waits for its host to be left
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud, notify: ty.Callable[[
-                     str, lease_status.Lease], None], start_timeout: int,
-                 dispatcher: dispatch.Dispatch, closer: lease_close.LeaseClose,
-                 types: resource_types.ResourceTypes,
+                 start_timeout: int, types: resource_types.ResourceTypes,
+                 dispatcher: dispatch.Dispatch, opening: LeaseOpening,
                  kept: kept_servers.KeptServers) -> None:
-        self._kept = kept
         self._database = database
         self._clock = clock
-        self._cloud = cloud
-        self._notify = notify
         self._start_timeout = start_timeout
-        self._dispatcher = dispatcher
-        self._closer = closer
         self._types = types
+        self._dispatcher = dispatcher
+        self._opening = opening
+        self._kept = kept
 
     def read(self, lease_ids: ty.Collection[str]) -> dict[str, Read]:
         """What there is to know of leases before they start, of those that
@@ -138,7 +246,7 @@ class LeaseStart:
         if kept:
             return self._kept.resume(lease_id, when_due)
         if sealed is None:
-            return self._begin(lease_id, when_due)
+            return self._opening.begin(lease_id, when_due)
         fault_points.fault_point(fault_points.FaultPoint.START_READ, lease_id)
         try:
             why, all_sent = self._dispatcher.send_waiting(
@@ -161,7 +269,7 @@ class LeaseStart:
         if lease.status not in states.TO_START or not waiting:
             return None
         # They were made ready for their build, and are held again.
-        self._cloud.hold(waiting)
+        self._dispatcher.hold(waiting)
         if when_due and lease.start_date > now:
             return lease_status.RetryAfter(lease.start_date - now,
                                            'its start was just changed')
@@ -192,87 +300,6 @@ class LeaseStart:
                                                                    why))
                 lease.updated_at = now
 
-    def _begin(self, lease_id: str, when_due: bool) -> lease_status.Result:
-        """It may be used from now on."""
-        begun, outcome = self._database.retried(
-            self._take_places, lease_id, when_due)
-        if not begun:
-            return outcome
-        fault_points.fault_point(fault_points.FaultPoint.OPEN_HELD, lease_id)
-        try:
-            opened = self.open(lease_id)
-        except errors.CloudUnavailable as exc:
-            LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
-            return lease_status.RetryAfter(lease_status.AWAY, str(
-                exc), lease_status.LONGEST_WAIT, shown=True)
-        fault_points.fault_point(fault_points.FaultPoint.OPEN_OPENED, lease_id)
-        described = self._database.retried(self._activate, lease_id, opened)
-        if described is not None:
-            self._notify('lease.event.start_lease', described)
-        elif self._is_ending(lease_id):
-            # It ended meanwhile: what was opened last is closed.
-            self._closer.close(lease_id)
-        return None
-
-    def open(self, lease_id: str) -> _Hosts:
-        """Let the reservations of a lease be used; safe to repeat.
-
-        :returns: by reservation, on which hosts
-        :raises CloudUnavailable: when that cannot be done now
-        """
-        with self._database.reader() as session:
-            begun = self._types.reserved(session, api.found(session, lease_id))
-        for kind, reserved in begun:
-            kind.start(reserved)
-        return {reserved.id: reserved.hosts for _kind, reserved in begun}
-
-    def _is_ending(self, lease_id: str) -> bool:
-        with self._database.reader() as session:
-            return api.found(session, lease_id).status in states.ENDING
-
-    def _take_places(self, lease_id: str, when_due: bool,
-                     ) -> tuple[bool, lease_status.Result]:
-        """Whether it may; what is to start is not changed any more then."""
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            now = self._clock.now()
-            if when_due and lease.start_date > now:
-                return False, lease_status.RetryAfter(
-                    lease.start_date - now, 'its start was just changed')
-            if lease.status not in states.TO_START or lease_status.servers(
-                    lease):
-                # Servers have a call that builds them; without it they
-                # cannot start.
-                return False, None
-            try:
-                assignments.assign(
-                    session, self._clock.now(), lease.reservations)
-            except assignments.HostInUse as exc:
-                LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
-                conditions.update(lease, now, lease_status.NOT_FREE)
-                return False, lease_status.RetryAfter(
-                    lease_status.AGAIN, str(exc), 4 * lease_status.AGAIN)
-            conditions.update(lease, now, conditions.Type.START_DELAYED)
-            lease.enter(states.Lease.STARTING, self._clock.now())
-            return True, None
-
-    def _activate(self, lease_id: str,
-                  opened: _Hosts) -> lease_status.Lease | None:
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            if lease.status != states.Lease.STARTING:
-                return None
-            lease.enter(states.Lease.ACTIVE, self._clock.now())
-            for reservation in lease.reservations:
-                reservation.enter(
-                    states.Reservation.ACTIVE, self._clock.now())
-            # It may have been bound elsewhere while it was opened.
-            events.changed(session, lease, self._types, [
-                one for one in lease.reservations
-                if resource_types.context_of(session, one).hosts !=
-                opened.get(one.id)], self._clock.now())
-            return views.describe(lease)
-
     def _crowded(self, session: orm.Session, host_ids: set[int | None],
                  now: int) -> set[int]:
         """The hosts where servers of leases that are over still stand in the
@@ -293,21 +320,11 @@ class LeaseStart:
             writes it down of the lease; false when the event is another's
         """
         why = 'The build of its servers could not be sent.'
-        if event_type == states.EventType.START and self._opens(lease_id):
-            if not self._closer.close(lease_id).done:
-                raise errors.CloudUnavailable(
-                    f'Lease {lease_id} could neither be opened nor closed '
-                    'again')
+        if event_type == states.EventType.START and (
+                self._opening.undo(lease_id)):
             why = 'The reservation could not be made ready for use.'
         self._database.retried(
             self._dispatcher.never_started, lease_id, why, settle, event_type)
-
-    def _opens(self, lease_id: str) -> bool:
-        """Whether there is something to be opened when a lease starts."""
-        with self._database.reader() as session:
-            lease = api.found(session, lease_id)
-            return (lease.status in states.TO_START and
-                    lease_status.comes_first(lease))
 
 
 #: What is over on hosts, and has not left them. Of what no server takes,

@@ -143,7 +143,7 @@ class Importer:
             self._imports.adopt(
                 self._bound(item, known) if known.active else known)
         if self._is_active(item.id):
-            self._parts.lifecycle.lease_start.open(item.id)
+            self._parts.lifecycle.lease_opening.open(item.id)
         for reservation_id in item.places:
             pool.forget(reservation_id)
 

@@ -31,6 +31,7 @@ from blazar_core.db import leader_election
 from blazar_core.healing import evacuation
 from blazar_core.healing import overbooking
 from blazar_core.lifecycle import admission_queue
+from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import preflight
@@ -86,8 +87,10 @@ class Listener:
         self.mirror = server_sync.ServerSync(self.parts, self.engine.trigger)
         self.overbooking = overbooking.OverbookingCheck(
             self.parts.database, self.parts.clock, self.parts.admission,
-            self.parts.leases.reassignment, self.parts.encryption.open,
-            self.parts.types, self.parts.notify, conf.blazar.start_timeout)
+            self.parts.leases.reassignment, demands.Demands(
+                self.parts.clock, self.parts.encryption.open,
+                self.parts.types),
+            self.parts.notify, conf.blazar.start_timeout)
         self.slots = lost_builds.AbandonedSlots(
             self.parts.database, self.parts.clock, self.parts.leases.slots,
             self.parts.cloud.send_slots, self.parts.encryption.open)

@@ -24,7 +24,6 @@ from blazar_core.healing import maintenance
 from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import lookup
-from blazar_core.lifecycle import best_effort
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import handlers
@@ -131,15 +130,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     search = _admission(conf, books, clock)
     allowed = limits.Limits(conf, books, clock, nova_quota.NovaQuota(),
                             [outside.check], types.serverless)
-    life = handlers.Handlers(
-        books, clock, search, cloud, secrets.open, notify,
-        conf.blazar.start_timeout, lost_after(conf), types,
-        installed_policies.available(), conf.blazar.end_timeout, (
-            conf.blazar.no_show_time, conf.blazar.no_show_notice),
+    life = handlers.Handlers(conf, books, clock, search, handlers.Integration(
+        cloud, types, installed_policies.available(), secrets.open, notify,
         functools.partial(limit_requests.of_change, allowed, types, words),
-        conf.blazar.best_effort_moves, best_effort.Pace(
-            conf.blazar.best_effort_move_interval,
-            conf.blazar.best_effort_moves_per_hour), budget)
+        budget), lost_after(conf))
     known = keystone_identity.KeystoneIdentity(trusts)
     made = leases.Leases(books, clock, search, types, charge)
     moves = evacuation.Evacuation(

@@ -92,7 +92,7 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
                 f'reservation {reservation_id} has other hosts in Nova than '
                 'in the reservation database.',
                 '--fix assigns the hosts of the reservation database',
-                functools.partial(parts.lifecycle.lease_start.open,
+                functools.partial(parts.lifecycle.lease_opening.open,
                                   rows[0].lease_id))
 
 

@@ -49,4 +49,4 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
             f'{findings.named(row.lease_id, row.name)} is ACTIVE, but its '
             f'reservation {reservation_id} cannot be used: its objects in '
             'Nova are missing.', '--fix creates them', functools.partial(
-                parts.lifecycle.lease_start.open, row.lease_id))
+                parts.lifecycle.lease_opening.open, row.lease_id))

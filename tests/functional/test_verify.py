@@ -818,7 +818,7 @@ class FlavorsTest(VerifyTestCase, test_api.ApiTestCase):
     def test_a_flavor_that_is_left_is_removed(self):
         lease = self.make(start_in=HOUR)
         reservation_id = lease['reservations'][0]['id']
-        self.listener.parts.lifecycle.lease_start.open(lease['id'])
+        self.listener.parts.lifecycle.lease_opening.open(lease['id'])
         self.assert_left(f'{reservation_id} can still be used')
         self.assert_mended(f'{reservation_id} can still be used')
         self.assertIsNone(self.flavor(reservation_id))

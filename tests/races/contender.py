@@ -70,16 +70,18 @@ class Contender:
 
     def __init__(self, url: str, seed: int, retries: int) -> None:
         self.dice = random.Random(seed)
-        self.database = api.Database(databases.configuration(
-            url, admission_retries=retries))
+        conf = databases.configuration(
+            url, admission_retries=retries, start_timeout=0, end_timeout=0)
+        self.database = api.Database(conf)
         self.clock = clocks.SystemClock()
         self.search = admissions.Admission(self.database, self.clock)
         types = racer.FileType.types(os.devnull)
         self.leases = leases.Leases(
             self.database, self.clock, self.search, types)
         self.lifecycle = handlers.Handlers(
-            self.database, self.clock, self.search, base.FakeCloud(), str,
-            lambda event, lease: None, 0, 120, types, {})
+            conf, self.database, self.clock, self.search,
+            handlers.Integration(base.FakeCloud(), types, {}, str,
+                                 lambda event, lease: None), 120)
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.disturbed: collections.Counter[str] = collections.Counter()
         self.failures: list[str] = []

@@ -41,6 +41,7 @@ from blazar_core.healing import overbooking
 from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import requests
+from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import handlers
 from blazar_core.plugins import end_policies
@@ -131,7 +132,8 @@ class Years:
                  heals: bool = True) -> None:
         self._dice, self._hosts, self._heals = random.Random(
             seed), hosts, heals
-        conf = databases.configuration(f'sqlite:///{folder}/{seed}.sqlite')
+        conf = databases.configuration(
+            f'sqlite:///{folder}/{seed}.sqlite', end_timeout=0)
         self._clock = driven.ManualClock(base.NOW)
         self._database = api.Database(conf, self._clock)
         sa.event.listen(
@@ -144,9 +146,10 @@ class Years:
         self._leases = leases.Leases(
             self._database, self._clock, search, types)
         life = handlers.Handlers(
-            self._database, self._clock, search, base.FakeCloud(), str,
-            self._told, 300, base.LOST_AFTER, types,
-            {end_policies.DELETE: end_policies.Delete()})
+            conf, self._database, self._clock, search, handlers.Integration(
+                base.FakeCloud(), types,
+                {end_policies.DELETE: end_policies.Delete()}, str,
+                self._told), base.LOST_AFTER)
         self._engine = engine.Engine(
             conf, self._database, self._clock, life, 'listener')
         self._host_status = host_status.HostStatus(
@@ -154,7 +157,7 @@ class Years:
                 0, 0, INTERVAL), self._told)
         self._overbooking = overbooking.OverbookingCheck(
             self._database, self._clock, search, self._leases.reassignment,
-            str, types, self._told, 300)
+            demands.Demands(self._clock, str, types), self._told, 300)
         self._uuids = [str(uuid.UUID(int=self._dice.getrandbits(128)))
                        for _host in range(hosts)]
         self._down: set[str] = set()

@@ -38,6 +38,7 @@ from blazar_core.leases import idempotency
 from blazar_core.leases import leases
 from blazar_core.leases import updates
 from blazar_core.lifecycle import admission_queue
+from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import lease_status
@@ -162,16 +163,21 @@ class Core:
         self.admission = admissions.Admission(self.database, self.clock)
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, world.types)
+        after, notice = world.no_shows
         self.lifecycle = handlers.Handlers(
-            self.database, self.clock, self.admission, world.port, str,
-            world.notified, PATIENCE, LOST_AFTER, world.types, {
-                end_policies.DELETE: end_policies.Delete(),
-                end_policies.RECYCLE: end_policies.Recycle(),
-                end_policies.SHELVE: end_policies.Shelve(),
-                'snapshot': end_policies.Snapshot(),
-                'stop': end_policies.Stop(),
-                'release': end_policies.Release()}, END_LIMIT, world.no_shows,
-            world.grant, MOVES)
+            databases.configuration(
+                '', start_timeout=PATIENCE, end_timeout=END_LIMIT,
+                no_show_time=after, no_show_notice=notice,
+                best_effort_moves=MOVES),
+            self.database, self.clock, self.admission, handlers.Integration(
+                world.port, world.types, {
+                    end_policies.DELETE: end_policies.Delete(),
+                    end_policies.RECYCLE: end_policies.Recycle(),
+                    end_policies.SHELVE: end_policies.Shelve(),
+                    'snapshot': end_policies.Snapshot(),
+                    'stop': end_policies.Stop(),
+                    'release': end_policies.Release()},
+                str, world.notified, world.grant), LOST_AFTER)
 
 
 def call_of(servers: ty.Sequence[clouds.Server]) -> str:
@@ -497,7 +503,9 @@ class World:
             "SELECT 1 FROM events WHERE status = 'IN_PROGRESS' LIMIT 1")
         watching = overbooking.OverbookingCheck(
             core.database, core.clock, core.admission,
-            core.leases.reassignment, str, self.types, self.notified, PATIENCE)
+            core.leases.reassignment,
+            demands.Demands(core.clock, str, self.types), self.notified,
+            PATIENCE)
         core.process.spawn('engine', working.run)
         core.process.spawn('watch', lambda: self._watch(watching))
         core.process.spawn('retrying', lambda: self._retry(core))

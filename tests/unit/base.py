@@ -17,6 +17,7 @@ from blazar_core.capacity import admissions
 from blazar_core.capacity import inventory
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import models
 from blazar_core.healing import alternatives
@@ -444,12 +445,25 @@ class LeaseTestCase(DatabaseTestCase):
             self.places_type)
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, self.types)
-        self.lifecycle = handlers.Handlers(
-            self.database, self.clock, self.admission, self.cloud,
-            self.encryption.open,
-            lambda event, lease: self.notified.append((event, lease['id'])),
-            self.start_timeout, LOST_AFTER, self.types, self.policies(),
-            self.end_timeout, self.no_shows, moves=self.most_moves)
+        self.lifecycle = self.new_handlers(self.database)
+
+    def new_handlers(self, database: api.Database) -> handlers.Handlers:
+        """The handlers of a process, by its own connection to the database."""
+        after, notice = self.no_shows
+        return handlers.Handlers(
+            databases.configuration(
+                '', start_timeout=self.start_timeout,
+                end_timeout=self.end_timeout, no_show_time=after,
+                no_show_notice=notice, best_effort_moves=self.most_moves),
+            database, self.clock, self.admission, handlers.Integration(
+                self.cloud, self.types, self.policies(), self.encryption.open,
+                lambda event, lease: self.notified.append(
+                    (event, lease['id']))), LOST_AFTER)
+
+    def limit_moves(self, **values: int | None) -> None:
+        """Have other limits for migrations."""
+        plans = self.lifecycle.best_effort._plans
+        plans._limits = plans._limits._replace(**values)
 
     def more_types(self) -> dict[str, resource_types.ResourceType]:
         """What else can be reserved."""
@@ -463,9 +477,12 @@ class LeaseTestCase(DatabaseTestCase):
         """What takes hosts for a time."""
         return maintenance.Maintenance(
             self.database, self.clock, alternatives.Alternatives(
-                self.database, self.clock, self.admission, demands.Demands(
-                    self.clock, self.encryption.open, self.types)),
-            self.new_relocating())
+                self.database, self.clock, self.admission,
+                self.new_demands()), self.new_relocating())
+
+    def new_demands(self) -> demands.Demands:
+        """What asks what reservations want."""
+        return demands.Demands(self.clock, self.encryption.open, self.types)
 
     def new_relocating(self, interval: int = 3600) -> evacuation.Evacuation:
         """What takes servers off hosts that are away."""

@@ -48,6 +48,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import slots
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
+from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import event_queue
@@ -492,9 +493,10 @@ class Racer:
         cloud = FileCloud(self.task['path'])
         overbooking.OverbookingCheck(
             self.database, self.clock, self.admission,
-            self.leases.reassignment, lambda sealed: sealed, FileType.types(
-                os.devnull), lambda event_type, lease: cloud.write(
-                    f'{event_type} {lease["id"]}'), 0).look()
+            self.leases.reassignment, demands.Demands(
+                self.clock, str, FileType.types(os.devnull)),
+            lambda event_type, lease: cloud.write(
+                f'{event_type} {lease["id"]}'), 0).look()
         return []
 
     def ask_moves(self) -> list[Answer]:
@@ -629,10 +631,12 @@ class Racer:
     def _lifecycle(self) -> handlers.Handlers:
         cloud = FileCloud(self.task['path'])
         return handlers.Handlers(
-            self.database, self.clock, self.admission, cloud,
-            lambda sealed: sealed,
-            lambda event, lease: cloud.write(f'{event} {lease["id"]}'), 0,
-            120, self.types, {end_policies.DELETE: end_policies.Delete()})
+            databases.configuration('', start_timeout=0, end_timeout=0),
+            self.database, self.clock, self.admission, handlers.Integration(
+                cloud, self.types,
+                {end_policies.DELETE: end_policies.Delete()}, str,
+                lambda event, lease: cloud.write(f'{event} {lease["id"]}')),
+            120)
 
 
 def serve(channel: socket.socket) -> None:

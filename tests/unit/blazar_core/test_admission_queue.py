@@ -15,7 +15,6 @@ from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle.admission_queue import PAUSE
 from blazar_core.lifecycle import demands
-from blazar_core.lifecycle import handlers
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests import driven
@@ -493,8 +492,4 @@ class TestTurns(RetryingTestCase):
         self.assertEqual(model.Window(NOW, NOW + 100), fixed.span)
 
     def other_process(self):
-        return handlers.Handlers(
-            self.books.connect(), self.clock, self.admission, self.cloud,
-            self.encryption.open, lambda event, lease: self.notified.append(
-                (event, lease['id'])), 0, base.LOST_AFTER, self.types,
-            self.policies())
+        return self.new_handlers(self.books.connect())

@@ -239,7 +239,7 @@ class TestMoving(FourHosts):
         self.assertEqual(2, len(self.cloud.moves))
         look = overbooking.OverbookingCheck(
             self.database, self.clock, self.admission,
-            self.leases.reassignment, self.encryption.open, self.types,
+            self.leases.reassignment, self.new_demands(),
             lambda *_args: None, 300)
         look.look()
         self.assertEqual('one', self.host_of(base.servers_of(later)[0]))
@@ -333,12 +333,12 @@ class TestMoving(FourHosts):
         self.assertEqual(set(self.servers[2:]), set(self.asked()))
 
     def test_no_more_than_may_are_moved(self):
-        self.lifecycle.best_effort._plans._most = 1
+        self.limit_moves(per_lease=1)
         lease = self.wanted()
         self.go_on()
         self.assertEqual([], self.cloud.moves)
         self.assertIn('more than 1 would have to be', self.reason(lease))
-        self.lifecycle.best_effort._plans._most = 0
+        self.limit_moves(per_lease=0)
         self.go_on(10)
         self.assertEqual([], self.cloud.moves)
 
@@ -533,8 +533,7 @@ class TestPace(FourHosts):
         self.waiting = None
 
     def set_pace(self, interval, per_hour):
-        self.lifecycle.best_effort._plans._pace = best_effort.Pace(
-            interval, per_hour)
+        self.limit_moves(interval=interval, per_hour=per_hour)
 
     def chase(self, leases, seconds=20, **values):
         """Leases for the host where the victims are, one after the other,
@@ -595,7 +594,7 @@ class TestPace(FourHosts):
         self.assertEqual(6, len(self.cloud.moves))
 
     def test_by_default_twice_as_many_as_for_one_lease(self):
-        self.lifecycle.best_effort._plans._most = 2
+        self.limit_moves(per_lease=2)
         self.set_pace(0, None)
         self.chase(6)
         self.assertEqual(4, len(self.cloud.moves))
@@ -833,8 +832,8 @@ class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
         self.assertEqual([], self.moves())
         self.assertIn('No servers can be migrated', self.reason(lease))
         self.cloud.bound.clear()
-        with mock.patch.object(self.lifecycle.best_effort._plans, '_most', 1):
-            self.go_on(), self.go_on()
+        self.limit_moves(per_lease=1)
+        self.go_on(), self.go_on()
         self.assertEqual([], self.moves())
 
 

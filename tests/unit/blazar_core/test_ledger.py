@@ -21,7 +21,6 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import leases
-from blazar_core.lifecycle import handlers
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.unit import base
@@ -999,10 +998,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
         other = self.host('two', VCPU=1)
         server_id, = base.servers_of(lease)
         amend, moved = ledger.decide, []
-        elsewhere = handlers.Handlers(
-            self.books.connect(), self.clock, self.admission, self.cloud,
-            self.encryption.open, lambda event, lease: None, 0,
-            base.LOST_AFTER, self.types, self.policies())
+        elsewhere = self.new_handlers(self.books.connect())
 
         def late(session, now, edits, *args):
             if not moved:

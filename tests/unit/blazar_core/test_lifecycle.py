@@ -22,7 +22,6 @@ from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import fault_points
-from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import lease_start
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
@@ -1377,11 +1376,7 @@ class TestLostBuilds(LifecycleTestCase):
             return ''
 
         self.cloud.send = send
-        other = handlers.Handlers(
-            self.books.connect(), self.clock, self.admission, self.cloud,
-            self.encryption.open,
-            lambda *args: None, 0, base.LOST_AFTER, self.types,
-            self.policies())
+        other = self.new_handlers(self.books.connect())
         other.lost_builds.send()
         self.look_after(120)
         other.lost_builds.send()
@@ -2619,11 +2614,7 @@ class TestStepsThatMeet(LifecycleTestCase):
 
     def other_lifecycle(self):
         """That of another process."""
-        return handlers.Handlers(
-            self.books.connect(), self.clock, self.admission, self.cloud,
-            self.encryption.open,
-            lambda event, lease: None, self.start_timeout, base.LOST_AFTER,
-            self.types, self.policies())
+        return self.new_handlers(self.books.connect())
 
     def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
         lease = self.reserve(0, 100, active=True)

@@ -54,7 +54,7 @@ class WatchTestCase(base.LeaseTestCase):
         return overbooking.OverbookingCheck(
             database, self.clock, search,
             reassignment.Reassignment(database, self.clock, self.types),
-            self.encryption.open, self.types,
+            self.new_demands(),
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.start_timeout)
 

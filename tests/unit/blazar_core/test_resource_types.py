@@ -210,8 +210,7 @@ class TestParkingLots(base.LeaseTestCase):
         return overbooking.OverbookingCheck(
             database, self.clock, self.admission,
             reassignment.Reassignment(database, self.clock, self.types),
-            self.encryption.open, self.types,
-            lambda event, lease: None, self.start_timeout)
+            self.new_demands(), lambda event, lease: None, self.start_timeout)
 
     def test_when_their_garage_shrinks_they_move(self):
         """And the barrier is told, however often that has to be tried."""

@@ -150,7 +150,7 @@ class WholeHostsTestCase(base.LeaseTestCase):
         return overbooking.OverbookingCheck(
             database, self.clock, self.admission,
             reassignment.Reassignment(database, self.clock, self.types),
-            self.encryption.open, self.types, lambda event, lease: None,
+            self.new_demands(), lambda event, lease: None,
             self.start_timeout)
 
 
@@ -300,7 +300,7 @@ class TestFailing(WholeHostsTestCase):
         self.engine = self.new_engine()
         self.overbooking = overbooking.OverbookingCheck(
             self.database, self.clock, self.admission,
-            self.leases.reassignment, self.encryption.open, self.types,
+            self.leases.reassignment, self.new_demands(),
             lambda event, lease: self.notified.append((event, lease['id'])),
             self.start_timeout)
         self.host_status = host_status.HostStatus(

@@ -49,9 +49,11 @@ class Payer:
         self.leases = leases.Leases(
             self.database, self.clock, search, types, (budget.commit, 80))
         self.lifecycle = handlers.Handlers(
-            self.database, self.clock, search, base.FakeCloud(),
-            lambda sealed: sealed, lambda _event, _lease: None, 0, 120, types,
-            {end_policies.DELETE: end_policies.Delete()}, budget=budget)
+            self.conf, self.database, self.clock, search,
+            handlers.Integration(
+                base.FakeCloud(), types,
+                {end_policies.DELETE: end_policies.Delete()}, str,
+                lambda _event, _lease: None, budget=budget), 120)
 
     def create(self):
         now = self.clock.now()

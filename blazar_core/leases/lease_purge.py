@@ -62,12 +62,6 @@ _PARTS = tuple(one.__table__ for one in (
     models.Reservation, models.ServerMove))
 
 _RECURRENCES = models.Recurrence.__table__.c
-_MOVES = models.ServerMove.__table__.c
-#: What was made for leases that may not be there any more: how it is called,
-#: since when it is as it is, and what a lease would have that needs it.
-_REMAINS = ((_RECURRENCES.id, _RECURRENCES.created_at,
-             _LEASES.c.recurrence_id),
-            (_MOVES.lease_id, _MOVES.updated_at, _LEASES.c.id))
 
 
 class Purged(ty.NamedTuple):
@@ -158,28 +152,28 @@ class LeasePurge:
         return len(gone)
 
     def _tidy(self, before: int) -> None:
-        """Delete what no lease needs any more."""
-        for name, since, needed in _REMAINS:
-            last = ''
-            while names := self._names(name, last):
-                self._database.retried(self._forget, sa.delete(
-                    name.table).where(
-                        name.in_(names), since < before,
-                        ~sa.exists().where(needed == name)))
-                last = names[-1]
+        """Delete what no lease needs."""
+        last = ''
+        while ids := self._recurrences(last):
+            self._database.retried(self._forget, ids, before)
+            last = ids[-1]
         now = self._clock.now()
         self._database.retried(idempotency.trim, self._database, now)
         # Where no listener runs, nobody else does that.
         feed.trim(self._database, now - booking_index.KEEP)
 
-    def _names(self, name: sa.Column[str], last: str) -> ty.Sequence[str]:
+    def _recurrences(self, last: str) -> ty.Sequence[str]:
         with self._database.connection() as connection:
-            return connection.scalars(sa.select(name).distinct().where(
-                name > last).order_by(name).limit(BATCH)).all()
+            return connection.scalars(sa.select(_RECURRENCES.id).where(
+                _RECURRENCES.id > last).order_by(
+                    _RECURRENCES.id).limit(BATCH)).all()
 
-    def _forget(self, statement: sa.Delete) -> None:
+    def _forget(self, ids: ty.Sequence[str], before: int) -> None:
         with self._database.begin() as connection:
-            connection.execute(statement)
+            connection.execute(sa.delete(models.Recurrence).where(
+                _RECURRENCES.id.in_(ids), _RECURRENCES.created_at < before,
+                ~sa.exists().where(
+                    _LEASES.c.recurrence_id == _RECURRENCES.id)))
 
 
 def _over(session: orm.Session, ids: ty.Sequence[str], before: int,

@@ -79,10 +79,6 @@ class TestPurging(Purging, base.LeaseTestCase):
                 lease_id=lease['id'], server_id='server', source=1, target=2,
                 resources={}, reason='best_effort', status='moved',
                 updated_at=NOW))
-            session.add(models.ServerMove(
-                project_id='project',
-                lease_id='withdrawn', server_id='server', source=1, target=2,
-                resources={}, reason='best_effort', updated_at=NOW))
             session.add(models.HeldBuild(
                 lease_id=lease['id'], sealed='', created_at=NOW))
             session.add(models.Orphan(
@@ -113,28 +109,20 @@ class TestPurging(Purging, base.LeaseTestCase):
                          set(self.scalars(models.Lease.id)))
 
     def test_what_leases_need_that_are_there_stays(self):
-        lease = self.lease(100, 200)
-        self.set(lease, recurrence_id='recurrence')
+        self.set(self.lease(100, 200), recurrence_id='recurrence')
         self.over()
         for name in 'recurrence', 'no more':
             self.add(models.Recurrence(
                 id=name, rule='FREQ=DAILY', timezone='UTC', between='delete',
                 servers=[], left_out=[], created_at=NOW))
-        # One is just being made, before its leases are.
-        self.add(models.ServerMove(
-            project_id='project',
-            lease_id=lease['id'], server_id='server', source=1, target=2,
-            resources={}, reason='best_effort', status='moved',
-            updated_at=NOW))
         self.later()
+        # It is just being made, before its leases are.
         self.add(models.Recurrence(
             id='new', rule='FREQ=DAILY', timezone='UTC', between='delete',
             servers=[], left_out=[], created_at=self.clock.now()))
         self.assertEqual((1, 0), self.purge())
         self.assertEqual({'recurrence', 'new'}, set(
             self.scalars(models.Recurrence.id)))
-        self.assertEqual([lease['id']], self.scalars(
-            models.ServerMove.lease_id))
 
     def test_what_comes_to_be_unfinished_before_it_is_deleted_stays(self):
         lease = self.over()

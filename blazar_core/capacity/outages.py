@@ -142,11 +142,17 @@ def on_host(connection: sa.Connection, host_id: int, now: int,
 
 
 def are_away(connection: sa.Connection, host_ids: ty.Collection[int | None],
-             when: int) -> bool:
-    """Whether any of these hosts is away at an instant."""
+             when: int, kinds: ty.Collection[str] = (FAILURE, MAINTENANCE),
+             ahead: int = 0) -> bool:
+    """Whether any of these hosts is away at an instant.
+
+    :param kinds: only because of outages of these kinds
+    :param ahead: also one that is away so many seconds later
+    """
     return connection.execute(sa.select(_ROWS.id).where(
-        _ROWS.host_id.in_(host_ids), _ROWS.outage.is_not(None),
-        _ROWS.start_date <= when, _ROWS.end_date > when)).first() is not None
+        _ROWS.host_id.in_(host_ids), _ROWS.outage.in_(kinds),
+        _ROWS.start_date <= when + ahead,
+        _ROWS.end_date > when)).first() is not None
 
 
 #: Not the outages of an enclosing statement.

@@ -250,7 +250,8 @@ class Evacuation:
                  interval: int, types: resource_types.ResourceTypes) -> None:
         self._targets = TargetHosts(
             database, clock, admission, cloud)
-        self._server_moves = server_moves.ServerMoves(database, clock, cloud)
+        self._server_moves = server_moves.ServerMoves(
+            database, clock, cloud, ahead=interval)
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -514,8 +515,7 @@ class Evacuation:
             [server_id]) else BOUND
 
 
-_REASONS = {outages.MAINTENANCE: states.MoveReason.MAINTENANCE,
-            outages.FAILURE: states.MoveReason.FAILED_HOST}
+_REASONS = {kind: reason for reason, kind in server_moves.AWAY.items()}
 _BOOKING, _LEASE = models.Booking.__table__.c, models.Lease.__table__.c
 _MOVE = models.ServerMove.__table__.c
 _AWAY = models.Booking.__table__.alias('away')

@@ -20,6 +20,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.capacity import outages
 from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
@@ -38,8 +39,11 @@ __all__ = ['AGAIN', 'AWAY', 'LATE', 'LOST', 'ServerMoves', 'is_due', 'is_open',
 
 LOG = logging.getLogger(__name__)
 
-#: The reasons for which a server has to leave a host that is away.
-AWAY = (states.MoveReason.MAINTENANCE, states.MoveReason.FAILED_HOST)
+#: The reasons for which a server has to leave a host that is away, with the
+#: kind of its outage.
+AWAY: dict[str, str] = {
+    states.MoveReason.MAINTENANCE: outages.MAINTENANCE,
+    states.MoveReason.FAILED_HOST: outages.FAILURE}
 #: Seconds after which a move is requested again whose server is still there,
 #: twice as many each time, and how often they are doubled.
 AGAIN, _DOUBLED = 120, 5
@@ -57,16 +61,18 @@ class ServerMoves:
     """Records moves, requests them from Nova, and follows them.
 
     :param notify: told of an event type and a lease
+    :param ahead: seconds before its maintenance at which a host counts as away
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud,
                  notify: ty.Callable[[str, lease_status.Lease], None] = (
-                     lambda *_what: None)) -> None:
+                     lambda *_what: None), ahead: int = 0) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
+        self._ahead = ahead
 
     def plan(self, lease_id: str, reason: str, source: int,
              server_ids: ty.Iterable[str]) -> None:
@@ -197,8 +203,9 @@ class ServerMoves:
             now = self._clock.now()
             rows = [session.get(models.ServerMove, one) for one in news]
             for row in rows:
-                if row is None or not _is_wanted(
-                        session, lease, row, news[row.id]) or (
+                if row is None or not self._is_wanted(
+                        session, lease, row, news[row.id],
+                        values.get('reason', row.reason)) or (
                         news[row.id] == _Status.REQUESTED and
                         _is_taken(row, seen)):
                     return None
@@ -211,6 +218,19 @@ class ServerMoves:
             lease.updated_at = now
             session.flush()
             return views.describe(lease)
+
+    def _is_wanted(self, session: orm.Session, lease: models.Lease,
+                   move: models.ServerMove, status: str, reason: str) -> bool:
+        """Whether a move may enter a state. One for other servers is for
+        nothing when their lease no longer waits; one from a host that is no
+        longer away is not requested, but may come to its end.
+        """
+        if move.reason not in AWAY:
+            return lease.status == states.Lease.IN_PROGRESS
+        return status != _Status.REQUESTED or (
+            lease.status not in states.ENDING and outages.are_away(
+                session.connection(), [move.source], self._clock.now(),
+                [AWAY[reason]], self._ahead))
 
 
 def _enter(row: models.ServerMove, status: str, now: int,
@@ -237,19 +257,6 @@ def _is_past(move: models.ServerMove, status: str, attempts: int | None,
     """
     return attempts not in (None, move.attempts) or (
         status not in (move.status, *states.MOVE.steps[move.status]))
-
-
-def _is_wanted(session: orm.Session, lease: models.Lease,
-               move: models.ServerMove, status: str) -> bool:
-    """Whether a move may enter a state. One for other servers is for nothing
-    when their lease no longer waits; one from a host that is no longer away is
-    not requested, but may come to its end.
-    """
-    if move.reason not in AWAY:
-        return lease.status == states.Lease.IN_PROGRESS
-    return status != _Status.REQUESTED or (
-        lease.status not in states.ENDING and bool(session.scalar(sa.select(
-            sa.exists().where(models.Outage.host_id == move.source)))))
 
 
 def progress(moves: ty.Iterable[models.ServerMove]) -> conditions.Condition:
@@ -280,7 +287,8 @@ _PUT_OFF = sa.update(models.ServerMove.__table__).where(
     _MOVE.status.in_(states.OPEN_MOVES),
 ).values(next_at=sa.bindparam('next'))
 #: Whether a move from a host that is away is not over.
-is_open = sa.and_(_MOVE.reason.in_(AWAY), _MOVE.status.in_(states.OPEN_MOVES))
+is_open = sa.and_(
+    _MOVE.reason.in_([*AWAY]), _MOVE.status.in_(states.OPEN_MOVES))
 #: Whether a move may be looked at or requested again: twice its pause is the
 #: longest time that a right clock has written.
 is_due = clock_skew.is_over(

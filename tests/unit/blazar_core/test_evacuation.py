@@ -3,6 +3,7 @@
 from unittest import mock
 
 from blazar_core.capacity import enrollment
+from blazar_core.capacity import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
@@ -479,6 +480,26 @@ class TestEvacuating(RelocatingTestCase):
             self.look()
         self.assertEqual([('failed_host', 'accepted', 1)], self.states())
 
+    def test_maintenance_that_comes_later_is_no_reason_to_evacuate(self):
+        """The host is back before the request is recorded."""
+        self.runs()
+        self.take(start=4 * INTERVAL, end=5 * INTERVAL)
+        self.fail()
+        needs = self.cloud.needs
+
+        def late(server_id):
+            with self.database.writer() as session:
+                failure = session.get_one(models.Outage, (
+                    outages.locked(session, self.uuid_of('one')).id,
+                    outages.FAILURE))
+                outages.end(session, self.clock.now(), failure)
+            return needs(server_id)
+
+        with mock.patch.object(self.cloud, 'needs', late):
+            self.look()
+        self.assertEqual([], self.cloud.evacuations)
+        self.assertEqual([('failed_host', 'planned', 0)], self.states())
+
     def test_who_stood_still_does_not_ask(self):
         self.runs()
         self.fail()
@@ -718,6 +739,20 @@ class TestMaintenance(RelocatingTestCase):
 
         def late(server_id):
             self.maintenance.give_back('one')
+            return needs(server_id)
+
+        with mock.patch.object(self.cloud, 'needs', late):
+            self.look()
+        self.assertEqual([], self.cloud.moves)
+
+    def test_so_it_does_when_it_is_put_off(self):
+        self.runs()
+        self.take()
+        needs = self.cloud.needs
+
+        def late(server_id):
+            self.maintenance.give_back('one')
+            self.take(start=4 * INTERVAL, end=5 * INTERVAL)
             return needs(server_id)
 
         with mock.patch.object(self.cloud, 'needs', late):

@@ -202,8 +202,8 @@ class EventType(enum.StrEnum):
 
     CHANGED: something of a lease that has begun has other bookings than it
     had. CHARGE, REFUND: the operator's budget service is notified of a lease
-    as it is now, or that it has ended. No user can write a colon, so what has
-    one is ours.
+    as it is now, or that it has ended. ORPHANED: its owner does not exist. No
+    user can write a colon, so what has one is ours.
     """
 
     START = 'start_lease'
@@ -216,6 +216,7 @@ class EventType(enum.StrEnum):
     CHANGED = ':changed'
     CHARGE = ':charge'
     REFUND = ':refund'
+    ORPHANED = ':orphaned'
 
     @classmethod
     def is_internal(cls, event_type: str) -> bool:

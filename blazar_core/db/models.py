@@ -522,8 +522,6 @@ class Orphan(Base):
 
     :ivar missing: ``project`` or ``user``; of both, the project
     :ivar seen_at: when that was seen first
-    :ivar claimed_until: until when somebody is about to tell it
-    :ivar notified_at: None: no notification was sent yet
     """
 
     __tablename__ = 'orphans'
@@ -533,8 +531,6 @@ class Orphan(Base):
         sa.String(36), primary_key=True)
     missing: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    notified_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
 
 class Recurrence(Base):

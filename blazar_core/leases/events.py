@@ -137,6 +137,11 @@ def charge(session: orm.Session, lease: models.Lease, now: int) -> None:
         _again(session, lease, states.EventType.CHARGE, now)
 
 
+def orphaned(session: orm.Session, lease: models.Lease, now: int) -> None:
+    """Have it announced that the owner of a lease does not exist."""
+    _again(session, lease, states.EventType.ORPHANED, now)
+
+
 def _again(session: orm.Session, lease: models.Lease,
            event_type: states.EventType, now: int) -> None:
     told = {event.status: event for event in lease.events

@@ -405,6 +405,7 @@ def _action(life: handlers.Handlers, claim: event_queue.Claim,
         kinds.MAKE_ROOM: life.best_effort.go_on,
         kinds.EXTEND: life.auto_extension.extend,
         kinds.CHANGED: life.notices.changed,
+        kinds.ORPHANED: life.notices.orphaned,
         kinds.CHARGE: life.budget_events.charge,
         kinds.REFUND: life.budget_events.refund}
     return actions.get(claim.event_type, functools.partial(

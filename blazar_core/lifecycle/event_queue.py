@@ -84,7 +84,8 @@ _STRAY = sa.union_all(*(
     .join(models.Event.lease).where(at, _FAR).order_by(None) for at in (
         models.Event.time <= _NOW,
         sa.and_(models.Event.time + 0 > _NOW, models.Event.event_type.in_(
-            (states.EventType.CHANGED, states.EventType.MAKE_ROOM))))))
+            (states.EventType.CHANGED, states.EventType.MAKE_ROOM,
+             states.EventType.ORPHANED))))))
 _OLDEST = (models.Event.run_at, models.Event.id)
 _NEXT = sa.select(sa.func.min(models.Event.run_at)).where(
     models.Event.status == states.Event.UNDONE)

@@ -81,6 +81,17 @@ class Notices:
             self._close_if_over(lease_id)
         return None
 
+    def orphaned(self, lease_id: str) -> lease_status.Result:
+        """Announce that the owner of a lease does not exist, unless it exists
+        again.
+        """
+        with self._database.reader() as session:
+            described = views.describe(api.found(session, lease_id))
+            orphan = session.get(models.Orphan, lease_id)
+        if orphan is not None:
+            self._notify('lease.event.orphaned', described)
+        return None
+
     def changed(self, lease_id: str) -> lease_status.Result:
         """Something of a lease that has begun has other bookings, or the
         lease another owner.

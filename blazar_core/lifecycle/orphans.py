@@ -20,20 +20,16 @@ from blazar_core.common import conditions
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import views
+from blazar_core.leases import events
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
-__all__ = ['EVENT', 'Orphans', 'PROJECT', 'USER', 'known']
+__all__ = ['Orphans', 'PROJECT', 'USER', 'known']
 
 LOG = logging.getLogger(__name__)
 
-EVENT = 'lease.event.orphaned'
 PROJECT = 'project'
 USER = 'user'
-
-#: Seconds after which a process that was about to notify counts as dead.
-_CLAIM = 60
 
 #: Of leases that are neither over nor deleted. One that is ending is among
 #: them: what is done at its end may take an owner.
@@ -51,26 +47,11 @@ class _Owned(ty.NamedTuple):
     user_id: str
 
 
-class _Noted(ty.NamedTuple):
-    """What is to follow from what was seen of a lease.
-
-    :ivar tell: the lease, if a notification of it is due
-    :ivar due: whether what is missing was missing for long enough
-    """
-
-    tell: dict[str, ty.Any] | None
-    due: bool
-
-
-_NOTHING = _Noted(None, False)
-
-
 class Orphans:
     """Finds leases without an owner.
 
     :param delete: ends a lease as if it was deleted, if it is still one of
         a project
-    :param notify: told of an event type and a lease
     :param ends: whether leases are ended whose project is gone
     :param grace: seconds for which it has to be gone
     """
@@ -78,13 +59,11 @@ class Orphans:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  identity: cloud_api.Identity,
                  delete: ty.Callable[[str, str], None],
-                 notify: ty.Callable[[str, dict[str, ty.Any]], None],
                  ends: bool, grace: int) -> None:
         self._database = database
         self._clock = clock
         self._identity = identity
         self._delete = delete
-        self._notify = notify
         self._ends = ends
         self._grace = grace
 
@@ -132,8 +111,7 @@ class Orphans:
 
     def _see_to(self, lease: _Owned, absent: cloud_api.MissingOwners,
                 asked: int, ends: bool) -> bool:
-        """Write down and tell what is seen of a lease; whether it is ended.
-        """
+        """Record what is seen of a lease; says whether it is ended."""
         if lease.project_id in absent.projects:
             missing: str | None = PROJECT
         elif lease.project_id in absent.unknown:
@@ -144,14 +122,8 @@ class Orphans:
             return False
         else:
             missing = None
-        noted = self._database.retried(self._note, lease, missing, asked)
-        if noted.tell is not None and missing is not None:
-            LOG.warning('Lease %s has no owner: its %s %s does not exist',
-                        lease.id, missing, lease.project_id
-                        if missing == PROJECT else lease.user_id)
-            self._notify(EVENT, noted.tell)
-            self._database.retried(self._write_down, lease.id, missing)
-        if not (ends and noted.due and missing == PROJECT):
+        long_gone = self._database.retried(self._note, lease, missing, asked)
+        if not (ends and long_gone and missing == PROJECT):
             return False
         LOG.warning('Lease %s is ended: its project %s has been missing for '
                     '%s s',
@@ -159,38 +131,34 @@ class Orphans:
         self._delete(lease.id, lease.project_id)
         return True
 
-    def _note(self, seen: _Owned, missing: str | None, asked: int) -> _Noted:
+    def _note(self, seen: _Owned, missing: str | None, asked: int) -> bool:
+        """Returns whether an owner was missing for long enough."""
         with self._database.writer() as session:
             lease = api.locked(session, seen.id)
             now = self._clock.now()
             if _is_over(lease) or (seen.project_id, seen.user_id) != (
                     lease.project_id, lease.user_id):
                 # It was handed over meanwhile: what is known is of others.
-                return _NOTHING
-            row = _row(session, seen.id)
+                return False
+            row = session.get(models.Orphan, seen.id)
             if missing is None:
                 _forget(session, lease, row, now)
-                return _NOTHING
+                return False
             if conditions.update(lease, now, lease_status.ORPHANED[missing]):
                 lease.updated_at = now
-            if row is None:
-                row = models.Orphan(lease_id=seen.id, missing=missing,
-                                    seen_at=now, claimed_until=0)
+            if row is None or row.missing != missing:
+                # That the project is gone, too, is announced as well.
+                if row is None or missing == PROJECT:
+                    LOG.warning('Lease %s has no owner: its %s %s does not '
+                                'exist', lease.id, missing, lease.project_id
+                                if missing == PROJECT else lease.user_id)
+                    events.orphaned(session, lease, now)
+                row = row or models.Orphan(lease_id=seen.id)
+                row.missing, row.seen_at = missing, now
                 session.add(row)
-            elif row.missing != missing:
-                # That his project is gone, too, is told besides.
-                if missing == PROJECT:
-                    row.notified_at = None
-                row.missing, row.seen_at, row.claimed_until = missing, now, 0
             # A clock that was ahead has said what is later.
             row.seen_at = min(row.seen_at, now)
-            tells = row.notified_at is None and not clocks.is_within(
-                row.claimed_until, now, 2 * _CLAIM)
-            if tells:
-                row.claimed_until = now + _CLAIM
-            session.flush()
-            return _Noted(views.describe(lease) if tells else None,
-                          row.seen_at + self._grace <= min(asked, now))
+            return row.seen_at + self._grace <= min(asked, now)
 
     def forget(self, lease_id: str) -> None:
         """A lease has another owner, which has to be looked up again.
@@ -202,16 +170,8 @@ class Orphans:
     def _forget(self, lease_id: str) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            _forget(session, lease, _row(session, lease_id),
+            _forget(session, lease, session.get(models.Orphan, lease_id),
                     self._clock.now())
-
-    def _write_down(self, lease_id: str, missing: str) -> None:
-        """It was told."""
-        with self._database.begin() as connection:
-            connection.execute(sa.update(models.Orphan.__table__).where(
-                models.Orphan.lease_id == lease_id,
-                models.Orphan.missing == missing,
-            ).values(notified_at=self._clock.now()))
 
     def _trim(self) -> None:
         """Forget those that are over."""
@@ -226,11 +186,6 @@ class Orphans:
 def _is_over(lease: models.Lease) -> bool:
     return lease.deleted_at is not None or (
         lease.status in states.LEASE.final())
-
-
-def _row(session: orm.Session, lease_id: str) -> models.Orphan | None:
-    return session.scalars(sa.select(models.Orphan).where(
-        models.Orphan.lease_id == lease_id)).one_or_none()
 
 
 def _forget(session: orm.Session, lease: models.Lease,

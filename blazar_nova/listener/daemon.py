@@ -216,8 +216,8 @@ class Listener:
     def find_orphans(self) -> None:
         """See to leases whose project or user there is no more."""
         try:
-            if self.parts.orphans.find():
-                self.engine.wake()
+            self.parts.orphans.find()
+            self.engine.wake()
         except errors.CloudUnavailable as exc:
             LOG.warning('Orphaned leases: whether the projects and users '
                         'exist is not known: %s', exc)

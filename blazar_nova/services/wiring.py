@@ -143,7 +143,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         notify, made, cloud, life,
         allowed, end_notices.EndNotices(books, clock, cloud, process.notify),
         known, orphans.Orphans(
-            books, clock, known, life.lease_end.delete, notify,
+            books, clock, known, life.lease_end.delete,
             conf.blazar.orphaned_leases == 'end',
             conf.blazar.orphan_grace * 3600),
         host_status.HostStatus(books, clock, host_status.Thresholds(

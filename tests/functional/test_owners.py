@@ -52,8 +52,7 @@ class TestOrphans(OwnersTestCase):
         self.parts = self.listener.parts
         object.__setattr__(self.parts, 'orphans', orphans.Orphans(
             self.parts.database, self.parts.clock, self.parts.identity,
-            self.parts.lifecycle.lease_end.delete, self.parts.notify, True,
-            HOUR))
+            self.parts.lifecycle.lease_end.delete, True, HOUR))
 
     def test_the_lease_of_a_project_that_is_gone_ends_with_its_servers(self):
         lease = self.make_active(length=48 * HOUR)
@@ -61,7 +60,8 @@ class TestOrphans(OwnersTestCase):
             'vm', flavorRef=lease['reservations'][0]['id'])
         self.gone.add(nova_box.PROJECT_ID)
         self.listener.find_orphans()
-        payload, = self.recorder.wait(orphans.EVENT)
+        driven.run_due(self.listener.engine)
+        payload, = self.recorder.wait('lease.event.orphaned')
         self.assertEqual((lease['id'], nova_box.PROJECT_ID),
                          (payload['lease_id'], payload['project_id']))
         there = self.get(lease, client=self.admin)
@@ -75,7 +75,7 @@ class TestOrphans(OwnersTestCase):
         self.wait_until_gone(server['id'])
         self.run_until(self.clock.now() + 60)
         self.ask('GET', f'/leases/{lease["id"]}', client=self.admin, code=404)
-        self.assertEqual(1, len(self.recorder.told(orphans.EVENT)))
+        self.assertEqual(1, len(self.recorder.told('lease.event.orphaned')))
 
     def test_one_whose_owner_is_back_goes_on(self):
         lease = self.make_active(length=48 * HOUR)

@@ -78,8 +78,8 @@ class Keystone:
             with contextlib.suppress(errors.CloudUnavailable,
                                      errors.DatabaseUnavailable,
                                      errors.ConcurrentUpdate):
-                if finding.find():
-                    wake()
+                finding.find()
+                wake()
             self._baton.let_pass(INTERVAL)
             seen = len(self.gone)
             if not self._has_found():

@@ -517,8 +517,8 @@ class World:
             core.process.spawn('orphans', functools.partial(
                 self.keystone.ask, orphans.Orphans(
                     core.database, core.clock, self.keystone,
-                    core.lifecycle.lease_end.delete, self.notified, True,
-                    owners.GRACE), working.wake))
+                    core.lifecycle.lease_end.delete, True, owners.GRACE),
+                working.wake))
         if self._compares:
             core.process.spawn('mirror', lambda: self._mirror(core, working))
         core.process.spawn('hints', lambda: self._hints(core, working))

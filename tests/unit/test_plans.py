@@ -382,4 +382,4 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
     yield 'credentials', {'lease_id': lease_id, 'sealed': '', 'created_at': 0}
     if status == 'ACTIVE':
         yield 'orphans', {'lease_id': lease_id, 'missing': 'user',
-                          'seen_at': NOW, 'claimed_until': 0}
+                          'seen_at': NOW}

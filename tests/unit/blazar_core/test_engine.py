@@ -93,6 +93,9 @@ class Actions:
     def refund(self, lease_id):
         return self._act('refund', lease_id)
 
+    def orphaned(self, lease_id):
+        return self._act('orphaned', lease_id)
+
     def give_up(self, lease_id, event_type, settle):
         with self.database.writer() as session:
             if settle(session):
@@ -221,14 +224,15 @@ class TestRunDue(EngineTestCase):
         for number, kind in enumerate((
                 'before_end_lease', 'mine', 'expire_offer',
                 'retry_lease', 'make_room', 'extend_lease', ':changed',
-                ':charge', ':refund', 'end_lease', 'start_lease')):
-            self.event('a', number - 10, kind)
+                ':charge', ':refund', ':orphaned', 'end_lease',
+                'start_lease')):
+            self.event('a', number - 11, kind)
         driven.run_due(self.engine())
         # What moves a lease before what tells of it, and its start first.
         self.assertEqual(
             ['start_lease', 'expire', 'retry', 'make_room', 'extend',
              'changed', 'end_lease', 'before_end_lease', 'mine', 'charge',
-             'refund'],
+             'refund', 'orphaned'],
             [what for what, _lease_id in self.actions.done])
 
     def test_more_than_one_batch_is_done(self):
@@ -321,9 +325,10 @@ class TestStrays(EngineTestCase):
         self.event('a', HOUR, ':changed')
         self.event('b', HOUR, 'make_room')
         self.event('c', HOUR, 'start_lease')
+        self.event('d', HOUR, ':orphaned')
         log = self.useFixture(fixtures.FakeLogger())
-        self.assertEqual(['a', 'b'], sorted(self.done_within(1)))
-        for lease_id in ('a', 'b'):
+        self.assertEqual(['a', 'b', 'd'], sorted(self.done_within(1)))
+        for lease_id in ('a', 'b', 'd'):
             self.assertIn(f'Lease {lease_id}: an event was deferred by a fast '
                           'clock', log.output)
 

@@ -82,8 +82,7 @@ class TestPurging(Purging, base.LeaseTestCase):
             session.add(models.HeldBuild(
                 lease_id=lease['id'], sealed='', created_at=NOW))
             session.add(models.Orphan(
-                lease_id=lease['id'], missing='user', seen_at=NOW,
-                claimed_until=0))
+                lease_id=lease['id'], missing='user', seen_at=NOW))
             session.add(models.RequestKey(
                 digest='digest', asked='asked', lease_id=lease['id'],
                 created_at=NOW))

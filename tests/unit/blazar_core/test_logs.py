@@ -225,8 +225,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         identity = test_orphans.FakeIdentity()
         identity.gone = {PROJECT, 'user'}
         finder = orphans.Orphans(self.database, self.clock, identity,
-                                 self.lifecycle.lease_end.delete,
-                                 lambda *_told: None, True, 10)
+                                 self.lifecycle.lease_end.delete, True, 10)
         finder.find()
         self.clock.advance(10)
         finder.find()

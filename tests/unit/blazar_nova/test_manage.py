@@ -336,7 +336,7 @@ class ManageTest(base.TestCase):
             database, driven.ManualClock(self.now),
             types.SimpleNamespace(absent=absent),
             lambda lease, project: deleted.append((lease, project)),
-            lambda *_said: None, False, 60)
+            False, 60)
         with mock.patch.object(
                 manage, '_parts', lambda _parsed: types.SimpleNamespace(
                     orphans=found, database=database)):

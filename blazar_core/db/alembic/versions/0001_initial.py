@@ -158,9 +158,7 @@ def _orphans() -> None:
         'orphans',
         sa.Column('lease_id', sa.String(36), primary_key=True),
         sa.Column('missing', sa.String(16), nullable=False),
-        sa.Column('seen_at', sa.BigInteger, nullable=False),
-        sa.Column('claimed_until', sa.BigInteger, nullable=False),
-        sa.Column('notified_at', sa.BigInteger))
+        sa.Column('seen_at', sa.BigInteger, nullable=False))
 
 
 def _projects() -> None:

@@ -82,9 +82,8 @@ class AutoExtension:
         except (errors.Refused, errors.LimitExceeded,
                 errors.InvalidLeaseParams) as exc:
             LOG.info('Lease %s is not extended: %s', lease_id, exc)
-            self._database.retried(
-                self._explain, lease_id, end,
-                f'until {clocks.minute(end)} UTC: {exc}')
+            self._explain(
+                lease_id, end, f'until {clocks.minute(end)} UTC: {exc}')
             return lease_status.RetryAfter(
                 min(lease_status.LONGEST_PAUSE, left), str(exc))
         LOG.info('Lease %s is extended until %s', lease_id,
@@ -99,14 +98,11 @@ class AutoExtension:
 
         :param end: its end then; of another one it says nothing
         """
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            if lease.status == states.Lease.ACTIVE and (
-                    lease.end_date == end and lease.auto_extend):
-                conditions.update(
-                    lease, self._clock.now(), conditions.Condition(
-                        conditions.Type.NOT_EXTENDED,
-                        conditions.Reason.REFUSED,
-                        'The lease could not be extended, and is retried '
-                        f'{why}',
-                        {'end_date': end}))
+        refused = conditions.Condition(
+            conditions.Type.NOT_EXTENDED, conditions.Reason.REFUSED,
+            f'The lease could not be extended, and is retried {why}',
+            {'end_date': end})
+        lease_status.explain(
+            self._database, self._clock, lease_id, lambda lease: [refused]
+            if lease.status == states.Lease.ACTIVE and
+            lease.end_date == end and lease.auto_extend else [])

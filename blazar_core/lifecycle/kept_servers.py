@@ -123,8 +123,8 @@ class KeptServers:
                     LOG.warning('Lease %s: server %s cannot be restored yet: '
                                 '%s',
                                 lease_id, server_id, exc)
-                    self._database.retried(self._explain, lease_id, [
-                        server_id], str(exc))
+                    self._explain(lease_id, lease_status.put_off(
+                        [server_id], str(exc)))
         if not waiting:
             return None
         return lease_status.RetryAfter(
@@ -175,10 +175,7 @@ class KeptServers:
             session.expire(lease)
             return None, ('lease.event.start_lease', views.describe(lease))
 
-    def _explain(self, lease_id: str, server_ids: ty.Sequence[str],
-                 why: str) -> None:
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            if lease.status == states.Lease.STARTING:
-                conditions.update(lease, self._clock.now(),
-                                  lease_status.put_off(server_ids, why))
+    def _explain(self, lease_id: str, why: conditions.Condition) -> None:
+        lease_status.explain(
+            self._database, self._clock, lease_id, lambda lease: [why]
+            if lease.status == states.Lease.STARTING else [])

@@ -283,22 +283,12 @@ class LeaseStart:
 
     def _explain(self, lease_id: str, why: str) -> None:
         """Say in a lease why servers of it have not started yet."""
-        with self._database.reader() as session:
-            lease = api.found(session, lease_id)
-            if conditions.holds(lease.conditions, lease_status.put_off(
-                    lease_status.waiting(lease), why)):
-                return
-        self._database.retried(self._write_why, lease_id, why)
-
-    def _write_why(self, lease_id: str, why: str) -> None:
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
+        def delayed(lease: models.Lease) -> list[conditions.Condition]:
             waiting = lease_status.waiting(lease)
-            if lease.status in states.TO_START and waiting:
-                now = self._clock.now()
-                conditions.update(lease, now, lease_status.put_off(waiting,
-                                                                   why))
-                lease.updated_at = now
+            return [lease_status.put_off(waiting, why)] if waiting and (
+                lease.status in states.TO_START) else []
+
+        lease_status.explain(self._database, self._clock, lease_id, delayed)
 
     def _crowded(self, session: orm.Session, host_ids: set[int | None],
                  now: int) -> set[int]:

@@ -18,17 +18,19 @@ from sqlalchemy import orm
 from blazar_core.capacity import assignments
 from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
+from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import logs
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 
 __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'Failed', 'GRACE', 'LEFT',
            'LONGEST_PAUSE', 'LONGEST_WAIT', 'Lease', 'NOT_CLOSED', 'NOT_FREE',
            'NOT_LEFT', 'ORPHANED', 'Result', 'RetryAfter', 'apart',
-           'booking_of', 'bookings', 'comes_first', 'deferred',
+           'booking_of', 'bookings', 'comes_first', 'deferred', 'explain',
            'fail_waiting', 'finish', 'follow', 'give_room_back',
            'has_servers', 'is_building', 'no_image', 'pause', 'put_off',
            'refused', 'server_counts', 'servers', 'update_status', 'waiting']
@@ -183,6 +185,29 @@ def no_image(event_type: str, why: str) -> conditions.Condition:
         _T.SNAPSHOT_DELAYED, _R.REFUSED,
         f'The snapshots are retried: {event_type}: {why}',
         {'event_type': event_type})
+
+
+#: How the conditions of a lease change, as it is.
+Changes: ty.TypeAlias = ty.Callable[
+    [models.Lease], ty.Sequence[conditions.Condition | conditions.Type]]
+
+
+def explain(database: api.Database, clock: clocks.Clock, lease_id: str,
+            changes: Changes) -> None:
+    """Change the conditions of a lease, unless they are so already."""
+    with database.reader() as session:
+        lease = api.found(session, lease_id)
+        if conditions.holds(lease.conditions, *changes(lease)):
+            return
+    database.retried(_explain, database, clock, lease_id, changes)
+
+
+def _explain(database: api.Database, clock: clocks.Clock, lease_id: str,
+             changes: Changes) -> None:
+    with database.writer() as session:
+        lease, now = api.locked(session, lease_id), clock.now()
+        if conditions.update(lease, now, *changes(lease)):
+            lease.updated_at = now
 
 
 class Count(ty.NamedTuple):

@@ -105,8 +105,7 @@ class Snapshots:
             known
         """
         why = next(filter(None, waiting), '')
-        self._database.retried(
-            self._explain, event.lease_id, event.event_type, why)
+        self._explain(event.lease_id, event.event_type, why)
         if not waiting:
             return None
         return lease_status.RetryAfter(
@@ -165,25 +164,19 @@ class Snapshots:
         """Say in a lease why there is no image yet, or no more of it; another
         event may have said something.
         """
-        def change(lease: models.Lease,
-                   ) -> conditions.Condition | conditions.Type | None:
+        def changes(lease: models.Lease,
+                    ) -> list[conditions.Condition | conditions.Type]:
+            if _is_ending(lease):
+                return []
+            if why:
+                return [lease_status.no_image(event_type, why)]
             said = conditions.find(
                 lease.conditions, conditions.Type.SNAPSHOT_DELAYED)
-            return lease_status.no_image(event_type, why) if why else (
-                None if said is None or
-                said['details']['event_type'] != event_type
-                else conditions.Type.SNAPSHOT_DELAYED)
+            return [] if said is None or (
+                said['details']['event_type'] != event_type) else [
+                    conditions.Type.SNAPSHOT_DELAYED]
 
-        with self._database.reader() as session:
-            lease = api.found(session, lease_id)
-            new = change(lease)
-            if new is None or conditions.holds(lease.conditions, new):
-                return
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            new = change(lease)
-            if new is not None and not _is_ending(lease):
-                conditions.update(lease, self._clock.now(), new)
+        lease_status.explain(self._database, self._clock, lease_id, changes)
 
 
 def _is_ending(lease: models.Lease) -> bool:

@@ -136,8 +136,6 @@ class Listener:
              functools.partial(self.parts.preflight.look,
                                self._stopping.is_set)),
             ('trimming', _TRIM, 'Leftovers', self.mirror.trim),
-            ('removal', self._interval, 'Hosts to remove',
-             self._enrolling.remove_left),
             ('orphans', 3600 * conf.blazar.orphan_interval,
              'Leases without owner', self.find_orphans))
 
@@ -152,7 +150,8 @@ class Listener:
             self._interval, worker_timeout, self.mirror, self._stopping,
             life.reconciliation.settle_left, life.lost_builds.send,
             life.lease_close.revoke_over, life.lease_close.close_left,
-            life.no_shows.look, self.announce, self.engine.wake)
+            life.no_shows.look, self.announce, self._enrolling.remove_left,
+            self.engine.wake)
 
     def _thread(self, name: str, target: ty.Callable[..., None],
                 *args: ty.Any) -> threading.Thread:

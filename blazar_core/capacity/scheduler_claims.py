@@ -13,7 +13,6 @@ import functools
 import itertools
 import typing as ty
 
-from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
@@ -33,8 +32,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['Claims', 'Denied', 'Undo']
-
-LOG = logging.getLogger(__name__)
 
 #: Takes a claim back: the server did not get there after all.
 Undo: ty.TypeAlias = ty.Callable[[], None]

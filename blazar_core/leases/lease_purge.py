@@ -17,7 +17,6 @@ told by their rows alone, so it is written down up to when these may be gone
 
 import typing as ty
 
-from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
@@ -32,8 +31,6 @@ from blazar_core.db import models
 from blazar_core.leases import idempotency
 
 __all__ = ['LEAST_AGE', 'Purged', 'LeasePurge', 'purged_before']
-
-LOG = logging.getLogger(__name__)
 
 #: How many leases are deleted by one transaction: those who wait for one of
 #: these wait for some tenths of a second.

@@ -13,15 +13,13 @@ from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 
 __all__ = ['DELETE', 'Delete', 'EndPolicy', 'EndedServer', 'Policies',
-           'RECYCLE', 'Recycle', 'Release', 'SHELVE', 'Shelve', 'Snapshot',
+           'Recycle', 'Release', 'SHELVE', 'Shelve', 'Snapshot',
            'Steps', 'Stop', 'Suspend', 'missing', 'moving', 'needs_owner',
            'next_of', 'ordered', 'steps_of']
 
 #: The name of what is done if nothing else is wanted, and to the servers of
 #: a lease whose deletion was asked for.
 DELETE = 'delete'
-#: The name of what is done where hosts wait until they are left.
-RECYCLE = 'recycle'
 #: The name of what is done to a server that cannot stay where it is.
 SHELVE = 'shelve'
 

@@ -10,7 +10,6 @@ from blazar_nova.schemas import lease_schema
 
 __all__ = ['without']
 
-_Object: ty.TypeAlias = dict[str, ty.Any]
 _Shown: ty.TypeAlias = ty.Mapping[str, ty.Any]
 
 #: Of a reservation, what may be asked for in the same words and is shown as

@@ -172,7 +172,7 @@ class Core:
             self.database, self.clock, self.admission, handlers.Integration(
                 world.port, world.types, {
                     end_policies.DELETE: end_policies.Delete(),
-                    end_policies.RECYCLE: end_policies.Recycle(),
+                    'recycle': end_policies.Recycle(),
                     end_policies.SHELVE: end_policies.Shelve(),
                     'snapshot': end_policies.Snapshot(),
                     'stop': end_policies.Stop(),

@@ -96,10 +96,9 @@ class TestGracePeriod(base.LeaseTestCase):
 
     def test_who_wants_another_end_gets_that(self):
         self.leases.updates.update(self.lease_['id'], updates.LeaseChange(
-            on_end=end_policies.RECYCLE, grace_period=0))
+            on_end='recycle', grace_period=0))
         row, = self.scalars(models.Lease)
-        self.assertEqual((end_policies.RECYCLE, 0), (row.on_end,
-                                                     row.grace_period))
+        self.assertEqual(('recycle', 0), (row.on_end, row.grace_period))
 
     def test_its_room_is_taken_as_long(self):
         refused = self.assertRaises(errors.Refused, self.lease, 100, 300)

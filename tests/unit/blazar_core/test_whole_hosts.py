@@ -105,7 +105,7 @@ class WholeHostsTestCase(base.LeaseTestCase):
 
     def policies(self):
         return {**super().policies(),
-                end_policies.RECYCLE: end_policies.Recycle()}
+                'recycle': end_policies.Recycle()}
 
     def enrol(self, name, finish=True, **extra):
         """Have a host serve leases only; returns its id."""

@@ -201,10 +201,16 @@ class BookingReassignment:
         fault_points.fault_point(fault_points.FaultPoint.HEAL_BOUND,
                                  moves[0].lease_id)
         for lease in leases:
-            self._notify('lease.update', lease)
-            self._notify('lease.degraded' if any(
-                one['missing_resources'] for one in lease['reservations'])
-                else 'lease.healed', lease)
+            _announce(self._notify, lease)
+
+
+def _announce(notify: ty.Callable[[str, lease_status.Lease], None],
+              lease: lease_status.Lease) -> None:
+    """Notify of a lease that has other hosts, or lacks some."""
+    notify('lease.update', lease)
+    notify('lease.degraded' if any(
+        one['missing_resources'] for one in lease['reservations'])
+        else 'lease.healed', lease)
 
 
 def age(row: ty.Any) -> tuple[int, str]:
@@ -299,10 +305,7 @@ class HostReplacement:
             case.lease.id, case.lease.generation, reservation_id, hosts,
             window, demand.among)
         if lease is not None:
-            self._notify('lease.update', lease)
-            self._notify('lease.degraded' if any(
-                one['missing_resources'] for one in lease['reservations'])
-                else 'lease.healed', lease)
+            _announce(self._notify, lease)
             if len(hosts) < case.missing:
                 # One more may fall free for it.
                 self._replace(reservation_id)

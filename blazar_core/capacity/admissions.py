@@ -19,7 +19,6 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.capacity import booking_index
-from blazar_core.capacity import consolidation
 from blazar_core.capacity import selection
 from blazar_core.capacity import start_times
 from blazar_core.capacity import units
@@ -132,17 +131,15 @@ class Admission:
     """Finds capacity, or says why there is none.
 
     :ivar index: in which it looks
+    :ivar selector: what selects hosts
     :ivar starts: when there is capacity, and how much
-    :ivar planner_inputs: what could be moved so that there is some
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  strategy: selection.Strategy = selection.pack) -> None:
         self.index = booking_index.Index(database, clock)
-        self._selector = selection.Selection(self.index, strategy)
-        self.starts = start_times.StartTimes(clock, self.index, self._selector)
-        self.planner_inputs = consolidation.PlannerInputs(
-            database, clock, self.index, self._selector)
+        self.selector = selection.Selection(self.index, strategy)
+        self.starts = start_times.StartTimes(clock, self.index, self.selector)
         self._database = database
         self._clock = clock
         self._lost: dict[int, float] = {}
@@ -257,9 +254,9 @@ class Admission:
                 demands[number].count for number in numbers))
             for numbers in alike]
         asked = merged
-        with self._selector.asked_for(
+        with self.selector.asked_for(
                 merged, lag, instead_of, coming) as (timeline, merged):
-            found = self._selector.together(
+            found = self.selector.together(
                 timeline, merged, window, last, kept, own, gather)
         # What lags may not know of the hosts that the project got last.
         if lag and (isinstance(found, selection.NoFit) or (
@@ -270,9 +267,9 @@ class Admission:
         if not isinstance(found, selection.NoFit):
             bound = host_bound and host_bound.exceeded(found, window)
             if bound:
-                with self._selector.asked_for(
+                with self.selector.asked_for(
                         asked, 0, instead_of, coming) as (timeline, merged):
-                    found = self._selector.gathered(
+                    found = self.selector.gathered(
                         timeline, asked, merged, window, kept, bound) or found
             return _dealt(found, alike, demands)
         refusal = self._refusal([demand.fewest() for demand in merged],
@@ -284,8 +281,8 @@ class Admission:
         """The ids of the hosts of which a demand could have all, if nothing
         were booked there.
         """
-        with self._selector.asked_for([demand], 0) as (timeline, (demand,)):
-            allowed = self._selector.allowed(timeline, demand)
+        with self.selector.asked_for([demand], 0) as (timeline, (demand,)):
+            allowed = self.selector.allowed(timeline, demand)
             ids = timeline.ids if allowed is None else [
                 timeline.ids[place] for place in np.flatnonzero(allowed)]
         hosts = self.index.hosts
@@ -296,10 +293,10 @@ class Admission:
         """The uuids of the hosts that can take a server of a demand, if
         nothing is booked or used there.
         """
-        with self._selector.asked_for([demand], 0) as (timeline, (demand,)):
+        with self.selector.asked_for([demand], 0) as (timeline, (demand,)):
             hosts = self.index.uuids()[timeline.units.limits(
                 demand, len(timeline)).able(
-                    self._selector.places(timeline, demand), 1)]
+                    self.selector.places(timeline, demand), 1)]
         return frozenset(hosts.tolist())
 
     def fits(self, demand: model.Demand, window: model.Window,
@@ -310,10 +307,10 @@ class Admission:
         :param instead_of: rows of bookings that would go in exchange
         :param coming: as for :meth:`pick_all`
         """
-        with self._selector.asked_for(
+        with self.selector.asked_for(
                 [demand], 0, instead_of, coming) as (timeline, (demand,)):
             rooms = timeline.fits(
-                demand, window, self._selector.allowed(timeline, demand))
+                demand, window, self.selector.allowed(timeline, demand))
         return min(selection.most_of(demand, rooms), demand.count)
 
     def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
@@ -355,10 +352,10 @@ class Admission:
 
     def _too_much(self, demands: ty.Iterable[model.Demand]) -> str:
         """What no host gives one server, whatever is booked there."""
-        with self._selector.asked_for(
+        with self.selector.asked_for(
                 [*demands], start_times.PATIENCE) as (timeline, named):
             found = [timeline.too_much(
-                demand, self._selector.places(timeline, demand))
+                demand, self.selector.places(timeline, demand))
                 for demand in named]
         said = [_said(one) for some in found for one in some or ()]
         if not said and any(some is not None for some in found):

@@ -11,18 +11,16 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core.capacity import booking_index
+from blazar_core.capacity import admissions
 from blazar_core.capacity import ledger
 from blazar_core.capacity import move_planner
-from blazar_core.capacity import selection
 from blazar_core.capacity import timelines
-from blazar_core.common import clocks
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['PlannerInputs', 'PlannerInput']
+__all__ = ['PlannerInput', 'planner_input']
 
 
 #: So many parts has a whole host, of which each that is there takes one: all
@@ -51,76 +49,62 @@ class PlannerInput(ty.NamedTuple):
     ids: dict[str, int]
 
 
-class PlannerInputs:
-    """Reads what a plan is made of.
+def planner_input(
+        database: api.Database, now: int, admission: admissions.Admission,
+        demands: ty.Sequence[model.Demand], window: model.Window,
+        instead_of: ty.Sequence[ty.Any], excluded: ty.Collection[str],
+        coming: ty.Iterable[tuple[int, model.Resources]]) -> PlannerInput:
+    """Read what a plan for some demands goes by: for servers, or for whole
+    hosts.
 
-    :param index: in which room is looked for
+    :param window: as long as they are to have room, from now on
+    :param instead_of: rows of bookings that would go in exchange
+    :param excluded: servers that are not to be moved
+    :param coming: what is to come to hosts, by their ids, and may not be
+        there yet
     """
-
-    def __init__(self, database: api.Database, clock: clocks.Clock,
-                 index: booking_index.Index,
-                 selector: selection.Selection) -> None:
-        self._database = database
-        self._clock = clock
-        self._index = index
-        self._selector = selector
-
-    def read(
-            self, demands: ty.Sequence[model.Demand], window: model.Window,
-            instead_of: ty.Sequence[ty.Any], excluded: ty.Collection[str],
-            coming: ty.Iterable[tuple[int, model.Resources]]) -> PlannerInput:
-        """What a plan for some demands goes by: for servers, or for whole
-        hosts.
-
-        :param window: as long as they are to have room, from now on
-        :param instead_of: rows of bookings that would go in exchange
-        :param excluded: servers that are not to be moved
-        :param coming: what is to come to hosts, by their ids, and may not be
-            there yet
-        """
-        demands = self._selector.named(demands)
-        whole = any(one.whole for one in demands)
-        sized = _with_part if whole else dict
-        arriving: dict[int, collections.Counter[str]] = (
-            collections.defaultdict(collections.Counter))
-        for host_id, amounts in coming:
-            arriving[host_id].update(sized(amounts))
-        with self._index.fresh() as timeline:
-            apart, hosts = self._index.apart(), self._index.hosts
-            # Onto others nobody is let, whoever asks.
-            serve = apart.reservable if whole else ~apart.serving
-            ids = [host_id for host_id, may in zip(
-                timeline.ids, serve, strict=True)
-                if may and hosts[host_id].capacity]
-            with self._index.excluding(instead_of):
-                places = [_place(timeline, hosts[host_id], window, arriving[
-                    host_id]) for host_id in ids]
-            wishes = [_wish(timeline, one, self._selector.allowed(
-                timeline, one), ids) for one in demands]
-            generations = {one: hosts[one].generation for one in ids}
-            uuids = {hosts[one].uuid: one for one in ids}
-        wanted = {host_id for one in wishes for host_id in one.hosts}
-        now = self._clock.now()
-        with self._database.connection() as connection:
-            # On hosts for leases, nobody without one may go to another.
-            ordinary = [] if whole else _ordinary(
-                connection, wanted, generations, now, excluded)
-            leased = [move_planner.Movable(
-                row.server_id, row.host_id, sized(row.resources))
-                for row in connection.execute(_LEASED, {
-                    'hosts': [*wanted], 'end': now if whole else window.end})
-                if row.resources and row.server_id not in excluded and
-                (row.params or {}).get('affinity') is None]
-            if whole:
-                taken = _taken(connection, ids, window, now, [
-                    row.id for row in instead_of])
-                places = [one._replace(
-                    within={**one.within, model.HOST: _PARTS - taken[one.id] -
-                            arriving[one.id][model.HOST]},
-                    beyond={**one.beyond, model.HOST: _PARTS})
-                    for one in places]
-        return PlannerInput(places, wishes, ordinary, leased, generations,
-                            uuids)
+    demands = admission.selector.named(demands)
+    whole = any(one.whole for one in demands)
+    sized = _with_part if whole else dict
+    arriving: dict[int, collections.Counter[str]] = (
+        collections.defaultdict(collections.Counter))
+    for host_id, amounts in coming:
+        arriving[host_id].update(sized(amounts))
+    with admission.index.fresh() as timeline:
+        apart, hosts = admission.index.apart(), admission.index.hosts
+        # Onto others nobody is let, whoever asks.
+        serve = apart.reservable if whole else ~apart.serving
+        ids = [host_id for host_id, may in zip(
+            timeline.ids, serve, strict=True)
+            if may and hosts[host_id].capacity]
+        with admission.index.excluding(instead_of):
+            places = [_place(timeline, hosts[host_id], window, arriving[
+                host_id]) for host_id in ids]
+        wishes = [_wish(timeline, one, admission.selector.allowed(
+            timeline, one), ids) for one in demands]
+        generations = {one: hosts[one].generation for one in ids}
+        uuids = {hosts[one].uuid: one for one in ids}
+    wanted = {host_id for one in wishes for host_id in one.hosts}
+    with database.connection() as connection:
+        # On hosts for leases, nobody without one may go to another.
+        ordinary = [] if whole else _ordinary(
+            connection, wanted, generations, now, excluded)
+        leased = [move_planner.Movable(
+            row.server_id, row.host_id, sized(row.resources))
+            for row in connection.execute(_LEASED, {
+                'hosts': [*wanted], 'end': now if whole else window.end})
+            if row.resources and row.server_id not in excluded and
+            (row.params or {}).get('affinity') is None]
+        if whole:
+            taken = _taken(connection, ids, window, now, [
+                row.id for row in instead_of])
+            places = [one._replace(
+                within={**one.within, model.HOST: _PARTS - taken[one.id] -
+                        arriving[one.id][model.HOST]},
+                beyond={**one.beyond, model.HOST: _PARTS})
+                for one in places]
+    return PlannerInput(places, wishes, ordinary, leased, generations,
+                        uuids)
 
 
 def _place(timeline: timelines.Timeline, host: model.Host,

@@ -235,7 +235,8 @@ class MovePlanning:
         for whole in {demand.whole for demand in wanted.values()}:
             alike = {one: demand for one, demand in wanted.items()
                      if demand.whole is whole}
-            inputs = self._admission.planner_inputs.read(
+            inputs = consolidation.planner_input(
+                self._database, self._clock.now(), self._admission,
                 [demand.fewest() for demand in alike.values()], window,
                 [row for row in own if row.host_id is not None],
                 {*resting, *(move.server_id for move in (*asked, *others))},

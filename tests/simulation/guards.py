@@ -39,7 +39,7 @@ __all__ = ['GUARDS', 'without']
 
 _claim = inventory.claim
 _along = assignments.convert_usage
-_read = consolidation.PlannerInputs.read
+_read = consolidation.planner_input
 
 _HOSTS = models.Host.__table__
 #: What ledger does to a host, whoever has decided about it meanwhile.
@@ -111,10 +111,9 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _unguarded(self: consolidation.PlannerInputs, *args: ty.Any,
-               **kwargs: ty.Any) -> consolidation.PlannerInput:
-    """What PlannerInputs.read says, but that it is true for ever."""
-    inputs = _read(self, *args, **kwargs)
+def _unguarded(*args: ty.Any) -> consolidation.PlannerInput:
+    """What planner_input says, but that it is true for ever."""
+    inputs = _read(*args)
     return inputs._replace(generations=ty.cast('dict[int, int]', dict.fromkeys(
         inputs.generations, _Same())))
 
@@ -170,7 +169,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
                lambda session, lease_id: []),
     'pace': ('blazar_core.lifecycle.best_effort.recently_moved',
              lambda session, interval, now: {}),
-    'planned': ('blazar_core.capacity.consolidation.PlannerInputs.read',
+    'planned': ('blazar_core.capacity.consolidation.planner_input',
                 _unguarded),
     'movable': (
         'blazar_core.lifecycle.best_effort.MovePlanning._movable',

@@ -8,6 +8,7 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.audit import audit
+from blazar_core.capacity import consolidation
 from blazar_core.capacity import enrollment
 from blazar_core.capacity import inventory
 from blazar_core.capacity import scheduler_claims
@@ -411,7 +412,7 @@ class TestMoving(FourHosts):
 
     def test_a_plan_made_since_moves_were_looked_up_is_seen(self):
         self.assertEqual(set(self.servers[2:]), self.planned_while(
-            self.admission.planner_inputs, 'read'))
+            consolidation, 'planner_input'))
 
     def test_what_is_booked_where_somebody_is_to_go_is_seen(self):
         lease, called = self.wanted(), self.cloud.movable

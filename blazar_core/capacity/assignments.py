@@ -55,7 +55,8 @@ def assign(session: orm.Session, now: int,
     for host in hosts:
         if host.id in others:
             raise HostInUse(f'host {host.name} still belongs to another lease')
-        if host.assigned_to is None and any(host.usage.values()):
+        if host.assigned_to is None and (
+                host.interruptible or any(host.usage.values())):
             raise HostInUse(
                 f'host {host.name} has servers without a lease')
         if host.assigned_to is None and (
@@ -93,7 +94,8 @@ def absorb_servers(session: orm.Session, now: int,
                 f'host {host.name} has servers that do not belong to this '
                 f'lease: {", ".join(others)}')
         host_generations.advance(session.connection(), now, [host], {},
-                                 usage={}, consumers={}, recheck_at=None,
+                                 usage={}, consumers={}, interruptible=None,
+                                 recheck_at=None,
                                  updated_at=now)
         session.expire(host)
 
@@ -113,8 +115,9 @@ def convert_usage(session: orm.Session, now: int,
         left = {one: entry for one, entry in (host.consumers or {}).items()
                 if one not in server_ids[host.id]}
         host_generations.advance(session.connection(), now, [host], {},
-                                 usage=inventory.usage_of(left),
-                                 consumers=left, updated_at=now)
+                                 consumers=left, updated_at=now,
+                                 **inventory.counted(left, inventory.leads_of(
+                                     host.interruptible)))
         session.expire(host)
 
 

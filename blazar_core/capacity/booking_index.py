@@ -26,6 +26,7 @@ it has to be there, as it was, each time.
 What is found here is a hint: each decision is made in the database.
 """
 
+import collections
 import contextlib
 import functools
 import threading
@@ -62,6 +63,21 @@ _PAUSE = 120
 #: Of how many expressions it is remembered which hosts match, and of how many
 #: sets of hosts which these are.
 _EXPRESSIONS = 100
+_MINUTE = 60
+
+
+#: Amounts of a host over a window.
+_Entry: ty.TypeAlias = tuple[int, model.Window, model.Resources]
+
+
+class _Kept(ty.NamedTuple):
+    """As a booking."""
+
+    host_id: int
+    start_date: int
+    end_date: int
+    claimed_at: None
+    resources: model.Resources
 
 
 class DedicatedHosts(ty.NamedTuple):
@@ -108,7 +124,11 @@ class Index:
         self._masked = 0
         #: Says which hosts are alike, as they were last; None: not judged.
         self.judged: Alike | None = None
-        self._overdue: list[tuple[int, model.Window, model.Resources]] = []
+        self._overdue: list[_Entry] = []
+        self._overstaying: ty.Sequence[ty.Any] = ()
+        #: What interruptible servers take, by host and lead time.
+        self._interruptible: dict[
+            int, ty.Mapping[int, model.Resources]] = {}
         self._forgotten = 0
         #: The instant since which everything is known.
         self._since = 0
@@ -254,6 +274,17 @@ class Index:
             self._apply_all(others, -1)
             self._apply_all(there, 1)
 
+    @contextlib.contextmanager
+    def keeping_interruptible(self, until: int) -> ty.Iterator[None]:
+        """Within :meth:`fresh`: as if no interruptible server were evicted
+        before an instant.
+        """
+        with self.excluding((), [
+                _Kept(host_id, window.end, until, None, amounts)
+                for host_id, window, amounts in self._overdue
+                if host_id in self._interruptible and window.end < until]):
+            yield
+
     def _apply_all(self, bookings: ty.Iterable[ty.Any], sign: int) -> None:
         assert self._timeline is not None
         for one in bookings:
@@ -273,6 +304,8 @@ class Index:
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
         self._uuids, self._apart = np.empty(0, object), None
         self.judged = self._masks = None
+        self._interruptible = {host.id: host.interruptible for host in
+                               hosts.values() if host.interruptible}
         self._watch_overdue(timeline, overdue, now)
         self._timeline = timeline
         self._forgotten = now
@@ -320,23 +353,55 @@ class Index:
                 self.judged = None
             self.hosts[host.id] = host
             self.ids_by_uuid[host.uuid] = host.id
-        if found.overdue is not None:
-            self._watch_overdue(timeline, found.overdue, now)
+            self._interruptible.pop(host.id, None)
+            if host.interruptible:
+                self._interruptible[host.id] = host.interruptible
+        if found.overdue is not None or found.steps:
+            self._watch_overdue(timeline, self._overstaying if (
+                found.overdue is None) else found.overdue, now)
         if found.compared:
             self._known.compared = now
         self._known.at = now
 
     def _watch_overdue(self, timeline: timelines.Timeline,
-                       rows: ty.Iterable[ty.Any], now: int) -> None:
-        """Servers that overstay keep their capacity."""
+                       rows: ty.Sequence[ty.Any], now: int) -> None:
+        """Servers that overstay keep their capacity, and interruptible ones
+        have theirs for their lead time: to the end of a minute, so that the
+        levels of their hosts change once in a minute.
+        """
         overdue = [(
             row.host_id, model.Window(row.end_date, now + rule.OVERDUE),
             row.resources) for row in rows if row.host_id in self.hosts]
+        self._overstaying, minute = rows, now - now % _MINUTE
+        overdue += [
+            (host_id, model.Window(minute, window.end), amounts)
+            for host_id, some in self._interruptible.items()
+            for window, amounts in rule.evictable(some, minute + _MINUTE)]
         if overdue != self._overdue:
-            for sign, entries in ((-1, self._overdue), (1, overdue)):
+            for sign, entries in (
+                    (-1, _without(self._overdue, overdue)),
+                    (1, _without(overdue, self._overdue))):
                 for host_id, window, resources in entries:
                     timeline.apply(host_id, window, resources, sign)
             self._overdue = overdue
+
+
+def _without(some: ty.Iterable[_Entry], others: ty.Iterable[_Entry],
+             ) -> list[_Entry]:
+    """Return the entries of a list that another one does not have."""
+    left = collections.Counter(map(_key, others))
+    found = []
+    for one in some:
+        if left[_key(one)]:
+            left[_key(one)] -= 1
+        else:
+            found.append(one)
+    return found
+
+
+def _key(entry: _Entry) -> ty.Hashable:
+    host_id, window, resources = entry
+    return host_id, window, frozenset(resources.items())
 
 
 def _sizes_of(host: model.Host) -> tuple[ty.Any, ...]:

@@ -8,12 +8,14 @@ serve a scheduler that chooses among hosts. The decision is the claim
 """
 
 import collections
+import contextlib
 import math
 import typing as ty
 
 import sqlalchemy as sa
 
 from blazar_core.capacity import booking_index
+from blazar_core.capacity import interruptible
 from blazar_core.capacity import rule
 from blazar_core.capacity import selection
 from blazar_core.capacity import timelines
@@ -65,8 +67,9 @@ class Eligibility:
         """Where a server, and those that come with it, may be placed now.
 
         A server with a booking may go to its booked host, and to any host
-        where the rule holds until its booking ends; the others only where it
-        holds for ever. The servers of one reservation that are not placed
+        where the rule holds until its booking ends; an interruptible one
+        where it holds for as long as an eviction takes; the others only where
+        it holds for ever. The servers of one reservation that are not placed
         yet may change places: what is booked for them stands in the way of
         others, not in theirs. Hosts without a booking of somebody else are
         not judged: there is no promise that could be broken, and the cloud
@@ -96,11 +99,16 @@ class Eligibility:
                 # With a whole host its holder may do what he likes.
                 return Eligible(None, dict.fromkeys(
                     apart.held.get(reservation_id, ()), selection.MANY), 0)
-            window = model.Window(now, model.FOREVER if mine is None else max(
-                mine.end_date, now + rule.OVERDUE))
+            evictable = None if mine is not None else interruptible.window_of(
+                connection, server_id, now)
+            window = evictable or model.Window(
+                now, model.FOREVER if mine is None else max(
+                    mine.end_date, now + rule.OVERDUE))
             affinity = mine and (mine.params or {}).get('affinity')
             siblings = [] if affinity is None else _siblings(connection, mine)
-            with self._index.excluding(own):
+            with self._index.excluding(own), (
+                    contextlib.nullcontext() if evictable is None else
+                    self._index.keeping_interruptible(window.end)):
                 # Nova asks about one server, and others may have to follow.
                 by_host = self._fits_by_host(
                     timeline, resources, uuids, window,

@@ -22,23 +22,30 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Claimed', 'HOSTS', 'Leased', 'claim', 'come_back', 'generations',
-           'grown', 'left_behind', 'of_server', 'recheck', 'record',
-           'release', 'report', 'report_usage', 'retain', 'tell', 'usage_of']
+__all__ = ['Claimed', 'HOSTS', 'Leased', 'claim', 'come_back', 'counted',
+           'generations', 'grown', 'leads_of', 'left_behind', 'of_server',
+           'recheck', 'record', 'release', 'report', 'report_usage', 'retain',
+           'tell', 'usage_of']
 
 _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
+_INTERRUPTIBLE = models.InterruptibleServer.__table__
 
 
 class Leased(Exception):
     """What was to count without an end has a booking."""
 
 
-#: A host, what runs there, and whether some server is leased.
+#: A host, what runs there, and whether some server is leased, or is
+#: interruptible.
 _RUNS = sa.select(
     *ledger.SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at,
     _HOSTS.c.assigned_to, _BOOKINGS.c.server_id.label('leased'),
-).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server'))
+    _INTERRUPTIBLE.c.lead_time, _INTERRUPTIBLE.c.created_at.label('since'),
+).select_from(_HOSTS.outerjoin(
+    _BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server')).outerjoin(
+        _INTERRUPTIBLE,
+        _INTERRUPTIBLE.c.server_id == sa.bindparam('server')))
 _TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
                     _HOSTS.c.name == sa.bindparam('name'))
 _CLAIMS = _RUNS.where(_HOSTS.c.id == sa.bindparam('host'))
@@ -57,7 +64,8 @@ HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
     _HOSTS.c.properties, _HOSTS.c.enrolment, ledger.RESERVABLE,
-    _HOSTS.c.extra, _HOSTS.c.assigned_to, _HOSTS.c.units).order_by(_HOSTS.c.id)
+    _HOSTS.c.extra, _HOSTS.c.assigned_to, _HOSTS.c.units,
+    _HOSTS.c.interruptible).order_by(_HOSTS.c.id)
 _ALL_GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation)
 _GENERATIONS = _ALL_GENERATIONS.where(
     _HOSTS.c.uuid.in_(sa.bindparam('uuids', expanding=True)))
@@ -75,6 +83,10 @@ _LEASED = sa.select(models.Booking).where(
            sa.and_(models.Booking.host_id.is_(None),
                    models.Booking.failed_at.is_not(None))),
 ).options(orm.joinedload(models.Booking.reservation))
+_LEAD_TIMES = sa.select(
+    _INTERRUPTIBLE.c.server_id, _INTERRUPTIBLE.c.lead_time,
+    _INTERRUPTIBLE.c.created_at).where(_INTERRUPTIBLE.c.server_id.in_(
+        sa.bindparam('servers', expanding=True)))
 #: Of servers that could not be built and have something of a host.
 _FAILED = sa.select(models.Booking).where(
     models.Booking.host_id == sa.bindparam('host'),
@@ -165,7 +177,7 @@ def record(connection: sa.Connection, now: int, service_host: str, name: str,
                if amount and rc in row.capacity}
     if known is None or known[0]:
         _change_consumers(connection, now, row, {
-            **row.consumers, server_id: (amounts, now)})
+            **row.consumers, server_id: (amounts, now)}, server_id)
     return True
 
 
@@ -222,7 +234,7 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
     until = now + pending.CLAIM_SECONDS
     _change_consumers(
         connection, now, row, {**row.consumers, server_id: (
-            dict(amounts), until)},
+            dict(amounts), until)}, server_id,
         recheck_at=min(until + 1, row.recheck_at or until + 1))
     return Claimed(host.id, server_id, before)
 
@@ -280,10 +292,21 @@ def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
 
 def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
                       consumers: dict[str, models.Consumer] | None,
-                      **values: ty.Any) -> None:
-    """Write what is on a host; None: that is not known, and stays so."""
+                      server_id: str | None = None, **values: ty.Any) -> None:
+    """Write what is on a host; None: that is not known, and stays so.
+
+    :param server_id: that of which ``row`` says whether it is interruptible
+    """
     if consumers is not None:
-        values |= {'consumers': consumers, 'usage': usage_of(consumers)}
+        leads = leads_of(row.interruptible)
+        if server_id is not None:
+            leads.pop(server_id, None)
+            if row.lead_time is not None:
+                leads[server_id] = row.lead_time, row.since
+        values |= {'consumers': consumers, **counted(consumers, leads)}
+        if _same(values['interruptible'], row.interruptible):
+            # Then a follower need not read the host again.
+            del values['interruptible']
     host_generations.advance(connection, now, [ledger.HostLoad(
         *row[:len(ledger.SEEN)])], {}, updated_at=now, **values)
 
@@ -353,7 +376,10 @@ def _report(session: orm.Session, now: int, row: models.Host,
                *failed]
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
-    values = {**values, 'usage': usage_of(consumers)}
+    values = {**values, **counted(
+        consumers, _new_leads(session, row, consumers))}
+    if _same(values['interruptible'], row.interruptible):
+        del values['interruptible']
     if row.recheck_at is not None and not pending.is_pending(
             row.recheck_at, now):
         _looked(session, row, pending.next_look(consumers, now))
@@ -399,8 +425,8 @@ def _add_host(session: orm.Session, now: int, host: model.HostFacts,
               allocations: ty.Mapping[str, model.Resources]) -> None:
     consumers = _consumers(allocations)
     row = models.Host(**dataclasses.asdict(host), generation=0,
-                      usage=usage_of(consumers), consumers=consumers,
-                      updated_at=now)
+                      consumers=consumers, updated_at=now, **counted(
+                          consumers, _new_leads(session, None, consumers)))
     session.add(row)
     session.flush()
     host_generations.advance(session.connection(), now, [row], {})
@@ -425,6 +451,57 @@ def usage_of(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
         for rc, amount in amounts.items():
             total[rc] += amount
     return dict(total)
+
+
+#: By interruptible server, its lead time and since when it is interruptible.
+_Leads: ty.TypeAlias = dict[str, tuple[int, int]]
+
+
+def leads_of(interruptible: ty.Mapping[str, models.Interruptible] | None,
+             ) -> _Leads:
+    """Return the lead times of the interruptible servers of a host."""
+    return {server_id: (lead_time, since) for server_id, (
+        _amounts, lead_time, since) in (interruptible or {}).items()}
+
+
+def counted(consumers: ty.Mapping[str, models.Consumer],
+            leads: ty.Mapping[str, tuple[int, int]]) -> dict[str, ty.Any]:
+    """Return the usage of a host by consumers: that without an end, and that
+    of each interruptible server.
+
+    :returns: the values of these columns
+    """
+    return {'usage': usage_of({
+        one: entry for one, entry in consumers.items() if one not in leads}),
+        'interruptible': {
+            one: (amounts, *leads[one])
+            for one, (amounts, _told) in consumers.items()
+            if one in leads and amounts} or None}
+
+
+def _same(some: ty.Mapping[str, models.Interruptible] | None,
+          others: ty.Mapping[str, models.Interruptible] | None) -> bool:
+    """Whether interruptible servers are the same as stored ones, which have
+    lists in place of tuples.
+    """
+    return {one: [*entry] for one, entry in (some or {}).items()} == {
+        one: [*entry] for one, entry in (others or {}).items()}
+
+
+def _new_leads(session: orm.Session, row: models.Host | None,
+               consumers: ty.Collection[str]) -> _Leads:
+    """Return the lead times of what is interruptible of the consumers of a
+    host. Only those that came are looked up.
+
+    :param row: None: the host is new
+    """
+    known = {} if row is None else row.consumers or {}
+    leads = {} if row is None else leads_of(row.interruptible)
+    came = [one for one in consumers if one not in known]
+    if came:
+        leads |= {one.server_id: (one.lead_time, one.created_at)
+                  for one in session.execute(_LEAD_TIMES, {'servers': came})}
+    return leads
 
 
 def retain(session: orm.Session, uuids: ty.Collection[str], now: int,

@@ -242,6 +242,7 @@ class HostLoad(ty.NamedTuple):
     usage: model.Resources
     enrolment: str | None = None
     reservable: bool | None = None
+    interruptible: ty.Mapping[str, models.Interruptible] | None = None
 
     def is_among(self, among: model.HostPool) -> bool:
         """Whether it is one of such hosts, and may be reserved if it serves
@@ -308,7 +309,7 @@ _BOOKINGS = models.Booking.__table__
 RESERVABLE = sa.case((_HOSTS.c.overdue_at.is_not(None), sa.false()),
                      else_=_HOSTS.c.reservable).label('reservable')
 SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
-        _HOSTS.c.enrolment, RESERVABLE)
+        _HOSTS.c.enrolment, RESERVABLE, _HOSTS.c.interruptible)
 #: Whether a booking is in anybody's way: one within a reservation that has all
 #: of the host is not.
 TAKES = sa.cast(_BOOKINGS.c.resources, sa.Text) != '{}'
@@ -334,7 +335,8 @@ def _check(host: HostLoad, now: int, others: ty.Iterable[_Change],
     :raises OverCapacity: when it does not hold
     """
     if rule.lacking(host.capacity, host.usage, rule.peaks(
-            (one.taken(now) for one in others),
+            [*(one.taken(now) for one in others),
+             *rule.evictable(rule.by_lead_time(host.interruptible), now)],
             (one.taken(now) for one in changes if one.sign > 0),
             (one.taken(now) for one in changes if one.sign < 0))):
         raise OverCapacity(host.id)

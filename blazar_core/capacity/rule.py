@@ -4,6 +4,13 @@
 
     usage + booked(t) + wanted <= capacity
 
+What differs between requests is the window over which they want capacity:
+
+* a lease, and a server in one, from its start to its end;
+* a server without a lease, from now on without an end;
+* an interruptible server, from now on for its lead time: the notice to its
+  owner and the time of its eviction. The same counts for those that run.
+
 This module is pure: it reads no database and no clock. Whatever compares
 reserved amounts with capacity uses it, except for the timeline, which answers
 the same question for all hosts at once with arrays; a test compares the two.
@@ -14,8 +21,8 @@ import typing as ty
 
 from blazar_core.common import model
 
-__all__ = ['OVERDUE', 'SHARED', 'Taken', 'lacking', 'levels', 'occupied',
-           'peaks']
+__all__ = ['OVERDUE', 'SHARED', 'Taken', 'by_lead_time', 'evictable',
+           'lacking', 'levels', 'occupied', 'peaks']
 
 #: Seconds that a server past its end is expected to need yet.
 OVERDUE = 60
@@ -37,6 +44,29 @@ def occupied(start: int, end: int, claimed_at: int | None, now: int,
     """
     return model.Window(start, end if claimed_at is None or end > now
                         else now + OVERDUE)
+
+
+def by_lead_time(servers: ty.Mapping[str, tuple[model.Resources, int, int]]
+                 | None) -> dict[int, dict[str, int]]:
+    """Return what interruptible servers of a host take, by lead time.
+
+    :param servers: see :class:`blazar_core.db.models.Host`
+    """
+    found: dict[int, collections.Counter[str]] = {}
+    for amounts, lead_time, _since in (servers or {}).values():
+        found.setdefault(lead_time, collections.Counter()).update(amounts)
+    return {lead_time: dict(amounts) for lead_time, amounts in found.items()}
+
+
+def evictable(amounts: ty.Mapping[int, model.Resources], now: int,
+              ) -> list[Taken]:
+    """Return until when interruptible servers take what they have: what is
+    reserved for later than their lead time can have their capacity.
+
+    :param amounts: by lead time, in seconds
+    """
+    return [(model.Window(0, now + lead_time), one)
+            for lead_time, one in amounts.items()]
 
 
 def levels(stays: ty.Iterable[Taken], comes: ty.Iterable[Taken] = (),

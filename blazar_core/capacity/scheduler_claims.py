@@ -20,6 +20,7 @@ from blazar_core.capacity import admissions
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import eligibility
 from blazar_core.capacity import host_generations
+from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
 from blazar_core.capacity import rule
@@ -146,9 +147,11 @@ class Claims:
                 return _nothing
             if _is_within(host, reservation_id):
                 return _nothing
+            now = self._clock.now()
             fits = not host.enrolled and (forced or self._fits(
-                timeline, host, amounts, model.Window(
-                    self._clock.now(), model.FOREVER)))
+                timeline, host, amounts, model.Window(now, model.FOREVER)) or
+                self._fits_interruptible(
+                    timeline, host, amounts, server_id, now))
         try:
             with self._database.begin() as connection:
                 claimed = inventory.claim(connection, self._clock.now(), host,
@@ -294,6 +297,17 @@ class Claims:
                 return True
             rooms = timeline.fits(model.Demand(amounts), window, [host.id])
             return bool(rooms[timeline.index(host.id)])
+
+    def _fits_interruptible(
+            self, timeline: timelines.Timeline, host: model.Host,
+            amounts: model.Resources, server_id: str, now: int) -> bool:
+        """Whether a server is interruptible, and fits until it can be
+        evicted.
+        """
+        with self._database.connection() as connection:
+            window = interruptible.window_of(connection, server_id, now)
+        return window is not None and self._fits(
+            timeline, host, amounts, window)
 
 
 def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],

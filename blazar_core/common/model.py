@@ -209,7 +209,9 @@ class Host:
     ``enrolled`` says that it serves leases only, ``reservable`` whether whole
     ones may be made of it, and ``assigned_to`` which reservation has all of
     it. ``generation`` changes with everything that is decided about the host.
-    ``providers`` is None where its capacity says all.
+    ``providers`` is None where its capacity says all. ``interruptible`` is
+    what interruptible servers take beside ``usage``, by lead time: the seconds
+    from now on in which their capacity cannot be had.
     """
 
     id: int
@@ -225,6 +227,8 @@ class Host:
     reservable: bool = False
     assigned_to: str | None = None
     providers: Providers | None = None
+    interruptible: ty.Mapping[int, Resources] = dataclasses.field(
+        default_factory=dict)
 
     def at(self, generation: int, usage: Resources) -> 'Host':
         """The same host, at another generation."""

@@ -200,6 +200,27 @@ OPTS: list[cfg.Opt] = [
         'best effort leases of a project. Defaults to twice '
         '``best_effort_moves``.')),
     cfg.IntOpt(
+        'interruptible_notice', default=300, min=0,
+        help='Seconds between the notification that an interruptible server '
+             'will be evicted and the eviction. A change affects new '
+             'interruptible servers only.'),
+    cfg.IntOpt(
+        'eviction_timeout', default=300, min=30,
+        help='Seconds before a reservation needs the capacity of an '
+             'interruptible server at which its eviction starts. If the first '
+             'of eviction_actions does not succeed, the next one follows '
+             'within this time. A change affects new interruptible servers '
+             'only.'),
+    cfg.ListOpt(
+        'eviction_actions', item_type=types.String(
+            choices=['shelve', 'delete']),
+        default=['shelve', 'delete'],
+        help='What is done to evict an interruptible server, in this order, '
+             'until it has left its host. Users can choose the first one with '
+             'the hint ``on_evict``. ``shelve`` shelves the server, so that '
+             'its owner can unshelve it later; it takes a trust of the owner. '
+             '``delete`` deletes it.'),
+    cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,
         help='Minutes for which a leased whole host stays unassigned after '
              'the servers of one lease are deleted, before another lease can '

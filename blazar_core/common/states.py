@@ -67,13 +67,15 @@ class MoveReason(enum.StrEnum):
 
     BEST_EFFORT: to free capacity for a lease of another server; it is
     requested once. MAINTENANCE: its host is in maintenance, or soon will be.
-    FAILED_HOST: its host has failed. Those two are requested until the server
-    has left.
+    FAILED_HOST: its host has failed. EVICTION: it is interruptible, and a
+    reservation needs its capacity; it may be shelved or deleted instead. Those
+    three are requested until the server has left.
     """
 
     BEST_EFFORT = 'best_effort'
     MAINTENANCE = 'maintenance'
     FAILED_HOST = 'failed_host'
+    EVICTION = 'eviction'
 
 
 class Move(enum.StrEnum):

@@ -17,9 +17,9 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'HostProperty', 'Lease', 'Orphan', 'Outage',
-           'Recurrence', 'RequestKey', 'Reservation', 'ServerMove', 'Setting',
-           'Turn', 'WouldEnd']
+           'HeldBuild', 'Host', 'HostProperty', 'InterruptibleServer', 'Lease',
+           'Orphan', 'Outage', 'Recurrence', 'RequestKey', 'Reservation',
+           'ServerMove', 'Setting', 'Turn', 'WouldEnd']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -29,6 +29,10 @@ Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
 #: What something takes that has no end, and when Nova told of it; 0 when
 #: placement was asked. One that takes nothing has left.
 Consumer: ty.TypeAlias = tuple[dict[str, int], int]
+
+#: What an interruptible server takes, its lead time in seconds, and since when
+#: it is interruptible.
+Interruptible: ty.TypeAlias = tuple[dict[str, int], int, int]
 
 _Conditions: ty.TypeAlias = list[conditions.Row]
 
@@ -244,7 +248,8 @@ class Host(Base):
 
     ``generation`` is the guard of the books: what decides about a host must
     find the generation that it read, and leaves the next one. ``usage`` is
-    what all ``consumers`` take; servers with a booking are none of them.
+    what all ``consumers`` take; servers with a booking are none of them, and
+    those that are ``interruptible`` (None: there are none) count beside it.
     ``recheck_at`` is when the cloud is asked again what runs there; None: with
     the next comparison in full. ``pool`` is what it is one of: the cloud's
     compute nodes, or others. ``units``: see :class:`model.HostFacts`.
@@ -274,6 +279,8 @@ class Host(Base):
     usage: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     consumers: orm.Mapped[dict[str, Consumer] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True), deferred=True)
+    interruptible: orm.Mapped[dict[str, Interruptible] | None] = (
+        orm.mapped_column(sa.JSON(none_as_null=True)))
     properties: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(
         sa.JSON, default=dict)
     enrolment: orm.Mapped[str | None] = orm.mapped_column(
@@ -349,12 +356,43 @@ class Booking(Base):
         return self.outage is not None or self.reservation.whole
 
 
+class InterruptibleServer(Base):
+    """A server that its user lets be evicted when a reservation needs its
+    capacity (:mod:`blazar_core.capacity.interruptible`).
+
+    ``lead_time`` is how many seconds before its capacity is needed its owner
+    is notified. It is placed only where it is safe for ``safe_for`` seconds
+    from ``created_at`` on. ``on_evict`` is what is done to it first.
+    ``safe_until`` is the instant that its owner was notified of last (None:
+    without an end), ``checked_at`` when it was checked last whether the server
+    exists.
+    """
+
+    __tablename__ = 'interruptible_servers'
+    __table_args__ = (
+        sa.Index('interruptible_project_idx', 'project_id', 'server_id'),
+        sa.Index('interruptible_checked_idx', 'checked_at'),
+    )
+
+    server_id: orm.Mapped[str] = orm.mapped_column(
+        sa.String(36), primary_key=True)
+    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    lead_time: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    safe_for: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    on_evict: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    safe_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    checked_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
 class ServerMove(Stateful, Base):
     """A server that moves, has moved or is to move to another host
     (:mod:`blazar_core.lifecycle.server_moves`).
 
     ``lease_id`` is the lease for which capacity is freed, or that of the
-    server; ``project_id`` is that of the lease. ``source`` and ``target`` are
+    server; ``project_id`` is that of the lease. An interruptible server may
+    leave by being shelved or deleted. ``source`` and ``target`` are
     ids of hosts (target None: Nova's scheduler chooses), ``resources`` is what
     the server takes there, from when that is known. The move was requested
     from Nova ``attempts`` times, the last time at ``requested_at`` (None: Nova
@@ -432,6 +470,8 @@ class HeldBuild(Base):
 class Credential(Base):
     """What lets us act for the owner of a lease, sealed, until it has been
     revoked in the cloud: also beyond its lease.
+
+    ``lease_id``: or the id of an interruptible server.
     """
 
     __tablename__ = 'credentials'

@@ -253,6 +253,10 @@ def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
             raise errors.Conflict(
                 f'Server {one.id} is on a host that serves leases only, and '
                 'belongs to a lease of the host. Leave it out.')
+        if host is not None and one.id in (host.interruptible or ()):
+            raise errors.Conflict(
+                f'Server {one.id} is interruptible. Make it an ordinary '
+                'server first, or leave it out.')
         known = (host.consumers or {}) if host is not None else {}
         amounts, _told = known.get(one.id, ({}, 0))
         # What is claimed for a resize in place counts beside what it has.

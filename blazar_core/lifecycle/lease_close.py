@@ -33,13 +33,16 @@ LOG = logging.getLogger(__name__)
 FAILED = lease_status.RetryAfter(lease_status.AWAY,
                                  lease_status.NOT_CLOSED.message,
                                  lease_status.LONGEST_PAUSE)
-#: The leases that are over, or never were, and have a credential yet.
+#: The leases that are over, or never were, and have a credential yet; and
+#: servers that were interruptible.
 _OVER = sa.select(
     models.Credential.lease_id, models.Lease.project_id,
 ).outerjoin(
     models.Lease, models.Lease.id == models.Credential.lease_id).where(sa.or_(
         models.Lease.id.is_(None),
-        models.Lease.status == states.Lease.TERMINATED))
+        models.Lease.status == states.Lease.TERMINATED), ~sa.exists().where(
+            models.InterruptibleServer.server_id ==
+            models.Credential.lease_id))
 
 
 class Closed(ty.NamedTuple):

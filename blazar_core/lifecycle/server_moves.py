@@ -44,6 +44,8 @@ LOG = logging.getLogger(__name__)
 AWAY: dict[str, str] = {
     states.MoveReason.MAINTENANCE: outages.MAINTENANCE,
     states.MoveReason.FAILED_HOST: outages.FAILURE}
+#: Those for which a move is requested until the server has left.
+_REPEATED = (*AWAY, states.MoveReason.EVICTION)
 #: Seconds after which a move is requested again whose server is still there,
 #: twice as many each time, and how often they are doubled.
 AGAIN, _DOUBLED = 120, 5
@@ -75,24 +77,29 @@ class ServerMoves:
         self._ahead = ahead
 
     def plan(self, lease_id: str, reason: str, source: int,
-             server_ids: ty.Iterable[str]) -> None:
-        """Record that servers of a lease have to leave a host that is away;
-        moves of some that are recorded already stay as they are.
+             server_ids: ty.Iterable[str], next_at: int = 0) -> None:
+        """Record that servers of a lease have to leave a host that is away,
+        or others for it; moves of some that are recorded already stay as they
+        are.
+
+        :param next_at: when they are requested
         """
         self._database.retried(
-            self._plan, lease_id, reason, source, server_ids)
+            self._plan, lease_id, reason, source, server_ids, next_at)
 
     def _plan(self, lease_id: str, reason: str, source: int,
-              server_ids: ty.Iterable[str]) -> None:
+              server_ids: ty.Iterable[str], next_at: int) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             known = set(session.scalars(sa.select(
                 models.ServerMove.server_id).where(
-                    models.ServerMove.lease_id == lease_id, is_open)))
+                    models.ServerMove.lease_id == lease_id,
+                    models.ServerMove.reason.in_(_REPEATED),
+                    models.ServerMove.status.in_(states.OPEN_MOVES))))
             session.add_all(models.ServerMove(
                 lease_id=lease_id, project_id=lease.project_id,
                 server_id=server_id, reason=reason, source=source,
-                updated_at=self._clock.now())
+                next_at=next_at, updated_at=self._clock.now())
                 for server_id in server_ids if server_id not in known)
 
     def put_off(self, move: models.ServerMove, seconds: int) -> bool:
@@ -130,7 +137,8 @@ class ServerMoves:
                     (move.requested_at or 0) + LOST, self._clock.now(),
                     2 * LOST)):
             return _Status(move.status)
-        return _Status.PLANNED if move.reason in AWAY else _Status.FAILED
+        return (_Status.PLANNED if move.reason in _REPEATED
+                else _Status.FAILED)
 
     def request(self, move: models.ServerMove,
                 call: ty.Callable[[cloud_api.Deadline], str],
@@ -166,7 +174,7 @@ class ServerMoves:
         if why:
             # No server was disturbed: it counts for no pace.
             self.write(move.lease_id, {
-                move.id: _Status.PLANNED if move.reason in AWAY
+                move.id: _Status.PLANNED if move.reason in _REPEATED
                 else _Status.FAILED}, None, move.attempts + 1,
                 requested_at=None)
         else:
@@ -211,7 +219,7 @@ class ServerMoves:
                     return None
                 if not _is_past(row, news[row.id], attempts):
                     _enter(row, news[row.id], now, values)
-            if any(row.reason in AWAY for row in rows if row) or (
+            if any(row.reason in _REPEATED for row in rows if row) or (
                     not conditions.update(lease, now, progress(
                         of_lease(session, lease_id)))):
                 return {}
@@ -223,8 +231,12 @@ class ServerMoves:
                    move: models.ServerMove, status: str, reason: str) -> bool:
         """Whether a move may enter a state. One for other servers is for
         nothing when their lease no longer waits; one from a host that is no
-        longer away is not requested, but may come to its end.
+        longer away, or for a lease that ends, is not requested, but may come
+        to its end.
         """
+        if move.reason == states.MoveReason.EVICTION:
+            return status != _Status.REQUESTED or (
+                lease.status not in states.ENDING)
         if move.reason not in AWAY:
             return lease.status == states.Lease.IN_PROGRESS
         return status != _Status.REQUESTED or (
@@ -239,7 +251,7 @@ def _enter(row: models.ServerMove, status: str, now: int,
     if status == _Status.REQUESTED:
         row.requested_at = now
         row.attempts += 1
-        if row.reason in AWAY:
+        if row.reason in _REPEATED:
             row.next_at = now + _pause(row.attempts)
     for name, value in values.items():
         setattr(row, name, value)

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from blazar_core.audit.findings import Difference
 from blazar_core.capacity import inventory
 from blazar_core.capacity import pending
+from blazar_core.capacity import rule
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
@@ -119,7 +120,8 @@ class HostCapacity:
             if consumer not in bookings)
         about = {
             'capacity': (row.capacity, facts.capacity),
-            'in use without an end': (row.usage, usage)}
+            'in use without an end': (_sum([row.usage, *rule.by_lead_time(
+                row.interruptible).values()]), usage)}
         for what, pair in about.items():
             written, truth = map(_amounts, pair)
             if written != truth:

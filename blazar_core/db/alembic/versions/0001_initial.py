@@ -26,6 +26,7 @@ def upgrade() -> None:
     _credentials()
     _host_properties()
     _hosts()
+    _interruptible_servers()
     _leases()
     _orphans()
     _projects()
@@ -93,6 +94,7 @@ def _hosts() -> None:
         sa.Column('units', sa.JSON),
         sa.Column('usage', sa.JSON, nullable=False),
         sa.Column('consumers', sa.JSON),
+        sa.Column('interruptible', sa.JSON),
         sa.Column('properties', sa.JSON, nullable=False),
         sa.Column('enrolment', sa.String(16)),
         sa.Column('enrolled_generation', sa.BigInteger),
@@ -111,6 +113,22 @@ def _hosts() -> None:
         sa.Index('ix_hosts_assigned_to', 'assigned_to'),
         sa.Index('ix_hosts_recheck_at', 'recheck_at'),
         sa.Index('ix_hosts_service_host', 'service_host'))
+
+
+def _interruptible_servers() -> None:
+    _create(
+        'interruptible_servers',
+        sa.Column('server_id', sa.String(36), primary_key=True),
+        sa.Column('project_id', sa.String(255), nullable=False),
+        sa.Column('user_id', sa.String(255), nullable=False),
+        sa.Column('lead_time', sa.Integer, nullable=False),
+        sa.Column('safe_for', sa.Integer, nullable=False),
+        sa.Column('on_evict', sa.String(16), nullable=False),
+        sa.Column('safe_until', sa.BigInteger),
+        sa.Column('created_at', sa.BigInteger, nullable=False),
+        sa.Column('checked_at', sa.BigInteger, nullable=False),
+        sa.Index('interruptible_checked_idx', 'checked_at'),
+        sa.Index('interruptible_project_idx', 'project_id', 'server_id'))
 
 
 def _leases() -> None:

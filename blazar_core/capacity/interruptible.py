@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Interruptible servers: those that use reserved capacity until it is needed.
+
+Their users accept that they are evicted when a reservation needs their
+capacity. So they count as used only for their lead time from now on (the
+notice to the owner, and the time of an eviction); what is reserved for later
+than that can have their capacity (:func:`.rule.evictable`).
+
+Each of them is safe until its lead time before the first instant at which it
+no longer fits on its host, beside what is reserved there, the servers without
+an end, and those interruptible ones that are evicted after it. The order of
+eviction is fixed: first those with the largest part of the host, so that few
+suffice; of equal ones the youngest. So what is evicted never has been shown a
+later instant, however many others have to go with it.
+"""
+
+import collections
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.capacity import rule
+from blazar_core.common import model
+from blazar_core.db import models
+
+__all__ = ['HostSafety', 'Server', 'conflicts', 'eviction_order', 'forget',
+           'hosts', 'register', 'victims', 'window_of']
+
+_HOSTS, _BOOKINGS, _SERVERS = (
+    models.Host.__table__.c, models.Booking.__table__.c,
+    models.InterruptibleServer.__table__.c)
+_WINDOW = sa.select(
+    _SERVERS.lead_time, _SERVERS.safe_for, _SERVERS.created_at).where(
+        _SERVERS.server_id == sa.bindparam('server'))
+_OF_HOSTS = sa.select(
+    _HOSTS.id, _HOSTS.uuid, _HOSTS.name, _HOSTS.generation, _HOSTS.capacity,
+    _HOSTS.usage, _HOSTS.interruptible).where(
+        _HOSTS.interruptible.is_not(None)).order_by(_HOSTS.id)
+#: Not those of outages: interruptible servers are not moved off hosts that
+#: are unavailable.
+_BOOKED = sa.select(
+    _BOOKINGS.host_id, _BOOKINGS.start_date, _BOOKINGS.end_date,
+    _BOOKINGS.claimed_at, _BOOKINGS.resources, _BOOKINGS.reservation_id,
+).where(_BOOKINGS.host_id.in_(sa.bindparam('hosts', expanding=True)),
+        _BOOKINGS.reservation_id.is_not(None), sa.or_(
+            _BOOKINGS.end_date > sa.bindparam('now'),
+            _BOOKINGS.claimed_at.is_not(None))).order_by(
+                _BOOKINGS.start_date, _BOOKINGS.id)
+
+
+class Server(ty.NamedTuple):
+    """An interruptible server on a host.
+
+    :ivar since: when it became interruptible
+    """
+
+    id: str
+    resources: model.Resources
+    lead_time: int
+    since: int
+
+
+class HostSafety(ty.NamedTuple):
+    """A host with interruptible servers, and what is reserved there.
+
+    :ivar servers: in the order of their eviction
+    :ivar booked: in the order of their starts, with their reservations
+    """
+
+    id: int
+    uuid: str
+    name: str
+    generation: int
+    capacity: model.Resources
+    usage: model.Resources
+    servers: ty.Sequence[Server]
+    booked: ty.Sequence[tuple[rule.Taken, str]]
+
+    def needed_for(self, instant: int) -> str | None:
+        """Return the reservation that needs capacity from an instant on."""
+        found = None
+        for (window, _amounts), reservation_id in self.booked:
+            if window.start <= instant < window.end:
+                found = reservation_id
+        return found
+
+
+def register(connection: sa.Connection,
+             servers: ty.Sequence[ty.Mapping[str, ty.Any]]) -> None:
+    """Record servers as interruptible, before they are on any host.
+
+    :param servers: the columns of :class:`models.InterruptibleServer`
+    """
+    connection.execute(models.InterruptibleServer.__table__.insert(), [
+        {'safe_until': None, **one} for one in servers])
+
+
+def forget(connection: sa.Connection,
+           server_ids: ty.Collection[str]) -> None:
+    """Servers do not exist any longer, or were never built."""
+    connection.execute(sa.delete(models.InterruptibleServer.__table__).where(
+        _SERVERS.server_id.in_(server_ids)))
+
+
+def window_of(connection: sa.Connection, server_id: str, now: int,
+              ) -> model.Window | None:
+    """Return the window over which an interruptible server has to fit where
+    it is placed now; None: it is not interruptible.
+    """
+    row = connection.execute(_WINDOW, {'server': server_id}).one_or_none()
+    return None if row is None else model.Window(
+        now, max(now, row.created_at + row.safe_for) + row.lead_time)
+
+
+def eviction_order(servers: ty.Iterable[Server],
+                   capacity: model.Resources) -> list[Server]:
+    """Return servers in the order in which they are evicted: first those with
+    the largest part of what the host has of a class; of equal ones the
+    youngest.
+    """
+    def part(server: Server) -> float:
+        return max((amount / capacity[rc] for rc, amount in
+                    server.resources.items() if capacity.get(rc)), default=0)
+
+    return sorted(servers, key=lambda one: (-part(one), -one.since, one.id))
+
+
+def conflicts(capacity: model.Resources, usage: model.Resources,
+              servers: ty.Sequence[Server], booked: ty.Iterable[rule.Taken],
+              now: int) -> dict[str, int]:
+    """Return the first instant, from now on, at which each server no longer
+    fits; those that always fit are left out.
+
+    Costs the number of bookings times that of servers.
+
+    :param servers: in the order of their eviction
+    """
+    found: dict[str, int] = {}
+    left = [*servers]
+    rests = [_sum(servers[number:]) for number in range(len(servers))]
+    levels = dict[str, int]()
+    for instant, levels in _levels(booked, now):
+        while left and rule.lacking(capacity, usage, _plus(
+                rests[len(servers) - len(left)], levels)):
+            found[left.pop(0).id] = instant
+        if not left:
+            break
+    return found
+
+
+def victims(capacity: model.Resources, usage: model.Resources,
+            servers: ty.Sequence[Server], booked: ty.Iterable[rule.Taken],
+            now: int, until: int) -> list[tuple[Server, int]]:
+    """Return the servers that have to leave their host so that the others
+    fit until an instant, each with the instant at which it is in the way.
+
+    They are the first ones in the order of eviction, less those without which
+    the others suffice.
+
+    :param servers: in the order of their eviction
+    """
+    booked = [*booked]
+    found = conflicts(capacity, usage, servers, booked, now)
+    chosen = [(one, found[one.id]) for one in servers
+              if found.get(one.id, until) < until]
+    instants = [dict(levels) for instant, levels in _levels(booked, now)
+                if instant < until]
+    # The smallest of them are the last ones.
+    for entry in reversed(chosen[:]):
+        less = [one for one in chosen if one is not entry]
+        gone = {one.id for one, _instant in less}
+        stay = _sum(one for one in servers if one.id not in gone)
+        if not any(rule.lacking(capacity, usage, _plus(stay, levels))
+                   for levels in instants):
+            chosen = less
+    return chosen
+
+
+def hosts(connection: sa.Connection, now: int,
+          wanted: ty.Callable[[ty.Any], bool] = lambda row: True,
+          ) -> list[HostSafety]:
+    """Return hosts with interruptible servers, from two statements.
+
+    :param wanted: asked about the row of each such host
+    """
+    rows = [row for row in connection.execute(_OF_HOSTS) if wanted(row)]
+    booked = collections.defaultdict[
+        int, list[tuple[rule.Taken, str]]](list)
+    if rows:
+        for one in connection.execute(_BOOKED, {
+                'hosts': [row.id for row in rows], 'now': now}):
+            booked[one.host_id].append(((rule.occupied(
+                one.start_date, one.end_date, one.claimed_at, now),
+                one.resources), one.reservation_id))
+    return [HostSafety(
+        row.id, row.uuid, row.name, row.generation, row.capacity, row.usage,
+        eviction_order((Server(server_id, *entry) for server_id, entry in
+                        row.interruptible.items()), row.capacity),
+        booked[row.id]) for row in rows]
+
+
+def _levels(booked: ty.Iterable[rule.Taken], now: int,
+            ) -> ty.Iterator[tuple[int, dict[str, int]]]:
+    """Yield what is booked from now on, and from each later change on."""
+    last: dict[str, int] = {}
+    began = False
+    for instant, levels, _more in rule.levels(booked):
+        if instant > now and not began:
+            yield now, last
+            began = True
+        if instant >= now:
+            began = True
+            yield instant, levels
+        last = {rc: amount for rc, amount in levels.items() if amount}
+    if not began:
+        yield now, last
+
+
+def _sum(servers: ty.Iterable[Server]) -> collections.Counter[str]:
+    total: collections.Counter[str] = collections.Counter()
+    for one in servers:
+        total.update(one.resources)
+    return total
+
+
+def _plus(some: model.Resources, others: model.Resources) -> dict[str, int]:
+    return {rc: some.get(rc, 0) + others.get(rc, 0)
+            for rc in {*some, *others}}

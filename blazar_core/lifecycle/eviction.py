@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Eviction of interruptible servers, when a reservation needs their capacity.
+
+One process at a time plans evictions. What an eviction needs is known a lead
+time before: then the owner is notified, and a server move
+(:mod:`~blazar_core.lifecycle.server_moves`) is recorded that is requested
+when the time of its eviction comes. It is cancelled if the capacity is not
+needed any longer by then. What does not leave by the first action is evicted
+by the next one.
+
+Which servers are evicted, and until when the others are safe:
+:mod:`blazar_core.capacity.interruptible`. Owners are notified if the instant
+gets earlier.
+"""
+
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.capacity import interruptible
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import leader_election
+from blazar_core.db import models
+from blazar_core.lifecycle import server_moves
+from blazar_core.plugins import cloud_api
+
+__all__ = ['Evictions', 'LEADER', 'PAUSE', 'actions_of']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between two looks, and the name of what one process does.
+PAUSE, LEADER = 15, 'eviction'
+#: Seconds before the lead time from which on evictions are planned.
+_AHEAD = 3 * PAUSE
+#: Seconds after which it is checked whether a server still exists, and how
+#: many are checked by one look.
+_CHECK, _CHECKED = 900, 50
+
+_SCHEDULED = 'server.interruptible.evict_scheduled'
+_CANCELLED = 'server.interruptible.evict_cancelled'
+_EVICTED = 'server.interruptible.evicted'
+_SHORTENED = 'server.interruptible.safe_until'
+
+_SERVERS = models.InterruptibleServer.__table__
+_MOVES = models.ServerMove.__table__.c
+_OPEN = sa.select(models.ServerMove).where(
+    models.ServerMove.reason == states.MoveReason.EVICTION,
+    models.ServerMove.status.in_(states.OPEN_MOVES)).order_by(
+        models.ServerMove.id)
+_UNCHECKED = sa.select(_SERVERS.c.server_id).where(
+    _SERVERS.c.checked_at < sa.bindparam('before')).order_by(
+        _SERVERS.c.checked_at).limit(_CHECKED)
+_LEASES = sa.select(models.Reservation.id, models.Reservation.lease_id).where(
+    models.Reservation.id.in_(sa.bindparam('ids', expanding=True)))
+
+_Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
+
+
+class Evictions:
+    """Plans evictions, and carries them out.
+
+    :param notify: told of an event type and its payload
+    :param credential: returns what lets us act for the owner of a server;
+        None: nothing does
+    :param actions: what is done to evict a server, in this order
+    :param timeout: seconds that all of them may take together
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, notify: _Notify,
+                 credential: ty.Callable[[str], str | None],
+                 actions: ty.Sequence[str], timeout: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._credential = credential
+        self._actions = actions
+        self._timeout = timeout
+        self._moves = server_moves.ServerMoves(database, clock, cloud)
+        #: By host, its generation when it was looked at last, and the first
+        #: instant at which a server is in the way.
+        self._known: dict[int, tuple[int, int | None]] = {}
+
+    def look(self, leader: leader_election.Leader) -> None:
+        """Plan evictions and carry out those that are due, if no other
+        process does.
+
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        if leader.take() is not None:
+            return
+        self._database.check_clock()
+        self.carry_out()
+        self.plan()
+        self.forget_deleted()
+        leader.done()
+
+    # -- planning ------------------------------------------------------------
+
+    def plan(self) -> None:
+        """Notify of what is in the way soon, and record its eviction."""
+        now = self._clock.now()
+        with self._database.connection() as connection:
+            hosts = interruptible.hosts(
+                connection, now, lambda row: self._is_wanted(row, now))
+        if not hosts:
+            return
+        with self._database.reader() as session:
+            leaving = {move.server_id for move in session.scalars(_OPEN)}
+            rows = {row.server_id: row for row in session.scalars(sa.select(
+                models.InterruptibleServer).where(
+                    models.InterruptibleServer.server_id.in_(
+                        [one.id for host in hosts for one in host.servers])))}
+        for host in hosts:
+            try:
+                self._plan(host, rows, leaving, now)
+            except errors.DatabaseUnavailable:
+                raise
+            except Exception:
+                LOG.exception('Host %s: planning the eviction of '
+                              'interruptible servers failed', host.name)
+
+    def _is_wanted(self, row: ty.Any, now: int) -> bool:
+        """Whether something is new on a host, or has to leave soon."""
+        generation, first = self._known.get(row.id, (None, None))
+        return generation != row.generation or (
+            first is not None and first < now + _horizon(
+                lead for _amounts, lead, _since in row.interruptible.values()))
+
+    def _plan(self, host: interruptible.HostSafety,
+              rows: ty.Mapping[str, models.InterruptibleServer],
+              leaving: ty.Collection[str], now: int) -> None:
+        stay = [one for one in host.servers if one.id not in leaving]
+        booked = [taken for taken, _reservation in host.booked]
+        found = interruptible.conflicts(
+            host.capacity, host.usage, stay, booked, now)
+        for one in stay:
+            if one.id in rows:
+                self._show(rows[one.id], None if one.id not in found
+                           else max(now, found[one.id] - one.lead_time))
+        for one, instant in interruptible.victims(
+                host.capacity, host.usage, stay, booked, now, now + _horizon(
+                    one.lead_time for one in stay)):
+            if one.id in rows:
+                self._schedule(host, rows[one.id], instant)
+        self._known[host.id] = host.generation, min(
+            found.values(), default=None)
+
+    def _show(self, row: models.InterruptibleServer, safe_until: int | None,
+              ) -> None:
+        """Record until when a server is safe; its owner is notified if that
+        is earlier than before.
+        """
+        before = row.safe_until
+        if before == safe_until:
+            return
+        if safe_until is not None and before != 0 and (
+                before is None or safe_until < before):
+            self._tell(_SHORTENED, row, safe_until=clocks.iso(safe_until))
+        self._database.retried(self._write, row.server_id, safe_until)
+
+    def _write(self, server_id: str, safe_until: int | None) -> None:
+        with self._database.begin() as connection:
+            connection.execute(sa.update(_SERVERS).where(
+                _SERVERS.c.server_id == server_id).values(
+                    safe_until=safe_until))
+
+    def _schedule(self, host: interruptible.HostSafety,
+                  row: models.InterruptibleServer, instant: int) -> None:
+        reservation_id = host.needed_for(instant)
+        with self._database.connection() as connection:
+            leases = dict(connection.execute(
+                _LEASES, {'ids': [reservation_id]}).tuples().all())
+        if reservation_id not in leases:
+            return
+        lease_id, at = leases[reservation_id], instant - self._timeout
+        LOG.info('Server %s: interruptible; it is evicted from host %s at %s, '
+                 'as lease %s needs its capacity', row.server_id, host.name,
+                 clocks.iso(at), lease_id)
+        # A process that dies in between notifies once more.
+        self._tell(_SCHEDULED, row, evict_at=clocks.iso(at),
+                   action=self._sequence(row)[0])
+        self._moves.plan(lease_id, states.MoveReason.EVICTION, host.id,
+                         [row.server_id], at)
+
+    def _sequence(self, row: models.InterruptibleServer) -> list[str]:
+        return actions_of(row.on_evict, self._actions)
+
+    def _tell(self, event_type: str, row: models.InterruptibleServer,
+              **values: ty.Any) -> None:
+        self._notify(event_type, {
+            'version': '1.0', 'server_id': row.server_id,
+            'project_id': row.project_id, 'user_id': row.user_id, **values})
+
+    # -- carrying out --------------------------------------------------------
+
+    def carry_out(self) -> None:
+        """Request evictions that are due, and see what became of others."""
+        now = self._clock.now()
+        with self._database.reader() as session:
+            due = session.scalars(_OPEN.where(
+                server_moves.is_due), {'now': now}).all()
+            rows = {row.server_id: row for row in session.scalars(sa.select(
+                models.InterruptibleServer).where(
+                    models.InterruptibleServer.server_id.in_(
+                        [move.server_id for move in due])))}
+        for move in due:
+            try:
+                self._carry_out(move, rows.get(move.server_id))
+            except errors.DatabaseUnavailable:
+                raise
+            except errors.CloudUnavailable as exc:
+                LOG.warning('Server %s: its eviction is tried again: %s',
+                            move.server_id, exc)
+            except Exception:
+                LOG.exception('Server %s: its eviction failed and is tried '
+                              'again', move.server_id)
+
+    def _carry_out(self, move: models.ServerMove,
+                   row: models.InterruptibleServer | None) -> None:
+        seen = self._cloud.look(move.server_id)
+        with self._database.connection() as connection:
+            source = connection.execute(sa.select(
+                models.Host.uuid, models.Host.name).where(
+                    models.Host.id == move.source)).one()
+        status = self._moves.next_status(move, seen, source.uuid)
+        if status == states.Move.MOVED:
+            if self._moves.write(move.lease_id, {move.id: status}):
+                LOG.info('Server %s: evicted from host %s', move.server_id,
+                         source.name)
+                if row is not None:
+                    self._tell(_EVICTED, row)
+            return
+        if status != states.Move.PLANNED:
+            return
+        # If another lease needs the capacity now, it is planned anew.
+        if row is None or self._is_over(move.lease_id) or (
+                not self._is_needed(move)):
+            if self._moves.write(move.lease_id,
+                                 {move.id: states.Move.CANCELLED}):
+                LOG.info('Server %s: its eviction is cancelled',
+                         move.server_id)
+                if row is not None:
+                    self._tell(_CANCELLED, row)
+            return
+        if move.status != states.Move.PLANNED and not self._moves.write(
+                move.lease_id, {move.id: status}, None, move.attempts):
+            return
+        move.status = states.Move.PLANNED
+        self._request(move, row)
+
+    def _request(self, move: models.ServerMove,
+                 row: models.InterruptibleServer) -> None:
+        actions = self._sequence(row)
+        action = actions[min(move.attempts, len(actions) - 1)]
+
+        def call(_deadline: cloud_api.Deadline) -> str:
+            credential = self._credential(move.server_id)
+            if action == 'delete':
+                self._cloud.delete(move.server_id, credential)
+                return ''
+            try:
+                self._cloud.bring(move.server_id,
+                                  cloud_api.RestingState.SHELVED, credential)
+            except (errors.TrustUnavailable, errors.Forbidden) as exc:
+                return str(exc)
+            return ''
+
+        LOG.info('Server %s: evicting it (%s)', move.server_id, action)
+        why = self._moves.request(
+            move, call, next_at=self._clock.now() + self._timeout // (
+                len(actions) + 1))
+        if why:
+            LOG.warning('Server %s: it could not be evicted (%s): %s',
+                        move.server_id, action, why)
+
+    def _is_over(self, lease_id: str) -> bool:
+        with self._database.connection() as connection:
+            return connection.scalar(sa.select(models.Lease.status).where(
+                models.Lease.id == lease_id)) in (None, *states.ENDING)
+
+    def _is_needed(self, move: models.ServerMove) -> bool:
+        """Whether a server is still in the way, all others gone that leave."""
+        now = self._clock.now()
+        with self._database.connection() as connection:
+            hosts = interruptible.hosts(
+                connection, now, lambda row: row.id == move.source)
+            leaving = set(connection.scalars(sa.select(_MOVES.server_id).where(
+                _MOVES.reason == states.MoveReason.EVICTION,
+                _MOVES.status.in_(states.OPEN_MOVES),
+                _MOVES.source == move.source)))
+        leaving.discard(move.server_id)
+        return any(interruptible.victims(
+            host.capacity, host.usage,
+            [one for one in host.servers if one.id not in leaving],
+            [taken for taken, _reservation in host.booked], now,
+            now + _horizon(one.lead_time for one in host.servers))
+            for host in hosts)
+
+    # -- servers that are gone -----------------------------------------------
+
+    def forget_deleted(self) -> None:
+        """Remove the records of servers that do not exist any longer, some
+        at a time.
+        """
+        now = self._clock.now()
+        with self._database.connection() as connection:
+            ids = connection.scalars(
+                _UNCHECKED, {'before': now - _CHECK}).all()
+        gone: list[str] = []
+        there: list[str] = []
+        for server_id in ids:
+            try:
+                state = self._cloud.look(server_id).state
+            except errors.CloudUnavailable as exc:
+                LOG.warning('Server %s: whether it exists is checked later: '
+                            '%s', server_id, exc)
+            else:
+                (gone if state is cloud_api.ServerState.GONE
+                 else there).append(server_id)
+        if ids:
+            self._database.retried(self._checked, gone, there, now)
+
+    def _checked(self, gone: ty.Collection[str], there: ty.Collection[str],
+                 now: int) -> None:
+        with self._database.begin() as connection:
+            interruptible.forget(connection, gone)
+            connection.execute(sa.update(_SERVERS).where(
+                _SERVERS.c.server_id.in_(there)).values(checked_at=now))
+
+
+def actions_of(first: str, known: ty.Sequence[str]) -> list[str]:
+    """Return what is done to evict a server, in this order.
+
+    :param first: the user's choice
+    :param known: all that may be done, in the operator's order
+    """
+    return [*known[known.index(first):]] if first in known else [*known]
+
+
+def _horizon(lead_times: ty.Iterable[int]) -> int:
+    """Seconds from now on in which what is in the way is evicted."""
+    return max(lead_times, default=0) + _AHEAD

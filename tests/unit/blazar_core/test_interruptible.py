@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Interruptible servers use reserved capacity until it is needed."""
+
+import itertools
+import random
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import interruptible
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.capacity import rule
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import leader_election
+from blazar_core.db import models
+from blazar_core.leases import creation
+from blazar_core.leases import members
+from blazar_core.lifecycle import eviction
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_scheduler_claims
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+#: Seconds from the notification on until the capacity is free.
+LEAD = 600
+State = cloud_api.ServerState
+
+
+class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.told = []
+        self.evictions = self.new_evictions()
+
+    def new_evictions(self):
+        """What evicts servers."""
+        return eviction.Evictions(
+            self.database, self.clock, self.cloud,
+            lambda event, payload: self.told.append((
+                event.rpartition('.')[2], payload['server_id'],
+                payload.get('evict_at') or payload.get('safe_until'))),
+            lambda _server_id: 'trust', ['shelve', 'delete'], 300)
+
+    def register(self, on_evict='shelve', safe_for=0):
+        """A server of which a user says that it may be evicted."""
+        server_id = uuidutils.generate_uuid()
+        with self.database.begin() as connection:
+            interruptible.register(connection, [{
+                'server_id': server_id, 'project_id': 'lender',
+                'user_id': 'user', 'lead_time': LEAD, 'on_evict': on_evict,
+                'safe_for': safe_for, 'created_at': self.clock.now(),
+                'checked_at': self.clock.now()}])
+        return server_id
+
+    def boot(self, host='one', vcpus=1, **values):
+        """An interruptible server runs on a host."""
+        server_id = self.register(**values)
+        self.claim(server_id, host, VCPU=vcpus)
+        self.tell(server_id, host, VCPU=vcpus)
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            State.RUNNING, self.uuid_of(host))
+        self.clock.advance(1)
+        return server_id
+
+    def until(self, instant):
+        """Time passes."""
+        self.clock.advance(instant - self.clock.now())
+
+    def events(self):
+        """What owners were notified of since the last time."""
+        told, self.told = self.told, []
+        return told
+
+    def leave(self, server_id, host='one'):
+        """The cloud says that a server has left a host."""
+        self.tell(server_id, host)
+
+    def moves(self):
+        """The states of all evictions."""
+        return {row.server_id: row.status
+                for row in self.scalars(models.ServerMove)}
+
+
+class TestAdmission(InterruptibleTestCase):
+    """One rule for leased, open-ended and interruptible servers."""
+
+    def test_it_may_use_what_is_reserved_for_later(self):
+        self.host('one', VCPU=4)
+        self.lease(LEAD + 200, LEAD + 1000, resources={'VCPU': 4})
+        self.assertFalse(self.fits('one'))
+        self.assertTrue(self.fits('one', self.register()))
+
+    def test_it_may_not_use_what_is_reserved_for_soon(self):
+        self.host('one', VCPU=4)
+        self.lease(LEAD - 1, LEAD + 1000, resources={'VCPU': 4})
+        self.assertFalse(self.fits('one', self.register()))
+
+    def test_it_may_not_use_what_others_use(self):
+        self.host('one', VCPU=4)
+        self.lease(LEAD + 200, LEAD + 1000)
+        self.boot(vcpus=3)
+        self.assertTrue(self.fits('one', self.register()))
+        self.assertFalse(self.fits('one', self.register()))
+
+    def test_a_lease_for_later_can_have_its_capacity(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        for start, fits in ((0, False), (LEAD - 1, False),
+                            (LEAD + 60, True)):
+            self.assertEqual(fits, self.quote(start))
+        self.lease(LEAD + 60, LEAD + 1000, resources={'VCPU': 4})
+
+    def quote(self, start):
+        """Whether a lease of the whole host could start then."""
+        return self.leases.creation.quote(self.new_lease(
+            start, start + 100_000, resources={'VCPU': 4})) is None
+
+    def test_a_lease_is_offered_the_first_start_after_an_eviction(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        refused = self.assertRaises(
+            errors.Refused, self.lease, 10, 5000, resources={'VCPU': 4})
+        start = refused.refusal.next_start - self.clock.now()
+        self.assertTrue(LEAD <= start <= LEAD + 60, start)
+        self.lease(refused.refusal.next_start - NOW, 9000,
+                   resources={'VCPU': 4})
+
+    def test_the_database_decides_by_the_same_rule(self):
+        """Whatever a process has found in memory."""
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        now = self.clock.now()
+
+        def book(start):
+            with self.database.begin() as connection:
+                ledger.decide(connection, now, [ledger.Edit(
+                    None, ledger.NewBooking(None, 1, None, model.Window(
+                        now + start, now + 5000), {'VCPU': 2}))])
+
+        self.assertRaises(ledger.OverCapacity, book, LEAD - 1)
+        book(LEAD)
+
+    def test_an_open_ended_server_may_use_what_is_free_of_both(self):
+        self.host('one', VCPU=4)
+        self.lease(5000, 6000, resources={'VCPU': 2})
+        self.boot(vcpus=2)
+        self.assertTrue(self.fits('one', VCPU=2))
+        self.assertFalse(self.fits('one', VCPU=1))
+
+    def test_its_capacity_stays_its_own_as_time_passes(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        for _hour in range(30):
+            self.clock.advance(3601)
+            self.assertFalse(self.quote(
+                self.clock.now() - NOW + LEAD - 1))
+            self.assertTrue(self.quote(
+                self.clock.now() - NOW + LEAD + 60))
+
+    def test_another_process_sees_the_same(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        for index in (self.admission.index, booking_index.Index(
+                self.books.connect(), self.clock)):
+            with index.fresh() as timeline:
+                now = self.clock.now()
+                self.assertEqual([3, 3, 0], [timeline.peak(
+                    1, model.Window(now + at, now + at + 1)).get('VCPU', 0)
+                    for at in (0, LEAD - 1, LEAD + 60)])
+        self.leave(server_id)
+        self.assertTrue(self.quote(self.clock.now() - NOW + 1))
+
+    def test_one_that_nobody_has_told_of_is_found(self):
+        """By the periodic sync: nova-scheduler had no database."""
+        self.host('one', VCPU=4)
+        server_id = self.register()
+        self.asked(**{server_id: {'VCPU': 1}, 'other': {'VCPU': 2}})
+        row = self.row('one')
+        self.assertEqual({'VCPU': 2}, row.usage)
+        self.assertEqual({server_id: [{'VCPU': 1}, LEAD, NOW]},
+                         row.interruptible)
+        generation = row.generation
+        self.asked(**{server_id: {'VCPU': 1}, 'other': {'VCPU': 2}})
+        self.assertEqual(generation, self.row('one').generation)
+        self.asked(other={'VCPU': 2})
+        self.assertIsNone(self.row('one').interruptible)
+
+    def test_a_server_that_is_resized_counts_as_it_is(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=1)
+        self.asked(**{server_id: {'VCPU': 2}})
+        self.assertEqual([[{'VCPU': 2}, LEAD, NOW]],
+                         [*self.row('one').interruptible.values()])
+        self.assertEqual({}, self.row('one').usage)
+
+    def test_the_filter_lets_it_go_where_the_claim_does(self):
+        self.host('one', VCPU=4)
+        self.host('two', VCPU=4)
+        self.lease(LEAD - 1, LEAD + 1000, resources={'VCPU': 4})
+        self.lease(LEAD + 200, LEAD + 1000, resources={'VCPU': 4})
+        uuids = [*map(self.uuid_of, ('one', 'two'))]
+        hosts = eligibility.Eligibility(
+            self.database, self.clock, self.admission.index)
+        self.assertEqual([0, 0], [
+            hosts.for_unreserved({'VCPU': 1}, uuids).by_host[one]
+            for one in uuids])
+        # Where nothing is booked soon, Nova decides alone.
+        self.assertEqual({uuids[0]: 0}, hosts.for_server(
+            self.register(), {'VCPU': 1}, uuids).by_host)
+        self.assertEqual([0, 0], [
+            hosts.for_server(self.register(safe_for=3600), {'VCPU': 1}, uuids
+                             ).by_host[one] for one in uuids])
+
+    def test_safe_for_counts_other_interruptible_servers(self):
+        """They are not evicted for it."""
+        self.host('one', VCPU=4)
+        self.lease(7200, 9000, resources={'VCPU': 1})
+        self.boot(vcpus=3)
+        uuid = self.uuid_of('one')
+        hosts = eligibility.Eligibility(
+            self.database, self.clock, self.admission.index)
+        for safe_for, room in ((3600, 1), (7200, 0)):
+            self.assertEqual(room, hosts.for_server(
+                self.register(safe_for=safe_for), {'VCPU': 1}, [uuid]
+            ).by_host[uuid])
+
+    def test_one_in_a_lease_is_refused(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot()
+        lease = self.running_lease(0, 100, resources={'VCPU': 1})
+        joiner = members.NewMember(server_id, self.uuid_of('one'), {'VCPU': 1})
+        wanted = [creation.NewReservation(
+            model.Demand({'VCPU': 1}), (server_id,))]
+        exc = self.assertRaises(
+            errors.Conflict, self.leases.members.join, lease['id'], [joiner],
+            wanted, None)
+        self.assertIn('is interruptible', str(exc))
+
+
+class TestEvictions(InterruptibleTestCase):
+
+    def test_the_owner_is_notified_and_the_server_is_gone_in_time(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        self.evictions.plan()
+        self.assertEqual([], self.events())
+        start = self.clock.now() - NOW + 5000
+        self.lease(start, start + 1000, resources={'VCPU': 2})
+        self.evictions.plan()
+        safe = clocks.iso(NOW + start - LEAD)
+        self.assertEqual([('safe_until', server_id, safe)], self.events())
+        self.until(NOW + start - LEAD)
+        self.evictions.plan()
+        at = NOW + start - 300
+        self.assertEqual([('evict_scheduled', server_id, clocks.iso(at))],
+                         self.events())
+        self.evictions.plan()
+        self.until(at - 1)
+        self.evictions.carry_out()
+        self.assertEqual(([], []), (self.events(), self.cloud.rests))
+        self.until(at)
+        self.evictions.carry_out()
+        self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+        self.clock.advance(150)
+        self.evictions.carry_out()
+        self.assertEqual([('evicted', server_id, None)], self.events())
+        self.assertEqual({server_id: states.Move.MOVED}, self.moves())
+
+    def needed(self, vcpus=2, ahead=LEAD + 60):
+        """A lease that needs capacity of the host soon."""
+        start = self.clock.now() - NOW + ahead
+        lease = self.lease(start, start + 1000, resources={'VCPU': vcpus})
+        self.until(NOW + start - LEAD)
+        self.evictions.plan()
+        return lease, NOW + start
+
+    def test_what_cannot_be_shelved_is_deleted_in_time(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        self.cloud.slow.add(server_id)
+        _lease, start = self.needed()
+        while self.clock.now() < start:
+            self.clock.advance(15)
+            self.evictions.carry_out()
+        self.assertEqual([server_id], self.cloud.deleted)
+        self.assertEqual({server_id: states.Move.MOVED}, self.moves())
+
+    def test_without_a_trust_it_is_deleted(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        self.cloud.broken['bring'] = errors.TrustUnavailable('none')
+        _lease, start = self.needed()
+        while self.clock.now() < start:
+            self.clock.advance(15)
+            self.evictions.carry_out()
+        self.assertEqual([server_id], self.cloud.deleted)
+
+    def test_the_user_chooses_what_is_done_first(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3, on_evict='delete')
+        _lease, start = self.needed()
+        self.until(start - 300)
+        self.evictions.carry_out()
+        self.assertEqual(([], [server_id]),
+                         (self.cloud.rests, self.cloud.deleted))
+
+    def test_a_lease_that_is_given_up_evicts_nobody(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        lease, start = self.needed()
+        self.events()
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.until(start - 300)
+        self.evictions.carry_out()
+        self.assertEqual([('evict_cancelled', server_id, None)],
+                         self.events())
+        self.assertEqual(([], []), (self.cloud.rests, self.cloud.deleted))
+        self.assertEqual({server_id: states.Move.CANCELLED}, self.moves())
+
+    def test_the_fewest_go_and_of_equal_ones_the_youngest(self):
+        self.host('one', VCPU=8)
+        old, young = self.boot(vcpus=2), self.boot(vcpus=2)
+        self.boot(vcpus=1)
+        self.needed(vcpus=5)
+        self.assertEqual({young: states.Move.PLANNED}, self.moves())
+        self.assertIn(old, self.cloud.servers)
+
+    def test_who_evicts_and_dies_repeats_no_eviction(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        _lease, start = self.needed()
+        self.until(start - 300)
+        self.evictions.carry_out()
+        other = self.new_evictions()
+        other.carry_out()
+        other.plan()
+        other.carry_out()
+        self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+
+    def test_one_process_at_a_time_plans(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        start = self.clock.now() - NOW + LEAD + 60
+        self.lease(start, start + 1000, resources={'VCPU': 2})
+        self.until(NOW + start - LEAD)
+        for name in ('a', 'b'):
+            self.new_evictions().look(leader_election.Leader(
+                self.database, self.clock, eviction.LEADER, name,
+                eviction.PAUSE, 60))
+        self.assertEqual(1, len(self.scalars(models.ServerMove)))
+
+    def test_servers_that_are_deleted_are_forgotten(self):
+        self.host('one', VCPU=4)
+        there, gone = self.boot(), self.boot()
+        self.cloud.servers.pop(gone)
+        self.clock.advance(1000)
+        self.evictions.forget_deleted()
+        self.assertEqual([there], self.scalars(
+            models.InterruptibleServer.server_id))
+
+    def test_its_credential_is_revoked_when_it_is_gone(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot()
+        with self.database.writer() as session:
+            session.add(models.Credential(
+                lease_id=server_id, sealed=self.encryption.seal('trust'),
+                created_at=NOW))
+        self.lifecycle.lease_close.revoke_over()
+        self.assertEqual([], self.cloud.revoked)
+        with self.database.begin() as connection:
+            interruptible.forget(connection, [server_id])
+        self.lifecycle.lease_close.revoke_over()
+        self.assertEqual(['trust'], self.cloud.revoked)
+
+
+class TestOrder(base.TestCase):
+    """The order of eviction, against all possible choices."""
+
+    def some(self, rng):
+        capacity = {'VCPU': rng.randint(4, 16),
+                    'MEMORY_MB': rng.randint(4, 16)}
+        servers = [interruptible.Server(
+            str(number), {'VCPU': rng.randint(1, 4),
+                          'MEMORY_MB': rng.randint(1, 4)}, 10, number)
+            for number in range(rng.randint(1, 7))]
+        while not self.fit(capacity, servers, {}):
+            servers.pop()
+        booked = [(model.Window(start, start + rng.randint(1, 30)), {
+            rc: rng.randint(0, amount) for rc, amount in capacity.items()})
+            for start in rng.sample(range(0, 120, 30), rng.randint(0, 3))]
+        return capacity, interruptible.eviction_order(
+            servers, capacity), booked
+
+    @staticmethod
+    def fit(capacity, servers, levels):
+        return not rule.lacking(capacity, {}, {
+            rc: sum(one.resources[rc] for one in servers) + levels.get(rc, 0)
+            for rc in capacity})
+
+    def test_few_are_evicted(self):
+        rng = random.Random(1)
+        counts = []
+        for _number in range(1000):
+            capacity, servers, booked = self.some(rng)
+            found = interruptible.victims(
+                capacity, {}, servers, booked, 0, 1000)
+            gone = {one.id for one, _instant in found}
+            levels = [amounts for _window, amounts in booked]
+            self.assertTrue(all(self.fit(
+                capacity, [one for one in servers if one.id not in gone], one)
+                for one in levels))
+            least = next(count for count in range(len(servers) + 1) if any(
+                all(self.fit(capacity, some, one) for one in levels)
+                for some in itertools.combinations(
+                    servers, len(servers) - count)))
+            counts.append(len(gone) - least)
+        self.assertLessEqual(max(counts), 1)
+        self.assertGreaterEqual(counts.count(0), 950)
+
+    def test_who_is_evicted_was_shown_no_later_instant(self):
+        rng = random.Random(2)
+        for _number in range(1000):
+            capacity, servers, booked = self.some(rng)
+            found = interruptible.conflicts(capacity, {}, servers, booked, 0)
+            for one, instant in interruptible.victims(
+                    capacity, {}, servers, booked, 0, 1000):
+                self.assertEqual(found[one.id], instant)
+            # Those evicted first are safe for the shortest time.
+            instants = [found.get(one.id, 10_000) for one in servers]
+            self.assertEqual(sorted(instants), instants)
+
+    def test_conflicts_against_every_second(self):
+        rng = random.Random(3)
+        for _number in range(300):
+            capacity, servers, booked = self.some(rng)
+            now = rng.randint(0, 60)
+            found = interruptible.conflicts(
+                capacity, {}, servers, booked, now)
+            for number, one in enumerate(servers):
+                first = next((instant for instant in range(now, 200) if not (
+                    self.fit(capacity, servers[number:], {
+                        rc: sum(amounts[rc] for window, amounts in booked
+                                if window.start <= instant < window.end)
+                        for rc in capacity}))), None)
+                self.assertEqual(first, found.get(one.id))

@@ -313,6 +313,38 @@ class Admission:
                 demand, window, self.selector.allowed(timeline, demand))
         return min(selection.most_of(demand, rooms), demand.count)
 
+    def safe_for(self, demand: model.Demand, lead_time: int, wanted: int,
+                 ) -> int | None:
+        """Return for how many seconds interruptible servers of a demand would
+        be safe on the best hosts, if no other one is evicted for them.
+
+        Costs one search, and where they are safe for less than is wanted, one
+        for each bit of that.
+
+        :param wanted: never more seconds than these
+        :returns: None: there is no capacity for them now
+        """
+        now = self._clock.now()
+        with self._selector.asked_for([demand], 0) as (timeline, (demand,)):
+            allowed = self._selector.allowed(timeline, demand)
+
+            def fits(seconds: int) -> bool:
+                window = model.Window(now, now + seconds + lead_time)
+                with self.index.keeping_interruptible(window.end):
+                    rooms = timeline.fits(demand, window, allowed)
+                return selection.most_of(demand, rooms) >= demand.count
+
+            if fits(wanted):
+                return wanted
+            if not fits(0):
+                return None
+            known, over = 0, wanted
+            while over - known > 1:
+                middle = (known + over) // 2
+                known, over = (middle, over) if fits(middle) else (
+                    known, middle)
+        return known
+
     def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
               host_bound: ProjectHosts | None = None,
               ) -> refusals.Refusal | None:

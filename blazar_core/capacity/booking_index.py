@@ -285,6 +285,25 @@ class Index:
                 if host_id in self._interruptible and window.end < until]):
             yield
 
+    @contextlib.contextmanager
+    def without_interruptible(self, host: model.Host, server_id: str,
+                              ) -> ty.Iterator[None]:
+        """Within :meth:`fresh`: as if an interruptible server were not there.
+        """
+        amounts, lead_time, _since = host.interruptible[server_id]
+        with self.excluding([
+                _Kept(one, window.start, window.end, None, amounts)
+                for one, window, _amounts in self._overdue
+                if one == host.id and window.end - window.start == (
+                    lead_time + _MINUTE)][:1]):
+            yield
+
+    def interruptible_servers(self) -> dict[str, int]:
+        """Return the host of each interruptible server, as it was last read.
+        """
+        return {server_id: host_id for host_id in [*self._interruptible]
+                for server_id in self.hosts[host_id].interruptible}
+
     def _apply_all(self, bookings: ty.Iterable[ty.Any], sign: int) -> None:
         assert self._timeline is not None
         for one in bookings:
@@ -304,8 +323,9 @@ class Index:
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
         self._uuids, self._apart = np.empty(0, object), None
         self.judged = self._masks = None
-        self._interruptible = {host.id: host.interruptible for host in
-                               hosts.values() if host.interruptible}
+        self._interruptible = {
+            host.id: rule.by_lead_time(host.interruptible)
+            for host in hosts.values() if host.interruptible}
         self._watch_overdue(timeline, overdue, now)
         self._timeline = timeline
         self._forgotten = now
@@ -355,7 +375,8 @@ class Index:
             self.ids_by_uuid[host.uuid] = host.id
             self._interruptible.pop(host.id, None)
             if host.interruptible:
-                self._interruptible[host.id] = host.interruptible
+                self._interruptible[host.id] = rule.by_lead_time(
+                    host.interruptible)
         if found.overdue is not None or found.steps:
             self._watch_overdue(timeline, self._overstaying if (
                 found.overdue is None) else found.overdue, now)

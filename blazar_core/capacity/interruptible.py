@@ -20,12 +20,16 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import inventory
 from blazar_core.capacity import rule
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['HostSafety', 'Server', 'conflicts', 'eviction_order', 'forget',
-           'hosts', 'register', 'victims', 'window_of']
+           'hosts', 'make', 'make_ordinary', 'register', 'victims',
+           'window_of']
 
 _HOSTS, _BOOKINGS, _SERVERS = (
     models.Host.__table__.c, models.Booking.__table__.c,
@@ -111,6 +115,43 @@ def window_of(connection: sa.Connection, server_id: str, now: int,
     row = connection.execute(_WINDOW, {'server': server_id}).one_or_none()
     return None if row is None else model.Window(
         now, max(now, row.created_at + row.safe_for) + row.lead_time)
+
+
+def make(connection: sa.Connection, now: int, host_id: int,
+         values: ty.Mapping[str, ty.Any]) -> None:
+    """Make a server that runs interruptible.
+
+    :param values: see :func:`register`
+    :raises LostRace: when another process decided about its host meanwhile
+    """
+    register(connection, [values])
+    inventory.reclassify(connection, now, host_id, values['server_id'])
+
+
+def make_ordinary(index: booking_index.Index, database: api.Database,
+                  now: int, server_id: str) -> bool:
+    """Make an interruptible server an ordinary one, if its capacity is free
+    without an end.
+
+    :returns: whether it is
+    :raises LostRace: when another process decided about its host meanwhile
+    """
+    with index.fresh() as timeline:
+        host_id = index.interruptible_servers().get(server_id)
+        host = None if host_id is None else index.hosts[host_id]
+        if host is not None:
+            with index.without_interruptible(host, server_id):
+                rooms = timeline.fits(
+                    model.Demand(host.interruptible[server_id][0]),
+                    model.Window(now, model.FOREVER), [host.id])
+                if not rooms[timeline.index(host.id)]:
+                    return False
+    with database.begin() as connection:
+        forget(connection, [server_id])
+        if host is not None:
+            inventory.reclassify(
+                connection, now, host.id, server_id, host.generation)
+    return True
 
 
 def eviction_order(servers: ty.Iterable[Server],

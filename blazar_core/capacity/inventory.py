@@ -24,8 +24,8 @@ from blazar_core.db import models
 
 __all__ = ['Claimed', 'HOSTS', 'Leased', 'claim', 'come_back', 'counted',
            'generations', 'grown', 'leads_of', 'left_behind', 'of_server',
-           'recheck', 'record', 'release', 'report', 'report_usage', 'retain',
-           'tell', 'usage_of']
+           'recheck', 'reclassify', 'record', 'release', 'report',
+           'report_usage', 'retain', 'tell', 'usage_of']
 
 _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
@@ -288,6 +288,21 @@ def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
         consumers[claimed.server_id] = claimed.before
     if row.consumers is not None:
         _change_consumers(connection, now, row, consumers)
+
+
+def reclassify(connection: sa.Connection, now: int, host_id: int,
+               server_id: str, seen: int | None = None) -> None:
+    """Count a server on its host as what it is now: interruptible, or not.
+
+    :param seen: the generation of the host by which that was decided; None:
+        whatever it is
+    :raises LostRace: when another process decided about the host meanwhile
+    """
+    row = connection.execute(_CLAIMS, {
+        'host': host_id, 'server': server_id}).one()
+    if seen is not None and row.generation != seen:
+        raise api.LostRace(host_id)
+    _change_consumers(connection, now, row, row.consumers, server_id)
 
 
 def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,

@@ -40,7 +40,7 @@ def host_of(row: ty.Any, alike: host_memory.InternedRecords) -> model.Host:
         reservable=bool(row.reservable) and (
             row.enrolment == states.Enrollment.ENROLLED),
         assigned_to=row.assigned_to, providers=alike.providers(row.units),
-        interruptible=rule.by_lead_time(row.interruptible))
+        interruptible=row.interruptible or {})
 
 
 def read_all(connection: sa.Connection, since: int,

@@ -210,8 +210,9 @@ class Host:
     ones may be made of it, and ``assigned_to`` which reservation has all of
     it. ``generation`` changes with everything that is decided about the host.
     ``providers`` is None where its capacity says all. ``interruptible`` is
-    what interruptible servers take beside ``usage``, by lead time: the seconds
-    from now on in which their capacity cannot be had.
+    what each interruptible server takes beside ``usage``, its lead time (the
+    seconds from now on in which its capacity cannot be had), and since when it
+    is interruptible.
     """
 
     id: int
@@ -227,8 +228,8 @@ class Host:
     reservable: bool = False
     assigned_to: str | None = None
     providers: Providers | None = None
-    interruptible: ty.Mapping[int, Resources] = dataclasses.field(
-        default_factory=dict)
+    interruptible: ty.Mapping[str, tuple[Resources, int, int]] = (
+        dataclasses.field(default_factory=dict))
 
     def at(self, generation: int, usage: Resources) -> 'Host':
         """The same host, at another generation."""

@@ -27,6 +27,7 @@ from blazar_nova.compat import reserved_view
 from blazar_nova.compat import server_lists
 from blazar_nova.schemas import hint_params
 from blazar_nova.services import default_leases
+from blazar_nova.services import interruptible_servers
 from blazar_nova.services import lease_admission
 from blazar_nova.services import server_messages
 from blazar_nova.services import wiring
@@ -46,8 +47,9 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
                                 server_lists.problems())
     server_lists.install()
     parts = wiring.shared()
-    reserved_view.install(server_messages.ServerMessages(parts.leases.lookup,
-                                                         parts.clock))
+    reserved_view.install(server_messages.ServerMessages(
+        parts.leases.lookup, parts.clock,
+        interruptible_servers.InterruptibleServers(parts).metadata))
     reserved_edits.install()
     hint_params.check_defaults(
         hint_params.defaults(process.CONF), parts.clock.now())

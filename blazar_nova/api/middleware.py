@@ -27,6 +27,7 @@ from blazar_nova.api import used_ports
 from blazar_nova.compat import nova_router
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import recurrence_schema
 from blazar_nova.services import boot_context
 from blazar_nova.services import default_leases
@@ -59,6 +60,7 @@ class LeaseMiddleware:
         self._follow = parts.admission.index.follow
         self._guards = guards.Guards(parts)
         self._defaults = hint_params.defaults(parts.conf)
+        self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
         self._defaulting = default_leases.DefaultLeases(parts)
 
     def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
@@ -132,6 +134,8 @@ class LeaseMiddleware:
             asked = hint_params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
             self._check_reservation(environ, hints, asked)
+            # Nova fails when it stores what is no text.
+            interruptible_params.check(hints, self._actions)
             if asked is not None and asked.recurrence is not None and (
                     not asked.recurrence.keeps_servers):
                 _multiply(environ, len(asked.recurrence.windows),
@@ -140,9 +144,10 @@ class LeaseMiddleware:
             why = error_answers.unless_skewed(exc, self._parts.database)
             code, _name = error_answers.code_of(why)
             return nova_router.fault(environ, code, str(why)) or self._app
-        if asked is None and not every and not _may_be_reserved(environ):
+        if asked is None and not every and not _may_be_reserved(environ) and (
+                not interruptible_params.ARE.intersection(hints)):
             return self._app
-        with boot_context.underway(boot_context.Boot(asked)) as boot:
+        with boot_context.underway(boot_context.Boot(asked, hints)) as boot:
             response = webob.Request(environ).get_response(self._app)
         if boot.refused is not None:
             _add_refusal(response, boot.refused)

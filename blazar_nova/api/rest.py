@@ -17,6 +17,7 @@ import webob.dec
 
 from blazar_nova.api import host_maintenance
 from blazar_nova.api import hosts
+from blazar_nova.api import interruptible
 from blazar_nova.api import leases
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import web_requests
@@ -48,6 +49,11 @@ ROUTES = tuple(
         (_LEASE, leases.LeaseController,
          {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
         (rf'{_LEASE}/accept', leases.LeaseController, {'POST': 'accept'}),
+        (r'/interruptible', interruptible.InterruptibleController,
+         {'GET': 'index'}),
+        (r'/interruptible/(?P<server_id>[^/\0]{1,255})',
+         interruptible.InterruptibleController,
+         {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
         (r'/availability', leases.LeaseController, {'GET': 'availability'}),
         (r'/os-hosts', hosts.HostController,
          {'GET': 'index', 'POST': 'create'}),

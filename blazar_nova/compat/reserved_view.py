@@ -2,7 +2,8 @@
 
 """What a held server says of its lease, in fields that Nova has for that.
 
-Its metadata tell of the lease as long as it is held: they are added to what is
+Its metadata tell of the lease as long as it is held, and those of an
+interruptible server until when it is safe: they are added to what is
 shown, and stored nowhere. One that has to be shown as being built is shown so.
 One that will not be built is in ERROR, with a fault that says why. (Lists that
 are asked for a status take both for what they were.) Its actions (``server
@@ -94,6 +95,10 @@ class Tells(ty.Protocol):
     def held(self, server_ids: ty.Collection[str]) -> ty.Mapping[str, Held]:
         """By server that is held, what is shown of it."""
 
+    def interruptible(self, server_ids: ty.Collection[str],
+                      ) -> ty.Mapping[str, ty.Mapping[str, str]]:
+        """By interruptible server, what is shown of it as metadata."""
+
     def action(self, server_id: str, project_id: str) -> Action | None:
         """What its actions say of the lease of a server.
 
@@ -157,9 +162,10 @@ def _tell(tells: Tells, request: ty.Any, servers: ty.Iterable[ty.Any],
           ) -> None:
     """Have the servers of an answer that are held say it, once a request."""
     told: set[str] = request.environ.setdefault(_TOLD, set())
-    held = {one.uuid: one for one in servers
-            if one.uuid not in told and reserved_state.is_held(one)}
-    told.update(held)
+    new = {one.uuid: one for one in servers if one.uuid not in told}
+    told.update(new)
+    held = {server_id: one for server_id, one in new.items()
+            if reserved_state.is_held(one)}
     found = tells.held(held) if held else {}
     for server_id, one in held.items():
         one.update(reserved_state.states_of(
@@ -169,6 +175,8 @@ def _tell(tells: Tells, request: ty.Any, servers: ty.Iterable[ty.Any],
         one.metadata = {**shown.metadata, **one.metadata}
         if shown.fault is not None:
             _fail(one, shown.fault)
+    for server_id, metadata in tells.interruptible(new).items():
+        new[server_id].metadata = {**new[server_id].metadata, **metadata}
 
 
 def _fail(instance: ty.Any, fault: Fault) -> None:

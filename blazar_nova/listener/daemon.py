@@ -33,6 +33,7 @@ from blazar_core.healing import overbooking
 from blazar_core.lifecycle import admission_queue
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import eviction
 from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import preflight
 from blazar_nova.compat import configuration_checks
@@ -94,6 +95,11 @@ class Listener:
         self.slots = lost_builds.AbandonedSlots(
             self.parts.database, self.parts.clock, self.parts.leases.slots,
             self.parts.cloud.send_slots, self.parts.encryption.open)
+        self.evictions = eviction.Evictions(
+            self.parts.database, self.parts.clock, self.parts.cloud,
+            process.notify, functools.partial(
+                self.parts.lifecycle.lease_close.credential, needed=False),
+            conf.blazar.eviction_actions, conf.blazar.eviction_timeout)
         self.monitors = monitors.Monitors(self.parts)
         self._enrolling = host_enrollment.HostEnrollment(self.parts)
         self._interval = conf.blazar.sync_interval
@@ -112,10 +118,10 @@ class Listener:
                          self.parts.host_status.news),
             *(self._thread(name, periodic.run_periodically, self.parts.clock,
                            self._stopping, seconds, what, look)
-              for name, seconds, what, look in self._periodic(conf)
+              for name, seconds, what, look in self._periodic(conf, name)
               if seconds)]
 
-    def _periodic(self, conf: ty.Any) -> ty.Iterable[
+    def _periodic(self, conf: ty.Any, worker: str) -> ty.Iterable[
             tuple[str, int, str, ty.Callable[[], object]]]:
         """Return what runs periodically: its name, the seconds between two
         runs (0: never), what it looks for, and the function.
@@ -135,6 +141,11 @@ class Listener:
             ('preflight', preflight.PAUSE, 'Preflight checks',
              functools.partial(self.parts.preflight.look,
                                self._stopping.is_set)),
+            ('eviction', eviction.PAUSE, 'Interruptible servers to evict',
+             functools.partial(self.evictions.look, leader_election.Leader(
+                 self.parts.database, self.parts.clock, eviction.LEADER,
+                 worker, eviction.PAUSE,
+                 conf.blazar.worker_timeout))),
             ('trimming', _TRIM, 'Leftovers', self.mirror.trim),
             ('orphans', 3600 * conf.blazar.orphan_interval,
              'Leases without owner', self.find_orphans))

@@ -3,13 +3,14 @@
 """Commands that put servers which run under leases, and take them out."""
 
 import argparse
+import typing as ty
 
 from osc_lib.command import command
 from osc_lib import exceptions
 
 from blazar_nova.osc import commands
 
-__all__ = ['AddServer', 'Adopt', 'RemoveServer']
+__all__ = ['AddServer', 'Adopt', 'OneServer', 'RemoveServer']
 
 
 class _Members(command.ShowOne):
@@ -28,16 +29,7 @@ class _Members(command.ShowOne):
 
     def ids(self, parsed_args: argparse.Namespace) -> list[str]:
         """The ids of the servers that were named."""
-        compute = self.app.client_manager.sdk_connection.compute
-        found = []
-        for name in parsed_args.servers:
-            try:
-                found.append(compute.find_server(
-                    name, ignore_missing=False).id)
-            except Exception as exc:
-                raise exceptions.CommandError(
-                    f'Server {name} could not be found: {exc}') from exc
-        return found
+        return [_server_id(self.app, name) for name in parsed_args.servers]
 
     def change(self, parsed_args: argparse.Namespace, key: str,
                ) -> commands.Shown:
@@ -45,6 +37,29 @@ class _Members(command.ShowOne):
         return commands.shown(client.ask(
             'PUT', f'/leases/{client.find(parsed_args.lease)}',
             json={key: self.ids(parsed_args)})['lease'])
+
+
+class OneServer(command.Command):
+    """A command about one server, by name or id."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('server', metavar='<server>',
+                            help='Name or ID of the server')
+        return parser
+
+    def id_of(self, parsed_args: argparse.Namespace) -> str:
+        """The id of the server that was named."""
+        return _server_id(self.app, parsed_args.server)
+
+
+def _server_id(app: ty.Any, name: str) -> str:
+    try:
+        return ty.cast(str, app.client_manager.sdk_connection.compute.
+                       find_server(name, ignore_missing=False).id)
+    except Exception as exc:
+        raise exceptions.CommandError(
+            f'Server {name} could not be found: {exc}') from exc
 
 
 class Adopt(_Members):

@@ -12,16 +12,19 @@ from oslo_utils import strutils
 from blazar_core.common import errors
 from blazar_core.common import inputs
 
-__all__ = ['HINTS', 'LEASE_PARAMS', 'RESERVED', 'ask_for_lease', 'scalar']
+__all__ = ['HINTS', 'INTERRUPTIBLE', 'LEASE_PARAMS', 'ON_EVICT', 'RESERVED',
+           'SAFE_FOR', 'ask_for_lease', 'boolean', 'scalar']
 
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
+INTERRUPTIBLE, SAFE_FOR, ON_EVICT = 'interruptible', 'safe_for', 'on_evict'
 SERVICE_PREFIX = 'blazar'
 
 #: The hints that users write, each with an example of its value.
 HINTS = {RESERVED: 'True',
          LEASE_PARAMS: '\'{"start": "now", "duration": "2h"}\'',
-         'reservation': 'ID'}
+         'reservation': 'ID', INTERRUPTIBLE: 'True', SAFE_FOR: '4h',
+         ON_EVICT: 'shelve'}
 #: From which likeness on one word is taken for a slip of another
 #: (:meth:`difflib.SequenceMatcher.ratio`): one letter in eight.
 _NEAR = 0.85
@@ -85,7 +88,7 @@ def _refuse_unreadable_hints(
 
 def _is_reserved(hints: collections.abc.Mapping[str, object]) -> bool:
     if RESERVED in hints:
-        return _boolean(scalar(hints[RESERVED]))
+        return boolean(scalar(hints[RESERVED]), RESERVED)
     if LEASE_PARAMS in hints:
         raise errors.InvalidLeaseParams(
             'The hint lease_params is given without the hint reserved. Add '
@@ -100,7 +103,12 @@ def scalar(value: object) -> object:
     return value
 
 
-def _boolean(value: object) -> bool:
+def boolean(value: object, name: str) -> bool:
+    """Return what a hint says that is true or false.
+
+    :param name: of the hint
+    :raises InvalidLeaseParams: when it is neither
+    """
     if isinstance(value, int) and value in (0, 1):
         return bool(value)
     try:
@@ -110,7 +118,8 @@ def _boolean(value: object) -> bool:
         pass
     given = (f'"{inputs.shown(value)}"' if isinstance(value, str)
              else inputs.kind_of(value))
+    what = 'with a lease' if name == RESERVED else 'that may be evicted'
     raise errors.InvalidLeaseParams(
-        f'The hint reserved is {given}, which is neither true nor false. '
-        'Write --hint reserved=True for a server with a lease, once, or leave '
+        f'The hint {name} is {given}, which is neither true nor false. '
+        f'Write --hint {name}=True for a server {what}, once, or leave '
         'it out.')

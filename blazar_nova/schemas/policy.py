@@ -23,6 +23,7 @@ PROJECT_READER_OR_ADMIN = 'rule:blazar_project_reader_or_admin'
 _LEASE = '/v1/leases/{lease_id}'
 _HOSTS = '/v1/os-hosts'
 _HOST = f'{_HOSTS}/{{host_id}}'
+_INTERRUPTIBLE = '/v1/interruptible'
 _MAINTENANCE = '/v1/maintenance/{host_name}'
 
 
@@ -91,6 +92,18 @@ _RULES = [
           'Also requires permission to update the lease.', f'PUT {_LEASE}'),
     _rule('leases:delete', PROJECT_MEMBER_OR_ADMIN,
           'Delete a lease and its servers.', f'DELETE {_LEASE}'),
+    _rule('interruptible:get', PROJECT_READER_OR_ADMIN,
+          'List the interruptible servers of a project, or show one.',
+          f'GET {_INTERRUPTIBLE}', f'GET {_INTERRUPTIBLE}/{{server_id}}'),
+    _rule('interruptible:get_all_projects', ADMIN,
+          'List the interruptible servers of all projects.',
+          f'GET {_INTERRUPTIBLE}'),
+    _rule('interruptible:put', PROJECT_MEMBER_OR_ADMIN,
+          'Make a server interruptible, at its creation or later.',
+          f'PUT {_INTERRUPTIBLE}/{{server_id}}', 'POST /servers'),
+    _rule('interruptible:delete', PROJECT_MEMBER_OR_ADMIN,
+          'Make an interruptible server an ordinary one.',
+          f'DELETE {_INTERRUPTIBLE}/{{server_id}}'),
     _rule('availability:get', PROJECT_READER_OR_ADMIN,
           'Show when how many servers of a given size could be reserved.',
           'GET /v1/availability'),

@@ -21,11 +21,13 @@ class Boot:
     """A boot, and what becomes of it.
 
     :ivar request: the lease that it asks for; None: it asks for none
+    :ivar hints: the scheduler hints, as they were sent
     :ivar refused: what a program wants to know of why it was refused
     :ivar lease: the lease that it got
     """
 
     request: requests.LeaseRequest | None
+    hints: ty.Mapping[str, object] = dataclasses.field(default_factory=dict)
     refused: dict[str, ty.Any] | None = None
     lease: dict[str, ty.Any] | None = None
 

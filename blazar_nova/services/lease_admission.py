@@ -34,6 +34,7 @@ from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import policy
 from blazar_nova.services import boot_context
 from blazar_nova.services import default_leases
+from blazar_nova.services import interruptible_servers
 from blazar_nova.services import lease_series
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
@@ -57,6 +58,7 @@ class LeaseAdmission:
         self._defaulting = default_leases.DefaultLeases(parts)
         self._policy = policy.Policy(parts.conf)
         self._recurring = lease_series.LeaseSeries(parts)
+        self._interruptible = interruptible_servers.InterruptibleServers(parts)
 
     def __call__(self, call: build_calls.BuildCall,
                  send: ty.Callable[[], None]) -> None:
@@ -65,11 +67,17 @@ class LeaseAdmission:
         reservation_id = flavors.reservation_of(call.request_spec[0].flavor)
         hosts_of = call.hint('reservation')
         try:
-            if hosts_of is not None:
+            evictable = self._interruptible.asked(call, boot)
+            if evictable is not None:
+                _refuse_lease(asked, reservation_id or hosts_of)
+                self._interruptible.register(call, evictable)
+            elif hosts_of is not None:
                 self._go_within(hosts_of, asked, call)
             elif asked is None and reservation_id is None:
                 asked = default = self._defaulting.request(call)
-            if reservation_id is not None and (
+            if evictable is not None:
+                pass
+            elif reservation_id is not None and (
                     hosts_of is None or asked is not None):
                 self._take_places(reservation_id, asked, call)
                 then = functools.partial(self._send, call, send)
@@ -302,3 +310,15 @@ class LeaseAdmission:
                 None if request.patience is not None else
                 requests.stay_of([request]),
                 self._parts.expects_changes(request.window.start))
+
+
+def _refuse_lease(asked: requests.LeaseRequest | None,
+                  reservation_id: str | None) -> None:
+    """
+    :raises InvalidLeaseParams: when interruptible servers would have a lease
+    """
+    if asked is not None or reservation_id is not None:
+        raise errors.InvalidLeaseParams(
+            'An interruptible server has no lease and is in no reservation. '
+            'Leave the hint interruptible out, or the hints reserved and '
+            'reservation and the flavor of a reservation.')

@@ -52,10 +52,14 @@ class ServerMessages:
     suffer from it.
 
     :param leased: looks servers up in the books
+    :param evictable: returns what interruptible ones of some servers show
     """
 
-    def __init__(self, leased: lookup.Lookup, clock: clocks.Clock) -> None:
+    def __init__(self, leased: lookup.Lookup, clock: clocks.Clock,
+                 evictable: ty.Callable[[ty.Collection[str]], ty.Mapping[
+                     str, ty.Mapping[str, str]]] = lambda _ids: {}) -> None:
         self._servers = leased
+        self._evictable = evictable
         self._clock = clock
         #: Until when nothing is asked.
         self._silent = 0.0
@@ -67,6 +71,11 @@ class ServerMessages:
         return {server_id: reserved_view.Held(
             _metadata(lease, self._clock.now()), _fault(lease))
             for server_id, lease in held.items()}
+
+    def interruptible(self, server_ids: ty.Collection[str],
+                      ) -> ty.Mapping[str, ty.Mapping[str, str]]:
+        """By interruptible server: until when it is safe."""
+        return self._asked(self._evictable, server_ids) or {}
 
     def action(self, server_id: str,
                project_id: str) -> reserved_view.Action | None:

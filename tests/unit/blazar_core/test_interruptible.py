@@ -6,15 +6,12 @@ import itertools
 import random
 
 from oslo_utils import uuidutils
-import sqlalchemy as sa
 
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import eligibility
 from blazar_core.capacity import interruptible
-from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
 from blazar_core.capacity import rule
-from blazar_core.capacity import scheduler_claims
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model

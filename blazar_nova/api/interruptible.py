@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the lease API does with interruptible servers."""
+
+import typing as ty
+
+import webob
+
+from blazar_core.common import inputs
+from blazar_nova.schemas import interruptible_params
+from blazar_nova.schemas import web_requests
+from blazar_nova.services import interruptible_servers
+from blazar_nova.services import wiring
+
+__all__ = ['InterruptibleController']
+
+_KNOWN = {'limit': '100', 'marker': 'the id of a server',
+          'all_projects': 'true'}
+_MOST = 1000
+_EXAMPLE = '{"on_evict": "shelve"}'
+
+
+class InterruptibleController:
+    """The handlers; each is given a request whose user is known."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
+        self._servers = interruptible_servers.InterruptibleServers(parts)
+
+    def index(self, request: webob.Request) -> web_requests.Answer:
+        values = web_requests.query(request)
+        inputs.check_keys(values, _KNOWN, 'the query')
+        limit = inputs.integer(values.get('limit', _MOST), 'limit', 1, _MOST)
+        found = self._servers.listed(
+            web_requests.context(request),
+            inputs.boolean(values.get('all_projects', 'false'),
+                           'all_projects'),
+            values.get('marker'), limit + 1)
+        body: dict[str, ty.Any] = {'interruptible': found[:limit]}
+        if len(found) > limit:
+            body['interruptible_links'] = web_requests.next_page(
+                request, body['interruptible'][-1]['server_id'])
+        return 200, body
+
+    def show(self, request: webob.Request,
+             server_id: str) -> web_requests.Answer:
+        inputs.check_keys(web_requests.query(request), {}, 'the query')
+        return 200, {'interruptible': self._servers.show(
+            web_requests.context(request), server_id)}
+
+    def update(self, request: webob.Request,
+               server_id: str) -> web_requests.Answer:
+        asked = interruptible_params.of_body(
+            web_requests.body(request, _EXAMPLE), self._actions)
+        return 200, {'interruptible': self._servers.make(
+            web_requests.context(request), server_id, asked)}
+
+    def delete(self, request: webob.Request,
+               server_id: str) -> web_requests.Answer:
+        inputs.check_keys(web_requests.query(request), {}, 'the query')
+        self._servers.make_ordinary(web_requests.context(request), server_id)
+        return 204, None

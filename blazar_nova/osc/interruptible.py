@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Commands for interruptible servers."""
+
+import argparse
+import typing as ty
+
+from osc_lib.command import command
+
+from blazar_nova.osc import commands
+from blazar_nova.osc import members
+
+__all__ = ['List', 'Set', 'Unset']
+
+_COLUMNS = ('server_id', 'safe_until', 'evict_at', 'on_evict', 'project_id')
+
+
+class List(command.Lister):
+    """List interruptible servers, and until when they are safe."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--all-projects', action='store_const', const='true',
+            help='List those of all projects (admin only)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace,
+                    ) -> tuple[tuple[str, ...], list[tuple[ty.Any, ...]]]:
+        client = commands.client_of(self.app)
+        params = commands.given(parsed_args, 'all_projects')
+        found: list[commands.Json] = []
+        while True:
+            answer = client.ask('GET', '/interruptible', params=params)
+            found += answer['interruptible']
+            if not answer.get('interruptible_links'):
+                break
+            params['marker'] = found[-1]['server_id']
+        return _COLUMNS, [tuple(_values(one)[name] for name in _COLUMNS)
+                          for one in found]
+
+
+class Set(members.OneServer):
+    """Make a server interruptible: it may be evicted for reservations."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--on-evict', metavar='<action>',
+            help='What is done first to evict it: shelve or delete')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        commands.client_of(self.app).ask(
+            'PUT', f'/interruptible/{self.id_of(parsed_args)}',
+            json=commands.given(parsed_args, 'on_evict'))
+
+
+class Unset(members.OneServer):
+    """Make an interruptible server an ordinary one."""
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        commands.client_of(self.app).ask(
+            'DELETE', f'/interruptible/{self.id_of(parsed_args)}')
+
+
+def _values(one: commands.Json) -> commands.Json:
+    """What the columns have of a server."""
+    return {**one, 'evict_at': (one.get('eviction') or {}).get('time')}

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Interruptible servers: made by a boot, shown, and made ordinary ones.
+
+A boot is an ordinary boot: nothing is reserved, and Nova decides. The record
+that lets its servers use reserved capacity is written before their build is
+sent, with the trust that shelving takes.
+"""
+
+import contextlib
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.capacity import interruptible
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.lifecycle import eviction
+from blazar_nova.compat import build_calls
+from blazar_nova.compat import join_checks
+from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import booted_servers
+from blazar_nova.schemas import interruptible_params
+from blazar_nova.schemas import policy
+from blazar_nova.services import boot_context
+from blazar_nova.services import lease_trusts
+from blazar_nova.services import wiring
+
+__all__ = ['InterruptibleServers']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds for which a trust is valid: an interruptible server has no end.
+_TRUST = 315_360_000
+_SHELVE = 'shelve'
+#: Seconds for which a process goes by the interruptible servers that it knows
+#: when servers are shown.
+_FRESH = 5
+
+_ROWS = sa.select(models.InterruptibleServer).order_by(
+    models.InterruptibleServer.server_id)
+_EVICTIONS = sa.select(
+    models.ServerMove.server_id, models.ServerMove.next_at,
+    models.ServerMove.status).where(
+        models.ServerMove.reason == states.MoveReason.EVICTION,
+        models.ServerMove.status.in_(states.OPEN_MOVES),
+        models.ServerMove.server_id.in_(
+            sa.bindparam('servers', expanding=True)))
+
+
+class InterruptibleServers:
+    """What is done about interruptible servers for a request."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._database = parts.database
+        self._clock = parts.clock
+        self._index = parts.admission.index
+        self._policy = policy.Policy(parts.conf)
+        self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
+        self._next = 0.0
+        self._lead_time = (parts.conf.blazar.interruptible_notice +
+                           parts.conf.blazar.eviction_timeout)
+
+    # -- boots ---------------------------------------------------------------
+
+    def asked(self, call: build_calls.BuildCall,
+              boot: boot_context.Boot | None,
+              ) -> interruptible_params.InterruptibleParams | None:
+        """Return how the servers of a boot may be interrupted; None: they may
+        not.
+
+        :raises InvalidLeaseParams: when the hints cannot be understood
+        """
+        return interruptible_params.of_hints(
+            {} if boot is None else boot.hints, self._actions,
+            interruptible_params.of_flavor(call.request_spec[0].flavor))
+
+    def register(self, call: build_calls.BuildCall,
+                 asked: interruptible_params.InterruptibleParams) -> None:
+        """Record the servers of a boot as interruptible.
+
+        :raises Forbidden: when the policy does not allow that
+        :raises Conflict: when no host is safe for as long as is wanted
+        :raises TrustUnavailable: when shelving takes a trust that the token
+            may not make; says what to do
+        """
+        context = call.context
+        self._authorize(context, 'put')
+        if asked.safe_for:
+            self._check_safe(call, asked.safe_for)
+        self._with_trusts(context, call.server_ids, asked, lambda connection:
+                          interruptible.register(connection, [
+                              self._row(context, server_id, asked)
+                              for server_id in call.server_ids]))
+
+    def _with_trusts(self, context: ty.Any, server_ids: ty.Sequence[str],
+                     asked: interruptible_params.InterruptibleParams,
+                     write: ty.Callable[[sa.Connection], None]) -> None:
+        """Write something in one transaction with the trusts that shelving
+        takes: one for each server, as it is revoked with it.
+        """
+        trusts: dict[str, str] = {}
+
+        def attempt() -> None:
+            with self._database.begin() as connection:
+                write(connection)
+                if trusts:
+                    connection.execute(models.Credential.__table__.insert(), [
+                        {'lease_id': server_id, 'replaced': None,
+                         'created_at': self._clock.now(),
+                         'sealed': self._parts.encryption.seal(trust)}
+                        for server_id, trust in trusts.items()])
+
+        with contextlib.ExitStack() as stack:
+            for server_id in server_ids:
+                trust = self._trust(context, asked)
+                if trust is None:
+                    break
+                trusts[server_id] = trust
+                stack.enter_context(
+                    lease_trusts.unless_reserved(self._parts, trust))
+            self._database.retried(attempt)
+
+    def _row(self, context: ty.Any, server_id: str,
+             asked: interruptible_params.InterruptibleParams,
+             ) -> dict[str, ty.Any]:
+        now = self._clock.now()
+        # 0: nothing was shown yet.
+        return {'server_id': server_id, 'project_id': context.project_id,
+                'user_id': context.user_id, 'lead_time': self._lead_time,
+                'safe_for': asked.safe_for, 'on_evict': asked.on_evict,
+                'safe_until': 0, 'created_at': now, 'checked_at': now}
+
+    def _trust(self, context: ty.Any,
+               asked: interruptible_params.InterruptibleParams) -> str | None:
+        if _SHELVE not in eviction.actions_of(asked.on_evict, self._actions):
+            return None
+        try:
+            return self._parts.trusts.delegate(
+                context, self._clock.now() + _TRUST, as_owner=True)
+        except errors.TrustUnavailable as exc:
+            raise errors.TrustUnavailable(
+                'An interruptible server is shelved in your name, which takes '
+                f'a trust that your token may not make ({exc.__cause__ or exc}'
+                '). Ask again with a token that you got by your password, or '
+                'with the hint on_evict=delete.') from exc
+
+    def _check_safe(self, call: build_calls.BuildCall, wanted: int) -> None:
+        with server_demand.refused(
+                len(call.request_spec),
+                f'Boot of {", ".join(call.server_ids)}'):
+            demand = booted_servers.demand_of(
+                call.context, call, self._parts.leases.lookup, None)
+        found = self._parts.admission.safe_for(
+            demand, self._lead_time, wanted)
+        if found is None:
+            raise errors.Conflict(
+                'No host has capacity for an interruptible server of this '
+                'size now. Try again later, or with a smaller flavor.')
+        if found < wanted:
+            raise errors.Conflict(
+                f'No host is safe for {wanted} seconds; the best ones are '
+                f'safe for {found}. Ask with --hint safe_for={found}, or '
+                'create a lease if the server must not be evicted.')
+
+    # -- running servers -----------------------------------------------------
+
+    def make(self, context: ty.Any, server_id: str,
+             asked: interruptible_params.InterruptibleParams,
+             ) -> dict[str, ty.Any]:
+        """Make a server that runs interruptible.
+
+        :raises Forbidden: when the policy does not allow that
+        :raises Conflict: when it is interruptible already, has a lease, or is
+            changing
+        """
+        self._authorize(context, 'put')
+        joiner = join_checks.joiner(server_id, context.project_id)
+        if self._parts.leases.lookup.is_leased(server_id):
+            raise errors.Conflict(
+                f'Server {server_id} has a lease, and is not interruptible '
+                'before it has left that.')
+        if self._rows(server_ids=[server_id]):
+            raise errors.Conflict(
+                f'Server {server_id} is interruptible already.')
+        host_id = next((one.id for one in self._hosts()
+                        if one.uuid == joiner.host), None)
+        if host_id is None:
+            raise errors.Conflict(
+                f'The host of server {server_id} is not known yet. Try again '
+                'in a minute.')
+        self._with_trusts(
+            context, [server_id], asked, lambda connection:
+            interruptible.make(connection, self._clock.now(), host_id,
+                               self._row(context, server_id, asked)))
+        LOG.info('Server %s of project %s is interruptible', server_id,
+                 context.project_id)
+        return self.show(context, server_id)
+
+    def _hosts(self) -> list[model.Host]:
+        with self._index.fresh():
+            return [*self._index.hosts.values()]
+
+    def make_ordinary(self, context: ty.Any, server_id: str) -> None:
+        """Make an interruptible server an ordinary one.
+
+        :raises NotFound: when the project has no such server
+        :raises Conflict: when its capacity is reserved for later
+        """
+        row, = self._of_project(context, 'delete', server_id)
+        if not self._database.retried(
+                interruptible.make_ordinary, self._index, self._database,
+                self._clock.now(), server_id):
+            shown, = self._shown([row])
+            raise errors.Conflict(
+                f'Server {server_id} stays interruptible: its capacity is '
+                'reserved by leases, and it is safe until '
+                f'{shown["safe_until"]}. Create a new server, or a lease.')
+        LOG.info('Server %s of project %s is no longer interruptible',
+                 server_id, row.project_id)
+
+    # -- answers -------------------------------------------------------------
+
+    def show(self, context: ty.Any, server_id: str) -> dict[str, ty.Any]:
+        """Return an interruptible server.
+
+        :raises NotFound: when the project has no such server
+        """
+        return self._shown(self._of_project(context, 'get', server_id))[0]
+
+    def listed(self, context: ty.Any, everybody: bool, after: str | None,
+               limit: int | None) -> list[dict[str, ty.Any]]:
+        """Return interruptible servers, in the order of their ids.
+
+        :param everybody: those of all projects
+        :param after: the id of the one before
+        """
+        self._authorize(context, 'get_all_projects' if everybody else 'get')
+        return self._shown(self._rows(
+            None if everybody else context.project_id, None, after, limit))
+
+    def metadata(self, server_ids: ty.Collection[str],
+                 ) -> dict[str, dict[str, str]]:
+        """Return what servers show as metadata, by id of those that are
+        interruptible. Others cost no statement, but for one every
+        :data:`_FRESH` seconds.
+        """
+        if self._clock.elapsed() >= self._next:
+            with self._index.fresh():
+                self._next = self._clock.elapsed() + _FRESH
+        known = self._index.interruptible_servers()
+        mine = [one for one in server_ids if one in known]
+        if not mine:
+            return {}
+        return {one['server_id']: {
+            'interruptible': 'True',
+            'safe_until': one['safe_until'] or 'no reservation follows',
+            **({} if one['eviction'] is None else {
+                'evict_at': one['eviction']['time']})}
+            for one in self._shown(self._rows(server_ids=mine))}
+
+    def _of_project(self, context: ty.Any, rule: str, server_id: str,
+                    ) -> list[models.InterruptibleServer]:
+        self._authorize(context, rule)
+        rows = self._rows(server_ids=[server_id])
+        if not rows or rows[0].project_id != context.project_id and (
+                not self._policy.allows(
+                    context, 'blazar:interruptible:get_all_projects',
+                    {'project_id': rows[0].project_id})):
+            raise errors.NotFound(
+                f'There is no interruptible server {server_id}.')
+        return rows
+
+    def _rows(self, project_id: str | None = None,
+              server_ids: ty.Collection[str] | None = None,
+              after: str | None = None, limit: int | None = None,
+              ) -> list[models.InterruptibleServer]:
+        query, table = _ROWS, models.InterruptibleServer
+        if project_id is not None:
+            query = query.where(table.project_id == project_id)
+        if server_ids is not None:
+            query = query.where(table.server_id.in_(server_ids))
+        if after is not None:
+            query = query.where(table.server_id > after)
+        with self._database.reader() as session:
+            return list(session.scalars(query.limit(limit)))
+
+    def _shown(self, rows: ty.Sequence[models.InterruptibleServer],
+               ) -> list[dict[str, ty.Any]]:
+        now, ids = self._clock.now(), {row.server_id for row in rows}
+        with self._database.connection() as connection:
+            hosts = interruptible.hosts(
+                connection, now,
+                lambda row: not ids.isdisjoint(row.interruptible))
+            evictions = {one.server_id: one for one in connection.execute(
+                _EVICTIONS, {'servers': [*ids]})}
+        placed = {one.id for host in hosts for one in host.servers}
+        found: dict[str, int] = {}
+        for host in hosts:
+            found |= interruptible.conflicts(
+                host.capacity, host.usage, host.servers,
+                [taken for taken, _reservation in host.booked], now)
+        return [{
+            'server_id': row.server_id, 'project_id': row.project_id,
+            'user_id': row.user_id, 'on_evict': row.on_evict,
+            'lead_time': row.lead_time, 'safe_for': row.safe_for,
+            'placed': row.server_id in placed,
+            'safe_until': None if row.server_id not in found else clocks.iso(
+                max(now, found[row.server_id] - row.lead_time)),
+            'eviction': _eviction(evictions.get(row.server_id)),
+            'created_at': clocks.iso(row.created_at)} for row in rows]
+
+    def _authorize(self, context: ty.Any, rule: str) -> None:
+        self._policy.authorize(context, f'blazar:interruptible:{rule}',
+                               {'project_id': context.project_id})
+
+
+def _eviction(row: ty.Any) -> dict[str, ty.Any] | None:
+    return None if row is None else {
+        'time': clocks.iso(row.next_at), 'status': row.status.upper()}

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Interruptible servers on a real Nova: booted, safe, evicted, kept."""
+
+from nova import context as nova_context
+from nova import objects
+from oslo_utils.fixture import uuidsentinel as uuids
+import sqlalchemy as sa
+
+from blazar_core.common import clocks
+from blazar_core.db import models
+from tests import driven
+from tests.functional import test_api
+
+HOUR = 3600
+#: Of the defaults: the notice, and the time of an eviction.
+LEAD, EVICTION = 600, 300
+YES = {'interruptible': 'True'}
+
+
+class InterruptibleTestCase(test_api.ApiTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.told = self.record()
+
+    def reserve(self, start_in=2 * HOUR, amount=2):
+        """All CPUs of both hosts, for later."""
+        return self.make(start_in=start_in, reservations=[
+            self.reservation(vcpus=4, amount=amount)])
+
+    def until(self, instant):
+        """Time passes, and the listener looks."""
+        self.clock.advance(instant - self.clock.now())
+        self.listener.evictions.carry_out()
+        self.listener.evictions.plan()
+
+    def shown(self, server_id):
+        return self.ask('GET', f'/interruptible/{server_id}',
+                        code=200)['interruptible']
+
+    def start_of(self, lease):
+        return driven.parse_iso(self.get(lease)['start_date'])
+
+    def boot_error(self, name, **kwargs):
+        return self.wait_for_status(
+            self.boot(name, **kwargs)['id'], 'ERROR')
+
+    def notified(self, event):
+        return [one['server_id'] for one in self.told.told(
+            f'server.interruptible.{event}')]
+
+
+class InterruptibleTest(InterruptibleTestCase):
+
+    def test_it_uses_what_is_reserved_until_that_is_needed(self):
+        lease = self.reserve()
+        self.assertIn('No valid host', self.boot_error(
+            'ordinary', flavor='3')['fault']['message'])
+        server_id = self.boot_active('vm1', flavor='4', hints=YES)['id']
+        start = self.start_of(lease)
+        safe = clocks.iso(start - LEAD)
+        self.assertEqual(safe, self.shown(server_id)['safe_until'])
+        # What is shown may be some seconds old.
+        self.wait_for(lambda: self.alice.get_server(server_id)['metadata'])
+        metadata = {one['id']: one['metadata']
+                    for one in self.alice.get_servers()}
+        self.assertEqual({'interruptible': 'True', 'safe_until': safe},
+                         metadata.pop(server_id))
+        self.assertEqual([{}], [*metadata.values()])
+        self.fill_books()
+        self.until(start - LEAD)
+        self.told.wait('server.interruptible.evict_scheduled')
+        self.assertEqual(
+            {'time': clocks.iso(start - EVICTION), 'status': 'PLANNED'},
+            self.shown(server_id)['eviction'])
+        self.until(start - EVICTION)
+        self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
+        self.fill_books()
+        self.until(start - 100)
+        self.told.wait('server.interruptible.evicted')
+        self.run_until(start)
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+        flavor = lease['reservations'][0]['id']
+        for number in range(2):
+            self.boot_active(f'reserved{number}', flavor=flavor)
+
+    def test_its_flavor_makes_it_so(self):
+        self.reserve()
+        flavor = objects.Flavor(
+            nova_context.get_admin_context(), flavorid='cheap', name='cheap',
+            vcpus=1, memory_mb=512, root_gb=1, ephemeral_gb=0, swap=0,
+            rxtx_factor=1.0, is_public=True, disabled=False,
+            extra_specs={'blazar:interruptible': 'True'})
+        flavor.create()
+        server_id = self.boot_active('vm1', flavor='cheap')['id']
+        self.assertEqual('shelve', self.shown(server_id)['on_evict'])
+        self.assertIn('Leave the hint interruptible out', self.refused(
+            400, self.boot, 'vm2', flavor='cheap',
+            hints={'interruptible': 'False'}))
+
+    def test_it_is_refused_where_it_is_not_safe_for_long_enough(self):
+        self.reserve()
+        said = self.refused(409, self.boot, 'vm1', hints={
+            **YES, 'safe_for': '4h'})
+        self.assertRegex(said, r'No host is safe for 14400 seconds; the best '
+                               r'ones are safe for 6\d\d\d\.')
+        server = self.boot_active('vm1', hints={**YES, 'safe_for': '1h'})
+        self.assertEqual(HOUR, self.shown(server['id'])['safe_for'])
+
+    def test_bad_hints(self):
+        for hints, said in (
+                ({'interruptible': 'perhaps'}, 'neither true nor false'),
+                ({**YES, 'on_evict': 'explode'}, 'shelve or delete'),
+                ({**YES, 'on_evict': {}}, 'shelve or delete'),
+                ({**YES, 'safe_for': 'long'}, 'invalid duration'),
+                ({**YES, 'safe_for': ['1h', '2h']}, 'Write a'),
+                ({**YES, 'safe_for': -1}, 'Write a whole number'),
+                ({'safe_for': '1h'}, 'Add --hint interruptible=True'),
+                ({'interruptable': 'True'}, 'nearly "interruptible"'),
+                ({**YES, **self.lease_hints('vm1')}, 'has no lease')):
+            self.assertIn(said, self.refused(
+                400, self.boot, 'vm1', hints=hints), hints)
+        self.assertEqual([], self.alice.get_servers())
+        with self.listener.parts.database.reader() as session:
+            self.assertEqual([], session.scalars(
+                sa.select(models.InterruptibleServer)).all())
+
+    def test_a_running_server_becomes_so_and_ordinary_again(self):
+        server_id = self.boot_active('vm1', flavor='4')['id']
+        self.fill_books()
+        path = f'/interruptible/{server_id}'
+        self.assertEqual(404, self.ask('GET', path)['error_code'])
+        self.ask('PUT', path, {}, code=200)
+        self.assertIsNone(self.shown(server_id)['safe_until'])
+        lease = self.reserve()
+        self.assertEqual(
+            clocks.iso(self.start_of(lease) - LEAD),
+            self.shown(server_id)['safe_until'])
+        said = self.ask('DELETE', path, code=409)['error_message']
+        self.assertIn('stays interruptible', said)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.run_until(clocks.SystemClock().now())
+        self.ask('DELETE', path, code=204)
+        self.assertEqual(404, self.ask('GET', path)['error_code'])
+        self.make(start_in=2 * HOUR, code=409, reservations=[
+            self.reservation(vcpus=4, amount=2)])
+
+    def test_others_neither_see_nor_change_it(self):
+        server_id = self.boot_active('vm1', hints=YES)['id']
+        bob = self.api(project=uuids.other, user='bob')
+        path = f'/interruptible/{server_id}'
+        for method, body in (('GET', None), ('DELETE', None)):
+            self.ask(method, path, body, bob, 404)
+        self.ask('PUT', path, {}, bob, 400)
+        self.assertEqual([], self.ask(
+            'GET', '/interruptible', client=bob, code=200)['interruptible'])
+        self.ask('GET', '/interruptible', client=bob, code=403,
+                 all_projects='true')
+        self.assertEqual([server_id], [one['server_id'] for one in self.ask(
+            'GET', '/interruptible', client=self.admin, code=200,
+            all_projects='true')['interruptible']])
+
+    def test_a_server_of_a_lease_is_not_made_so(self):
+        server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
+        self.assertIn('has a lease', self.ask(
+            'PUT', f'/interruptible/{server["id"]}', {}, code=409)[
+                'error_message'])
+
+    def test_verify_finds_nothing(self):
+        self.boot_active('vm1', hints=YES)
+        self.boot_active('vm2')
+        self.fill_books()
+        self.assert_verified()

@@ -313,7 +313,7 @@ class InterruptibleServers:
             'safe_until': None if row.server_id not in found else clocks.iso(
                 max(now, found[row.server_id] - row.lead_time)),
             'eviction': _eviction(evictions.get(row.server_id)),
-            'created_at': clocks.iso(row.created_at)} for row in rows]
+            'created_at': clocks.stamp(row.created_at)} for row in rows]
 
     def _authorize(self, context: ty.Any, rule: str) -> None:
         self._policy.authorize(context, f'blazar:interruptible:{rule}',

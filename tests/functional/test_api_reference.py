@@ -80,7 +80,7 @@ class DescriptionTest(testtools.TestCase):
             if operation.server is None:
                 path = operation.path.format(
                     lease_id='an-id', host_id='1', name='gpu',
-                    host_name='host1')
+                    host_name='host1', server_id='an-id')
                 described |= {
                     (pattern.pattern, operation.method)
                     for pattern, _controller, _methods in rest.ROUTES
@@ -198,6 +198,14 @@ class SamplesTest(test_api.ApiTestCase):
             'GET', '/maintenance', client=self.admin)['maintenance']))
         self.ask('DELETE', path, client=self.admin, code=204)
 
+    def test_interruptible_servers(self):
+        self.make(start_in=7200, reservations=[
+            self.reservation(vcpus=4, amount=2)])
+        server = self.boot_active('server1', hints={
+            'interruptible': 'True', 'safe_for': '1h'})
+        self.sample('GET', f'/interruptible/{server["id"]}',
+                    'interruptible', 200)
+
     def test_the_versions(self):
         self.sample('GET', '', 'versions', 300, root='/reservation')
 
@@ -243,6 +251,8 @@ class SamplesTest(test_api.ApiTestCase):
         for before, pattern, name in ((r'/leases/', '[^/]+', '{lease_id}'),
                                       (r'/maintenance/', '[^/]+',
                                        '{host_name}'),
+                                      (r'/interruptible/', '[^/]+',
+                                       '{server_id}'),
                                       (r'/os-hosts/', r'\d+', '{host_id}'),
                                       (r'/properties/', '.+', '{name}')):
             path = re.sub(rf'(?<={before}){pattern}', name, path)

@@ -36,6 +36,11 @@ PAGES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ('Wait for capacity', 'enrolled'),
         ('Have servers moved', None),
         ('Your own servers', 'servers')),
+    'doc/source/user/interruptible.rst': (
+        ('Interruptible servers', None),
+        ('Until when it is safe', None),
+        ('Eviction', None),
+        ('Change a running server', 'servers')),
     'doc/source/user/change-and-end.rst': (
         ('Change a lease', 'booted'),
         ('Change a lease', 'booted'),
@@ -55,6 +60,7 @@ PAGES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ('Share hosts', 'hosts_leased'),
         ('Delete', 'several'),
         ('Existing servers', 'servers'),
+        ('Interruptible servers', 'servers'),
         ('Acknowledge a host change', 'reserved'),
         ('Transfer', 'handed_over'),
         ('Wait', 'starting')),

@@ -41,11 +41,12 @@ class Leased(Exception):
 _RUNS = sa.select(
     *ledger.SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at,
     _HOSTS.c.assigned_to, _BOOKINGS.c.server_id.label('leased'),
-    _INTERRUPTIBLE.c.lead_time, _INTERRUPTIBLE.c.created_at.label('since'),
-).select_from(_HOSTS.outerjoin(
-    _BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server')).outerjoin(
-        _INTERRUPTIBLE,
-        _INTERRUPTIBLE.c.server_id == sa.bindparam('server')))
+    *(sa.select(column).where(
+        _INTERRUPTIBLE.c.server_id == sa.bindparam('server')
+    ).scalar_subquery().label(name) for name, column in (
+        ('lead_time', _INTERRUPTIBLE.c.lead_time),
+        ('since', _INTERRUPTIBLE.c.created_at))),
+).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server'))
 _TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
                     _HOSTS.c.name == sa.bindparam('name'))
 _CLAIMS = _RUNS.where(_HOSTS.c.id == sa.bindparam('host'))

@@ -44,6 +44,8 @@ class TestOpts(base.BaseTestCase):
              'best_effort_timeout': 1800, 'best_effort_moves': 20,
              'best_effort_move_interval': 600,
              'best_effort_moves_per_hour': None,
+             'interruptible_notice': 300, 'eviction_timeout': 300,
+             'eviction_actions': ['shelve', 'delete'],
              'grace_period': 0, 'cleaning_time': 0, 'cleaning_command': '',
              'cleaning_timeout': 10, 'encryption_keys': [],
              'public_properties': ['hypervisor_type', 'vcpus'],

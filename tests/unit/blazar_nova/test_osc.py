@@ -239,6 +239,30 @@ class MembersTest(OscTestCase):
             'name': 'lease1', 'end_date': '2026-12-01 16:00',
             'on_end': 'stop', 'servers': [OTHER]}], self.told())
 
+    def test_a_server_becomes_interruptible_and_ordinary_again(self):
+        for method in ('PUT', 'DELETE'):
+            self.cloud.sees(f'{method} /interruptible/{OTHER}', (
+                (200, {'interruptible': {}}) if method == 'PUT'
+                else (204, None)))
+        for words in (('set', '--on-evict', 'delete', 'vm1'),
+                      ('unset', 'vm1')):
+            self.assertEqual(0, self.openstack(
+                'reservation', 'interruptible', *words)[0])
+        self.assertEqual([{'on_evict': 'delete'}], self.told())
+
+    def test_interruptible_servers_are_listed_page_by_page(self):
+        one = {'server_id': ID, 'safe_until': None, 'on_evict': 'shelve',
+               'project_id': 'p', 'eviction': None}
+        self.cloud.sees(
+            'GET /interruptible', (200, {
+                'interruptible': [one], 'interruptible_links': [{}]}),
+            (200, {'interruptible': [{**one, 'server_id': OTHER, 'eviction': {
+                'time': '2026-12-01T16:00:00.000000'}}]}))
+        self.assertEqual(
+            [(ID, None), (OTHER, '2026-12-01T16:00:00.000000')],
+            [(row['server_id'], row['evict_at']) for row in self.reservation(
+                'interruptible', 'list')])
+
     def test_for_how_long_in_the_place_of_an_end(self):
         self.reservation('adopt', '--duration', '2h', 'vm1')
         self.reservation('request', 'lease1', '--duration', '1d12h',
@@ -329,7 +353,8 @@ class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
     OURS = ['accept', 'acknowledge', 'add server', 'adopt', 'availability',
-            'delete', 'hand over', 'list', 'occurrences', 'offer', 'quote',
+            'delete', 'hand over', 'interruptible list', 'interruptible set',
+            'interruptible unset', 'list', 'occurrences', 'offer', 'quote',
             'remove server', 'request', 'share', 'wait']
 
     def listed(self):

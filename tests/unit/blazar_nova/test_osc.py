@@ -403,7 +403,9 @@ class PluginTest(OscTestCase):
                 'reservation', *name.split(), '--help')
             self.assertEqual(0, code)
             self.assertIn(f' reservation {name} [-h]', out)
-            self.assertIn('--force' if name == 'delete' else '--format', out)
+            self.assertIn({
+                'delete': '--force', 'interruptible set': '--on-evict',
+                'interruptible unset': '<server>'}.get(name, '--format'), out)
 
 
 class AvailabilityTest(OscTestCase):

@@ -325,8 +325,8 @@ class Admission:
         :returns: None: there is no capacity for them now
         """
         now = self._clock.now()
-        with self._selector.asked_for([demand], 0) as (timeline, (demand,)):
-            allowed = self._selector.allowed(timeline, demand)
+        with self.selector.asked_for([demand], 0) as (timeline, (demand,)):
+            allowed = self.selector.allowed(timeline, demand)
 
             def fits(seconds: int) -> bool:
                 window = model.Window(now, now + seconds + lead_time)

@@ -204,15 +204,19 @@ class Evictions:
         """Request evictions that are due, and see what became of others."""
         now = self._clock.now()
         with self._database.reader() as session:
-            due = session.scalars(_OPEN.where(
-                server_moves.is_due), {'now': now}).all()
+            moves = session.scalars(_OPEN).all()
             rows = {row.server_id: row for row in session.scalars(sa.select(
                 models.InterruptibleServer).where(
                     models.InterruptibleServer.server_id.in_(
-                        [move.server_id for move in due])))}
-        for move in due:
+                        [move.server_id for move in moves])))}
+        for move in moves:
+            row = rows.get(move.server_id)
+            # A clock that was ahead has written what is later than that.
+            if clocks.is_within(move.next_at, now, 0 if row is None else (
+                    _horizon([row.lead_time]))):
+                continue
             try:
-                self._carry_out(move, rows.get(move.server_id))
+                self._carry_out(move, row)
             except errors.DatabaseUnavailable:
                 raise
             except errors.CloudUnavailable as exc:

@@ -138,12 +138,12 @@ class TestAdmission(InterruptibleTestCase):
         """Whatever a process has found in memory."""
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
-        now = self.clock.now()
+        now, host_id = self.clock.now(), self.row('one').id
 
         def book(start):
             with self.database.begin() as connection:
                 ledger.decide(connection, now, [ledger.Edit(
-                    None, ledger.NewBooking(None, 1, None, model.Window(
+                    None, ledger.NewBooking(None, host_id, None, model.Window(
                         now + start, now + 5000), {'VCPU': 2}))])
 
         self.assertRaises(ledger.OverCapacity, book, LEAD - 1)
@@ -173,9 +173,10 @@ class TestAdmission(InterruptibleTestCase):
                 self.books.connect(), self.clock)):
             with index.fresh() as timeline:
                 now = self.clock.now()
-                self.assertEqual([3, 3, 0], [timeline.peak(
-                    1, model.Window(now + at, now + at + 1)).get('VCPU', 0)
-                    for at in (0, LEAD - 1, LEAD + 60)])
+                levels = [timeline.peak(self.row('one').id, model.Window(
+                    now + at, now + at + 1)).get('VCPU', 0)
+                    for at in (0, LEAD - 1, LEAD + 60)]
+                self.assertEqual([3, 3, 0], levels)
         self.leave(server_id)
         self.assertTrue(self.quote(self.clock.now() - NOW + 1))
 
@@ -382,6 +383,117 @@ class TestEvictions(InterruptibleTestCase):
             interruptible.forget(connection, [server_id])
         self.lifecycle.lease_close.revoke_over()
         self.assertEqual(['trust'], self.cloud.revoked)
+
+
+class TestStories(InterruptibleTestCase):
+    """Random stories: leases, ordinary and interruptible servers, an hour."""
+
+    def test_nothing_is_late_and_everybody_has_notice(self):
+        evicted = 0
+        for seed in range(3):
+            rng = random.Random(seed)
+            hosts = [f'{seed}-{number}' for number in range(2)]
+            for host in hosts:
+                self.host(host, VCPU=8)
+            self.story(rng, hosts)
+            evicted += len(self.notice)
+        self.assertGreater(evicted, 1)
+
+    def story(self, rng, hosts):
+        self.ordinary, self.mine, self.shown = {}, {}, {}
+        self.starts, self.notice = {}, {}
+        self.evictions = self.new_evictions()
+        for _step in range(80):
+            work = rng.choice([
+                self.boot_some, self.boot_some, self.reserve_some,
+                self.reserve_some, self.give_up_some, self.delete_some])
+            work(rng, hosts)
+            for _look in range(rng.randint(1, 8)):
+                self.pass_time(15)
+        for _look in range(4 * LEAD // 15):
+            self.pass_time(15)
+
+    def boot_some(self, rng, hosts):
+        host, vcpus = rng.choice(hosts), rng.randint(1, 4)
+        free = 8 - sum(size for place, size in (
+            *self.ordinary.values(), *self.mine.values()) if place == host
+        ) - self.running(host)
+        if vcpus > free:
+            return  # Placement refuses it.
+        interruptible = rng.random() < 0.7
+        server_id = self.register() if interruptible else (
+            uuidutils.generate_uuid())
+        if self.fits(host, server_id, VCPU=vcpus):
+            self.tell(server_id, host, VCPU=vcpus)
+            self.cloud.servers[server_id] = cloud_api.ObservedServer(
+                State.RUNNING, self.uuid_of(host))
+            (self.mine if interruptible else self.ordinary)[server_id] = (
+                host, vcpus)
+
+    def running(self, host):
+        """What leases take of a host now."""
+        now = self.clock.now()
+        return sum(row.resources['VCPU'] for row in self.scalars(
+            models.Booking, models.Booking.host_id == self.row(host).id)
+            if row.start_date <= now < row.end_date)
+
+    def reserve_some(self, rng, _hosts):
+        start = self.clock.now() - NOW + rng.randint(1, 3 * LEAD)
+        try:
+            lease = self.reserve(start, start + rng.randint(60, 2 * LEAD),
+                                 self.places(1, rng.randint(1, 8)))
+        except errors.Refused:
+            return
+        self.starts[lease['id']] = NOW + start
+
+    def give_up_some(self, rng, _hosts):
+        if self.starts and rng.random() < 0.3:
+            lease_id = rng.choice([*self.starts])
+            self.starts.pop(lease_id)
+            self.lifecycle.lease_end.delete(lease_id)
+            self.lifecycle.lease_end.end(lease_id)
+
+    def delete_some(self, rng, _hosts):
+        some = [*self.mine, *self.ordinary]
+        if some and rng.random() < 0.5:
+            self.gone(rng.choice(some))
+
+    def gone(self, server_id):
+        host, _size = self.mine.pop(server_id, None) or (
+            self.ordinary.pop(server_id))
+        self.cloud.servers.pop(server_id, None)
+        self.tell(server_id, host)
+
+    def pass_time(self, seconds):
+        self.clock.advance(seconds)
+        now = self.clock.now()
+        self.evictions.look(leader_election.Leader(
+            self.database, self.clock, eviction.LEADER, 'a', eviction.PAUSE,
+            60))
+        for event, server_id, at in self.events():
+            if event == 'evict_scheduled':
+                at = clocks.iso(now) if at is None else at
+                self.notice[server_id] = now
+                self.assertGreaterEqual(
+                    self.shown.get(server_id, now), now - 60)
+        for row in self.scalars(models.InterruptibleServer):
+            if row.safe_until is not None and row.server_id in self.mine:
+                self.shown[row.server_id] = row.safe_until
+        for server_id in [*self.mine]:
+            if self.cloud.servers[server_id].host is None:
+                # It was shelved.
+                self.assertGreaterEqual(
+                    now - self.notice[server_id], LEAD - 300)
+                self.gone(server_id)
+        self.check(now)
+
+    def check(self, now):
+        """All that is due fits on its host, in reality."""
+        for host in {place for place, _size in self.mine.values()}:
+            self.assertLessEqual(sum(
+                size for place, size in (*self.mine.values(),
+                                         *self.ordinary.values())
+                if place == host) + self.running(host), 8, (host, now - NOW))
 
 
 class TestOrder(base.TestCase):

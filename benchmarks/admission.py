@@ -225,7 +225,7 @@ class Worker:
                 self.reservation, host_id, uuidutils.generate_uuid(), window,
                 demand.resources)) for host_id in picked[0]]
             ledger.decide(connection, self.now, edits)
-            ledger.add(connection, edits)
+            ledger.add(connection, self.now, edits, {})
 
         self.search.admit([demand], window, write)
 

@@ -14,12 +14,14 @@ is rolled back and run again: it is always the later one that loses, and
 nothing of it is left.
 
 Each decision leaves behind what it changed (:class:`models.LeaseChange`), for
-the processes that keep the books in memory.
+the processes that keep the books in memory, and its usage records
+(:mod:`blazar_core.capacity.usage_records`).
 
 The functions take a session or a connection, so that a caller can decide and
 write what belongs to the decision in one transaction. A decision costs one
-SELECT, one UPDATE for each host, and one INSERT each of bookings and of
-changes; the rule is linear in the bookings that overlap it on its hosts.
+SELECT, one UPDATE for each host, and one INSERT each of bookings, of changes
+and of usage records; the rule is linear in the bookings that overlap it on its
+hosts.
 """
 
 import collections
@@ -31,6 +33,7 @@ from sqlalchemy import orm
 
 from blazar_core.capacity import host_generations
 from blazar_core.capacity import rule
+from blazar_core.capacity import usage_records
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
@@ -59,6 +62,8 @@ class NewBooking:
     :ivar claimed_at: when a scheduler let its server onto the host
     :ivar outage: why the host is away then, of no reservation; None: it is not
     :ivar host_failed_at: since when its host is known to have failed under it
+    :ivar recorded_at: see :mod:`blazar_core.capacity.usage_records`; it is set
+        when this is written
     """
 
     reservation_id: str | None
@@ -72,6 +77,7 @@ class NewBooking:
     among: model.HostPool | None = None
     outage: str | None = None
     host_failed_at: int | None = None
+    recorded_at: int | None = None
     failed_at: ty.ClassVar[None] = None  # What is new has not.
 
 
@@ -130,13 +136,15 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
     :raises LostRace: when another process decided about a host meanwhile
     """
     edits = decide(session.connection(), now, edits, force, seen)
+    edits = _recorded(session.connection(), now, edits,
+                      usage_records.owners(session, edits))
     for row, new in edits:
         if row is not None and new is None:
             session.delete(row)
         elif row is not None and new is not None:
             for name, value in _values(new).items():
                 setattr(row, name, value)
-    add(session.connection(), edits)
+    _insert(session.connection(), edits)
 
 
 def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
@@ -342,8 +350,30 @@ def _check(host: HostLoad, now: int, others: ty.Iterable[_Change],
         raise OverCapacity(host.id)
 
 
-def add(connection: sa.Connection, edits: ty.Iterable[Edit]) -> None:
-    """Write the bookings that come, when that has been decided."""
+def add(connection: sa.Connection, now: int, edits: ty.Iterable[Edit],
+        owners: ty.Mapping[str, usage_records.Owner]) -> None:
+    """Write the bookings that come, when that has been decided.
+
+    :param owners: by reservation
+    """
+    _insert(connection, _recorded(connection, now, edits, owners))
+
+
+def _recorded(connection: sa.Connection, now: int, edits: ty.Iterable[Edit],
+              owners: ty.Mapping[str, usage_records.Owner]) -> list[Edit]:
+    """Write the usage records of edits; return these with what is noted of
+    that in the bookings.
+    """
+    records, noted = usage_records.Records(now, owners), []
+    for row, new in edits:
+        since = records.change(row, new)
+        noted.append(Edit(row, new if new is None else dataclasses.replace(
+            new, recorded_at=since)))
+    records.write(connection)
+    return noted
+
+
+def _insert(connection: sa.Connection, edits: ty.Iterable[Edit]) -> None:
     coming = [_values(new) for row, new in edits
               if row is None and new is not None]
     if coming:
@@ -358,4 +388,5 @@ def _values(booking: NewBooking) -> dict[str, ty.Any]:
             'resources': dict(booking.resources), 'running': booking.running,
             'dispatched_at': booking.dispatched_at,
             'claimed_at': booking.claimed_at, 'outage': booking.outage,
-            'host_failed_at': booking.host_failed_at}
+            'host_failed_at': booking.host_failed_at,
+            'recorded_at': booking.recorded_at}

@@ -19,7 +19,7 @@ from blazar_core.common import states
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
            'HeldBuild', 'Host', 'HostProperty', 'InterruptibleServer', 'Lease',
            'Orphan', 'Outage', 'Recurrence', 'RequestKey', 'Reservation',
-           'ServerMove', 'Setting', 'Turn', 'WouldEnd']
+           'ServerMove', 'Setting', 'Turn', 'UsageRecord', 'WouldEnd']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -318,8 +318,10 @@ class Booking(Base):
     gone its capacity is taken there, whatever the dates say; ``running`` is
     true from when it runs. ``migrating_to`` is the host that a
     scheduler has let a running server move to. ``host_failed_at`` is since
-    when its host is known to have failed under it. With an ``outage`` it is of
-    no reservation: the host is away (:class:`blazar_core.db.models.Outage`).
+    when its host is known to have failed under it. ``recorded_at`` is since
+    when the latest of its usage records counts; None: it has none. With an
+    ``outage`` it is of no reservation: the host is away
+    (:class:`blazar_core.db.models.Outage`).
     """
 
     __tablename__ = 'bookings'
@@ -346,6 +348,7 @@ class Booking(Base):
     running: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
     migrating_to: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     host_failed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    recorded_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
     reservation: orm.Mapped[Reservation] = orm.relationship(
         back_populates='bookings')
@@ -532,6 +535,37 @@ class Setting(Base):
         sa.String(255), primary_key=True)
     value: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(sa.JSON)
     updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class UsageRecord(Base):
+    """Amounts that a reservation has reserved or used over a window
+    (:mod:`blazar_core.capacity.usage_records`).
+
+    Rows are added, and deleted when all of a purged lease are old. ``hosts``
+    are the ids of hosts, one for each booking; ``resources`` is the sum of
+    what they have. ``recorded_at`` is when this was written.
+    """
+
+    __tablename__ = 'usage_records'
+    __table_args__ = (
+        sa.Index('usage_records_project_idx', 'project_id', 'end_date'),
+        sa.Index('usage_records_lease_idx', 'lease_id', 'recorded_at'),
+        sa.Index('usage_records_end_idx', 'end_date'),
+    )
+
+    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
+    # No foreign keys: the lease may be purged first.
+    reservation_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
+    lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
+    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    resource_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
+    kind: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    sign: orm.Mapped[int] = orm.mapped_column(sa.SmallInteger)
+    start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    hosts: orm.Mapped[list[int]] = orm.mapped_column(sa.JSON)
+    recorded_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 
 class WouldEnd(Base):

@@ -206,11 +206,13 @@ class LeaseCreation:
         if len(planned) > 1:
             # Many take a while, for which no host is kept from others.
             new_leases.insert(connection, rows_of_all)
-        edits = ledger.decide(connection, self._clock.now(), [
+        now = self._clock.now()
+        edits = ledger.decide(connection, now, [
             edit for some in each for edit in some])
         if len(planned) == 1:
             new_leases.insert(connection, rows_of_all)
-        ledger.add(connection, edits)
+        ledger.add(connection, now, edits, dict(itertools.chain.from_iterable(
+            one.owners().items() for one in rows_of_all)))
         rest = iter(edits)
         return [one.rows.describe([*itertools.islice(rest, len(some))])
                 for one, some in zip(planned, each, strict=True)]

@@ -16,6 +16,7 @@ from sqlalchemy import orm
 
 from blazar_core.capacity import assignments
 from blazar_core.capacity import ledger
+from blazar_core.capacity import usage_records
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -185,7 +186,7 @@ class LeaseImport:
                 for table, rows in self._rows(known, now):
                     if rows:
                         connection.execute(table.insert(), rows)
-                ledger.add(connection, edits)
+                ledger.add(connection, now, edits, _owners(known))
                 if known.active:
                     assignments.assign(session, now, api.found(
                         session, known.id).reservations)
@@ -249,6 +250,14 @@ class LeaseImport:
                        event_type == states.EventType.START)
             for event_type, time in wanted.items()
             if event_type not in there)]
+
+
+def _owners(known: KnownLease) -> dict[str, usage_records.Owner]:
+    """Whose its reservations are: their records begin now."""
+    return {one.id: usage_records.Owner(
+        known.id, known.project_id, one.resource_type,
+        known.active and model.HOST in one.resources)
+        for one in known.reservations}
 
 
 def _edits(known: KnownLease, now: int) -> list[ledger.Edit]:

@@ -10,7 +10,8 @@ lease that recurs stay until all of them may go.
 
 Nothing that is reckoned with needs what goes: limits, quotas and usage
 (:mod:`blazar_core.leases.usage`) are of leases that are not over, and so are
-the books in memory, for which nothing changes. What leases there have been is
+the books in memory, for which nothing changes. Usage records
+(:mod:`blazar_core.leases.accounting`) stay until it is said that they go, too. What leases there have been is
 told by their rows alone, so it is written down up to when these may be gone
 (:func:`purged_before`).
 """
@@ -28,6 +29,7 @@ from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import accounting
 from blazar_core.leases import idempotency
 
 __all__ = ['LEAST_AGE', 'Purged', 'LeasePurge', 'purged_before']
@@ -80,7 +82,8 @@ class LeasePurge:
         self._clock = clock
         self._tell = tell
 
-    def purge(self, before: int, dry_run: bool = False) -> Purged:
+    def purge(self, before: int, dry_run: bool = False,
+              usage_before: int | None = None) -> Purged:
         """Delete the leases that were over before an instant.
 
         One was over at its end, when it was ended or when it was deleted,
@@ -88,6 +91,8 @@ class LeasePurge:
         time.
 
         :param dry_run: only count them
+        :param usage_before: delete the usage records of purged leases of
+            which nothing was recorded since then; None: they stay
         :raises InvalidLeaseParams: when that instant is too near
         :raises DatabaseUnavailable: when the database does not answer
         """
@@ -114,6 +119,11 @@ class LeasePurge:
                        f'until {clocks.minute(since)} UTC are processed.')
         if not dry_run:
             self._tidy(before)
+            last = ''
+            while usage_before is not None and (
+                    last := self._database.retried(
+                        self._forget_usage, usage_before, last)):
+                self._tell(f'Usage records: leases until {last} are done.')
         return Purged(deleted, kept)
 
     def _page(self, since: int, last: str, before: int,
@@ -159,6 +169,11 @@ class LeasePurge:
         # Where no listener runs, nobody else does that.
         feed.trim(self._database, now - booking_index.KEEP)
 
+    def _forget_usage(self, before: int, last: str) -> str:
+        with self._database.begin() as connection:
+            return accounting.forget(connection, before, last)
+
+    def _names(self, name: sa.Column[str], last: str) -> ty.Sequence[str]:
     def _recurrences(self, last: str) -> ty.Sequence[str]:
         with self._database.connection() as connection:
             return connection.scalars(sa.select(_RECURRENCES.id).where(

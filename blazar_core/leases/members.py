@@ -125,7 +125,7 @@ class Members:
                     rows.reservations, new.reservations, strict=True)
                 for server_id in one.server_ids], force=True)
             new_leases.insert(connection, [rows])
-            ledger.add(connection, edits)
+            ledger.add(connection, now, edits, rows.owners())
             return rows.describe(edits)
 
     def join(self, lease_id: str, joiners: ty.Collection[NewMember],

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import admissions
 from blazar_core.capacity import ledger
+from blazar_core.capacity import usage_records
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
@@ -144,6 +145,15 @@ class Rows:
             self.credentials = [{
                 'lease_id': self.lease['id'], 'sealed': new.credential,
                 'created_at': self.lease['created_at']}]
+
+    def owners(self) -> dict[str, usage_records.Owner]:
+        """Return the owners of its reservations."""
+        return {row['id']: usage_records.Owner(
+            self.lease['id'], self.lease['project_id'], row['resource_type'],
+            self.lease['used_at'] is not None and (
+                model.HOST in row['resources']),
+            self.lease['status'] not in states.SEEKING)
+            for row in self.reservations}
 
     def describe(self, edits: ty.Sequence[ledger.Edit]) -> dict[str, ty.Any]:
         """What :func:`blazar_core.leases.views.describe` will say of them.

@@ -9,6 +9,7 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.capacity import usage_records
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import states
@@ -141,7 +142,8 @@ class Transfer:
             sealed = credentials.all_of(trust) if trust else []
             if also is not None:
                 also(session)
-            if before != owner.project_id:
+            if before is not None and before != owner.project_id:
+                usage_records.transfer(session, now, lease, before)
                 events.handed_over(session, lease, self._types, now)
             session.flush()
             session.expire(lease)

@@ -172,8 +172,9 @@ class DeferredAdmission:
                         resources=demand.resources, among=demand.among))
                     for row, host_id in itertools.zip_longest(
                         wanting(one), picked[one.id])]
-            ledger.amend(session, now, edits)
+            # First: what it has from now on is recorded as its own.
             lease.enter(states.Lease.PENDING, now)
+            ledger.amend(session, now, edits)
             conditions.update(lease, now, conditions.Type.WAITING)
             lease.admitted_at = now
             events.retime(session, lease, self._types, window, now)

@@ -9,6 +9,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.capacity import usage_records
 from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
@@ -151,7 +152,11 @@ class Reconciliation:
             if booking.claimed_at is None:
                 booking.claimed_at = self._clock.now()
             if seen.state is not cloud_api.ServerState.BUILDING:
-                booking.running, booking.failed_at = True, None
+                if not booking.running:
+                    booking.running = True
+                    usage_records.begin_use(
+                        session, self._clock.now(), [booking])
+                booking.failed_at = None
                 lease_status.update_status(session, lease, self._clock.now())
             if not failed or booking.host_id == left:
                 return stale, None

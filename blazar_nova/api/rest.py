@@ -19,6 +19,7 @@ from blazar_nova.api import host_maintenance
 from blazar_nova.api import hosts
 from blazar_nova.api import interruptible
 from blazar_nova.api import leases
+from blazar_nova.api import usage
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import wiring
@@ -55,6 +56,7 @@ ROUTES = tuple(
          interruptible.InterruptibleController,
          {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
         (r'/availability', leases.LeaseController, {'GET': 'availability'}),
+        (r'/usage', usage.UsageController, {'GET': 'index'}),
         (r'/os-hosts', hosts.HostController,
          {'GET': 'index', 'POST': 'create'}),
         (_HOST, hosts.HostController,

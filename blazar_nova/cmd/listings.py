@@ -4,6 +4,8 @@
 
 import argparse
 import contextlib
+import csv
+import sys
 import typing as ty
 
 from oslo_serialization import jsonutils
@@ -17,10 +19,11 @@ from blazar_core.healing import host_status
 from blazar_core.leases import views
 from blazar_core.lifecycle import end_notices
 
-__all__ = ['JSON', 'Listing', 'add_format', 'announced', 'dump', 'healths',
-           'hosts', 'leases', 'orphaned', 'show']
+__all__ = ['CSV', 'JSON', 'Listing', 'add_format', 'announced', 'dump',
+           'healths', 'hosts', 'leases', 'orphaned', 'show']
 
 JSON = 'json'
+CSV = 'csv'
 
 
 class Listing(ty.NamedTuple):
@@ -36,11 +39,15 @@ class Listing(ty.NamedTuple):
     rows: ty.Sequence[ty.Mapping[str, ty.Any]]
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """Let it be said how something is printed."""
+def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
+    """Let it be said how something is printed.
+
+    :param more: formats beside a table and JSON
+    """
     parser.add_argument(
-        '--format', choices=('table', JSON), default='table',
-        help='output format: a table, or JSON for scripts')
+        '--format', choices=('table', JSON, *more), default='table',
+        help='output format: a table, or JSON for scripts' + (
+            ', or CSV for spreadsheets' if CSV in more else ''))
 
 
 def show(form: str, *listings: Listing) -> None:
@@ -49,6 +56,13 @@ def show(form: str, *listings: Listing) -> None:
         found = {one.name: [{key: row[key] for key in one.columns}
                             for row in one.rows] for one in listings}
         dump(found if len(listings) > 1 else found[listings[0].name])
+        return
+    if form == CSV:
+        writer = csv.writer(sys.stdout, lineterminator='\n')
+        for one in listings:
+            writer.writerow(one.columns)
+            writer.writerows([_inert(row[key]) for key in one.columns]
+                             for row in one.rows)
         return
     for one in listings:
         table = prettytable.PrettyTable([*one.columns.values()], align='l')
@@ -60,6 +74,14 @@ def show(form: str, *listings: Listing) -> None:
 def dump(found: ty.Any) -> None:
     """Print something as JSON."""
     print(jsonutils.dumps(found, indent=2))
+
+
+def _inert(value: ty.Any) -> ty.Any:
+    """A value of CSV. A spreadsheet would carry out a text that looks like a
+    formula.
+    """
+    return f"'{value}" if isinstance(value, str) and value[:1] in (
+        *'=+-@\t\r',) and value else value
 
 
 def _cell(value: ty.Any) -> ty.Any:

@@ -25,6 +25,7 @@ from blazar_core.lifecycle import orphans
 from blazar_nova.cmd import listings
 from blazar_nova.cmd import maintenance
 from blazar_nova.cmd import purge
+from blazar_nova.cmd import usage
 
 if ty.TYPE_CHECKING:
     from blazar_nova.importer.items import Plan
@@ -115,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     listings.add_format(_verb(
         nouns, 'health', 'list failed hosts, and leases whose hosts are '
                          'missing or were replaced', _health))
+    usage.add(nouns).set_defaults(action=usage.run)
     _add_hosts(nouns)
     _add_verify(nouns)
     _add_import(nouns)

@@ -24,13 +24,18 @@ def add(verbs: ty.Any) -> argparse.ArgumentParser:
     text = 'delete the leases that ended before a date'
     purge: argparse.ArgumentParser = verbs.add_parser(
         'purge', help=text, description=(
-            f'{text[0].upper()}{text[1:]}, with all their records. A lease '
+            f'{text[0].upper()}{text[1:]}, with all their records but those '
+            'of their usage. A lease '
             'with unfinished events or records stays, and so does a recurring '
             'lease until all of its occurrences can be purged. Idempotent; '
             'safe to run concurrently.'))
     purge.add_argument(
         '--before', required=True, metavar='DATE',
         help='date in UTC, such as "2026-12-01 16:07"; at least a day ago')
+    purge.add_argument(
+        '--usage-before', metavar='DATE',
+        help='also delete the usage records of purged leases of which nothing '
+             'was recorded since this date (default: keep them)')
     purge.add_argument('--dry-run', action='store_true',
                        help='count these leases, and delete nothing')
     listings.add_format(purge)
@@ -47,9 +52,12 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     if before > clock.now():
         raise errors.InvalidLeaseParams(
             '--before is in the future. Use a date in the past.')
+    usage_before = None if parsed.usage_before is None else dates.parse_date(
+        parsed.usage_before, clock.now())
     try:
-        purged = lease_purge.LeasePurge(api.Database(conf), clock,
-                                        _tell).purge(before, parsed.dry_run)
+        purged = lease_purge.LeasePurge(
+            api.Database(conf), clock, _tell).purge(
+                before, parsed.dry_run, usage_before)
     except KeyboardInterrupt:
         raise errors.Conflict(
             'The purge is incomplete; repeat the command to continue.',

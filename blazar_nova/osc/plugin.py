@@ -84,6 +84,15 @@ class Client(adapter.Adapter):
             found += answer['leases']
         return found
 
+    def usage(self, **params: str) -> list[Json]:
+        """All rows of usage, page by page."""
+        answer = self.ask('GET', '/usage', params=params)
+        found: list[Json] = answer['usage']
+        while answer.get('usage_links'):
+            answer = self.ask('GET', answer['usage_links'][0]['href'])
+            found += answer['usage']
+        return found
+
     def find(self, name_or_id: str, status: str | None = None) -> str:
         """The ID of the lease that has a name; an ID is taken as it is.
 

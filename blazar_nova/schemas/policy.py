@@ -107,6 +107,12 @@ _RULES = [
     _rule('availability:get', PROJECT_READER_OR_ADMIN,
           'Show when how many servers of a given size could be reserved.',
           'GET /v1/availability'),
+    _rule('usage:get', PROJECT_READER_OR_ADMIN,
+          'Show what the leases of a project planned, reserved and used.',
+          'GET /v1/usage'),
+    _rule('usage:get_all_projects', ADMIN,
+          'Show the usage of all projects, or of another project.',
+          'GET /v1/usage'),
     _rule('oshosts:get', ADMIN,
           'List the enrolled hosts, show a host, and see which host '
           'properties are private.',

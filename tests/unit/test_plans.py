@@ -75,6 +75,7 @@ ASKING = (
     'blazar_core.test_settings.SettingsTest',
     'blazar_core.test_views.TestFilters',
     'blazar_core.test_views.TestOrder',
+    'blazar_core.test_usage_records.TestRecords',
     'blazar_core.test_whole_hosts.TestEnrolment',
     'blazar_core.test_whole_hosts.TestFailing',
     'blazar_core.test_whole_hosts.TestParts',
@@ -112,6 +113,10 @@ EVERYTHING = (
     ('leases/idempotency.py', 'trim', 'request_keys',
      'Where no listener has run for days, most keys are old.'),
     ('leases/views.py', 'listed', 'leases', 'An operator lists all.'),
+    ('leases/accounting.py', '_of_window', 'usage_records',
+     'An operator asks for the usage of all projects.'),
+    ('leases/accounting.py', 'forget', 'usage_records',
+     'An operator deletes usage records of leases that were purged.'),
     ('leases/hosted_servers.py', 'astray', 'held_builds bookings', _KEPT),
     ('lifecycle/end_notices.py', 'told', 'would_end',
      'An operator lists what was told in the last days.'),
@@ -308,6 +313,12 @@ def _rows() -> dict[str, list[dict[str, ty.Any]]]:
             'change_count': 1, 'start_date': NOW, 'end_date': NOW + DAY,
             'sign': 1, 'resources': {'VCPU': 1},
             'created_at': NOW - 3600 + 3600 * number // LEASES})
+        rows.setdefault('usage_records', []).append({
+            'lease_id': _id(number), 'reservation_id': _id(number),
+            'project_id': f'{number % 100}', 'hosts': [1],
+            'resource_type': 'virtual:instance', 'kind': 'planned', 'sign': 1,
+            'start_date': NOW + 300 * number, 'resources': {'VCPU': 1},
+            'end_date': NOW + 300 * number + 3600, 'recorded_at': NOW})
         rows.setdefault('request_keys', []).append({
             'digest': f'{number * 7919 % LEASES:064}', 'asked': '',
             'lease_id': _id(number),

@@ -89,7 +89,7 @@ class TestPurging(Purging, base.LeaseTestCase):
         self.later()
         self.assertEqual((1, 0), self.purge())
         after = self.everything()
-        for name in ('changes', 'hosts', 'settings'):
+        for name in ('changes', 'hosts', 'settings', 'usage_records'):
             del before[name], after[name]
         self.assertEqual(before, after)
 

@@ -438,7 +438,8 @@ class TestMany(worlds.BooksTestCase):
         sa.event.listen(engine, 'before_cursor_execute', note)
         try:
             with self.database.begin() as connection:
-                ledger.add(connection, ledger.decide(connection, NOW, edits))
+                ledger.add(connection, NOW, ledger.decide(
+                    connection, NOW, edits), {})
         finally:
             sa.event.remove(engine, 'before_cursor_execute', note)
         return len(noted)
@@ -569,8 +570,8 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
             with self.database.begin() as connection:
                 # From here on PostgreSQL shows one state.
                 connection.scalar(sa.select(models.Lease.id).limit(1))
-                ledger.add(connection, ledger.decide(
-                    connection, NOW, edits))
+                ledger.add(connection, NOW, ledger.decide(
+                    connection, NOW, edits), {})
         finally:
             sa.event.remove(engine, 'before_cursor_execute', note)
         threads[1].join(20)

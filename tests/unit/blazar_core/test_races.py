@@ -224,7 +224,8 @@ class TestBooking(RaceTestCase):
             if 'refused' in one})
         self.assertEqual({'hosts': 1, 'leases': 4, 'reservations': 4,
                           'events': 8, 'bookings': 4,
-                          'changes': 5}, self.count_rows())
+                          'changes': 5, 'usage_records': 4},
+                         self.count_rows())
 
     def test_leases_on_two_hosts_at_once_do_not_stand_in_a_ring(self):
         for name in ('one', 'two'):

@@ -214,6 +214,32 @@ class ManageTest(base.TestCase):
         self.assertEqual([lease['id']], [
             one['id'] for one in self.json('lease', 'list', '--ended')])
 
+    def test_usage_is_a_table_for_spreadsheets(self):
+        self.manage('db', 'sync')
+        database = self.database()
+        self.hold(database)
+        with database.writer() as session:
+            session.execute(sa.update(models.UsageRecord).values(
+                project_id='=cmd()'))
+        words = ('--start', '2027-01-15T08:00Z', '--end', '2027-01-15T09:00Z')
+        code, text = self.manage('usage', *words, '--format', 'csv')
+        self.assertEqual((0, [
+            'start_date,end_date,project_id,resource_class,planned,reserved,'
+            'used',
+            "2027-01-15T08:00:00,2027-01-15T09:00:00,'=cmd(),VCPU,0.0028,"
+            '0.0028,0.0']), (code, text.splitlines()))
+        (row,) = self.json('usage', *words, '--seconds', '--group-by',
+                           'lease,day', '--timezone', 'Asia/Tokyo')[:1]
+        self.assertEqual((10, 10, 0), (
+            row['planned'], row['reserved'], row['used']))
+        self.assertIn('| Reserved |', self.manage('usage', *words)[1])
+
+    def test_usage_that_cannot_be_shown_is_a_sentence(self):
+        self.manage('db', 'sync')
+        code, text = self.manage('usage', '--group-by', 'week')
+        self.assertEqual((1, True), (
+            code, 'cannot be grouped by "week"' in text))
+
     def purge(self, *words):
         """Type the command, at the time of the tests."""
         with mock.patch.object(purge.clocks, 'SystemClock',

@@ -355,7 +355,7 @@ class PluginTest(OscTestCase):
     OURS = ['accept', 'acknowledge', 'add server', 'adopt', 'availability',
             'delete', 'hand over', 'interruptible list', 'interruptible set',
             'interruptible unset', 'list', 'occurrences', 'offer', 'quote',
-            'remove server', 'request', 'share', 'wait']
+            'remove server', 'request', 'share', 'usage', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(
@@ -406,6 +406,40 @@ class PluginTest(OscTestCase):
             self.assertIn({
                 'delete': '--force', 'interruptible set': '--on-evict',
                 'interruptible unset': '<server>'}.get(name, '--format'), out)
+
+
+class UsageTest(OscTestCase):
+
+    ROW = {'start_date': '2026-12-01T00:00:00.000000',
+           'end_date': '2026-12-02T00:00:00.000000', 'project_id': 'here',
+           'planned': {'VCPU': 7200}, 'reserved': {'VCPU': 5400}, 'used': {}}
+
+    def test_all_that_can_be_said_arrives_and_all_pages_are_shown(self):
+        self.cloud.sees('GET /usage', (200, {
+            'usage': [self.ROW], 'usage_links': [{
+                'rel': 'next', 'href': '/usage?marker=1'}]}), (
+                    200, {'usage': [self.ROW]}))
+        shown = {'start_date': '2026-12-01 00:00:00',
+                 'end_date': '2026-12-02 00:00:00', 'project_id': 'here',
+                 'resource_class': 'VCPU', 'planned': 2.0, 'reserved': 1.5,
+                 'used': 0.0}
+        words = {'--start-date': '2026-12-01', '--end-date': '2027-01-01',
+                 '--project': 'here', '--lease': ID,
+                 '--type': 'virtual:instance', '--group-by': 'project,day',
+                 '--timezone': 'Europe/Berlin'}
+        self.assertEqual([shown] * 2, self.reservation('usage', *(
+            word for pair in words.items() for word in pair)))
+        self.assertEqual({
+            'start_date': '2026-12-01', 'end_date': '2027-01-01',
+            'project_id': 'here', 'lease_id': ID,
+            'resource_type': 'virtual:instance', 'group_by': 'project,day',
+            'timezone': 'Europe/Berlin'}, self.cloud.requests[-2].query)
+
+    def test_whole_seconds(self):
+        self.cloud.sees('GET /usage', (200, {'usage': [self.ROW]}))
+        (row,) = self.reservation('usage', '--seconds')
+        self.assertEqual((7200, 5400, 0), (
+            row['planned'], row['reserved'], row['used']))
 
 
 class AvailabilityTest(OscTestCase):

@@ -35,6 +35,8 @@ LEAST = {
     'blazar:leases:hand_over': 'admin',
     'blazar:leases:delete': 'member',
     'blazar:availability:get': 'reader',
+    'blazar:usage:get': 'reader',
+    'blazar:usage:get_all_projects': 'admin',
     'blazar:oshosts:get': 'admin',
     'blazar:oshosts:list': 'reader',
     'blazar:oshosts:post': 'admin',

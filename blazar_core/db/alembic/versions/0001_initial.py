@@ -36,6 +36,7 @@ def upgrade() -> None:
     _settings()
     _slot_builds()
     _turns()
+    _usage_records()
     _would_end()
     _events()
     _held_builds()
@@ -258,6 +259,26 @@ def _turns() -> None:
         sa.Column('due_at', sa.BigInteger, nullable=False))
 
 
+def _usage_records() -> None:
+    _create(
+        'usage_records',
+        sa.Column('id', _SERIAL, primary_key=True),
+        sa.Column('reservation_id', sa.String(36), nullable=False),
+        sa.Column('lease_id', sa.String(36), nullable=False),
+        sa.Column('project_id', sa.String(255), nullable=False),
+        sa.Column('resource_type', sa.String(66), nullable=False),
+        sa.Column('kind', sa.String(16), nullable=False),
+        sa.Column('sign', sa.SmallInteger, nullable=False),
+        sa.Column('start_date', sa.BigInteger, nullable=False),
+        sa.Column('end_date', sa.BigInteger, nullable=False),
+        sa.Column('resources', sa.JSON, nullable=False),
+        sa.Column('hosts', sa.JSON, nullable=False),
+        sa.Column('recorded_at', sa.BigInteger, nullable=False),
+        sa.Index('usage_records_end_idx', 'end_date'),
+        sa.Index('usage_records_lease_idx', 'lease_id', 'recorded_at'),
+        sa.Index('usage_records_project_idx', 'project_id', 'end_date'))
+
+
 def _would_end() -> None:
     _create(
         'would_end',
@@ -353,6 +374,7 @@ def _bookings() -> None:
         sa.Column('running', sa.Boolean, nullable=False),
         sa.Column('migrating_to', sa.BigInteger),
         sa.Column('host_failed_at', sa.BigInteger),
+        sa.Column('recorded_at', sa.BigInteger),
         sa.Index('bookings_end_idx', 'end_date'),
         sa.Index('bookings_host_idx', 'host_id', 'end_date', 'start_date'),
         sa.Index('bookings_reservation_idx', 'reservation_id'))

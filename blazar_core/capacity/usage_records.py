@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Usage records: how much each reservation has reserved and used, and when.
+
+They are written where bookings are, by :mod:`blazar_core.capacity.ledger`, and
+in the same transaction, so that they are as true as the bookings are: a
+process that dies leaves both or neither. A row is a segment: amounts by class,
+and the hosts that have them, over a half-open window ``[start, end)`` in the
+time of the lease, which may lie in the future. Rows are only added, never
+changed. A change at *t* of what is recorded over ``[start, end)`` adds
+
+* a row with sign -1 that cancels the rest, ``[max(t, start), end)``, and
+* a row with sign 1 with what is so from then on.
+
+What was recorded before *t* stays. The amount at an instant is the sum of the
+rows over that instant, each by its sign; an amount over an interval is the sum
+of what the rows have within it. All of these are whole numbers, so that
+intervals that follow each other add up exactly. For example, a lease of 2 VCPU
+from 10:00 to 14:00 that is deleted at 11:30::
+
+    planned   +  10:00 - 14:00  2 VCPU
+    reserved  -  11:30 - 14:00  2 VCPU
+
+There are three kinds:
+
+``planned``
+    Reserved by the admission of the reservation. It stays what it is: a lease
+    that is deleted before its start has planned amounts and reserved none.
+``reserved``
+    Changes of that: capacity that is kept for the reservation on hosts,
+    with the grace period of the lease and the cleaning time of the hosts.
+    Both kinds together are the reserved amounts. A booking without a host
+    reserves nothing, nor does a lease that waits for capacity.
+``used``
+    What servers of the reservation have: from when one is seen to run until
+    it is deleted or leaves its lease, even past the end of the lease. A
+    reservation of whole hosts uses all of them from its first server on. It
+    begins without an end, which a row with sign -1 gives to it.
+
+A decision adds one statement for all of its rows: bookings of a reservation
+with the same window are one row. ``recorded_at`` of a booking is since when
+its latest row counts; a later row never begins before that, whatever the
+clocks of two processes say. :mod:`blazar_core.leases.accounting` sums up.
+"""
+
+import collections
+import enum
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+
+__all__ = ['Kind', 'Owner', 'Records', 'begin_use', 'owners', 'transfer']
+
+_RECORDS = models.UsageRecord.__table__
+
+
+class Kind(enum.StrEnum):
+    PLANNED = 'planned'
+    RESERVED = 'reserved'
+    USED = 'used'
+
+
+class Owner(ty.NamedTuple):
+    """Whose a reservation is, for its records.
+
+    :ivar used: whether it is of whole hosts and has been used
+    :ivar admitted: false: its lease waits for capacity
+    :ivar first: whether nothing was recorded of it before
+    """
+
+    lease_id: str
+    project_id: str
+    resource_type: str
+    used: bool = False
+    admitted: bool = True
+    first: bool = True
+
+
+class _Segment(ty.NamedTuple):
+    """What one booking has over a window."""
+
+    host_id: int
+    start: int
+    end: int
+    resources: model.Resources
+
+
+_Segments: ty.TypeAlias = dict[Kind, _Segment]
+
+
+class Records:
+    """The records of one decision.
+
+    :param owners: by reservation; of others nothing is recorded
+    """
+
+    def __init__(self, now: int, owners: ty.Mapping[str, Owner]) -> None:
+        self._now = now
+        self._owners = owners
+        self._rows: dict[tuple[ty.Any, ...], tuple[
+            collections.Counter[str], list[int]]] = {}
+
+    def change(self, row: models.Booking | None, new: ty.Any) -> int | None:
+        """Record what becomes of a booking.
+
+        :param row: before; None: it is new
+        :param new: a :class:`.ledger.NewBooking`; None: it is removed
+        :returns: its ``recorded_at`` from now on
+        """
+        reservation_id = (row if new is None else new).reservation_id
+        owner = self._owners.get(reservation_id)
+        was = None if row is None else row.recorded_at
+        if owner is None:
+            return was
+        before = {} if row is None or was is None else _segments(
+            row, row.start_date, row.end_date, owner)
+        after = {} if new is None or not owner.admitted else _segments(
+            new, new.window.start, new.window.end, owner)
+        if before == after:
+            return was
+        return self._replace(reservation_id, owner, was, before, after)
+
+    def _replace(self, reservation_id: str, owner: Owner, was: int | None,
+                 before: _Segments, after: _Segments) -> int:
+        since = max(self._now, was or 0)
+        for kind in (Kind.RESERVED, Kind.USED):
+            old, new = before.get(kind), after.get(kind)
+            if old == new:
+                continue
+            if old is not None:
+                self._add(reservation_id, owner, kind, -1, since, old)
+            if new is not None:
+                self._add(reservation_id, owner, Kind.PLANNED if (
+                    kind is Kind.RESERVED and was is None and owner.first
+                ) else kind, 1, since, new)
+        return since
+
+    def begin_use(self, booking: models.Booking) -> None:
+        """Record that a booking is used from now on."""
+        owner = self._owners[ty.cast(str, booking.reservation_id)]
+        used = _segments(booking, booking.start_date, booking.end_date,
+                         owner).get(Kind.USED)
+        if booking.recorded_at is not None and used is not None:
+            booking.recorded_at = self._replace(
+                ty.cast(str, booking.reservation_id), owner,
+                booking.recorded_at, {}, {Kind.USED: used})
+
+    def transfer(self, booking: models.Booking, before: Owner) -> None:
+        """Record that what a booking has is another project's from now on."""
+        if booking.recorded_at is None:
+            return
+        reservation_id = ty.cast(str, booking.reservation_id)
+        has = _segments(booking, booking.start_date, booking.end_date, before)
+        self._replace(reservation_id, before, booking.recorded_at, has, {})
+        booking.recorded_at = self._replace(
+            reservation_id, self._owners[reservation_id],
+            booking.recorded_at, {}, has)
+
+    def _add(self, reservation_id: str, owner: Owner, kind: Kind, sign: int,
+             since: int, segment: _Segment) -> None:
+        start = max(since, segment.start)
+        if start >= segment.end:
+            return
+        amounts, hosts = self._rows.setdefault(
+            (reservation_id, owner, kind, sign, start, segment.end),
+            (collections.Counter(), []))
+        amounts.update(segment.resources)
+        hosts.append(segment.host_id)
+
+    def write(self, connection: sa.Connection) -> None:
+        """Write them, in one statement."""
+        rows = [{
+            'reservation_id': reservation_id, 'lease_id': owner.lease_id,
+            'project_id': owner.project_id,
+            'resource_type': owner.resource_type, 'kind': kind, 'sign': sign,
+            'start_date': start, 'end_date': end,
+            # In one order: the same amounts are the same text.
+            'resources': dict(sorted(amounts.items())),
+            'hosts': sorted(hosts), 'recorded_at': self._now,
+        } for (reservation_id, owner, kind, sign, start, end), (
+            amounts, hosts) in self._rows.items()]
+        if rows:
+            connection.execute(_RECORDS.insert(), rows)
+
+
+def _segments(booking: ty.Any, start: int, end: int, owner: Owner,
+              ) -> _Segments:
+    """What a booking reserves and uses."""
+    # One within a reservation that has all of the host takes nothing.
+    if booking.host_id is None or not booking.resources:
+        return {}
+    amounts = dict(booking.resources)
+    found = {Kind.RESERVED: _Segment(booking.host_id, start, end, amounts)}
+    if booking.running or owner.used:
+        found[Kind.USED] = _Segment(
+            booking.host_id, 0 if booking.running else start, model.FOREVER,
+            amounts)
+    return found
+
+
+def _owner(one: models.Reservation, first: bool = False) -> Owner:
+    return Owner(one.lease_id, one.lease.project_id, one.resource_type,
+                 one.whole and one.lease.used_at is not None,
+                 one.lease.status not in states.SEEKING, first)
+
+
+def owners(session: orm.Session, edits: ty.Iterable[ty.Any],
+           ) -> dict[str, Owner]:
+    """Return the owners of the reservations of some bookings.
+
+    :param edits: each a :class:`.ledger.Edit`
+    """
+    found: dict[str, models.Reservation] = {}
+    coming = set()
+    for row, new in edits:
+        if row is not None and row.reservation is not None:
+            found[row.reservation.id] = row.reservation
+        elif new is not None and new.reservation_id is not None and (
+                new.reservation_id not in found):
+            found[new.reservation_id] = session.get_one(
+                models.Reservation, new.reservation_id)
+        if new is not None and (row is None or row.recorded_at is None):
+            coming.add(new.reservation_id)
+    return {one.id: _owner(one, one.id in coming and all(
+        booking.recorded_at is None for booking in one.bookings))
+        for one in found.values()}
+
+
+def begin_use(session: orm.Session, now: int,
+              bookings: ty.Iterable[models.Booking]) -> None:
+    """Record that bookings of one lease are used from now on."""
+    bookings = [*bookings]
+    records = Records(now, {
+        one.reservation.id: _owner(one.reservation) for one in bookings})
+    for one in bookings:
+        records.begin_use(one)
+    records.write(session.connection())
+
+
+def transfer(session: orm.Session, now: int, lease: models.Lease,
+             project_id: str) -> None:
+    """Record that a lease is another project's from now on.
+
+    :param project_id: whose it was
+    """
+    records = Records(now, {
+        one.id: _owner(one) for one in lease.reservations})
+    for one in lease.reservations:
+        before = _owner(one)._replace(project_id=project_id)
+        for booking in one.bookings:
+            records.transfer(booking, before)
+    records.write(session.connection())

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Sum up usage records: what was planned, reserved and used, by whom.
+
+Amounts are class-seconds: one VCPU for an hour is 3600. They are whole
+numbers, and the totals of intervals that follow each other add up exactly. See
+:mod:`blazar_core.capacity.usage_records` for what is recorded.
+"""
+
+import collections
+import dataclasses
+import datetime
+import json
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.capacity import usage_records
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import recurrences
+from blazar_core.db import models
+
+__all__ = ['KEYS', 'MAX_INTERVALS', 'Query', 'Totals', 'UNITS', 'forget',
+           'totals']
+
+#: What totals can be grouped by, beside the time.
+KEYS = ('project_id', 'lease_id', 'resource_type')
+UNITS = ('day', 'month')
+#: Into how many days or months an interval is divided at most.
+MAX_INTERVALS = 400
+#: The usage records of how many leases are deleted by one statement.
+_BATCH = 500
+
+_Kind = usage_records.Kind
+_RECORDS = models.UsageRecord.__table__.c
+_LEASES = models.Lease.__table__.c
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked for.
+
+    :ivar group_by: some of :data:`KEYS`
+    :ivar unit: one of :data:`UNITS`; None: the time is not divided
+    :ivar zone: in which days and months begin
+    :ivar after: the window and the keys of a row: those that follow it
+    """
+
+    window: model.Window
+    project_id: str | None = None
+    lease_id: str | None = None
+    resource_type: str | None = None
+    group_by: tuple[str, ...] = ()
+    unit: str | None = None
+    zone: datetime.tzinfo = datetime.timezone.utc
+    after: tuple[int, tuple[str, ...]] | None = None
+
+
+class Totals(ty.NamedTuple):
+    """Class-seconds within a window, of what the keys say."""
+
+    window: model.Window
+    keys: tuple[str, ...]
+    amounts: dict[str, dict[str, int]]
+
+
+def totals(connection: sa.Connection, query: Query, now: int, limit: int,
+           ) -> list[Totals]:
+    """Return the totals in the order of their windows and keys.
+
+    What servers use after ``now`` is not known and not counted; what is
+    reserved then is counted as it is planned now.
+
+    :param limit: return at most so many
+    :raises InvalidLeaseParams: when there are too many days or months
+    """
+    found: list[Totals] = []
+    for window in _windows(query):
+        if query.after is not None and window.start < query.after[0]:
+            continue
+        found += _of_window(connection, query, window, now)
+        if len(found) >= limit:
+            break
+    return found[:limit]
+
+
+def _of_window(connection: sa.Connection, query: Query, window: model.Window,
+               now: int) -> list[Totals]:
+    keys = [_RECORDS[name] for name in query.group_by]
+    end = sa.case((_RECORDS.kind == _Kind.USED, max(
+        window.start, min(window.end, now))), else_=window.end)
+    amounts = sa.cast(_RECORDS.resources, sa.Text)
+    seconds = _RECORDS.sign * (
+        sa.case((_RECORDS.end_date < end, _RECORDS.end_date), else_=end) -
+        sa.case((_RECORDS.start_date > window.start, _RECORDS.start_date),
+                else_=window.start))
+    wanted = {_RECORDS.project_id: query.project_id,
+              _RECORDS.lease_id: query.lease_id,
+              _RECORDS.resource_type: query.resource_type}
+    # The same amounts are the same text: much less is read than is recorded.
+    rows = connection.execute(sa.select(
+        *keys, _RECORDS.kind, amounts.label('amounts'),
+        sa.func.sum(seconds).label('seconds'),
+    ).where(
+        _RECORDS.end_date > window.start, _RECORDS.start_date < end,
+        *(column == value for column, value in wanted.items()
+          if value is not None),
+    ).group_by(*keys, _RECORDS.kind, amounts))
+    after = () if query.after is None or query.after[0] != window.start else (
+        query.after[1])
+    found: dict[tuple[str, ...], dict[str, collections.Counter[str]]] = {}
+    for row in rows:
+        of = tuple(row[:len(keys)])
+        if after and of <= after:
+            continue
+        kinds = found.setdefault(of, {
+            kind: collections.Counter() for kind in _Kind})
+        for rc, amount in json.loads(row.amounts).items():
+            kinds[row.kind][rc] += amount * int(row.seconds)
+    for kinds in found.values():
+        # What the admission has reserved is reserved, unless that changed.
+        kinds[_Kind.RESERVED].update(kinds[_Kind.PLANNED])
+    return [
+        Totals(window, of, {
+            kind: {rc: amount for rc, amount in sorted(kinds[kind].items())
+                   if amount} for kind in _Kind})
+        for of, kinds in sorted(found.items())]
+
+
+def _windows(query: Query) -> ty.Iterator[model.Window]:
+    """Yield the days or months of the interval, of which the first and the
+    last may be cut.
+
+    :raises InvalidLeaseParams: when they are too many
+    """
+    start, end = query.window.start, query.window.end
+    for _count in range(MAX_INTERVALS):
+        until = min(end, _next(start, query))
+        yield model.Window(start, until)
+        if until == end:
+            return
+        start = until
+    raise errors.InvalidLeaseParams(
+        f'The interval has more than {MAX_INTERVALS} {query.unit}s. Write a '
+        'shorter one.')
+
+
+def _next(start: int, query: Query) -> int:
+    """When the day or month after an instant begins."""
+    if query.unit is None:
+        return query.window.end
+    date = recurrences.wall(start, query.zone).replace(
+        hour=0, minute=0, second=0, microsecond=0, fold=0)
+    following = date + datetime.timedelta(days=1) if query.unit == 'day' else (
+        date.replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
+    return recurrences.instant(following, query.zone)
+
+
+def forget(connection: sa.Connection, before: int, last: str) -> str:
+    """Delete usage records of leases that were purged, and of which nothing
+    was recorded since an instant. Some at a time, all of a lease at once.
+
+    :param last: of leases with later ids
+    :returns: the last id of them; empty: there are no others
+    """
+    ids = connection.scalars(sa.select(_RECORDS.lease_id).where(
+        _RECORDS.lease_id > last,
+        ~sa.exists().where(_LEASES.id == _RECORDS.lease_id),
+    ).group_by(_RECORDS.lease_id).having(
+        sa.func.max(_RECORDS.recorded_at) < before).order_by(
+            _RECORDS.lease_id).limit(_BATCH)).all()
+    if ids:
+        connection.execute(sa.delete(models.UsageRecord.__table__).where(
+            _RECORDS.lease_id.in_(ids)))
+    return ids[-1] if ids else ''

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lease API says of past and planned usage."""
+
+import dataclasses
+import typing as ty
+
+import webob
+
+from blazar_core.common import errors
+from blazar_core.leases import accounting
+from blazar_nova.schemas import policy
+from blazar_nova.schemas import usage_schema
+from blazar_nova.schemas import web_requests
+from blazar_nova.services import wiring
+
+__all__ = ['UsageController']
+
+
+class UsageController:
+    """The handler; it is given a request whose user is known."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._policy = policy.Policy(parts.conf)
+
+    def index(self, request: webob.Request) -> web_requests.Answer:
+        context = web_requests.context(request)
+        target = {'project_id': context.project_id}
+        self._policy.authorize(context, 'blazar:usage:get', target)
+        now = self._parts.clock.now()
+        query, limit = usage_schema.query(web_requests.query(request), now)
+        if not self._policy.allows(
+                context, 'blazar:usage:get_all_projects', target):
+            if query.project_id not in (None, context.project_id):
+                raise errors.Forbidden(
+                    'The usage of other projects is for admins. Leave '
+                    'project_id out.')
+            query = dataclasses.replace(query, project_id=context.project_id)
+        with self._parts.database.connection() as connection:
+            found = accounting.totals(connection, query, now, limit + 1)
+        body: dict[str, ty.Any] = {
+            'usage': [usage_schema.row(query, one) for one in found[:limit]]}
+        if len(found) > limit:
+            body['usage_links'] = web_requests.next_page(
+                request, usage_schema.marker(found[limit - 1]))
+        return 200, body

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""``blazar-nova-manage usage``: what projects have reserved and used."""
+
+import argparse
+import typing as ty
+
+from oslo_config import cfg
+
+from blazar_core.capacity import usage_records
+from blazar_core.common import clocks
+from blazar_core.db import api
+from blazar_core.leases import accounting
+from blazar_nova.cmd import listings
+from blazar_nova.schemas import usage_schema
+
+__all__ = ['add', 'run']
+
+#: By argument, the parameter of the API.
+_QUERY = {'start': 'start_date', 'end': 'end_date', 'project': 'project_id',
+          'lease': 'lease_id', 'type': 'resource_type',
+          'group_by': 'group_by', 'timezone': 'timezone'}
+_TITLES = {
+    'start_date': 'Start (UTC)', 'end_date': 'End (UTC)',
+    'project_id': 'Project', 'lease_id': 'Lease', 'resource_type': 'Type',
+    'resource_class': 'Class', 'planned': 'Planned', 'reserved': 'Reserved',
+    'used': 'Used'}
+
+
+def add(nouns: ty.Any) -> argparse.ArgumentParser:
+    """What can be said."""
+    text = 'show what projects planned, reserved and used, by resource class'
+    parser: argparse.ArgumentParser = nouns.add_parser(
+        'usage', help=text, description=(
+            f'{text[0].upper()}{text[1:]}, in class-hours: one VCPU for two '
+            'hours is 2. Dates without an offset are those of the time zone.'))
+    for name, metavar, shown in (
+            ('start', 'DATE', 'start of the interval (default: '
+             f'{usage_schema.DEFAULT_DAYS} days before its end)'),
+            ('end', 'DATE', 'end of the interval (default: now); for the '
+             'future, what is planned is shown'),
+            ('project', 'ID', 'only this project'),
+            ('lease', 'ID', 'only this lease; it may be purged'),
+            ('type', 'TYPE', 'only reservations of this resource type'),
+            ('group-by', 'NAMES', 'comma-separated list of '
+             f'{", ".join([*usage_schema.GROUPS, *accounting.UNITS])} '
+             '(default: project)'),
+            ('timezone', 'ZONE', 'time zone of days, months and dates, such '
+             'as Europe/Berlin (default: UTC)')):
+        parser.add_argument(
+            f'--{name}', metavar=metavar, help=shown,
+            default='project' if name == 'group-by' else None)
+    parser.add_argument('--seconds', action='store_true',
+                        help='print whole class-seconds instead of hours')
+    listings.add_format(parser, listings.CSV)
+    return parser
+
+
+def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
+    """Do what the arguments say.
+
+    :raises BlazarError: when it cannot be done
+    """
+    now = clocks.SystemClock().now()
+    query, _limit = usage_schema.query({
+        key: getattr(parsed, name) for name, key in _QUERY.items()
+        if getattr(parsed, name) is not None}, now)
+    with api.Database(conf).connection() as connection:
+        found = accounting.totals(connection, query, now, 10 ** 9)
+    columns = [name for name in _TITLES if name not in accounting.KEYS or
+               name in query.group_by]
+    listings.show(parsed.format, listings.Listing(
+        'usage', {name: _TITLES[name] for name in columns}, [
+            row for one in found for row in _rows(
+                usage_schema.row(query, one), parsed.seconds)]))
+
+
+def _rows(total: ty.Mapping[str, ty.Any], seconds: bool,
+          ) -> ty.Iterator[dict[str, ty.Any]]:
+    """A row for each resource class."""
+    for rc in sorted({rc for kind in usage_records.Kind
+                      for rc in total[kind]}):
+        yield {**total, 'start_date': total['start_date'][:19],
+               'end_date': total['end_date'][:19], 'resource_class': rc, **{
+            kind.value: total[kind].get(rc, 0) if seconds else round(
+                total[kind].get(rc, 0) / 3600, 4)
+            for kind in usage_records.Kind}}

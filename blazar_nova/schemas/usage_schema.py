@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the query of a request for usage to what is summed up, and back."""
+
+import dataclasses
+import typing as ty
+
+from oslo_serialization import jsonutils
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import recurrences
+from blazar_core.leases import accounting
+from blazar_nova.schemas import dates
+
+__all__ = ['DEFAULT_DAYS', 'GROUPS', 'MAX_LIMIT', 'marker', 'query', 'row']
+
+#: What totals are grouped by, in the words of the API.
+GROUPS = {'project': 'project_id', 'lease': 'lease_id',
+          'type': 'resource_type'}
+MAX_LIMIT = 1000
+#: How long the interval is if its start is not given.
+DEFAULT_DAYS = 30
+
+#: With examples.
+_KEYS = {
+    'start_date': '"2026-11-01"', 'end_date': '"2026-12-01"',
+    'project_id': '"5f3c..."', 'lease_id': '"8b1d..."',
+    'resource_type': '"virtual:instance"', 'group_by': '"project,day"',
+    'timezone': '"Europe/Berlin"', 'limit': '100', 'marker': '"[...]"'}
+
+
+def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
+    """Read the query of ``GET /usage``, or the arguments of a command.
+
+    :returns: what is asked for, and how many rows at most
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    inputs.check_keys(values, _KEYS, 'the query')
+    zone = recurrences.zone_of(values.get('timezone', 'UTC'))
+
+    def instant(key: str, default: int) -> int:
+        text = values.get(key)
+        if text is None:
+            return default
+        wall = dates.wall(text)
+        # Without an offset it is one of the time zone.
+        return dates.parse_date(text, now) if wall is None else (
+            recurrences.instant(wall, zone))
+
+    end = instant('end_date', now)
+    start = instant('start_date', end - DEFAULT_DAYS * 86400)
+    if not 0 <= start < end < model.LATEST:
+        raise errors.InvalidLeaseParams(
+            f'The interval from {clocks.minute(max(0, start))} to '
+            f'{clocks.minute(min(end, model.LATEST))} UTC is empty or out of '
+            'range. Write an end_date that is later than start_date.')
+    groups, unit = _groups(values.get('group_by', ''))
+    found = accounting.Query(
+        model.Window(start, end), values.get('project_id'),
+        values.get('lease_id'), values.get('resource_type'), groups, unit,
+        zone)
+    return dataclasses.replace(
+        found, after=_after(values['marker'], groups)
+        if 'marker' in values else None), inputs.integer(
+            values.get('limit', MAX_LIMIT), 'limit', 1, MAX_LIMIT)
+
+
+def _groups(text: str) -> tuple[tuple[str, ...], str | None]:
+    """Return the keys and the unit of time to group by."""
+    names = [*dict.fromkeys(
+        name.strip() for name in text.split(',') if name.strip())]
+    known = [*GROUPS, *accounting.UNITS]
+    for name in names:
+        if name not in known:
+            raise errors.InvalidLeaseParams(
+                f'Usage cannot be grouped by "{inputs.shown(name)}". Write '
+                f'some of {", ".join(known)}, such as group_by=project,day.')
+    units = [name for name in names if name in accounting.UNITS]
+    if len(units) > 1:
+        raise errors.InvalidLeaseParams(
+            'Usage is grouped by day or by month. Write only one of them.')
+    return tuple(GROUPS[name] for name in names if name in GROUPS), (
+        units[0] if units else None)
+
+
+def marker(total: accounting.Totals) -> str:
+    """Return the marker of the page after a row."""
+    return str(jsonutils.dumps([total.window.start, *total.keys]))
+
+
+def _after(text: str, groups: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    try:
+        start, *keys = jsonutils.loads(text)
+        if type(start) is int and len(keys) == len(groups) and all(
+                isinstance(one, str) for one in keys):
+            return start, tuple(keys)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise errors.InvalidLeaseParams(
+        'The marker is not one of this list. Use the link to the next page as '
+        'it is, with the same group_by.')
+
+
+def row(query: accounting.Query, total: accounting.Totals,
+        ) -> dict[str, ty.Any]:
+    """Return a row of the answer."""
+    return {'start_date': clocks.iso(total.window.start),
+            'end_date': clocks.iso(total.window.end),
+            **dict(zip(query.group_by, total.keys, strict=True)),
+            **total.amounts}

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What leases have reserved and used is recorded, to the second."""
+
+import collections
+import os
+import random
+import zoneinfo
+
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.capacity import usage_records
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+from blazar_core.leases import accounting
+from blazar_core.leases import creation
+from blazar_core.leases import lease_purge
+from blazar_core.leases import requests
+from blazar_core.leases import transfer
+from blazar_core.leases import updates
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+DAY = 86400
+STORIES = int(os.environ.get('BLAZAR_STORIES', '6'))
+
+
+class UsageTestCase(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=40)
+
+    def totals(self, start=0, end=10_000, **values):
+        """The totals of an interval; times are seconds from NOW."""
+        query = accounting.Query(model.Window(
+            NOW + start, NOW + end), **values)
+        with self.database.connection() as connection:
+            return accounting.totals(
+                connection, query, self.clock.now(), 10_000)
+
+    def vcpus(self, start=0, end=10_000, **values):
+        """VCPU-seconds that were planned, reserved and used."""
+        found = self.totals(start, end, **values)
+        return tuple(sum(one.amounts[kind].get('VCPU', 0) for one in found)
+                     for kind in usage_records.Kind)
+
+    def change(self, lease, **values):
+        self.leases.updates.update(lease['id'], updates.LeaseChange(**values))
+
+    def gone(self, lease):
+        for server_id in base.servers_of(lease):
+            self.cloud.servers.pop(server_id, None)
+            self.lifecycle.reconciliation.check(server_id)
+
+
+class TestRecords(UsageTestCase):
+
+    def test_a_lease_counts_from_its_start_to_its_end(self):
+        self.lease(100, 300, count=2)
+        self.assertEqual((400, 400, 0), self.vcpus())
+        self.assertEqual((0, 0, 0), self.vcpus(0, 100))
+        self.assertEqual((100, 100, 0), self.vcpus(50, 150))
+
+    def test_servers_are_used_from_when_they_run_until_they_are_gone(self):
+        lease = self.running_lease(0, 300, count=2)
+        self.clock.advance(50)
+        self.assertEqual((600, 600, 100), self.vcpus())
+        self.gone(lease)
+        self.clock.advance(50)
+        self.assertEqual((600, 100, 100), self.vcpus())
+
+    def test_a_server_past_its_end_is_used_and_not_reserved(self):
+        lease = self.running_lease(0, 300)
+        self.clock.advance(340)
+        self.gone(lease)
+        self.clock.advance(1000)
+        self.assertEqual((300, 300, 340), self.vcpus())
+
+    def test_one_that_is_deleted_before_its_start_has_reserved_nothing(self):
+        lease = self.reserve(100, 300, self.places(3))
+        self.clock.advance(50)
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.assertEqual((600, 0, 0), self.vcpus())
+
+    def test_what_is_deleted_early_counts_until_then(self):
+        lease = self.reserve(0, 300, self.places(3))
+        self.clock.advance(50)
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.assertEqual((900, 150, 0), self.vcpus())
+
+    def test_a_change_does_not_rewrite_the_past(self):
+        lease = self.reserve(0, 300, self.places(1), active=True)
+        self.clock.advance(100)
+        self.change(lease, end=NOW + 500)
+        self.clock.advance(100)
+        self.change(lease, reservations={
+            lease['reservations'][0]['id']: self.places(10)})
+        self.assertEqual((300, 200 + 10 * 300, 0), self.vcpus())
+        self.assertEqual([100, 100, 1000, 0], [
+            self.vcpus(*one)[1] for one in (
+                (0, 100), (100, 200), (200, 300), (500, 600))])
+
+    def test_one_that_waits_has_reserved_nothing(self):
+        self.lease(0, 1000, count=120)
+        self.leases.creation.create(creation.NewLease(
+            'other', 'user', self.request(
+                0, 500, retry=requests.Retry(60, 3)), (self.places(1),)), None)
+        self.assertEqual((0, 0, 0), self.vcpus(project_id='other'))
+
+    def test_a_transferred_lease_is_its_new_owners_from_then_on(self):
+        lease = self.reserve(0, 300, self.places(2), active=True)
+        self.clock.advance(100)
+        seen = self.leases.transfer.look(lease['id']).generation
+        self.leases.transfer.transfer(
+            lease['id'], seen, transfer.Owner('new', 'other'), None, False)
+        self.assertEqual((600, 200, 0), self.vcpus(project_id='project'))
+        self.assertEqual((0, 400, 0), self.vcpus(project_id='new'))
+
+    def test_a_later_change_counts_later_whatever_the_clock_says(self):
+        lease = self.reserve(0, 300, self.places(1), active=True)
+        self.clock.advance(100)
+        self.change(lease, end=NOW + 500)
+        self.clock.step(-50)
+        self.change(lease, end=NOW + 400)
+        self.assertEqual(400, self.vcpus()[1])
+        self.assertEqual(100, self.vcpus(0, 100)[1])
+
+    def test_intervals_that_follow_each_other_add_up(self):
+        lease = self.running_lease(0, 3 * DAY, count=3)
+        self.clock.advance(DAY + 7)
+        self.gone(lease)
+        for zone, unit in (('Europe/Berlin', 'day'), ('Asia/Kolkata', 'day'),
+                           ('America/St_Johns', 'month')):
+            parts = self.totals(-DAY, 5 * DAY, unit=unit,
+                                zone=zoneinfo.ZoneInfo(zone))
+            self.assertEqual(
+                3 * (DAY + 7),
+                sum(one.amounts['used'].get('VCPU', 0) for one in parts))
+            for one, after in zip(parts, parts[1:]):
+                self.assertEqual(one.window.end, after.window.start)
+
+    def test_too_many_days_are_refused(self):
+        self.assertRaises(errors.InvalidLeaseParams, self.totals,
+                          0, 1000 * DAY, unit='day')
+
+    def test_totals_are_grouped_and_read_page_by_page(self):
+        for project in 'abc':
+            self.lease(100, 200, project=project)
+        keys = ('project_id', 'resource_type')
+        found = self.totals(group_by=keys)
+        self.assertEqual(
+            [(one, 'virtual:instance') for one in 'abc'],
+            [one.keys for one in found])
+        after = self.totals(group_by=keys, after=(NOW, found[0].keys))
+        self.assertEqual(found[1:], after)
+
+    def test_an_admission_a_start_and_an_end_cost_one_statement(self):
+        statements = []
+
+        def note(_connection, _cursor, statement, *_rest):
+            if 'usage_records' in statement:
+                statements.append(statement)
+
+        def count(work, *args):
+            del statements[:]
+            done = work(*args)
+            return len(statements), done
+
+        with self.database.connection() as connection:
+            sa.event.listen(connection.engine, 'before_cursor_execute', note)
+        admitted, lease = count(lambda: self.lease(0, 300, count=5))
+        server_id, *others = base.servers_of(lease)
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            base.State.RUNNING, self.uuid_of(self.host_of(server_id)))
+        check = self.lifecycle.reconciliation.check
+        started, _seen = count(check, server_id)
+        again, _seen = count(check, server_id)
+        self.clock.advance(10)
+        del self.cloud.servers[server_id]
+        ended, _seen = count(check, server_id)
+        self.assertEqual((1, 1, 0, 1), (admitted, started, again, ended))
+
+    def test_records_of_purged_leases_stay_until_they_are_old(self):
+        lease = self.running_lease(0, 300)
+        other = self.running_lease(0, 300)
+        self.clock.advance(300)
+        self.gone(lease)
+        purge = lease_purge.LeasePurge(
+            self.database, self.clock, lambda _text: None)
+        before = self.clock.advance(10 * DAY) - 2 * DAY
+        self.assertEqual(1, purge.purge(before).deleted)
+        self.assertEqual((600, 600), self.vcpus()[:2])
+        purge.purge(before, usage_before=NOW + 300)
+        self.assertEqual((600, 600), self.vcpus()[:2])
+        purge.purge(before, usage_before=NOW + 301)
+        self.assertEqual([other['id']], sorted(
+            {*self.scalars(models.UsageRecord.lease_id)}))
+
+
+class Observer:
+    """Counts by the second what the bookings say, and knows no records."""
+
+    def __init__(self, database):
+        self._database = database
+        self.seconds = collections.Counter()
+
+    def watch(self, since, until):
+        """Count while nothing changes."""
+        with self._database.reader() as session:
+            for row in session.scalars(sa.select(models.Booking)):
+                lease = row.reservation.lease
+                if row.host_id is None or lease.status in states.SEEKING:
+                    continue
+                key = lease.project_id, lease.id
+                amount = row.resources['VCPU']
+                for second in range(since, until):
+                    if row.start_date <= second < row.end_date:
+                        self.seconds[(*key, 'reserved', second)] += amount
+                    if row.running:
+                        self.seconds[(*key, 'used', second)] += amount
+
+    def total(self, kind, since, until, **wanted):
+        return sum(amount for (project, lease, of, second), amount
+                   in self.seconds.items()
+                   if of == kind and since <= second < until and
+                   wanted.get('project_id', project) == project and
+                   wanted.get('lease_id', lease) == lease)
+
+
+class Broken(Exception):
+    """A process dies here."""
+
+
+class TestStories(UsageTestCase):
+    """Random stories of leases, against an independent count."""
+
+    LENGTH = 60
+
+    def test_records_are_what_was_so_at_each_second(self):
+        for number in range(STORIES):
+            with self.subTest(number):
+                self.tell(random.Random(number))
+
+    def tell(self, dice):
+        observer, begin = Observer(self.database), self.clock.now()
+        leases = []
+        for _step in range(self.LENGTH):
+            self.act(dice, leases)
+            now = self.clock.now()
+            self.clock.advance(dice.randint(0, 40))
+            observer.watch(now, self.clock.now())
+        end = self.clock.now()
+        cuts = sorted({begin, end, *(dice.randint(begin, end)
+                                     for _cut in range(4))})
+        for wanted in ({}, {'project_id': 'project'}, {'project_id': 'new'},
+                       *({'lease_id': one['id']} for one in leases)):
+            sums = collections.Counter()
+            for since, until in [*zip(cuts, cuts[1:]), (begin, end)]:
+                found = self.vcpus(since - NOW, until - NOW, **wanted)[1:]
+                if (since, until) != (begin, end):
+                    sums.update(dict(zip(('reserved', 'used'), found)))
+                self.assertEqual(tuple(
+                    observer.total(kind, since, until, **wanted)
+                    for kind in ('reserved', 'used')), found, wanted)
+            self.assertEqual(found, (sums['reserved'], sums['used']))
+
+    def act(self, dice, leases):
+        acts = [self.create, self.create, self.extend, self.resize, self.end,
+                self.boot, self.boot, self.move, self.delete_server,
+                self.hand_over, self.start]
+        act = dice.choice(acts)
+        dies = dice.random() < 0.2
+        write = usage_records.Records.write
+
+        def die(records, connection):
+            write(records, connection)
+            raise Broken
+
+        if dies:
+            usage_records.Records.write = die
+        try:
+            act(dice, leases)
+        except (Broken, errors.BlazarError):
+            pass
+        finally:
+            usage_records.Records.write = write
+
+    def create(self, dice, leases):
+        now = self.clock.now() - NOW
+        start = now + dice.choice([0, 0, dice.randint(1, 100)])
+        end = start + dice.randint(1, 400)
+        if dice.random() < 0.5:
+            leases.append(self.reserve(start, end, self.places(
+                dice.randint(1, 4), dice.randint(1, 3)), request=self.request(
+                    start, end, starts_now=start == now,
+                    grace_period=dice.choice([0, 20]))))
+        else:
+            new = self.new_lease(start, end, count=dice.randint(1, 3))
+            leases.append(self.leases.creation.create(
+                new, self.encryption.seal('call')))
+        self.start(dice, leases[-1:])
+
+    def chosen(self, dice, leases):
+        if not leases:
+            raise Broken
+        return dice.choice(leases)
+
+    def start(self, dice, leases):
+        self.lifecycle.lease_start.start(self.chosen(dice, leases)['id'])
+
+    def extend(self, dice, leases):
+        self.change(self.chosen(dice, leases), end=self.clock.now() +
+                    dice.randint(-10, 300))
+
+    def resize(self, dice, leases):
+        lease = self.chosen(dice, leases)
+        self.change(lease, reservations={
+            lease['reservations'][0]['id']: self.places(dice.randint(1, 5))})
+
+    def end(self, dice, leases):
+        self.lifecycle.lease_end.delete(self.chosen(dice, leases)['id'])
+
+    def boot(self, dice, leases):
+        lease = self.chosen(dice, leases)
+        servers = base.servers_of(lease) or [uuidutils.generate_uuid()]
+        if not base.servers_of(lease):
+            self.leases.slots.take(lease['reservations'][0]['id'],
+                                   self.project_of(lease), servers)
+        for server_id in servers:
+            self.see(server_id, self.host_of(server_id))
+
+    def project_of(self, lease):
+        return self.scalars(models.Lease.project_id,
+                            models.Lease.id == lease['id'])[0]
+
+    def see(self, server_id, name):
+        if name is not None:
+            self.cloud.servers[server_id] = cloud_api.ObservedServer(
+                base.State.RUNNING, self.uuid_of(name))
+            self.lifecycle.reconciliation.check(server_id)
+
+    def move(self, dice, leases):
+        servers = sorted(self.cloud.servers)
+        if servers:
+            self.see(dice.choice(servers), dice.choice(
+                ['one', 'two', 'three']))
+
+    def delete_server(self, dice, leases):
+        servers = sorted(self.cloud.servers)
+        if servers:
+            server_id = dice.choice(servers)
+            del self.cloud.servers[server_id]
+            self.lifecycle.reconciliation.check(server_id)
+
+    def hand_over(self, dice, leases):
+        lease = self.chosen(dice, leases)
+        seen = self.leases.transfer.look(lease['id']).generation
+        self.leases.transfer.transfer(
+            lease['id'], seen, transfer.Owner(dice.choice(
+                ['project', 'new']), 'user'), None, False)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a request for usage says."""
+
+import zoneinfo
+
+from blazar_core.common import model
+from blazar_core.leases import accounting
+from blazar_nova.schemas import usage_schema
+from tests.unit import base
+
+NOW = base.NOW
+
+
+class UsageSchemaTest(base.RefusalTestCase):
+
+    def read(self, **values):
+        return usage_schema.query(values, NOW)
+
+    def test_the_last_thirty_days_of_all_by_default(self):
+        self.assertEqual((accounting.Query(model.Window(
+            NOW - 30 * 86400, NOW), zone=zoneinfo.ZoneInfo('UTC')), 1000),
+            self.read())
+
+    def test_dates_are_those_of_the_time_zone(self):
+        query, limit = self.read(
+            start_date='2027-01-01', end_date='2027-01-02T00:00:00Z',
+            timezone='Asia/Tokyo', group_by=' project, lease,day', limit='7')
+        self.assertEqual(33 * 3600, query.window.end - query.window.start)
+        self.assertEqual((('project_id', 'lease_id'), 'day', 7), (
+            query.group_by, query.unit, limit))
+
+    def test_a_marker_leads_to_what_follows(self):
+        total = accounting.Totals(model.Window(NOW, NOW + 1), ('a/b',), {})
+        query, _limit = self.read(
+            group_by='project', marker=usage_schema.marker(total))
+        self.assertEqual((NOW, ('a/b',)), query.after)
+
+    def test_what_is_none_of_these_is_a_sentence(self):
+        for values, part in (
+                ({'group_by': 'week'}, 'project, lease, type, day, month'),
+                ({'group_by': 'day,month'}, 'only one of them'),
+                ({'timezone': 'Mars'}, 'no time zone "Mars"'),
+                ({'end_date': '2000-01-01', 'start_date': 'now'},
+                 'later than start_date'),
+                ({'end_date': '1970-01-01'}, 'out of range'),
+                ({'start': 'now'}, '"start" is not known'),
+                ({'limit': '0'}, 'from 1 to 1000'),
+                *(({'marker': text, 'group_by': 'project'}, 'marker')
+                  for text in ('', '[]', '{}', '[1]', '[1, 2]', '["a", "b"]',
+                               '[true, "a"]', '7', 'null', '[1, "a", "b"]',
+                               '[' * 10_000))):
+            self.assert_refused(part, usage_schema.query, values, NOW)

@@ -141,6 +141,12 @@ class Index:
         """The hosts that are known, by id. Not a copy."""
         return self._known.hosts
 
+    def age(self) -> float:
+        """Return how many seconds ago the database was asked last what has
+        changed.
+        """
+        return self.clock.elapsed() - self._asked
+
     def prepare(self) -> None:
         """Read everything while nobody waits: before a process serves.
 

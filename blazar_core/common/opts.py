@@ -371,6 +371,16 @@ OPTS: list[cfg.Opt] = [
              'blazar-listener must have the same long_rpc_timeout. Checked at '
              'every periodic sync.'),
     cfg.IntOpt(
+        'metrics_port', default=0, min=0, max=65535,
+        help='Port at which each blazar-listener serves metrics for '
+             'Prometheus (/metrics) and a health check (/healthcheck). 0: it '
+             'serves none.'),
+    cfg.StrOpt(
+        'metrics_host', default='127.0.0.1',
+        help='Address at which metrics_port is served. The metrics have no '
+             'names of projects, users, leases or servers, but everybody who '
+             'reaches the port can read them.'),
+    cfg.IntOpt(
         'event_max_retries', default=10, min=0,
         help='How often a failed event is retried, with growing pauses, '
              'before it is set to ERROR. The end of a lease is retried '

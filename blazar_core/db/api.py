@@ -19,6 +19,7 @@ from blazar_core.common import errors
 from blazar_core.common import opts
 from blazar_core.db import circuit_breaker
 from blazar_core.db import clock_skew
+from blazar_core.db import counters
 from blazar_core.db import models
 from blazar_core.db import pooling
 
@@ -97,6 +98,7 @@ class Database:
         self._facade.append_on_engine_create(
             functools.partial(_set_up_sessions, patient))
         self._retries = conf.blazar.admission_retries
+        self.counters = counters.Counters(self.begin, self.retried)
 
     @functools.cached_property
     def engine(self) -> sa.Engine:

@@ -45,6 +45,15 @@ class DatabaseStatus:
         self._why: Exception | None = None
         self._again = 0.0
         self._before: list[ty.Callable[[], None]] = []
+        self._away = 0.0
+
+    def away(self) -> tuple[bool, float]:
+        """Return whether it is known to be away, and for how many seconds in
+        all it was since the process has begun.
+        """
+        since = self._since
+        return since is not None, self._away + (
+            0.0 if since is None else self._clock.elapsed() - since)
 
     def before(self, work: ty.Callable[[], None]) -> None:
         """Do something before the database is used for anything else: now,
@@ -118,4 +127,5 @@ class DatabaseStatus:
             LOG.warning('The database of the leases is available again, after '
                         '%d s',
                         self._clock.elapsed() - self._since)
+            self._away += self._clock.elapsed() - self._since
             self._since = None

@@ -16,10 +16,11 @@ from blazar_core.common import conditions
 from blazar_core.common import model
 from blazar_core.common import states
 
-__all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Credential', 'Event',
-           'HeldBuild', 'Host', 'HostProperty', 'InterruptibleServer', 'Lease',
-           'Orphan', 'Outage', 'Recurrence', 'RequestKey', 'Reservation',
-           'ServerMove', 'Setting', 'Turn', 'UsageRecord', 'WouldEnd']
+__all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Counter', 'Credential',
+           'Event', 'HeldBuild', 'Host', 'HostProperty', 'InterruptibleServer',
+           'Lease', 'Orphan', 'Outage', 'Recurrence', 'RequestKey',
+           'Reservation', 'ServerMove', 'Setting', 'Turn', 'UsageRecord',
+           'WouldEnd']
 
 #: SQLite counts up only on a column that it calls INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -468,6 +469,21 @@ class HeldBuild(Base):
     sealed: orm.Mapped[str] = orm.mapped_column(Long)
     only_if_lost: orm.Mapped[bool] = orm.mapped_column(default=False)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+
+
+class Counter(Base):
+    """What all processes have counted (:mod:`blazar_core.db.counters`).
+
+    :ivar labels: JSON, by name
+    """
+
+    __tablename__ = 'counters'
+
+    name: orm.Mapped[str] = orm.mapped_column(
+        sa.String(64), primary_key=True)
+    labels: orm.Mapped[str] = orm.mapped_column(
+        sa.String(190), primary_key=True)
+    value: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 
 class Credential(Base):

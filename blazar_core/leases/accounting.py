@@ -174,3 +174,27 @@ def forget(connection: sa.Connection, before: int, last: str) -> str:
         connection.execute(sa.delete(models.UsageRecord.__table__).where(
             _RECORDS.lease_id.in_(ids)))
     return ids[-1] if ids else ''
+
+
+def reserved_at(connection: sa.Connection, instant: int,
+                ) -> dict[int, tuple[collections.Counter[str],
+                                     collections.Counter[str]]]:
+    """Return by host what leases reserve at an instant, as it is planned now,
+    and what of that servers use now, by class.
+    """
+    booking = models.Booking.__table__.c
+    amounts = sa.cast(booking.resources, sa.Text)
+    found: dict[int, tuple[collections.Counter[str],
+                           collections.Counter[str]]] = {}
+    for row in connection.execute(sa.select(
+            booking.host_id, amounts.label('amounts'), booking.running,
+            sa.func.count().label('number')).where(
+                booking.host_id.is_not(None), booking.outage.is_(None),
+                booking.start_date <= instant, booking.end_date > instant,
+    ).group_by(booking.host_id, amounts, booking.running)):
+        reserved, used = found.setdefault(
+            row.host_id, (collections.Counter(), collections.Counter()))
+        for rc, amount in json.loads(row.amounts).items():
+            reserved[rc] += amount * row.number
+            used[rc] += amount * row.number * bool(row.running)
+    return found

@@ -173,7 +173,6 @@ class LeasePurge:
         with self._database.begin() as connection:
             return accounting.forget(connection, before, last)
 
-    def _names(self, name: sa.Column[str], last: str) -> ty.Sequence[str]:
     def _recurrences(self, last: str) -> ty.Sequence[str]:
         with self._database.connection() as connection:
             return connection.scalars(sa.select(_RECURRENCES.id).where(

@@ -39,7 +39,7 @@ from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import lease_start
 from blazar_core.lifecycle import lease_status
 
-__all__ = ['Engine', 'EventOutcomes']
+__all__ = ['EVENTS', 'Engine', 'EventOutcomes', 'LATE', 'LATENESS']
 
 LOG = logging.getLogger(__name__)
 
@@ -120,6 +120,12 @@ _STEPS: dict[str, tuple[fault_points.FaultPoint, fault_points.FaultPoint]] = {
 
 #: Seconds until the database is asked again after it did not answer.
 _AFTER_FAILURE = 5
+
+#: Counters: of events by how they went, and of seconds by which starts and
+#: ends were late, with the bounds of its buckets.
+EVENTS = 'blazar_events'
+LATENESS = 'blazar_event_lateness_seconds'
+LATE = (1, 2, 5, 10, 30, 60, 300, 3600)
 
 #: Of so many workers one may be at an event that takes its time.
 _PER_SLOW = 4
@@ -294,6 +300,7 @@ class Engine:
         :param read: what was read ahead for a start; None: nothing was
         """
         before, after = _STEPS.get(claim.event_type, (None, None))
+        result = 'deferred'
         try:
             if before is not None:
                 fault_points.fault_point(before, claim.lease_id)
@@ -309,11 +316,15 @@ class Engine:
         except Exception as exc:
             LOG.exception('Lease %s: %s failed', claim.lease_id,
                           claim.event_type)
+            result = 'failed'
             settle = functools.partial(self._failed, claim, exc)
         else:
+            if not isinstance(outcome, lease_status.RetryAfter):
+                result = 'done' if outcome is None else 'failed'
             settle = functools.partial(self._settled, claim, outcome)
         try:
             self._database.retried(settle)
+            self._count(claim, result)
         # The claim runs out, and the action is done again.
         except errors.DatabaseUnavailable as exc:
             LOG.warning('Lease %s: the result of %s is not recorded: %s',
@@ -325,6 +336,16 @@ class Engine:
             with self._lock:
                 self._running.pop(claim.event_id, None)
             self.wake()
+
+    def _count(self, claim: event_queue.Claim, result: str) -> None:
+        """Count how an event went, and how late starts and ends are."""
+        counters = self._database.counters
+        counters.add(EVENTS, type=_type_of(claim), result=result)
+        if result == 'done' and claim.event_type in _STEPS:
+            late = max(0, self._clock.now() - claim.time)
+            counters.add(f'{LATENESS}_sum', late, type=claim.event_type)
+            counters.add(f'{LATENESS}_bucket', type=claim.event_type, le=next(
+                (str(one) for one in LATE if late <= one), '+Inf'))
 
     def _settled(self, claim: event_queue.Claim,
                  outcome: lease_status.Result) -> None:
@@ -371,6 +392,12 @@ class Engine:
             claim, lease_status.RetryAfter(pause, _reason(exc), shown=True),
             status=states.Event.UNDONE, attempts=attempts,
             run_at=self._clock.now() + pause)
+
+
+def _type_of(claim: event_queue.Claim) -> str:
+    """Return the type of an event for a label, of which there are few."""
+    return claim.event_type if claim.event_type in {
+        *states.EventType} else 'other'
 
 
 def _away(claim: event_queue.Claim, exc: Exception) -> lease_status.RetryAfter:

@@ -50,7 +50,7 @@ _URGENT = (states.EventType.START, states.EventType.END,
 _READ = sa.select(
     models.Event.id, models.Event.lease_id, models.Event.event_type,
     models.Event.attempts, models.Event.deferrals, models.Event.run_at,
-    models.Event.action,
+    models.Event.action, models.Event.time,
     models.Lease.project_id, models.Lease.conditions,
 ).join(models.Event.lease).where(models.Lease.project_id.not_in(
     sa.bindparam('projects', expanding=True)))
@@ -141,6 +141,7 @@ class Claim:
     project_id: str
     slow: bool = False
     shown: bool = False
+    time: int = 0
 
 
 class EventQueue:
@@ -187,7 +188,8 @@ class EventQueue:
                     event.attempts, event.deferrals, event.project_id, is_slow,
                     conditions.find(
                         event.conditions,
-                        conditions.Type.EVENT_DEFERRED) is not None))
+                        conditions.Type.EVENT_DEFERRED) is not None,
+                    event.time))
                 busy[event.project_id] += 1
                 slow -= is_slow
                 if len(claims) + len(wanted) == most:

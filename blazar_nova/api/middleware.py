@@ -57,7 +57,7 @@ class LeaseMiddleware:
     def __init__(self, app: ty.Any, parts: wiring.Parts) -> None:
         self._app = app
         self._parts = parts
-        self._follow = parts.admission.index.follow
+        self._follow = parts.follow
         self._guards = guards.Guards(parts)
         self._defaults = hint_params.defaults(parts.conf)
         self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions

@@ -85,7 +85,7 @@ class Application:
     def __init__(self, parts: wiring.Parts) -> None:
         self._controllers: dict[type, object] = {
             of: of(parts) for of in {route.controller for route in ROUTES}}
-        self._follow = parts.admission.index.follow
+        self._follow = parts.follow
         self._database = parts.database
 
     @webob.dec.wsgify  # type: ignore[untyped-decorator]

@@ -15,6 +15,7 @@ them compares the books with Nova in full (:mod:`comparison
 listeners may run.
 """
 
+import contextlib
 import functools
 import os
 import socket
@@ -27,6 +28,7 @@ from oslo_utils import uuidutils
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import periodic
+from blazar_core.db import counters
 from blazar_core.db import leader_election
 from blazar_core.healing import evacuation
 from blazar_core.healing import overbooking
@@ -38,6 +40,7 @@ from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import preflight
 from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import process
+from blazar_nova.listener import metrics
 from blazar_nova.listener import monitors
 from blazar_nova.listener import periodic_sync
 from blazar_nova.listener import server_sync
@@ -107,17 +110,22 @@ class Listener:
             conf.blazar.notification_topic, self.handle)
         self._stopping = threading.Event()
         self.comparison = self._comparison(conf, name)
-        self._threads = [
+        self._threads: list[threading.Thread] = []
+        self.metrics = metrics.Metrics(self.parts, name, self._threads)
+        self._threads += [
             self._thread('mirror', self.mirror.run),
             self._thread('comparison', self.comparison.run),
             self._thread('engine', self.engine.run),
             self._thread('monitors', self.monitors.run, self._stopping),
             self._thread('overbooking', periodic.run_periodically,
                          self.parts.clock, self._stopping, overbooking.PAUSE,
-                         'Overbooked hosts', self.overbooking.look,
+                         'Overbooked hosts', self.metrics.watched(
+                             'overbooking', overbooking.PAUSE,
+                             self.overbooking.look),
                          self.parts.host_status.news),
             *(self._thread(name, periodic.run_periodically, self.parts.clock,
-                           self._stopping, seconds, what, look)
+                           self._stopping, seconds, what,
+                           self.metrics.watched(name, seconds, look))
               for name, seconds, what, look in self._periodic(conf, name)
               if seconds)]
 
@@ -147,6 +155,10 @@ class Listener:
                  worker, eviction.PAUSE,
                  conf.blazar.worker_timeout))),
             ('trimming', _TRIM, 'Leftovers', self.mirror.trim),
+            ('counters', counters.SECONDS, 'Counters',
+             self.parts.database.counters.flush),
+            ('metrics', metrics.PAUSE if conf.blazar.metrics_port else 0,
+             'Metrics', self.metrics.refresh),
             ('orphans', 3600 * conf.blazar.orphan_interval,
              'Leases without owner', self.find_orphans))
 
@@ -171,6 +183,9 @@ class Listener:
 
     def start(self) -> None:
         """Begin; returns at once."""
+        port = self.parts.conf.blazar.metrics_port
+        if port:
+            self.metrics.serve(self.parts.conf.blazar.metrics_host, port)
         LOG.info('Started')
         # A hint is noted at once, and every thread that waits for another
         # one wakes each second.
@@ -192,6 +207,11 @@ class Listener:
         self._messages.wait()
         for thread in self._threads:
             thread.join()
+        self.metrics.stop()
+        with contextlib.suppress(errors.DatabaseUnavailable):
+            self.parts.database.counters.flush()
+            if self.parts.conf.blazar.metrics_port:
+                self.metrics.leave()
         process.flush()
 
     def handle(self, event_type: str, payload: dict[str, ty.Any],

@@ -76,8 +76,14 @@ _BY_CLOCK = (errors.InvalidLeaseParams, errors.LimitExceeded, errors.Conflict)
 
 def unless_skewed(exc: Exception, database: api.Database) -> Exception:
     """The error to answer with: when the clock of this process is wrong, a
-    date that seems to be wrong may be right.
+    date that seems to be wrong may be right. Refusals are counted.
     """
+    if isinstance(exc, errors.Refused):
+        database.counters.add('blazar_refusals',
+                              reason=exc.refusal.reason.value)
+    elif isinstance(exc, errors.LimitExceeded | errors.ConcurrentUpdate):
+        database.counters.add('blazar_refusals', reason=(
+            'limit' if isinstance(exc, errors.LimitExceeded) else 'busy'))
     if isinstance(exc, _BY_CLOCK):
         try:
             database.check_clock()

@@ -13,6 +13,7 @@ from blazar_core.capacity import selection
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import migration
@@ -27,6 +28,7 @@ from blazar_core.leases import lookup
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import handlers
+from blazar_core.lifecycle import no_show_check
 from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import preflight
 from blazar_core.plugins import resource_types
@@ -51,6 +53,12 @@ LOG = logging.getLogger(__name__)
 
 #: Seconds that a nova-conductor may need beside its longest call.
 _MARGIN = 60
+
+#: Notifications that are counted by their type; users invent others.
+_COUNTED = frozenset({
+    'lease.create', 'lease.update', 'lease.delete', 'lease.healed',
+    'lease.degraded', end_notices.EVENT, no_show_check.EVENT, orphans.EVENT,
+    preflight.EVENT, *(f'lease.event.{one}' for one in states.EventType)})
 
 #: What is told of a lease that has gone out of the books.
 _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
@@ -91,6 +99,13 @@ class Parts:
         return start >= self.clock.now() + (
             60 * ty.cast(int, self.conf.blazar.healing_interval))
 
+    def follow(self) -> None:
+        """Follow the database, as long as the process lives. Not before a
+        process forks.
+        """
+        self.admission.index.follow()
+        self.database.counters.follow(self.clock)
+
     def publish(self, event_type: str, lease: dict[str, ty.Any]) -> None:
         """Publish an event of a lease that is reserved, so that an error
         cannot undo it: it is logged.
@@ -121,6 +136,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     words = lease_views.LeaseViews(types)
 
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
+        books.counters.add('blazar_notifications', type=event_type if (
+            event_type in _COUNTED) else 'other')
         process.notify(event_type, words.payload(lease))
         # Where it commits leases, their events notify it.
         if event_type in _OVER and not outside.commits:

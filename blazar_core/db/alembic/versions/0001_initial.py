@@ -23,6 +23,7 @@ _LONG = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
 
 def upgrade() -> None:
     _changes()
+    _counters()
     _credentials()
     _host_properties()
     _hosts()
@@ -65,6 +66,14 @@ def _changes() -> None:
         sa.Column('sign', sa.SmallInteger, nullable=False),
         sa.Column('created_at', sa.BigInteger, nullable=False),
         sa.Index('changes_host_idx', 'host_id', 'generation'))
+
+
+def _counters() -> None:
+    _create(
+        'counters',
+        sa.Column('name', sa.String(64), primary_key=True),
+        sa.Column('labels', sa.String(190), primary_key=True),
+        sa.Column('value', sa.BigInteger, nullable=False))
 
 
 def _credentials() -> None:

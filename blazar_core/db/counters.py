@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Counters of all processes, for metrics.
+
+A process counts in memory, which costs a request nothing, and adds what it has
+counted to the rows of the database now and then, in a thread of its own. What
+a process that dies has not added yet is lost. The labels of a counter come
+from the code, never from a user, so that there are not more and more rows.
+"""
+
+import collections
+import json
+import threading
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import clocks
+from blazar_core.common import periodic
+from blazar_core.db import models
+
+__all__ = ['Counted', 'Counters', 'SECONDS', 'read']
+
+#: Seconds between two times that what was counted is written.
+SECONDS = 10
+
+_COUNTERS = models.Counter.__table__
+_ADD = sa.update(_COUNTERS).where(
+    _COUNTERS.c.name == sa.bindparam('of'),
+    _COUNTERS.c.labels == sa.bindparam('with_labels'),
+).values(value=_COUNTERS.c.value + sa.bindparam('more'))
+
+
+class Counted(ty.NamedTuple):
+    """A counter, and what all processes have counted."""
+
+    name: str
+    labels: dict[str, str]
+    value: int
+
+
+class Counters:
+    """What this process counts.
+
+    :param begin: opens a transaction that writes
+    :param retried: runs one again if others disturb it
+    """
+
+    def __init__(self, begin: ty.Callable[
+            [], ty.ContextManager[sa.Connection]],
+            retried: ty.Callable[..., None]) -> None:
+        self._begin = begin
+        self._retried = retried
+        self._lock = threading.Lock()
+        self._counts: collections.Counter[
+            tuple[str, str]] = collections.Counter()
+        self._followed = threading.Lock()
+
+    def add(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Count something.
+
+        :param labels: their values are some of a few
+        """
+        key = name, json.dumps(labels, sort_keys=True)
+        with self._lock:
+            self._counts[key] += amount
+
+    def flush(self) -> None:
+        """Add what was counted to what all processes have counted.
+
+        :raises DatabaseUnavailable: when the database does not answer; it is
+            added the next time
+        """
+        with self._lock:
+            counts, self._counts = self._counts, collections.Counter()
+        try:
+            if counts:
+                self._retried(self._write, counts)
+        except BaseException:
+            with self._lock:
+                self._counts.update(counts)
+            raise
+
+    def _write(self, counts: ty.Mapping[tuple[str, str], int]) -> None:
+        with self._begin() as connection:
+            # In one order, so that no two processes wait for each other.
+            for (name, labels), more in sorted(counts.items()):
+                added = connection.execute(_ADD, {
+                    'of': name, 'with_labels': labels, 'more': more}).rowcount
+                if not added:
+                    connection.execute(_COUNTERS.insert().values(
+                        name=name, labels=labels, value=more))
+
+    def follow(self, clock: clocks.Clock) -> None:
+        """Write what is counted from time to time, as long as the process
+        lives. Costs nothing when it has been said before. Not before a process
+        forks.
+        """
+        if self._followed.acquire(blocking=False):
+            threading.Thread(
+                target=periodic.run_periodically, name='counters',
+                daemon=True, args=(clock, threading.Event(), SECONDS,
+                                   'Counters', self.flush)).start()
+
+
+def read(connection: sa.Connection) -> list[Counted]:
+    """Return what all processes have counted."""
+    return [Counted(row.name, json.loads(row.labels), row.value)
+            for row in connection.execute(sa.select(_COUNTERS).order_by(
+                _COUNTERS.c.name, _COUNTERS.c.labels))]

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Metrics for Prometheus, and a health check, over HTTP.
+
+Each listener serves what it knows of itself: its loops, its index and its
+database. What is so for the whole cloud, and what all processes have counted,
+is read by one listener at a time, the leader, and served by it alone: sums
+over all listeners are right. It is read in a thread of its own and served from
+memory, so that a request waits for nothing and delays no event.
+"""
+
+import collections
+import http
+from http import server
+import json
+import threading
+import typing as ty
+
+import prometheus_client
+from prometheus_client import core
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import counters
+from blazar_core.db import leader_election
+from blazar_core.db import models
+from blazar_core.healing import host_status
+from blazar_core.leases import accounting
+from blazar_core.lifecycle import engine
+from blazar_nova.compat import aggregates
+from blazar_nova.services import wiring
+
+__all__ = ['Metrics', 'PAUSE']
+
+#: Seconds between two times that the values of the whole cloud are read.
+PAUSE = 15
+#: For which hours from now on it is said what is reserved.
+AHEAD = (0, 1, 4, 24)
+#: A loop that had no success for so many of its pauses, and for so many
+#: seconds, is not healthy.
+_PAUSES, _PATIENCE = 3, 60
+
+_Family: ty.TypeAlias = core.Metric
+
+
+class Metrics:
+    """What a listener serves.
+
+    :param name: of the listener, unique among all that run
+    :param threads: those that have to run
+    """
+
+    def __init__(self, parts: wiring.Parts, name: str,
+                 threads: ty.Sequence[threading.Thread]) -> None:
+        self._parts = parts
+        self._threads = threads
+        self._timeout: int = parts.conf.blazar.worker_timeout
+        self._leader = leader_election.Leader(
+            parts.database, parts.clock, 'metrics', name, PAUSE, self._timeout)
+        #: Of the whole cloud, and until when nobody else serves them.
+        self._shared: tuple[list[_Family], int] = [], 0
+        #: By loop, its pause, and when it had success last.
+        self._loops: dict[str, tuple[int, int]] = {}
+        self._registry = prometheus_client.CollectorRegistry()
+        self._registry.register(self)
+        self._server: server.ThreadingHTTPServer | None = None
+
+    # -- loops ---------------------------------------------------------------
+
+    def watched(self, name: str, pause: int,
+                look: ty.Callable[[], object]) -> ty.Callable[[], object]:
+        """Return a function of a loop, of which it is noted when it had
+        success.
+
+        :param pause: seconds between two times that it is called
+        """
+        self._loops[name] = pause, self._parts.clock.now()
+
+        def watched() -> object:
+            found = look()
+            self._loops[name] = pause, self._parts.clock.now()
+            return found
+
+        return watched
+
+    def problems(self) -> list[str]:
+        """Return why this listener is not healthy, in sentences."""
+        found, now = [], self._parts.clock.now()
+        if self._parts.database.status.away()[0]:
+            found.append('The reservation database is unavailable.')
+        try:
+            self._parts.database.skew.check_step()
+        except errors.ClockSkewed as exc:
+            found.append(str(exc))
+        found += [f'The thread {one.name} has ended.'
+                  for one in self._threads if not one.is_alive()]
+        found += [f'The loop {name} had no success for {now - last} s.'
+                  for name, (pause, last) in sorted(self._loops.items())
+                  if now - last > max(_PATIENCE, _PAUSES * pause)]
+        return found
+
+    # -- the whole cloud -----------------------------------------------------
+
+    def refresh(self) -> None:
+        """Read the values of the whole cloud, if this listener is the leader.
+
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        now = self._parts.clock.now()
+        if self._leader.take() is not None:
+            return
+        found = [*self._of_leases(now), *self._of_capacity(now),
+                 *self._counted()]
+        # No other listener becomes the leader before that.
+        self._shared = found, now + self._timeout
+        self._leader.done()
+        self._shared = found, now + PAUSE + self._timeout
+
+    def leave(self) -> None:
+        """Let another listener serve them, and serve nothing any more."""
+        self._shared = [], 0
+        self._leader.leave(done=False)
+
+    def _of_leases(self, now: int) -> ty.Iterator[_Family]:
+        leases = core.GaugeMetricFamily(
+            'blazar_leases', 'Leases that are not over.',
+            labels=['status', 'lease_type'])
+        lease = models.Lease.__table__.c
+        late = core.GaugeMetricFamily(
+            'blazar_events_late', 'Events that were due more than a minute '
+            'ago.')
+        counts = host_status.counts(self._parts.database, now)
+        late.add_metric([], counts['events_late'])
+        with self._parts.database.connection() as connection:
+            for row in connection.execute(sa.select(
+                    lease.status, lease.lease_type,
+                    sa.func.count().label('number')).where(
+                        lease.status.in_(_GOING_ON)).group_by(
+                            lease.status, lease.lease_type)):
+                leases.add_metric([row.status, row.lease_type], row.number)
+        away = core.GaugeMetricFamily(
+            'blazar_hosts_away', 'Hosts that are down, or in maintenance.',
+            labels=['kind'])
+        for kind, number in sorted(collections.Counter(
+                one.kind for one in host_status.away(
+                    self._parts.database)).items()):
+            away.add_metric([kind], number)
+        yield from (leases, late, away)
+
+    def _of_capacity(self, now: int) -> ty.Iterator[_Family]:
+        host = models.Host.__table__.c
+        try:
+            zones = aggregates.zones(reserved=False)
+        except errors.CloudUnavailable:
+            zones = {}
+        by = ['resource_class', 'zone']
+        capacity = core.GaugeMetricFamily(
+            'blazar_capacity', 'Capacity of the hosts, in units of the '
+            'resource class.', labels=by)
+        others = core.GaugeMetricFamily(
+            'blazar_capacity_without_lease', 'What servers without a lease '
+            'use of it.', labels=by)
+        reserved = core.GaugeMetricFamily(
+            'blazar_capacity_reserved', 'What leases reserve of it at a time, '
+            'as it is planned now.', labels=[*by, 'in_hours'])
+        used = core.GaugeMetricFamily(
+            'blazar_capacity_used', 'What servers use of what is reserved '
+            'now.', labels=by)
+        with self._parts.database.connection() as connection:
+            hosts = connection.execute(sa.select(
+                host.id, host.service_host, host.capacity, host.usage)).all()
+            at = {hours: accounting.reserved_at(
+                connection, now + 3600 * hours) for hours in AHEAD}
+        zone_of = {row.id: zones.get(
+            row.service_host, self._parts.conf.default_availability_zone)
+            for row in hosts}
+        _add(capacity, zone_of, ((row.id, row.capacity) for row in hosts))
+        _add(others, zone_of, ((row.id, row.usage) for row in hosts))
+        for hours in AHEAD:
+            _add(reserved, zone_of, ((one, amounts[0]) for one, amounts in
+                                     at[hours].items()), str(hours))
+        _add(used, zone_of, ((one, amounts[1])
+                             for one, amounts in at[0].items()))
+        yield from (capacity, others, reserved, used)
+
+    def _counted(self) -> ty.Iterator[_Family]:
+        with self._parts.database.connection() as connection:
+            rows = counters.read(connection)
+        families: dict[str, core.CounterMetricFamily] = {}
+        for row in rows:
+            if row.name.startswith(engine.LATENESS):
+                continue
+            names = sorted(row.labels)
+            families.setdefault(row.name, core.CounterMetricFamily(
+                row.name, _COUNTED.get(row.name, 'Counted by all processes.'),
+                labels=names)).add_metric(
+                    [row.labels[name] for name in names], row.value)
+        yield from families.values()
+        yield _lateness(rows)
+
+    # -- serving -------------------------------------------------------------
+
+    def collect(self) -> ty.Iterator[_Family]:
+        """Return all values; called by prometheus_client."""
+        loops = core.GaugeMetricFamily(
+            'blazar_loop_last_success_timestamp_seconds',
+            'When a loop of this listener had success last.', labels=['loop'])
+        for name, (_pause, last) in sorted(self._loops.items()):
+            loops.add_metric([name], last)
+        is_away, away = self._parts.database.status.away()
+        index = self._parts.admission.index
+        yield loops
+        yield core.GaugeMetricFamily(
+            'blazar_database_up', 'Whether the reservation database answers '
+            'this listener.', value=int(not is_away))
+        yield core.CounterMetricFamily(
+            'blazar_database_unavailable_seconds', 'Seconds without the '
+            'reservation database since this listener was started.',
+            value=away)
+        yield core.GaugeMetricFamily(
+            'blazar_index_hosts', 'Hosts in the index of this listener.',
+            value=len(index.hosts))
+        yield core.GaugeMetricFamily(
+            'blazar_index_age_seconds', 'Seconds since the index of this '
+            'listener has followed the reservation database.',
+            value=index.age())
+        shared, until = self._shared
+        leads = self._parts.clock.now() < until
+        yield core.GaugeMetricFamily(
+            'blazar_metrics_leader', 'Whether this listener serves the values '
+            'of the whole cloud.', value=int(leads))
+        if leads:
+            yield from shared
+
+    def answer(self, path: str) -> tuple[int, str, bytes]:
+        """Return the code, the type and the body of an answer."""
+        if path == '/metrics':
+            return (http.HTTPStatus.OK, prometheus_client.CONTENT_TYPE_LATEST,
+                    prometheus_client.generate_latest(self._registry))
+        if path == '/healthcheck':
+            problems = self.problems()
+            return (http.HTTPStatus.SERVICE_UNAVAILABLE if problems
+                    else http.HTTPStatus.OK, 'application/json',
+                    json.dumps({'problems': problems}).encode())
+        return (http.HTTPStatus.NOT_FOUND, 'text/plain',
+                b'There are /metrics and /healthcheck.\n')
+
+    def serve(self, host: str, port: int) -> int:
+        """Serve them by a thread of its own.
+
+        :returns: the port
+        :raises ConfigurationError: when that cannot be done
+        """
+        try:
+            self._server = server.ThreadingHTTPServer(
+                (host, port), _handler(self))
+        except OSError as exc:
+            raise errors.ConfigurationError(
+                f'[blazar] metrics_host {host} and metrics_port {port} cannot '
+                f'be used: {exc}. Write another port, or 0 for no metrics.',
+            ) from exc
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True,
+                         name='metrics-server').start()
+        return int(self._server.server_address[1])
+
+    def stop(self) -> None:
+        """Serve nothing any more."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+
+_GOING_ON = [one for one in states.Lease if one != states.Lease.TERMINATED]
+_COUNTED = {
+    engine.EVENTS: 'Events of leases that were carried out, by how they went.',
+    'blazar_notifications': 'Notifications about leases, by their type.',
+    'blazar_refusals': 'Requests that were refused, by the reason.'}
+
+
+def _add(family: core.GaugeMetricFamily, zone_of: ty.Mapping[int, str],
+         amounts: ty.Iterable[tuple[int, ty.Mapping[str, int]]],
+         *labels: str) -> None:
+    """Add up amounts of hosts, by class and zone."""
+    sums: collections.Counter[tuple[str, str]] = collections.Counter()
+    for host_id, of_host in amounts:
+        for rc, amount in of_host.items():
+            sums[rc, zone_of[host_id]] += amount
+    for (rc, zone), amount in sorted(sums.items()):
+        family.add_metric([rc, zone, *labels], amount)
+
+
+def _lateness(rows: ty.Iterable[counters.Counted]) -> _Family:
+    """Return how late starts and ends were."""
+    family = core.HistogramMetricFamily(
+        engine.LATENESS, 'Seconds from the time of a start or an end until it '
+        'was carried out.', labels=['type'])
+    sums: collections.Counter[str] = collections.Counter()
+    buckets: dict[str, collections.Counter[str]] = {}
+    for row in rows:
+        if row.name == f'{engine.LATENESS}_sum':
+            sums[row.labels['type']] += row.value
+        elif row.name == f'{engine.LATENESS}_bucket':
+            buckets.setdefault(row.labels['type'], collections.Counter())[
+                row.labels['le']] += row.value
+    for of_type, counts in sorted(buckets.items()):
+        total, bounds = 0, []
+        for bound in (*map(str, engine.LATE), '+Inf'):
+            total += counts[bound]
+            bounds.append((bound, total))
+        family.add_metric([of_type], bounds, sums[of_type])
+    return family
+
+
+def _handler(metrics: Metrics) -> type[server.BaseHTTPRequestHandler]:
+    class Handler(server.BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            code, kind, body = metrics.answer(self.path.partition('?')[0])
+            self.send_response(code)
+            self.send_header('Content-Type', kind)
+            self.send_header('Content-Length', str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: ty.Any) -> None:
+            """Prometheus asks all the time."""
+
+    return Handler

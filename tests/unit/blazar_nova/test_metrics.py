@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Metrics of listeners, their health, and what watches them."""
+
+import collections
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import types
+from unittest import mock
+from urllib import error
+from urllib import request
+
+import fixtures
+from prometheus_client import parser
+import yaml
+
+from blazar_core.common import errors
+from blazar_core.db import counters
+from blazar_nova.compat import aggregates
+from blazar_nova.listener import metrics
+from blazar_nova.schemas import error_answers
+from tests import databases
+from tests import driven
+from tests import imports
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+EXAMPLES = os.path.join(imports.ROOT, 'etc', 'nova-leases', 'monitoring')
+
+
+class MetricsTestCase(base.LeaseTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=40)
+        self.host('two', {'VCPU': 3}, VCPU=40)
+        self.zones = self.enterContext(mock.patch.object(
+            aggregates, 'zones', return_value={'one': 'east'}))
+        self.ending = threading.Event()
+        self.listeners = [self.listener(name) for name in 'abc']
+        # Before the threads are waited for.
+        self.addCleanup(self.ending.set)
+
+    def listener(self, name):
+        conf = types.SimpleNamespace(
+            blazar=self.books.conf.blazar, default_availability_zone='nova')
+        return metrics.Metrics(types.SimpleNamespace(
+            conf=conf, database=self.database, clock=self.clock,
+            admission=self.admission), name,
+            [self.in_thread(self.ending.wait)])
+
+    def refresh(self):
+        for one in self.listeners:
+            one.refresh()
+
+    def carry_out(self):
+        """Carry out what is due, and write what was counted."""
+        engine = self.new_engine()
+        driven.run_due(engine)
+        engine._database.counters.flush()
+
+    def values(self, *listeners):
+        """What one Prometheus adds up of listeners."""
+        found = collections.Counter()
+        for one in listeners or self.listeners:
+            code, _kind, body = one.answer('/metrics')
+            self.assertEqual(200, code)
+            for family in parser.text_string_to_metric_families(
+                    body.decode()):
+                for sample in family.samples:
+                    found[sample.name, *sorted(
+                        sample.labels.items())] += sample.value
+        return found
+
+
+class TestMetrics(MetricsTestCase):
+
+    def test_values_of_the_cloud_come_from_one_of_three_listeners(self):
+        self.running_lease(0, 4000, count=2)
+        self.lease(3000, 9000, resources={'VCPU': 5})
+        self.refresh()
+        found = self.values()
+        zone = [('resource_class', 'VCPU'), ('zone', 'east')]
+
+        def reserved(hours):
+            return sum(value for key, value in found.items() if key[:2] == (
+                'blazar_capacity_reserved', ('in_hours', hours)))
+
+        self.assertEqual([2, 7, 0, 0], [
+            reserved(hours) for hours in ('0', '1', '4', '24')])
+        self.assertEqual((1, 40, 3, 1, 1), (
+            found['blazar_metrics_leader',],
+            found['blazar_capacity', *zone],
+            found['blazar_capacity_without_lease', zone[0],
+                  ('zone', 'nova')],
+            found['blazar_leases', ('lease_type', 'immediate'),
+                  ('status', 'ACTIVE')],
+            found['blazar_leases', ('lease_type', 'scheduled'),
+                  ('status', 'PENDING')]), found)
+        self.assertEqual(2, sum(
+            value for key, value in found.items()
+            if key[0] == 'blazar_capacity_used'))
+
+    def test_another_listener_is_the_leader_when_one_has_gone(self):
+        self.refresh()
+        first, second, _third = self.listeners
+        self.assertEqual(1, self.values(first)['blazar_metrics_leader',])
+        self.clock.advance(metrics.PAUSE)
+        second.refresh()
+        self.assertEqual(1, self.values()['blazar_metrics_leader',])
+        self.clock.advance(60)
+        self.assertEqual(0, self.values()['blazar_metrics_leader',])
+        second.refresh()
+        self.assertEqual(1, self.values(second)['blazar_metrics_leader',])
+        second.leave()
+        self.assertEqual(0, self.values()['blazar_metrics_leader',])
+        first.refresh()
+        self.assertEqual(1, self.values(first)['blazar_metrics_leader',])
+
+    def test_what_all_processes_have_counted_is_added_up(self):
+        others = [self.books.connect() for _process in range(2)]
+        for database in others:
+            for _time in range(3):
+                database.counters.add('blazar_refusals', reason='limit')
+            database.counters.flush()
+        error_answers.unless_skewed(errors.LimitExceeded('No.'), others[0])
+        others[0].counters.flush()
+        self.refresh()
+        self.assertEqual(7, self.values()[
+            'blazar_refusals_total', ('reason', 'limit')])
+
+    def test_what_could_not_be_written_is_written_later(self):
+        counter = self.database.counters
+        counter.add('blazar_refusals', reason='limit')
+        with mock.patch.object(
+                counters.Counters, '_write',
+                side_effect=errors.DatabaseUnavailable):
+            self.assertRaises(errors.DatabaseUnavailable, counter.flush)
+        for _time in range(2):
+            counter.flush()
+        with self.database.connection() as connection:
+            self.assertEqual([counters.Counted(
+                'blazar_refusals', {'reason': 'limit'}, 1)],
+                counters.read(connection))
+
+    def test_how_events_went_and_how_late_they_were(self):
+        self.lease(100, 200)
+        self.clock.advance(107)
+        self.carry_out()
+        self.refresh()
+        found = self.values()
+        kind = ('type', 'start_lease')
+        late = 'blazar_event_lateness_seconds'
+        self.assertEqual((1, 0, 1, 1, 7), (
+            found['blazar_events_total', ('result', 'done'), kind],
+            found[f'{late}_bucket', ('le', '5'), kind],
+            found[f'{late}_bucket', ('le', '10'), kind],
+            found[f'{late}_count', kind], found[f'{late}_sum', kind]))
+
+
+class TestHealth(MetricsTestCase):
+
+    scenarios = ()
+    kind = 'sqlite'
+
+    def health(self):
+        code, kind, body = self.listeners[0].answer('/healthcheck')
+        self.assertEqual('application/json', kind)
+        return code, json.loads(body)['problems']
+
+    def test_it_is_well(self):
+        self.assertEqual((200, []), self.health())
+
+    def test_a_loop_that_stands_still(self):
+        look = self.listeners[0].watched('admission', 5, lambda: None)
+        self.clock.advance(60)
+        self.assertEqual((200, []), self.health())
+        self.clock.advance(1)
+        self.assertEqual((503, [
+            'The loop admission had no success for 61 s.']), self.health())
+        look()
+        self.assertEqual((200, []), self.health())
+
+    def test_a_thread_that_has_ended(self):
+        self.ending.set()
+        (thread,) = self.listeners[0]._threads
+        thread.join(20)
+        self.assertEqual((503, [f'The thread {thread.name} has ended.']),
+                         self.health())
+
+    def test_a_database_that_does_not_answer(self):
+        with contextlib.suppress(errors.DatabaseUnavailable):
+            with mock.patch.object(self.database.status, '_probe',
+                                   side_effect=OSError):
+                self.database.status.doubt('It is gone.')
+                self.database.status.check()
+        self.assertEqual((503, ['The reservation database is unavailable.']),
+                         self.health())
+        self.assertEqual(0, self.values(self.listeners[0])[
+            'blazar_database_up',])
+
+    def test_they_are_served(self):
+        self.refresh()
+        port = self.listeners[0].serve('127.0.0.1', 0)
+        self.addCleanup(self.listeners[0].stop)
+        url = f'http://127.0.0.1:{port}'
+        with request.urlopen(f'{url}/metrics') as answer:
+            self.assertIn(b'blazar_capacity{', answer.read())
+        with request.urlopen(f'{url}/healthcheck') as answer:
+            self.assertEqual({'problems': []}, json.load(answer))
+        self.assertEqual(404, self.assertRaises(
+            error.HTTPError, request.urlopen, url).code)
+        self.assertIn(f'metrics_port {port} cannot be used', str(
+            self.assertRaises(errors.ConfigurationError,
+                              self.listeners[1].serve, '127.0.0.1', port)))
+
+
+class TestExamples(MetricsTestCase):
+    """What operators are given to watch these."""
+
+    scenarios = ()
+    kind = 'sqlite'
+
+    def names(self):
+        """The names of all that is served."""
+        self.running_lease(0, 100)
+        self.lease(10, 20)
+        self.clock.advance(17)
+        self.carry_out()
+        for name, label in (('refusals', 'reason'),
+                            ('notifications', 'type')):
+            self.database.counters.add(f'blazar_{name}', **{label: 'a'})
+        self.database.counters.flush()
+        self.listeners[0].watched('loop', 1, lambda: None)
+        with mock.patch.object(
+                metrics.host_status, 'away',
+                return_value=[types.SimpleNamespace(kind='failure')]):
+            self.refresh()
+        return {key[0] for key in self.values()}
+
+    def test_each_query_is_of_what_is_served(self):
+        with open(f'{EXAMPLES}/grafana-dashboard.json') as file:
+            queries = [target['expr'] for panel in json.load(file)['panels']
+                       for target in panel['targets']]
+        with open(f'{EXAMPLES}/alerts.yaml') as file:
+            queries += [rule['expr'] for group in yaml.safe_load(file)[
+                'groups'] for rule in group['rules']]
+        asked = {name for query in queries
+                 for name in re.findall(r'\bblazar_\w+', query)}
+        self.assertEqual(set(), asked - self.names())
+
+    def promtool(self, *words, **values):
+        tool = shutil.which('promtool')
+        if tool is None:
+            self.skipTest('promtool is missing: install prometheus.')
+        done = subprocess.run([tool, *words], capture_output=True, text=True,
+                              timeout=60, **values)
+        self.assertEqual((0, ''), (done.returncode, done.stderr),
+                         done.stdout)
+
+    def test_the_rules_are_such(self):
+        self.promtool('check', 'rules', f'{EXAMPLES}/alerts.yaml')
+
+    def test_names_and_units_are_by_the_conventions(self):
+        self.names()
+        self.promtool('check', 'metrics', input=self.listeners[0].answer(
+            '/metrics')[2].decode())
+
+    def test_a_rule_fires(self):
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'test.yaml')
+        with open(path, 'w') as file:
+            yaml.safe_dump({
+                'rule_files': [f'{EXAMPLES}/alerts.yaml'],
+                'evaluation_interval': '1m', 'tests': [{
+                    'interval': '1m',
+                    'input_series': [
+                        {'series': 'blazar_events_late', 'values': '0 3x20'},
+                        {'series': 'blazar_metrics_leader',
+                         'values': '1x20'}],
+                    'alert_rule_test': [
+                        {'eval_time': '15m', 'alertname': 'BlazarEventsLate',
+                         'exp_alerts': [{'exp_labels': {
+                             'severity': 'critical'}, 'exp_annotations': {
+                                 'summary': '3 events of leases are late.',
+                                 'description': 'Run "blazar-nova-manage '
+                                                'verify" to see which.'}}]},
+                        {'eval_time': '15m', 'alertname': 'BlazarNoListener',
+                         'exp_alerts': []}]}]}, file)
+        self.promtool('test', 'rules', path)

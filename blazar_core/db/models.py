@@ -133,6 +133,9 @@ class Lease(Stateful, Base):
     warnings: orm.Mapped[list[str] | None] = orm.mapped_column(
         sa.JSON(none_as_null=True))
     preflight_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    description: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
+    tags: orm.Mapped[list[str] | None] = orm.mapped_column(
+        sa.JSON(none_as_null=True))
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')

@@ -20,9 +20,10 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import recurrences
 from blazar_core.db import models
+from blazar_core.leases import views
 
 __all__ = ['KEYS', 'MAX_INTERVALS', 'Query', 'Totals', 'UNITS', 'forget',
-           'totals']
+           'leases', 'reserved_at', 'totals']
 
 #: What totals can be grouped by, beside the time.
 KEYS = ('project_id', 'lease_id', 'resource_type')
@@ -41,6 +42,7 @@ _LEASES = models.Lease.__table__.c
 class Query:
     """What is asked for.
 
+    :ivar tags: of leases that have all of these and are not purged
     :ivar group_by: some of :data:`KEYS`
     :ivar unit: one of :data:`UNITS`; None: the time is not divided
     :ivar zone: in which days and months begin
@@ -51,6 +53,7 @@ class Query:
     project_id: str | None = None
     lease_id: str | None = None
     resource_type: str | None = None
+    tags: tuple[str, ...] = ()
     group_by: tuple[str, ...] = ()
     unit: str | None = None
     zone: datetime.tzinfo = datetime.timezone.utc
@@ -106,6 +109,8 @@ def _of_window(connection: sa.Connection, query: Query, window: model.Window,
         _RECORDS.end_date > window.start, _RECORDS.start_date < end,
         *(column == value for column, value in wanted.items()
           if value is not None),
+        *((_RECORDS.lease_id.in_(sa.select(models.Lease.id).where(
+            *views.tagged(query.tags))),) if query.tags else ()),
     ).group_by(*keys, _RECORDS.kind, amounts))
     after = () if query.after is None or query.after[0] != window.start else (
         query.after[1])
@@ -155,6 +160,19 @@ def _next(start: int, query: Query) -> int:
     following = date + datetime.timedelta(days=1) if query.unit == 'day' else (
         date.replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
     return recurrences.instant(following, query.zone)
+
+
+def leases(connection: sa.Connection, ids: ty.Collection[str],
+           ) -> dict[str, dict[str, ty.Any]]:
+    """Return the names, descriptions and tags of leases by their ids; of
+    those that are not purged.
+    """
+    return {row.id: {'lease_name': row.name,
+                     'description': row.description or '',
+                     'tags': row.tags or []}
+            for row in connection.execute(sa.select(
+                _LEASES.id, _LEASES.name, _LEASES.description, _LEASES.tags,
+            ).where(_LEASES.id.in_(ids)))}
 
 
 def forget(connection: sa.Connection, before: int, last: str) -> str:

@@ -11,9 +11,9 @@ lease that recurs stay until all of them may go.
 Nothing that is reckoned with needs what goes: limits, quotas and usage
 (:mod:`blazar_core.leases.usage`) are of leases that are not over, and so are
 the books in memory, for which nothing changes. Usage records
-(:mod:`blazar_core.leases.accounting`) stay until it is said that they go, too. What leases there have been is
-told by their rows alone, so it is written down up to when these may be gone
-(:func:`purged_before`).
+(:mod:`blazar_core.leases.accounting`) stay until it is said that they go, too.
+What leases there have been is told by their rows alone, so it is written down
+up to when these may be gone (:func:`purged_before`).
 """
 
 import typing as ty

@@ -237,6 +237,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'admitted_at': None, 'no_show_at': None,
         'warnings': new.warnings or None,
         'auto_extend': request.auto_extend, 'recurrence_id': new.recurrence_id,
+        'description': request.description, 'tags': [*request.tags] or None,
         'used_at': None if not new.server_ids and all(
             types.of(one.resource_type, one.params is None).is_for_boots
             for one in new.reservations) else now,

@@ -107,6 +107,8 @@ class LeaseRequest:
     timeout: int | None = None
     recurrence: Recurrence | None = None
     shows_build: bool = False
+    description: str | None = None
+    tags: tuple[str, ...] = ()
 
     @property
     def patience(self) -> int | None:

@@ -56,6 +56,8 @@ class LeaseChange:
     start: int | None = None
     end: int | None = None
     name: str | None = None
+    description: str | None = None
+    tags: tuple[str, ...] | None = None
     before_end: int | None = None
     events: tuple[requests.EventRequest, ...] | None = None
     reservations: ty.Mapping[str, creation.NewReservation] = dataclasses.field(
@@ -356,6 +358,10 @@ def _rename(session: orm.Session, lease: models.Lease, change: LeaseChange,
     session.flush()
     if change.name is not None:
         lease.name = change.name
+    if change.description is not None:
+        lease.description = change.description or None
+    if change.tags is not None:
+        lease.tags = [*change.tags] or None
     wanted = [(event.event_type, event.time, event.action)
               for event in change.events or ()]
     coming = [event for event in lease.events

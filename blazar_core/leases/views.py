@@ -4,6 +4,7 @@
 
 import collections
 import dataclasses
+import json
 import math
 import typing as ty
 
@@ -20,7 +21,7 @@ from blazar_core.db import models
 
 __all__ = ['DELETING', 'EventRow', 'Query', 'ReservationRow', 'describe',
            'describe_rows', 'get', 'is_near_end', 'listed',
-           'owner_of_deleted', 'page', 'status']
+           'owner_of_deleted', 'page', 'status', 'tagged']
 
 #: What users see of a lease whose deletion is under way.
 DELETING = 'DELETING'
@@ -39,6 +40,7 @@ class Query:
     """Which leases, in which order; None: any.
 
     :ivar status: None leaves out those that are over, unless ``ended``
+    :ivar tags: those that have all of these
     :ivar ended_after: but for those with an end after that
     :ivar start: those that end after this, and begin before ``end``
     :ivar occurrences: each of a lease that recurs; else the one that goes
@@ -50,6 +52,7 @@ class Query:
 
     project_id: str | None = None
     name: str | None = None
+    tags: tuple[str, ...] = ()
     status: str | None = None
     resource_type: str | None = None
     start: int | None = None
@@ -231,6 +234,7 @@ def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
         conditions.append(lease.project_id == query.project_id)
     if query.name is not None:
         conditions.append(lease.name == query.name)
+    conditions += tagged(query.tags)
     if query.status == DELETING:
         conditions.append(lease.deleted_at.is_not(None))
     elif query.status is not None:
@@ -248,6 +252,13 @@ def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
             models.Reservation.resource_type == query.resource_type,
         ).scalar_subquery() > 0)
     return conditions
+
+
+def tagged(tags: ty.Iterable[str]) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions of leases that have all of some tags."""
+    # As JSON has them: in ASCII, and no tag has a quote that would end it.
+    return [sa.cast(models.Lease.tags, sa.Text).contains(
+        json.dumps(tag), autoescape=True) for tag in tags]
 
 
 def _standing_before(over: ty.Collection[str]) -> sa.ColumnElement[bool]:
@@ -374,6 +385,7 @@ def describe_rows(lease: ty.Any, reservations: ty.Sequence[ty.Any],
                                        lease.status) for one in reservations]
     return {
         'id': lease.id, 'name': lease.name, 'status': status(lease),
+        'description': lease.description or '', 'tags': [*(lease.tags or ())],
         'status_reason': conditions.status_reason(lease.conditions),
         'conditions': [dict(one) for one in lease.conditions or ()],
         'degraded': any(one['missing_resources'] or one['resources_changed']

@@ -38,8 +38,8 @@ class UsageController:
             query = dataclasses.replace(query, project_id=context.project_id)
         with self._parts.database.connection() as connection:
             found = accounting.totals(connection, query, now, limit + 1)
-        body: dict[str, ty.Any] = {
-            'usage': [usage_schema.row(query, one) for one in found[:limit]]}
+            body: dict[str, ty.Any] = {'usage': usage_schema.rows(
+                connection, query, found[:limit])}
         if len(found) > limit:
             body['usage_links'] = web_requests.next_page(
                 request, usage_schema.marker(found[limit - 1]))

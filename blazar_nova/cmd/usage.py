@@ -19,10 +19,13 @@ __all__ = ['add', 'run']
 #: By argument, the parameter of the API.
 _QUERY = {'start': 'start_date', 'end': 'end_date', 'project': 'project_id',
           'lease': 'lease_id', 'type': 'resource_type',
-          'group_by': 'group_by', 'timezone': 'timezone'}
+          'tags': 'tags', 'group_by': 'group_by', 'timezone': 'timezone'}
+#: What is shown of leases, where there is a row for each.
+_OF_LEASE = ('lease_name', 'tags')
 _TITLES = {
     'start_date': 'Start (UTC)', 'end_date': 'End (UTC)',
-    'project_id': 'Project', 'lease_id': 'Lease', 'resource_type': 'Type',
+    'project_id': 'Project', 'lease_id': 'Lease', 'lease_name': 'Name',
+    'tags': 'Tags', 'resource_type': 'Type',
     'resource_class': 'Class', 'planned': 'Planned', 'reserved': 'Reserved',
     'used': 'Used'}
 
@@ -42,6 +45,8 @@ def add(nouns: ty.Any) -> argparse.ArgumentParser:
             ('project', 'ID', 'only this project'),
             ('lease', 'ID', 'only this lease; it may be purged'),
             ('type', 'TYPE', 'only reservations of this resource type'),
+            ('tags', 'TAGS', 'only leases with all of these tags, separated '
+             'by commas, that are not purged'),
             ('group-by', 'NAMES', 'comma-separated list of '
              f'{", ".join([*usage_schema.GROUPS, *accounting.UNITS])} '
              '(default: project)'),
@@ -66,13 +71,14 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
         key: getattr(parsed, name) for name, key in _QUERY.items()
         if getattr(parsed, name) is not None}, now)
     with api.Database(conf).connection() as connection:
-        found = accounting.totals(connection, query, now, 10 ** 9)
-    columns = [name for name in _TITLES if name not in accounting.KEYS or
-               name in query.group_by]
+        found = usage_schema.rows(connection, query, accounting.totals(
+            connection, query, now, 10 ** 9))
+    columns = [name for name in _TITLES if name in query.group_by or (
+        name not in accounting.KEYS and (
+            'lease_id' in query.group_by or name not in _OF_LEASE))]
     listings.show(parsed.format, listings.Listing(
         'usage', {name: _TITLES[name] for name in columns}, [
-            row for one in found for row in _rows(
-                usage_schema.row(query, one), parsed.seconds)]))
+            row for one in found for row in _rows(one, parsed.seconds)]))
 
 
 def _rows(total: ty.Mapping[str, ty.Any], seconds: bool,
@@ -80,8 +86,11 @@ def _rows(total: ty.Mapping[str, ty.Any], seconds: bool,
     """A row for each resource class."""
     for rc in sorted({rc for kind in usage_records.Kind
                       for rc in total[kind]}):
-        yield {**total, 'start_date': total['start_date'][:19],
-               'end_date': total['end_date'][:19], 'resource_class': rc, **{
-            kind.value: total[kind].get(rc, 0) if seconds else round(
-                total[kind].get(rc, 0) / 3600, 4)
-            for kind in usage_records.Kind}}
+        amounts = {kind.value: total[kind].get(rc, 0)
+                   for kind in usage_records.Kind}
+        yield {**total, 'tags': ' '.join(total.get('tags', ())),
+               'start_date': total['start_date'][:19],
+               'end_date': total['end_date'][:19], 'resource_class': rc,
+               **(amounts if seconds else {
+                   kind: round(amount / 3600, 4)
+                   for kind, amount in amounts.items()})}

@@ -403,6 +403,34 @@ class Acknowledge(command.ShowOne):
             json={'resources_changed': False})['lease'])
 
 
+class Set(command.ShowOne):
+    """Set the name, the description or the tags of a lease."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        add_lease(parser, 'The lease')
+        parser.add_argument('--name', metavar='<name>', help='New name')
+        parser.add_argument(
+            '--description', metavar='<description>',
+            help='New description; empty removes it')
+        parser.add_argument(
+            '--tags', metavar='<tags>',
+            help='New tags, separated by commas; empty removes them')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
+        client = client_of(self.app)
+        change: Json = {
+            name: value for name in ('name', 'description', 'tags')
+            if (value := getattr(parsed_args, name)) is not None}
+        if not change:
+            raise exceptions.CommandError(
+                'Give --name, --description or --tags.')
+        return shown(client.ask(
+            'PUT', f'/leases/{client.find(parsed_args.lease)}',
+            json=change)['lease'])
+
+
 class Wait(LeaseCommand):
     """Wait for a status of a lease, and show progress."""
 

@@ -16,7 +16,8 @@ from blazar_nova.osc import lease_progress
 __all__ = ['List']
 
 _COLUMNS = ('id', 'name', 'status', 'start_date', 'end_date', 'left',
-            'servers', 'status_reason', 'degraded', 'warnings', 'project_id')
+            'servers', 'status_reason', 'degraded', 'warnings', 'project_id',
+            'description', 'tags')
 #: Those of a table, which is to fit a terminal.
 _OF_TABLE = ('id', 'name', 'status', 'left', 'servers', 'status_reason',
              'warnings')
@@ -38,6 +39,10 @@ class List(command.Lister):
             '--status', metavar='<status>', help='List only leases with this '
                                                  'status')
         parser.add_argument(
+            '--tags', metavar='<tags>',
+            help='List only leases with all of these tags, separated by '
+                 'commas')
+        parser.add_argument(
             '--ended', action='store_const', const='true',
             help='Include leases that have ended')
         return parser
@@ -55,7 +60,8 @@ class List(command.Lister):
         return columns, [
             tuple(_values(lease, now)[name] for name in columns)
             for lease in commands.client_of(self.app).leases(
-                **commands.given(parsed_args, 'name', 'status', 'ended'))]
+                **commands.given(
+                    parsed_args, 'name', 'status', 'tags', 'ended'))]
 
 
 def _values(lease: commands.Json, now: datetime.datetime) -> commands.Json:
@@ -67,7 +73,8 @@ def _values(lease: commands.Json, now: datetime.datetime) -> commands.Json:
             'servers': commands.column([
                 server for reservation in lease['reservations']
                 for server in reservation.get('servers') or []]),
-            'warnings': commands.column(lease.get('warnings') or [])}
+            'warnings': commands.column(lease.get('warnings') or []),
+            'tags': commands.column(lease.get('tags') or [])}
 
 
 def left(lease: commands.Json, now: datetime.datetime) -> str:

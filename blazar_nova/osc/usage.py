@@ -45,6 +45,10 @@ class Usage(command.Lister):
             help='Show the usage of this resource type, such as '
                  'virtual:instance')
         parser.add_argument(
+            '--tags', metavar='<tags>',
+            help='Show the usage of leases with all of these tags, separated '
+                 'by commas')
+        parser.add_argument(
             '--group-by', metavar='<names>',
             help='Comma-separated list of project, lease, type, day, month')
         parser.add_argument(
@@ -60,13 +64,15 @@ class Usage(command.Lister):
         client = commands.client_of(self.app)
         params = commands.given(
             parsed_args, 'start_date', 'end_date', 'project_id',
-            'resource_type', 'group_by', 'timezone')
+            'resource_type', 'tags', 'group_by', 'timezone')
         if parsed_args.lease is not None:
             params['lease_id'] = client.find(parsed_args.lease)
         found = client.usage(**params)
         keys = [_GROUPS[name] for one in (
             parsed_args.group_by or '').split(',')
             if (name := one.strip()) in _GROUPS]
+        if 'lease_id' in keys:
+            keys.append('lease_name')
         return ['start_date', 'end_date', *keys, 'resource_class', *_KINDS], [
             [lease_progress.when(row['start_date']),
              lease_progress.when(row['end_date']),

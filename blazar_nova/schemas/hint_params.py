@@ -21,6 +21,7 @@ says what that means, or which sentence answers it. What was decided:
 import collections.abc
 import dataclasses
 import json
+import re
 import typing as ty
 import unicodedata
 
@@ -39,10 +40,14 @@ from blazar_nova.schemas import lease_types
 from blazar_nova.schemas import recurrence_schema
 
 __all__ = ['Defaults', 'check_defaults', 'default_before_end', 'defaults',
-           'grace_of', 'lease_request', 'name_of', 'on_end_of', 'window_of']
+           'description_of', 'grace_of', 'lease_request', 'name_of',
+           'on_end_of', 'tags_of', 'window_of']
 
 MAX_BYTES = 16 * 1024
 MAX_NAME = 255
+MAX_TAGS = 20
+#: As Nova has those of servers, and nothing that JSON would write otherwise.
+_TAG = re.compile(r'[^,/"\\]{1,60}')
 #: Seconds; 30 days.
 MAX_GRACE = 2592000
 
@@ -52,6 +57,8 @@ _EXAMPLE = '{"start": "now", "duration": "2h"}'
 #: The known keys of lease_params, each with an example of its value.
 _KEYS = {
     'name': '"lease1"',
+    'description': '"Nightly build"',
+    'tags': '["ci", "team-a"]',
     'start': '"now"',
     'end': '"2026-12-01 16:07"',
     'duration': '"2h"',
@@ -245,6 +252,8 @@ def _request(params: _Object, start: int, end: int, now: int,
         params, window, defaults.max_occurrences, local, defaults.ends)
     request = requests.LeaseRequest(
         name=_name(params), recurrence=recurrence,
+        description=description_of(params) or None,
+        tags=tags_of(params) or (),
         window=window,
         before_end=before_end,
         events=event_schema.read(
@@ -330,6 +339,47 @@ def name_of(text: str) -> str:
             f'The name has {len(name)} characters, blanks around it not '
             f'counted. Write 1 to {MAX_NAME}, or leave it out.')
     return name
+
+
+def description_of(values: _Object) -> str | None:
+    """The description of a lease; None: nothing is said of it.
+
+    :raises InvalidLeaseParams: when it cannot be one
+    """
+    text = values.get('description')
+    if text is None:
+        return None
+    if not isinstance(text, str) or len(text) > MAX_NAME or any(
+            unicodedata.category(char) in ('Cc', 'Cs') for char in text):
+        raise errors.InvalidLeaseParams(
+            f'"description" must be a text of at most {MAX_NAME} characters '
+            'without control characters.')
+    return text.strip()
+
+
+def tags_of(values: _Object) -> tuple[str, ...] | None:
+    """The tags of a lease, in order and in lower case, as some databases
+    compare them without case; None: nothing is said of them.
+
+    :raises InvalidLeaseParams: when they cannot be such
+    """
+    tags = values.get('tags')
+    if tags is None:
+        return None
+    if isinstance(tags, str):
+        tags = tags.split(',') if tags.strip() else []
+    if not isinstance(tags, list) or len(tags) > MAX_TAGS:
+        raise errors.InvalidLeaseParams(
+            f'"tags" must be a list of at most {MAX_TAGS} texts, such as '
+            f'{_KEYS["tags"]}.')
+    found = [tag.strip().lower() if isinstance(tag, str) else ''
+             for tag in tags]
+    for tag in found:
+        if not _TAG.fullmatch(tag) or not tag.isprintable():
+            raise errors.InvalidLeaseParams(
+                f'"{inputs.shown(tag)}" is no tag. Write 1 to 60 printable '
+                'characters without commas, slashes, quotes and backslashes.')
+    return tuple(sorted(set(found)))
 
 
 def _before_end(params: _Object, window: model.Window, now: int,

@@ -36,6 +36,8 @@ OFFER = (60, 86400)
 
 _CREATE_KEYS = {
     'name': '"lease1"',
+    'description': '"Nightly build"',
+    'tags': '["ci", "team-a"]',
     'start_date': '"2026-12-01 16:07" or "now"',
     'end_date': '"2026-12-02 16:07"',
     'duration': '"2d"',
@@ -54,8 +56,9 @@ _CREATE_KEYS = {
     'recurrence': recurrence_schema.EXAMPLE,
 }
 CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
-    'name', 'start_date', 'end_date', 'before_end_date', 'before_end_action',
-    'reservations', 'events', 'on_end', 'grace_period', 'auto_extend')} | {
+    'name', 'description', 'tags', 'start_date', 'end_date',
+    'before_end_date', 'before_end_action', 'reservations', 'events', 'on_end',
+    'grace_period', 'auto_extend')} | {
         'end': _CREATE_KEYS['end_date'], 'duration': _CREATE_KEYS['duration'],
         'resources_changed': 'false'}
 #: By each of which a change may say when a lease ends: in the words of the
@@ -66,7 +69,8 @@ _ENDS = ('end_date', 'end', 'duration')
 _SORT_KEYS = ('start_date', 'end_date', 'created_at', 'updated_at', 'name',
               'status', 'id')
 _QUERY_KEYS = {
-    'status': 'ACTIVE', 'name': 'lease1', 'project_id': 'an id',
+    'status': 'ACTIVE', 'name': 'lease1', 'tags': 'ci,team-a',
+    'project_id': 'an id',
     'resource_type': 'virtual:instance', 'start_date': '2026-12-01 16:07',
     'end_date': '2026-12-02 16:07', 'sort': 'created_at:desc,name',
     'limit': '100', 'marker': 'the id of a lease', 'fields': 'id,name',
@@ -144,6 +148,8 @@ def create(body: object, now: int, defaults: hint_params.Defaults,
     request = requests.LeaseRequest(
         recurrence=recurrence, name=hint_params.name_of(_text(values, 'name'))
         if 'name' in values else None,
+        description=hint_params.description_of(values) or None,
+        tags=hint_params.tags_of(values) or (),
         window=window,
         before_end=before_end,
         events=event_schema.read(
@@ -200,6 +206,8 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
             start=start, end=end, seen='resources_changed' in values,
             name=hint_params.name_of(_text(values, 'name'))
             if 'name' in values else None,
+            description=hint_params.description_of(values),
+            tags=hint_params.tags_of(values),
             before_end=before_end,
             events=event_schema.read(
                 values['events'], window, now, defaults.actions)
@@ -232,6 +240,7 @@ def query(values: collections.abc.Mapping[str, str], now: int,
     paged = 'limit' in values or 'marker' in values
     return views.Query(
         project_id=values.get('project_id'), name=values.get('name'),
+        tags=hint_params.tags_of(dict(values)) or (),
         status=_status(values['status']) if 'status' in values else None,
         resource_type=values.get('resource_type'),
         start=found.get('start'), end=found.get('end'),

@@ -20,12 +20,12 @@ __all__ = ['LeaseViews', 'FIELDS']
 LOG = logging.getLogger(__name__)
 
 #: What is said of a lease.
-FIELDS = ('id', 'name', 'status', 'status_reason', 'conditions', 'degraded',
-          'project_id', 'user_id', 'trust_id', 'start_date', 'end_date',
-          'before_end_date', 'on_end', 'grace_period', 'auto_extend',
-          'lease_type', 'retry_until', 'recurrence_id', 'recurrence',
-          'occurrences', 'warnings', 'created_at', 'updated_at',
-          'reservations', 'events')
+FIELDS = ('id', 'name', 'description', 'tags', 'status', 'status_reason',
+          'conditions', 'degraded', 'project_id', 'user_id', 'trust_id',
+          'start_date', 'end_date', 'before_end_date', 'on_end',
+          'grace_period', 'auto_extend', 'lease_type', 'retry_until',
+          'recurrence_id', 'recurrence', 'occurrences', 'warnings',
+          'created_at', 'updated_at', 'reservations', 'events')
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
 _Lease: ty.TypeAlias = ty.Mapping[str, ty.Any]
@@ -72,7 +72,7 @@ class LeaseViews:
             del told[name]
         if 'exchanged' in described:
             told['exchanged'] = described['exchanged']
-        return {'version': '1.7', 'lease_id': told['id'], **told, 'events': [
+        return {'version': '1.8', 'lease_id': told['id'], **told, 'events': [
             {**event, 'event_date': event['time']}
             for event in told['events']]}
 

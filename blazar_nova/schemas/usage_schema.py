@@ -5,6 +5,7 @@ import dataclasses
 import typing as ty
 
 from oslo_serialization import jsonutils
+import sqlalchemy as sa
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
@@ -13,8 +14,9 @@ from blazar_core.common import model
 from blazar_core.common import recurrences
 from blazar_core.leases import accounting
 from blazar_nova.schemas import dates
+from blazar_nova.schemas import hint_params
 
-__all__ = ['DEFAULT_DAYS', 'GROUPS', 'MAX_LIMIT', 'marker', 'query', 'row']
+__all__ = ['DEFAULT_DAYS', 'GROUPS', 'MAX_LIMIT', 'marker', 'query', 'rows']
 
 #: What totals are grouped by, in the words of the API.
 GROUPS = {'project': 'project_id', 'lease': 'lease_id',
@@ -23,11 +25,14 @@ MAX_LIMIT = 1000
 #: How long the interval is if its start is not given.
 DEFAULT_DAYS = 30
 
+#: What is said of a lease that is purged.
+_PURGED = {'lease_name': None, 'description': None, 'tags': []}
 #: With examples.
 _KEYS = {
     'start_date': '"2026-11-01"', 'end_date': '"2026-12-01"',
     'project_id': '"5f3c..."', 'lease_id': '"8b1d..."',
-    'resource_type': '"virtual:instance"', 'group_by': '"project,day"',
+    'resource_type': '"virtual:instance"', 'tags': '"ci,team-a"',
+    'group_by': '"project,day"',
     'timezone': '"Europe/Berlin"', 'limit': '100', 'marker': '"[...]"'}
 
 
@@ -59,8 +64,8 @@ def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
     groups, unit = _groups(values.get('group_by', ''))
     found = accounting.Query(
         model.Window(start, end), values.get('project_id'),
-        values.get('lease_id'), values.get('resource_type'), groups, unit,
-        zone)
+        values.get('lease_id'), values.get('resource_type'),
+        hint_params.tags_of(values) or (), groups, unit, zone)
     return dataclasses.replace(
         found, after=_after(values['marker'], groups)
         if 'marker' in values else None), inputs.integer(
@@ -103,10 +108,16 @@ def _after(text: str, groups: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
         'it is, with the same group_by.')
 
 
-def row(query: accounting.Query, total: accounting.Totals,
-        ) -> dict[str, ty.Any]:
-    """Return a row of the answer."""
-    return {'start_date': clocks.iso(total.window.start),
-            'end_date': clocks.iso(total.window.end),
-            **dict(zip(query.group_by, total.keys, strict=True)),
-            **total.amounts}
+def rows(connection: sa.Connection, query: accounting.Query,
+         totals: ty.Sequence[accounting.Totals]) -> list[dict[str, ty.Any]]:
+    """Return the rows of the answer."""
+    found = [{'start_date': clocks.iso(total.window.start),
+              'end_date': clocks.iso(total.window.end),
+              **dict(zip(query.group_by, total.keys, strict=True)),
+              **total.amounts} for total in totals]
+    if 'lease_id' in query.group_by:
+        known = accounting.leases(
+            connection, {row['lease_id'] for row in found})
+        for row in found:
+            row |= known.get(row['lease_id'], _PURGED)
+    return found

@@ -505,7 +505,7 @@ class TestNotifications(ApiTestCase):
                       'lease.event.before_end_lease.stop', 'lease.delete',
                       'lease.event.end_lease'):
             payload = recorder.wait(event)[0]
-            self.assertEqual(('1.7', lease['id'], nova_box.PROJECT_ID), (
+            self.assertEqual(('1.8', lease['id'], nova_box.PROJECT_ID), (
                 payload['version'], payload['lease_id'],
                 payload['project_id']))
             self.assertNotIn('trust_id', payload)

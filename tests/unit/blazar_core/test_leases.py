@@ -103,7 +103,8 @@ class TestCreate(base.LeaseTestCase):
         answer = self.leases.creation.create(new, 'secret')
         self.assertEqual(answer, views.get(self.database, answer['id']))
         self.assertEqual(
-            {'name': 'mine', 'status': 'PENDING', 'status_reason': '',
+            {'name': 'mine', 'description': '', 'tags': [],
+             'status': 'PENDING', 'status_reason': '',
              'conditions': [], 'project_id': 'project', 'user_id': 'user',
              'start_date': NOW + 50, 'end_date': NOW + 100,
              'before_end_date': None, 'degraded': False,
@@ -277,6 +278,18 @@ class TestUpdate(base.LeaseTestCase):
         self.assertIn(part, str(refused))
         self.assertRegex(str(refused), r'^[A-Z](?s:.*)\.$')
         self.assertEqual(before, self.everything())
+
+    def test_its_description_and_its_tags(self):
+        self.host('one', VCPU=1)
+        lease = self.lease(10, 20)
+        for change, found in (
+                ({'description': 'It is.', 'tags': ('a', 'b')},
+                 ('It is.', ['a', 'b'])),
+                ({'name': 'other'}, ('It is.', ['a', 'b'])),
+                ({'description': '', 'tags': ()}, ('', []))):
+            changed = self.update(lease, **change)
+            self.assertEqual(found, (
+                changed['description'], changed['tags']))
 
     def test_its_servers_go_while_other_hosts_are_looked_for(self):
         self.host('one', VCPU=1)

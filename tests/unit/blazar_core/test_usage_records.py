@@ -163,6 +163,18 @@ class TestRecords(UsageTestCase):
         after = self.totals(group_by=keys, after=(NOW, found[0].keys))
         self.assertEqual(found[1:], after)
 
+    def test_totals_of_leases_by_their_tags(self):
+        for tags in (('ci',), ('ci', 'dev'), ()):
+            self.lease(request=self.request(100, 200, tags=tags))
+        self.assertEqual(200, self.vcpus(tags=('ci',))[1])
+        self.assertEqual(100, self.vcpus(tags=('ci', 'dev'))[1])
+        found = self.totals(group_by=('lease_id',), tags=('dev', 'ci'))
+        with self.database.connection() as connection:
+            self.assertEqual([{
+                'lease_name': 'lease', 'description': '',
+                'tags': ['ci', 'dev']}], [*accounting.leases(connection, [
+                    one.keys[0] for one in found]).values()])
+
     def test_an_admission_a_start_and_an_end_cost_one_statement(self):
         statements = []
 

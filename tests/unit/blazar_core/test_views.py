@@ -72,6 +72,20 @@ class TestFilters(ViewsTestCase):
         self.assertEqual(('mine', 'a'), (found['project_id'], found['name']))
         self.assertEqual([], self.names(project_id='nobodys'))
 
+    def test_by_tags(self):
+        for name, tags in (('a', ('50%', 'ci')), ('b', ('ci', 'gr\xfc\xdfe')),
+                           ('c', ('c',)), ('d', ())):
+            self.leases.creation.create(self.new_lease(request=self.request(
+                50, 100, name=name, tags=tags, description='It is.')),
+                'sealed')
+        for tags, names in ((('ci',), 'ab'), (('ci', '50%'), 'a'),
+                            (('gr\xfc\xdfe',), 'b'), (('%',), ''),
+                            (('5_%',), ''), (('c',), 'c'), ((), 'abcd')):
+            self.assertEqual([*names], sorted(self.names(tags=tags)), tags)
+        found, = self.page(name='a')
+        self.assertEqual((['50%', 'ci'], 'It is.'), (
+            found['tags'], found['description']))
+
     def test_by_status(self):
         active = self.named('active', 0, active=True)
         self.named('pending')

@@ -685,6 +685,26 @@ class TestOnEnd(ParamsTestCase):
                 {'duration': '2h', 'on_end': value}, NOW, defaults).on_end)
 
 
+class TestMetadata(ParamsTestCase):
+
+    def test_description_and_tags(self):
+        asked = self.ask({'duration': '2h', 'description': ' Nightly ',
+                          'tags': ['CI', ' team a', 'ci']})
+        self.assertEqual(('Nightly', ('ci', 'team a')), (
+            asked.description, asked.tags))
+        asked = self.ask({'duration': '2h', 'tags': 'b,a'})
+        self.assertEqual((None, ('a', 'b')), (asked.description, asked.tags))
+        for key, value, part in (
+                ('description', 7, 'at most 255'),
+                ('description', 'x' * 256, 'at most 255'),
+                ('description', 'a\nb', 'control'),
+                ('tags', 7, 'at most 20'), ('tags', ['x'] * 21, 'at most 20'),
+                *(('tags', [one], 'is no tag') for one in (
+                    '', ' ', 'x' * 61, 'a,b', 'a/b', 'a"b', 'a\\b', 'a\tb',
+                    '\ud800', 7, None))):
+            self.assert_refused({'duration': '2h', key: value}, part)
+
+
 class TestGracePeriod(ParamsTestCase):
 
     def test_it_is_a_duration_or_seconds(self):

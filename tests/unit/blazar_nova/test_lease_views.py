@@ -102,7 +102,7 @@ class TestAnswers(base.LeaseTestCase):
     def test_a_notification_tells_of_a_lease(self):
         lease = views.get(self.database, self.reserve(50, 100)['id'])
         told, said = self.answers.payload(lease), self.answers.lease(lease)
-        self.assertEqual(('1.7', lease['id'], lease['id']), (
+        self.assertEqual(('1.8', lease['id'], lease['id']), (
             told['version'], told['lease_id'], told['id']))
         self.assertNotIn('trust_id', told)
         self.assertEqual(
@@ -183,9 +183,9 @@ class TestBlazarsSamples(base.LeaseTestCase):
                'lease_id': uuidutils.generate_uuid()}
         made = {'created_at': NOW, 'updated_at': None}
         return {
-            **ids, 'name': 'x', 'status': 'PENDING', 'status_reason': '',
-            'conditions': [], 'degraded': False, 'project_id': 'p',
-            'user_id': 'u',
+            **ids, 'name': 'x', 'description': '', 'tags': [],
+            'status': 'PENDING', 'status_reason': '', 'conditions': [],
+            'degraded': False, 'project_id': 'p', 'user_id': 'u',
             'start_date': NOW, 'end_date': NOW + 60, 'on_end': 'delete',
             'before_end_date': None, 'grace_period': 0, 'auto_extend': 0,
             'lease_type': 'scheduled', 'retry_until': None,

@@ -355,7 +355,7 @@ class PluginTest(OscTestCase):
     OURS = ['accept', 'acknowledge', 'add server', 'adopt', 'availability',
             'delete', 'hand over', 'interruptible list', 'interruptible set',
             'interruptible unset', 'list', 'occurrences', 'offer', 'quote',
-            'remove server', 'request', 'share', 'usage', 'wait']
+            'remove server', 'request', 'set', 'share', 'usage', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(
@@ -406,6 +406,16 @@ class PluginTest(OscTestCase):
             self.assertIn({
                 'delete': '--force', 'interruptible set': '--on-evict',
                 'interruptible unset': '<server>'}.get(name, '--format'), out)
+
+
+class SetTest(OscTestCase):
+
+    def test_what_is_given_is_sent(self):
+        self.cloud.sees(f'PUT /leases/{ID}', (200, {'lease': a_lease()}))
+        self.reservation('set', ID, '--description', '', '--tags', 'a,b')
+        self.assertEqual({'description': '', 'tags': 'a,b'},
+                         self.asked().body)
+        self.assertIn('Give --name', self.fails('set', ID))
 
 
 class UsageTest(OscTestCase):

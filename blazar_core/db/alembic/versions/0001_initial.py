@@ -173,6 +173,8 @@ def _leases() -> None:
         sa.Column('recurrence_id', sa.String(36)),
         sa.Column('warnings', sa.JSON),
         sa.Column('preflight_at', sa.BigInteger),
+        sa.Column('description', sa.String(255)),
+        sa.Column('tags', sa.JSON),
         sa.Index('leases_admitted_idx', 'project_id', 'admitted_at'),
         sa.Index('leases_project_idx', 'project_id', 'status'),
         sa.Index('leases_project_start_idx', 'project_id', 'start_date', 'id'),

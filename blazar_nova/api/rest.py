@@ -15,6 +15,7 @@ from oslo_serialization import jsonutils
 import webob
 import webob.dec
 
+from blazar_nova.api import calendar
 from blazar_nova.api import host_maintenance
 from blazar_nova.api import hosts
 from blazar_nova.api import interruptible
@@ -56,6 +57,7 @@ ROUTES = tuple(
          interruptible.InterruptibleController,
          {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
         (r'/availability', leases.LeaseController, {'GET': 'availability'}),
+        (r'/calendar', calendar.CalendarController, {'GET': 'index'}),
         (r'/usage', usage.UsageController, {'GET': 'index'}),
         (r'/os-hosts', hosts.HostController,
          {'GET': 'index', 'POST': 'create'}),

@@ -107,6 +107,13 @@ _RULES = [
     _rule('availability:get', PROJECT_READER_OR_ADMIN,
           'Show when how many servers of a given size could be reserved.',
           'GET /v1/availability'),
+    _rule('calendar:get', PROJECT_READER_OR_ADMIN,
+          'Show when which leases of a project have what, and how much '
+          'capacity is free then, in a few levels.',
+          'GET /v1/calendar'),
+    _rule('calendar:get_all', ADMIN,
+          'Show the calendar of all projects, by project or by host.',
+          'GET /v1/calendar'),
     _rule('usage:get', PROJECT_READER_OR_ADMIN,
           'Show what the leases of a project planned, reserved and used.',
           'GET /v1/usage'),

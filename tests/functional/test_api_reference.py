@@ -156,6 +156,12 @@ class SamplesTest(test_api.ApiTestCase):
                 'duration': '2h', 'start_date': self.at(1800),
                 'end_date': self.at(5 * 3600)}), 'availability', 200)
 
+    def test_the_calendar(self):
+        self.make(start_in=1800, length=7200)
+        self.sample('GET', '/calendar?' + urllib.parse.urlencode({
+            'start_date': self.at(0), 'end_date': self.at(4 * 3600)}),
+            'calendar', 200)
+
     def test_usage(self):
         self.make(start_in=1800, length=7200)
         self.sample('GET', '/usage?' + urllib.parse.urlencode({

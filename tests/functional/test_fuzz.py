@@ -414,7 +414,7 @@ RESIZES = st.builds(
 SHARES = {
     ('POST', '/leases'): 36, ('PUT', '/leases/{lease_id}'): 20,
     ('GET', '/leases'): 12, ('GET', '/availability'): 12,
-    ('GET', '/usage'): 6,
+    ('GET', '/usage'): 6, ('GET', '/calendar'): 6,
     ('DELETE', '/leases/{lease_id}'): 6, ('GET', '/leases/{lease_id}'): 6,
     ('POST', '/leases/{lease_id}/accept'): 6, ('GET', '/'): 1,
     ('POST', '/os-hosts'): 6, ('PUT', '/os-hosts/{host_id}'): 6,

@@ -353,9 +353,10 @@ class PluginTest(OscTestCase):
     """Beside other plug-ins of the client, and without them."""
 
     OURS = ['accept', 'acknowledge', 'add server', 'adopt', 'availability',
-            'delete', 'hand over', 'interruptible list', 'interruptible set',
-            'interruptible unset', 'list', 'occurrences', 'offer', 'quote',
-            'remove server', 'request', 'set', 'share', 'usage', 'wait']
+            'calendar', 'delete', 'hand over', 'interruptible list',
+            'interruptible set', 'interruptible unset', 'list', 'occurrences',
+            'offer', 'quote', 'remove server', 'request', 'set', 'share',
+            'usage', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(

@@ -35,6 +35,8 @@ LEAST = {
     'blazar:leases:hand_over': 'admin',
     'blazar:leases:delete': 'member',
     'blazar:availability:get': 'reader',
+    'blazar:calendar:get': 'reader',
+    'blazar:calendar:get_all': 'admin',
     'blazar:usage:get': 'reader',
     'blazar:usage:get_all_projects': 'admin',
     'blazar:oshosts:get': 'admin',

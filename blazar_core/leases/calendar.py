@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is reserved when: bars for a calendar, and how much is free.
+
+Bars are of leases, or of what they have on hosts. Users who may see neither
+the hosts nor the leases of others see how much capacity is free at a time, as
+one of a few levels: nobody can conclude from these who has what.
+"""
+
+import collections
+import json
+import typing as ty
+
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import models
+
+__all__ = ['Bar', 'Free', 'LEVELS', 'MOST', 'bars', 'free', 'on_hosts']
+
+#: More bars than these are not drawn.
+MOST = 10_000
+#: Level 0 is nothing or nearly nothing, this one is all or nearly all.
+LEVELS = 4
+#: Of so many parts of the time it is said at most how much is free.
+_PARTS = 200
+
+_LEASE, _BOOKING = models.Lease.__table__.c, models.Booking.__table__.c
+_RESERVATION, _HOST = models.Reservation.__table__.c, models.Host.__table__.c
+_OF_LEASE = (_LEASE.id.label('lease_id'), _LEASE.name, _LEASE.project_id,
+             _LEASE.status)
+
+
+class Bar(ty.NamedTuple):
+    """A lease, or what it has on a host.
+
+    :ivar host: the name of the host; None: this is the lease
+    :ivar types: the resource types of its reservations
+    """
+
+    lease_id: str
+    name: str
+    project_id: str
+    status: str
+    start: int
+    end: int
+    host: str | None
+    types: tuple[str, ...]
+
+
+class Free(ty.NamedTuple):
+    """The least that is free of each class within a window, as a level."""
+
+    window: model.Window
+    levels: dict[str, int]
+
+
+def bars(connection: sa.Connection, window: model.Window,
+         project_id: str | None) -> list[Bar]:
+    """Return the leases that overlap a window, by their start.
+
+    :param project_id: None: of all projects
+    :raises InvalidLeaseParams: when they are too many
+    """
+    chosen = sa.select(*_OF_LEASE, _LEASE.start_date, _LEASE.end_date).where(
+        _LEASE.start_date < window.end, _LEASE.end_date > window.start,
+        _LEASE.status.not_in(states.SEEKING), *(
+            () if project_id is None else (_LEASE.project_id == project_id,)),
+    ).order_by(_LEASE.start_date, _LEASE.id).limit(MOST + 1)
+    found = connection.execute(chosen).all()
+    _check(found)
+    types: dict[str, set[str]] = collections.defaultdict(set)
+    ids = chosen.with_only_columns(_LEASE.id).subquery()
+    for lease_id, resource_type in connection.execute(sa.select(
+            _RESERVATION.lease_id, _RESERVATION.resource_type).join(
+                ids, ids.c.id == _RESERVATION.lease_id).distinct()):
+        types[lease_id].add(resource_type)
+    return [Bar(row.lease_id, row.name, row.project_id, row.status,
+                row.start_date, row.end_date, None,
+                tuple(sorted(types[row.lease_id]))) for row in found]
+
+
+def on_hosts(connection: sa.Connection, window: model.Window) -> list[Bar]:
+    """Return what leases have on hosts, by the host and the start.
+
+    :raises InvalidLeaseParams: when they are too many
+    """
+    found = connection.execute(sa.select(
+        *_OF_LEASE, _BOOKING.start_date, _BOOKING.end_date,
+        _HOST.name.label('host'), _RESERVATION.resource_type,
+    ).select_from(models.Booking).join(
+        models.Reservation, _RESERVATION.id == _BOOKING.reservation_id).join(
+            models.Lease, _LEASE.id == _RESERVATION.lease_id).join(
+                models.Host, _HOST.id == _BOOKING.host_id).where(
+        _BOOKING.start_date < window.end, _BOOKING.end_date > window.start,
+    ).distinct().order_by(
+        _HOST.name, _BOOKING.start_date, _LEASE.id).limit(MOST + 1)).all()
+    _check(found)
+    return [Bar(row.lease_id, row.name, row.project_id, row.status,
+                row.start_date, row.end_date, row.host,
+                (row.resource_type,)) for row in found]
+
+
+def _check(found: ty.Sequence[ty.Any]) -> None:
+    if len(found) > MOST:
+        raise errors.InvalidLeaseParams(
+            f'The calendar would have more than {MOST} bars. Write a shorter '
+            'time, by start_date and end_date.')
+
+
+def free(connection: sa.Connection, window: model.Window) -> list[Free]:
+    """Return how much is free of all hosts over a window, as it is planned
+    now, in parts of the same length.
+    """
+    capacity: collections.Counter[str] = collections.Counter()
+    usage: collections.Counter[str] = collections.Counter()
+    for row in connection.execute(sa.select(_HOST.capacity, _HOST.usage)):
+        if row.capacity:
+            capacity.update(row.capacity)
+            usage.update(row.usage)
+    amounts = sa.cast(_BOOKING.resources, sa.Text)
+    changes: dict[int, collections.Counter[str]] = collections.defaultdict(
+        collections.Counter)
+    for row in connection.execute(sa.select(
+            _BOOKING.start_date, _BOOKING.end_date, amounts.label('amounts'),
+            sa.func.count().label('number')).where(
+                _BOOKING.host_id.is_not(None),
+                _BOOKING.start_date < window.end,
+                _BOOKING.end_date > window.start).group_by(
+                    _BOOKING.start_date, _BOOKING.end_date, amounts)):
+        for rc, amount in json.loads(row.amounts).items():
+            changes[max(row.start_date, window.start)][rc] += (
+                amount * row.number)
+            changes[row.end_date][rc] -= amount * row.number
+    return _levels(window, capacity, usage, changes)
+
+
+def _levels(window: model.Window, capacity: ty.Mapping[str, int],
+            taken: collections.Counter[str],
+            changes: ty.Mapping[int, ty.Mapping[str, int]]) -> list[Free]:
+    parts = min(_PARTS, window.end - window.start)
+    cuts = [window.start + (window.end - window.start) * part // parts
+            for part in range(parts + 1)]
+    instants = collections.deque(sorted(changes))
+    found: list[Free] = []
+    for start, end in zip(cuts, cuts[1:]):
+        while instants and instants[0] <= start:
+            _apply(taken, changes[instants.popleft()])
+        most = dict(taken)
+        while instants and instants[0] < end:
+            _apply(taken, changes[instants.popleft()])
+            most = {rc: max(most.get(rc, 0), taken[rc]) for rc in taken}
+        levels = {rc: max(0, LEVELS * (whole - most.get(rc, 0)) // whole)
+                  for rc, whole in sorted(capacity.items()) if whole}
+        if found and found[-1].levels == levels:
+            found[-1] = Free(model.Window(found[-1].window.start, end), levels)
+        else:
+            found.append(Free(model.Window(start, end), levels))
+    return found
+
+
+def _apply(taken: collections.Counter[str],
+           change: ty.Mapping[str, int]) -> None:
+    for rc, amount in change.items():
+        taken[rc] += amount

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is reserved when, and how much is free."""
+
+from unittest import mock
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import calendar
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+
+
+class TestCalendar(base.LeaseTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=8)
+        self.host('two', {'VCPU': 4}, VCPU=8)
+
+    def ask(self, what, start=0, end=400, *args):
+        with self.database.connection() as connection:
+            return what(connection, model.Window(NOW + start, NOW + end),
+                        *args)
+
+    def test_leases_that_overlap_the_time(self):
+        for start, end, project in ((50, 100, 'a'), (100, 200, 'b'),
+                                    (150, 300, 'a'), (300, 400, 'a')):
+            self.lease(start, end, project=project)
+        self.assertEqual([(100, 200), (150, 300)], [
+            (one.start - NOW, one.end - NOW)
+            for one in self.ask(calendar.bars, 100, 300, None)])
+        (bar,) = self.ask(calendar.bars, 100, 300, 'a')
+        self.assertEqual(('a', 'lease', 'PENDING', ('virtual:instance',)), (
+            bar.project_id, bar.name, bar.status, bar.types))
+
+    def test_what_leases_have_on_hosts(self):
+        lease = self.lease(50, 100, count=10)
+        self.assertEqual([
+            ('one', 50, 100, lease['id']), ('two', 50, 100, lease['id'])], [
+            (one.host, one.start - NOW, one.end - NOW, one.lease_id)
+            for one in self.ask(calendar.on_hosts)])
+        self.assertEqual([], self.ask(calendar.on_hosts, 100, 200))
+
+    def test_how_much_is_free_as_levels(self):
+        self.lease(100, 200, count=8)
+        self.lease(150, 160, count=4)
+        self.assertEqual([(0, 100, 3), (100, 150, 1), (150, 160, 0),
+                          (160, 200, 1), (200, 400, 3)], [
+            (one.window.start - NOW, one.window.end - NOW,
+             one.levels['VCPU']) for one in self.ask(calendar.free)])
+
+    def test_the_least_that_is_free_within_a_part_counts(self):
+        self.lease(100, 200, count=12)
+        found = self.ask(calendar.free, 0, 200_000)
+        self.assertEqual([(0, 1000, 0), (1000, 200_000, 3)], [
+            (one.window.start - NOW, one.window.end - NOW,
+             one.levels['VCPU']) for one in found])
+
+    def test_more_bars_than_can_be_drawn_are_refused(self):
+        self.lease(50, 100, count=2)
+        with mock.patch.object(calendar, 'MOST', 0):
+            for what, args in ((calendar.bars, (None,)),
+                               (calendar.on_hosts, ())):
+                self.assertRaises(errors.InvalidLeaseParams, self.ask, what,
+                                  0, 400, *args)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The calendar, as it is drawn."""
+
+import datetime
+import re
+import time
+from xml.etree import ElementTree
+
+from oslotest import base
+
+from blazar_nova.osc import calendar
+
+START = datetime.datetime(2026, 12, 1, 14)
+HOURS = 100
+SVG = '{http://www.w3.org/2000/svg}'
+
+
+def at(hours):
+    return (START + datetime.timedelta(hours=hours)).isoformat()
+
+
+def drawing(*bars, free=(), rows='lease'):
+    """Draw bars: each a row, a status, and hours from the start."""
+    return calendar.Drawing({
+        'start_date': at(0), 'end_date': at(HOURS), 'bars': [{
+            'row': row, 'lease_id': f'id{number}', 'lease_name': row,
+            'project_id': 'project', 'status': status,
+            'start_date': at(start), 'end_date': at(end)}
+            for number, (row, status, start, end) in enumerate(bars)],
+        'free': [{'start_date': at(start), 'end_date': at(end),
+                  'levels': {'VCPU': level}} for start, end, level in free],
+    }, rows)
+
+
+class TerminalTest(base.BaseTestCase):
+
+    def test_it_is_as_wide_as_the_terminal(self):
+        lines = [*drawing(
+            ('a', 'ACTIVE', 0, 50), ('long', 'PENDING', 25, 100),
+            free=[(0, 50, 1), (50, 100, 4)]).lines(60)]
+        self.assertEqual([
+            '          2026-12-01 14:00                  2026-12-05 18:00',
+            'a         ' + '\u2588' * 25 + '\xb7' * 25,
+            'long      ' + '\xb7' * 12 + '\u2592' * 38,
+            'free VCPU ' + '\u2582' * 25 + '\u2588' * 25], lines)
+
+    def test_colours_only_where_there_is_a_terminal(self):
+        bar = drawing(('a', 'ERROR', 0, 100))
+        self.assertNotIn('\x1b', ''.join(bar.lines(40)))
+        self.assertIn('\x1b[31m', ''.join(bar.lines(40, colours=True)))
+
+    def test_what_is_short_is_seen(self):
+        _axis, line = drawing(('a', 'ACTIVE', 99.9, 99.99)).lines(40)
+        self.assertEqual(1, line.count('\u2588'))
+
+    def test_a_name_does_not_move_the_cursor(self):
+        name = 'a\x1b[2J' + 'x' * 99
+        _axis, line = drawing((name, 'ACTIVE', 0, 9)).lines(60)
+        self.assertNotIn('\x1b', line)
+        self.assertEqual(60, len(line))
+
+    def test_leases_of_one_name_have_a_row_each_and_those_of_a_host_one(self):
+        bars = ('a', 'ACTIVE', 0, 10), ('a', 'ACTIVE', 20, 30)
+        self.assertEqual(3, len([*drawing(*bars).lines(60)]))
+        self.assertEqual(2, len([*drawing(*bars, rows='host').lines(60)]))
+
+    def test_nothing_is_reserved(self):
+        self.assertEqual(1, len([*drawing().lines(60)]))
+
+
+class ImageTest(base.BaseTestCase):
+
+    def bars(self, svg):
+        return [one for one in ElementTree.fromstring(svg).iter(f'{SVG}rect')
+                if 'data-lease' in one.attrib]
+
+    def test_bars_are_where_the_dates_are(self):
+        wanted = [(f'lease{number}', 'ACTIVE', number / 7, 60 + number / 3)
+                  for number in range(100)]
+        for one, (_name, _status, start, end) in zip(
+                self.bars(drawing(*wanted).svg()), wanted, strict=True):
+            x, width = (float(one.get(key)) for key in ('x', 'width'))
+            # A thousandth of a pixel, of which an hour has ten.
+            self.assertAlmostEqual(start, (x - 240) / 10, 3)
+            self.assertAlmostEqual(end, (x + width - 240) / 10, 3)
+
+    def test_what_is_beyond_the_image_is_cut(self):
+        (bar,) = self.bars(drawing(('a', 'ACTIVE', -5, 500)).svg())
+        self.assertEqual(('240.000', '1000.000'), (
+            bar.get('x'), bar.get('width')))
+
+    def test_names_are_escaped(self):
+        name = '<script>alert("1")</script>&'
+        for text in (drawing((name, 'ACTIVE', 0, 1)).svg(),
+                     drawing((name, 'ACTIVE', 0, 1)).html()):
+            self.assertNotIn('<script', text)
+        self.assertIn(name, [
+            one.text.partition(' ACTIVE')[0]
+            for one in ElementTree.fromstring(drawing(
+                (name, 'ACTIVE', 0, 1)).svg()).iter(f'{SVG}title')])
+
+    def test_a_page_needs_nothing_else(self):
+        page = drawing(('a', 'ACTIVE', 0, 1), free=[(0, 100, 2)]).html()
+        self.assertEqual([], [
+            one for one in re.findall(r'(?:src|href|url)\W+\S+', page)])
+        self.assertIn('prefers-color-scheme: dark', page)
+
+    def test_ten_thousand_leases_take_less_than_two_seconds(self):
+        bars = [(f'lease{number}', 'ACTIVE', number % 90, number % 90 + 5)
+                for number in range(10_000)]
+        before = time.process_time()
+        many = drawing(*bars)
+        self.assertEqual(10_001, len([*many.lines(120, colours=True)]))
+        self.assertLess(time.process_time() - before, 2)
+        before = time.process_time()
+        self.assertIn('lease9999', many.html())
+        self.assertLess(time.process_time() - before, 2)

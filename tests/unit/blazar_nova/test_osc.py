@@ -317,6 +317,7 @@ class ListTest(OscTestCase):
              'end_date': '2026-12-01 16:00:00',
              'servers': ['one', 'two', 'three'], 'status_reason': 'Why.',
              'degraded': True, 'project_id': 'p',
+             'description': None, 'tags': [],
              'warnings': ['Its image is gone.']}, found)
         self.assertEqual({}, self.cloud.requests[0].query)
 
@@ -405,7 +406,8 @@ class PluginTest(OscTestCase):
             self.assertEqual(0, code)
             self.assertIn(f' reservation {name} [-h]', out)
             self.assertIn({
-                'delete': '--force', 'interruptible set': '--on-evict',
+                'calendar': '--html', 'delete': '--force',
+                'interruptible set': '--on-evict',
                 'interruptible unset': '<server>'}.get(name, '--format'), out)
 
 

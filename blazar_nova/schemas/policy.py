@@ -10,11 +10,14 @@ operator may change one without changing the other.
 import typing as ty
 
 from oslo_config import cfg
+from oslo_log import log as logging
 from oslo_policy import policy
 
 from blazar_core.common import errors
 
 __all__ = ['Policy', 'check', 'get_enforcer', 'list_rules']
+
+LOG = logging.getLogger(__name__)
 
 ADMIN = 'rule:blazar_admin'
 PROJECT_MEMBER_OR_ADMIN = 'rule:blazar_project_member_or_admin'
@@ -197,15 +200,22 @@ def check(conf: cfg.ConfigOpts) -> None:
     """
     enforcer = _enforcer(conf)
     enforcer.load_rules()
-    undefined = {
-        f'{rule.name} in {conf.oslo_policy.policy_file} uses rule:{name}, '
-        'which is not defined. Define that rule there, or use another one.'
-        for rule in list_rules()
-        for name in _named(enforcer.rules, rule.name, set())
-        if name not in enforcer.rules and (
-            conf.oslo_policy.policy_default_rule not in enforcer.rules)}
+    undefined = _undefined(conf, enforcer.rules)
     if undefined:
-        raise errors.ConfigurationError(' '.join(sorted(undefined)))
+        raise errors.ConfigurationError(' '.join(undefined.values()))
+
+
+def _undefined(conf: cfg.ConfigOpts, rules: ty.Mapping[str, ty.Any],
+               ) -> dict[str, str]:
+    """Return a sentence for each of our rules that uses an undefined one."""
+    if conf.oslo_policy.policy_default_rule in rules:
+        return {}
+    return {
+        rule.name: f'{rule.name} in {conf.oslo_policy.policy_file} uses '
+        f'rule:{name}, which is not defined. Define that rule there, or use '
+        'another one.'
+        for rule in sorted(list_rules(), key=lambda one: one.name)
+        for name in _named(rules, rule.name, set()) if name not in rules}
 
 
 def _named(rules: ty.Mapping[str, ty.Any], name: str, seen: set[str],
@@ -226,14 +236,21 @@ def _named(rules: ty.Mapping[str, ty.Any], name: str, seen: set[str],
 class Policy:
     """The rules, as ``[oslo_policy] policy_file`` has changed them.
 
+    A change of the file takes effect without a restart. Rules that use an
+    undefined one then allow nothing, and an error is logged for each.
+
     :raises ConfigurationError: see :func:`check`
     """
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         check(conf)
+        self._conf = conf
         self._enforcer = _enforcer(conf)
         # By one thread, before there are several.
         self._enforcer.load_rules()
+        #: The rules that were checked, and what is undefined in them.
+        self._checked: tuple[ty.Any, dict[str, str]] = (
+            self._enforcer.rules, {})
 
     def authorize(self, context: ty.Any, rule: str,
                   target: ty.Mapping[str, ty.Any]) -> None:
@@ -261,4 +278,19 @@ class Policy:
         # A rule would compare the project of such a token with that of its
         # request, which has none either.
         return bool(context.project_id) and bool(
-            self._enforcer.authorize(rule, dict(target), context))
+            self._enforcer.authorize(rule, dict(target), context)) and (
+                rule not in self._refused())
+
+    def _refused(self) -> ty.Container[str]:
+        """Return the rules that use an undefined one since a reload.
+
+        oslo.policy would allow what "not" inverts of such a rule.
+        """
+        checked, undefined = self._checked
+        if checked is not self._enforcer.rules:  # A reload replaces them.
+            rules = self._enforcer.rules
+            undefined = _undefined(self._conf, rules)
+            self._checked = rules, undefined
+            for sentence in undefined.values():
+                LOG.error('%s Until then it allows nothing.', sentence)
+        return undefined

@@ -229,9 +229,37 @@ class TestFile(PolicyTestCase):
         self.assertNotIn('blazar:leases:get',
                          self.allowed(user('admin'), HERE, rules))
         self.write('blazar:leases:get: "@"')
-        # Within one tick of the file system's clock it would not be seen.
+        self.touch()
+        self.assertEqual({'blazar:leases:get'}, self.allowed(
+            user('other'), HERE, rules))
+
+    def touch(self):
+        """Within one tick of the file system's clock no change is seen."""
         later = os.stat(self.path).st_mtime + 10
         os.utime(self.path, (later, later))
+
+    def test_an_undefined_rule_in_a_changed_file_is_logged_and_refused(self):
+        self.write('blazar:leases:get: "@"')
+        rules = self.policy()
+        for undefined in 'rule:mine', 'not rule:mine', 'rule:x or rule:mine':
+            self.write(f"""
+                x: "@"
+                blazar:leases:delete: "@"
+                blazar:leases:get: "{undefined}"
+            """)
+            self.touch()
+            for _time in range(2):
+                self.assertNotIn('blazar:leases:get', self.allowed(
+                    user('admin'), HERE, rules), undefined)
+            self.assertIn('blazar:leases:delete', self.allowed(
+                user('other'), HERE, rules))
+            # Once for each change of the file.
+            self.assertEqual(1, self.log.output.count(
+                f'blazar:leases:get in {self.path} uses rule:mine, which is '
+                'not defined'), self.log.output)
+            self.log.reset_output()
+        self.write('blazar:leases:get: "@"')
+        self.touch()
         self.assertEqual({'blazar:leases:get'}, self.allowed(
             user('other'), HERE, rules))
 

@@ -11,6 +11,7 @@ from blazar_core.audit import findings
 from blazar_core.capacity import enrollment
 from blazar_core.common import states
 from blazar_core.db import models
+from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import host_servers
 from blazar_nova.compat import pool
 from blazar_nova.services import host_enrollment
@@ -27,8 +28,18 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
         left = enrollment.left(session, parts.clock.now())
     yield from _unfinished(parts, hosts, left)
     there = pool.joined() if hosts else set()
+    lost = _not_in_nova(hosts)
+    for host in lost:
+        yield findings.Difference(
+            ('enrolled', host.uuid),
+            f'Host {host.name} is enrolled with ID {host.id}, but the compute '
+            'node of that enrollment no longer exists in Nova: it was deleted '
+            'or reinstalled.',
+            f'remove it with "blazar-nova-manage host remove {host.id}"; '
+            'enroll a reinstalled host again')
     for host in hosts:
         if host.uuid not in there and host.id not in left and (
+                host not in lost) and (
                 host.enrolment != states.Enrollment.ENROLLING):
             yield findings.Difference(
                 ('not isolated', host.uuid),
@@ -37,6 +48,18 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
                 functools.partial(pool.join, pool.Member(
                     host.uuid, host.service_host)))
     yield from _elsewhere(parts)
+
+
+def _not_in_nova(hosts: ty.Collection[models.Host]) -> list[models.Host]:
+    """Return the enrolled hosts whose compute node is gone; none while a cell
+    does not answer.
+
+    A host that is reinstalled under its name has another compute node.
+    """
+    found, complete = compute_hosts.all_hosts() if hosts else ([], False)
+    uuids = {one.uuid for one in found}
+    return [host for host in hosts if host.uuid not in uuids and (
+        host.enrolment == states.Enrollment.ENROLLED)] if complete else []
 
 
 def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],

@@ -33,6 +33,7 @@ from blazar_nova.compat import nova_scheduler
 from blazar_nova.compat import pool
 from blazar_nova.compat import providers
 from blazar_nova.services import host_enrollment
+from blazar_nova.verify import enrolled_hosts
 from blazar_nova.verify import verification
 from tests import driven
 from tests.functional import nova_box
@@ -138,28 +139,58 @@ class HostsTestCase(test_api.ApiTestCase):
 
 class TestEnrolling(HostsTestCase):
 
-    def test_one_that_was_installed_anew_stays_when_the_old_one_goes(self):
+    def enrol_anew(self):
+        """Enroll a host; the ids of it and of an enrollment from before it
+        was reinstalled under its name.
+        """
         (new,) = self.enrol('host1')
         with self.listener.parts.database.writer() as session:
             row = session.get_one(models.Host, int(new['id']))
             old = models.Host(**{
                 column.name: getattr(row, column.name)
                 for column in models.Host.__table__.c
-                if column.name not in ('id', 'uuid')},
+                if column.name not in ('id', 'uuid')} | {'capacity': {}},
                 uuid=uuidutils.generate_uuid())
             session.add(old)
             session.flush()
-            old_id = old.id
+            return int(new['id']), old.id
+
+    def test_verify_names_an_enrollment_of_before_it_was_reinstalled(self):
+        _new_id, old_id = self.enrol_anew()
+        for fix in False, True:
+            report = verification.Verifier(
+                self.listener.parts, self.clock.advance, lambda _text: None,
+                10).run(fix)
+            (left,) = report.left
+            self.assertIn(f'Host host1 is enrolled with ID {old_id}, but the '
+                          'compute node', left.text)
+            self.assertIn(f'host remove {old_id}', left.remedy)
+            self.assertEqual(([], [], []), (
+                report.mended, report.problems, report.failures))
+        self.enrolling.remove(old_id)
+        self.assert_verified()
+
+    def test_verify_says_nothing_of_enrollments_while_a_cell_is_silent(self):
+        self.enrol_anew()
+        parts = self.listener.parts
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.compute_hosts.all_hosts',
+                lambda: ([], False)):
+            self.assertEqual([], [
+                one for one in enrolled_hosts.differences(parts)
+                if one.key[0] == 'enrolled'])
+
+    def test_one_that_was_installed_anew_stays_when_the_old_one_goes(self):
+        new_id, old_id = self.enrol_anew()
         # It may still be on its way in.
         for enrolment in 'enrolling', 'enrolled':
             with self.listener.parts.database.writer() as session:
-                session.get_one(
-                    models.Host, int(new['id'])).enrolment = enrolment
+                session.get_one(models.Host, new_id).enrolment = enrolment
                 session.get_one(models.Host, old_id).enrolment = 'enrolled'
             self.enrolling.remove(old_id)
             self.assertEqual({'freepool': ['host1'], 'blazar_pool': ['host1']},
                              self.aggregates(), enrolment)
-        self.enrolling.remove(int(new['id']))
+        self.enrolling.remove(new_id)
         self.assertEqual({'freepool': [], 'blazar_pool': []},
                          self.aggregates())
 

@@ -13,10 +13,13 @@ from nova import context as nova_context
 from nova import exception
 
 from blazar_core.common import errors
+from blazar_nova.compat import process
 
 __all__ = ['groups_of', 'lacking', 'requested']
 
 _PROFILE = 'accel:device_profile'
+#: Its type in keystone's catalog.
+_SERVICE = 'accelerator'
 
 #: The groups of a device profile, as cyborg has them.
 Groups: ty.TypeAlias = list[dict[str, ty.Any]]
@@ -28,17 +31,13 @@ def groups_of(context: ty.Any, extra_specs: ty.Mapping[str, str]) -> Groups:
     :param context: of a user, with a token
     :raises InvalidLeaseParams: when cyborg has no such profile, or there is
         no cyborg
+    :raises CloudUnavailable: when cyborg does not answer
     """
-    name = extra_specs.get(_PROFILE)
-    if not name:
-        return []
-    try:
-        return ty.cast(Groups, cyborg.get_client(
-            context).get_device_profile_groups(name))
-    except exception.DeviceProfileError as exc:
+    groups, problem = _groups(context, extra_specs)
+    if problem:
         raise errors.InvalidLeaseParams(
-            f'{exc.format_message()} Use a flavor without {_PROFILE}.'
-        ) from exc
+            f'{problem} Use a flavor without {_PROFILE}.')
+    return groups
 
 
 def requested(groups: Groups) -> list[ty.Any]:
@@ -52,9 +51,33 @@ def lacking(context: ty.Any, flavor: ty.Any) -> list[str]:
     """Return why a build could not have its accelerators now, in sentences.
 
     :param context: of its user, with a token
+    :raises CloudUnavailable: when cyborg does not answer
     """
+    _found, problem = _groups(context, flavor.extra_specs)
+    return [problem] if problem else []
+
+
+def _groups(context: ty.Any, extra_specs: ty.Mapping[str, str],
+            ) -> tuple[Groups, str]:
+    """Return the groups of a device profile, or why there are none."""
+    name = extra_specs.get(_PROFILE)
+    if not name:
+        return [], ''
     try:
-        groups_of(context, flavor.extra_specs)
-    except errors.InvalidLeaseParams as exc:
-        return [str(exc.__cause__)]
-    return []
+        # Nova's public function has one error for no answer and no profile.
+        found = cyborg.get_client(context)._get_device_profile_list(name)
+    except (exception.DeviceProfileError, ValueError) as exc:
+        if _is_there(context):
+            raise errors.CloudUnavailable(
+                f'Cyborg does not answer: {exc}') from exc
+        return [], f'Device profile {name}: this cloud has no cyborg.'
+    if not found:
+        return [], f'Device profile {name} does not exist in cyborg.'
+    return ty.cast(Groups, found[0]['groups']), ''
+
+
+def _is_there(context: ty.Any) -> bool:
+    """Return whether the cloud has a cyborg, whether or not it answers."""
+    return bool(process.CONF.cyborg.endpoint_override) or any(
+        one.get('type') == _SERVICE for one in (
+            context.service_catalog or ()))

@@ -4,8 +4,12 @@
 
 import contextlib
 
+import fixtures
+from nova import exception
 from nova.tests.fixtures import cyborg
+from oslo_config import fixture as config_fixture
 
+from blazar_nova.compat import process
 from tests.functional import test_api
 from tests.functional import test_host_filters
 from tests.functional import test_units
@@ -25,6 +29,23 @@ def without(known):
         known.mock_get_dp.side_effect = was
 
 
+@contextlib.contextmanager
+def silent(known):
+    """Within this, cyborg does not answer."""
+    def raises(name):
+        raise exception.DeviceProfileError(name=name, msg='it is away')
+
+    with fixtures.MonkeyPatch(
+            'blazar_nova.compat.accelerators._is_there', lambda _context:
+            True):
+        was = known.mock_get_dp.side_effect
+        known.mock_get_dp.side_effect = raises
+        try:
+            yield
+        finally:
+            known.mock_get_dp.side_effect = was
+
+
 class WithoutCyborgTest(test_units.UnitsTestCase):
     """A cloud that has no cyborg."""
 
@@ -38,6 +59,26 @@ class WithoutCyborgTest(test_units.UnitsTestCase):
                 start_in=asked, code=400, reservations=[{
                     'resource_type': 'flavor:instance', 'flavor_id': flavor,
                     'amount': 1}])['error_message'])
+        self.assertEqual(0, self.book_rows()['leases'])
+
+
+class SilentCyborgTest(test_units.UnitsTestCase):
+    """A cloud whose cyborg does not answer."""
+
+    def setUp(self):
+        super().setUp()
+        # Nothing listens on port 1.
+        self.useFixture(config_fixture.Config(process.CONF)).config(
+            endpoint_override='http://127.0.0.1:1', group='cyborg')
+
+    def test_it_is_no_mistake_of_the_user(self):
+        flavor = self.flavor(accel__device_profile=PROFILE)
+        for asked in None, HOUR:
+            answer = self.make(start_in=asked, code=503, reservations=[{
+                'resource_type': 'flavor:instance', 'flavor_id': flavor,
+                'amount': 1}])
+            self.assertEqual('CLOUD_UNAVAILABLE', answer['error_name'])
+            self.assertIn('Cyborg does not answer', answer['error_message'])
         self.assertEqual(0, self.book_rows()['leases'])
 
 
@@ -91,6 +132,12 @@ class AcceleratorsTest(test_units.UnitsTestCase):
         lease = self.lease('vm1')
         self.assertEqual('PENDING', lease['status'])
         self.assertIn(PROFILE, lease['status_reason'])
+        self.clock.advance(300)
+        with silent(self.cyborg):
+            self.run_due()
+        lease = self.lease('vm1')
+        self.assertEqual('PENDING', lease['status'])
+        self.assertIn('Cyborg does not answer', lease['status_reason'])
         self.clock.advance(300)
         self.run_due()
         self.wait_for_status(server['id'], 'ACTIVE')

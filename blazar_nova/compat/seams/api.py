@@ -241,7 +241,7 @@ _QUOTA = entry.subject(
     entry.of(
         'nova.accelerator.cyborg._CyborgClient',
         entry.called(
-            'get_device_profile_groups(self, dp_name)',
+            '_get_device_profile_list(self, dp_name)',
             'device profile of a flavor'),
         entry.called(
             'get_device_request_groups(self, dp_groups, owner)',
@@ -268,6 +268,9 @@ _QUOTA = entry.subject(
         entry.called(
             'attachment_delete(self, ctx, attachment_id, *args, **kwargs)',
             'undo a refused boot')),
+    entry.of(
+        'nova.conf.CONF.cyborg',
+        entry.named('endpoint_override', 'whether there is a cyborg')),
     entry.of(
         'nova.conf.CONF.quota',
         entry.named(

@@ -2,13 +2,14 @@
 
 """Exclusive resources: ports, fixed IPs and volumes, for one server at a time.
 
-What the servers of a boot need of these, and what servers that run have when
-they come under a lease, is kept in the ``spec`` of their reservation, as
-phrases such as ``port ID``. A lease does not need or have what another one of
-its project needs whose build is deferred and whose time overlaps. Where one
-ends when the other starts, the start waits until the servers of the first are
-gone. What servers are given later, with a lease or without, is not known here:
-the cloud says that when a build is about to be sent.
+What the server of a boot needs of these, and what servers that run have when
+they come under a lease, is kept in the ``spec`` of their reservation, by the
+id of the server, as phrases such as ``port ID``, until the server leaves the
+lease or is deleted. A lease does not need or have what another one of its
+project needs whose build is deferred and whose time overlaps. Where one ends
+when the other starts, the start waits until the servers of the first are gone.
+What servers are given later, with a lease or without, is not known here: the
+cloud says that when a build is about to be sent.
 """
 
 import typing as ty
@@ -22,7 +23,8 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['check', 'check_change', 'of', 'spec', 'why_wait']
+__all__ = ['by_server', 'check', 'check_change', 'drop', 'of', 'spec',
+           'why_wait']
 
 _KEY = 'exclusive'
 _LEASES, _RESERVATIONS = models.Lease.__table__, models.Reservation.__table__
@@ -42,20 +44,38 @@ _OTHERS = sa.select(
     models.Reservation.params.is_(None), models.Reservation.spec.is_not(None))
 
 
-def spec(its: ty.Mapping[str, ty.Any] | None, needed: ty.Iterable[str],
+def spec(its: ty.Mapping[str, ty.Any] | None,
+         needed: ty.Mapping[str, ty.Iterable[str]],
          ) -> dict[str, ty.Any] | None:
-    """Return what is kept of a reservation that comes with a boot.
+    """Return what is kept of a reservation whose servers need something.
 
-    :param its: what is kept of it besides
-    :param needed: what only one server at a time can have
+    :param its: what is kept of it already
+    :param needed: what only one server at a time can have, by server
     """
-    return {**(its or {}), **(
-        {_KEY: found} if (found := sorted(needed)) else {})} or None
+    found = {**by_server(its), **{
+        server_id: sorted(its) for server_id, its in needed.items() if its}}
+    return {**(its or {}), **({_KEY: found} if found else {})} or None
+
+
+def by_server(kept: ty.Mapping[str, ty.Any] | None,
+              ) -> ty.Mapping[str, list[str]]:
+    """Return what of this servers need, by the ``spec`` of a reservation."""
+    return ty.cast('dict[str, list[str]]', (kept or {}).get(_KEY, {}))
 
 
 def of(kept: ty.Mapping[str, ty.Any] | None) -> frozenset[str]:
     """Return what of this a reservation needs, by its ``spec``."""
-    return frozenset((kept or {}).get(_KEY, ()))
+    return frozenset().union(*by_server(kept).values())
+
+
+def drop(reservation: models.Reservation, server_id: str) -> None:
+    """Keep no longer what a server needs that leaves its reservation."""
+    kept = by_server(reservation.spec)
+    if server_id in kept:
+        reservation.spec = spec(
+            {key: value for key, value in (reservation.spec or {}).items()
+             if key != _KEY},
+            {one: its for one, its in kept.items() if one != server_id})
 
 
 def check(connection: sa.Connection, project_id: str, needed: frozenset[str],

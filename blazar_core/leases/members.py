@@ -169,8 +169,8 @@ class Members:
                 row = _like(session, lease, one, now)
                 # Some may have been deleted meanwhile.
                 row.amount = len(row.bookings) + len(one.server_ids)
-                row.spec = exclusive.spec(row.spec, exclusive.of(
-                    row.spec) | exclusive.of(one.spec))
+                row.spec = exclusive.spec(
+                    row.spec, exclusive.by_server(one.spec))
                 row.updated_at = now
                 edits += [_edit(row.id, server_id, counted, window, now)
                           for server_id in one.server_ids]
@@ -283,8 +283,8 @@ def _grouped(counted: ty.Mapping[str, _Counted],
         groups[tuple(sorted(one.resources.items()))].append(server_id)
     return tuple(creation.NewReservation(
         model.Demand(dict(size), len(server_ids)), tuple(server_ids),
-        spec=exclusive.spec(None, frozenset().union(*(
-            counted[one].has for one in server_ids))))
+        spec=exclusive.spec(None, {
+            one: counted[one].has for one in server_ids}))
         for size, server_ids in sorted(groups.items()))
 
 

@@ -17,6 +17,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
+from blazar_core.leases import exclusive
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
@@ -160,6 +161,8 @@ class ServerRemoval:
         """
         host_id, server_id = booking.host_id, booking.server_id
         takes = dict(booking.resources)
+        if server_id is not None:
+            exclusive.drop(booking.reservation, server_id)
         ledger.amend(session, self._clock.now(),
                      [ledger.Edit(booking, left)])
         if left is not None:

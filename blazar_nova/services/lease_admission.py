@@ -228,7 +228,8 @@ class LeaseAdmission:
             request=request, reservations=(creation.NewReservation(
                 demand, call.server_ids, spec=exclusive.spec(
                     hosted_servers.spec(bound_servers.reservation_of(
-                        call.request_spec[0].flavor)), call.exclusive),
+                        call.request_spec[0].flavor)),
+                    dict.fromkeys(call.server_ids, call.exclusive)),
                 warnings=booted_servers.unreserved(call, demand, request)),))
         new = dataclasses.replace(new, granted=self._limits.check(
             limit_requests.asked_of(

@@ -84,7 +84,8 @@ class LeaseSeries:
         new = creation.NewLease(
             call.context.project_id, call.context.user_id, request,
             (creation.NewReservation(demand, parts[0].server_ids, spec=(
-                exclusive.spec(None, call.exclusive)),
+                exclusive.spec(None, dict.fromkeys(
+                    parts[0].server_ids, call.exclusive))),
                 warnings=booted_servers.unreserved(call, demand, request)),))
         call.mark_reserved()
         fits, left_out = self._fitting(new, asked, ids)

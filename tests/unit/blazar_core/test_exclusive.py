@@ -4,10 +4,12 @@
 
 import dataclasses
 
+import sqlalchemy as sa
 import testtools
 
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import models
 from blazar_core.leases import exclusive
 from blazar_core.leases import requests
 from blazar_core.leases import updates
@@ -36,7 +38,8 @@ class TestExclusive(base.LeaseTestCase):
         reservation, = new.reservations
         return self.leases.creation.create(dataclasses.replace(
             new, reservations=(dataclasses.replace(
-                reservation, spec=exclusive.spec(None, needed)),)),
+                reservation, spec=exclusive.spec(None, dict.fromkeys(
+                    reservation.server_ids, needed))),)),
             self.encryption.seal('call'),
             None if start else dispatch.HEAD_START)
 
@@ -193,7 +196,8 @@ class TestJoined(test_members.JoiningTestCase):
         reservation, = new.reservations
         self.leases.creation.create(dataclasses.replace(
             new, reservations=(dataclasses.replace(
-                reservation, spec=exclusive.spec(None, ['port a'])),)),
+                reservation, spec=exclusive.spec(None, {
+                    reservation.server_ids[0]: ['port a']})),)),
             self.encryption.seal('call'))
         self.joiners = [one._replace(has=frozenset({'port a', 'port b'}))
                         for one in self.runs(1)]
@@ -218,3 +222,29 @@ class TestJoined(test_members.JoiningTestCase):
         self.join(lease, self.joiners)
         self.refused(self.leases.updates.update, lease['id'],
                      updates.LeaseChange(end=NOW + 61))
+
+    def test_what_a_server_has_that_has_left_holds_nobody_up(self):
+        """Whether it was removed or deleted; the lease goes on with others."""
+        later = NOW + 90
+        for leave in (self.leave, lambda lease, one: (
+                self.lifecycle.server_removal.gone(lease['id'], one.id))):
+            joiner, other = self.runs(1, 1)
+            joiner = joiner._replace(has=frozenset({'port a'}))
+            other = other._replace(has=frozenset({'port c'}))
+            lease = self.adopt([other], 60)
+            self.join(lease, [joiner])
+            self.refused(self.leases.updates.update, lease['id'],
+                         updates.LeaseChange(end=later))
+            leave(lease, joiner)
+            self.leases.updates.update(
+                lease['id'], updates.LeaseChange(end=later))
+            # What the others have is still known.
+            self.assertEqual({frozenset({'port c'})}, {
+                exclusive.of(spec) for spec, its_lease in self.specs()
+                if its_lease == lease['id']})
+            leave(lease, other)
+
+    def specs(self):
+        with self.database.reader() as session:
+            return session.execute(sa.select(
+                models.Reservation.spec, models.Reservation.lease_id)).all()

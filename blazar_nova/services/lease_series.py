@@ -230,14 +230,14 @@ class LeaseSeries:
         unfinished = self._all.unfinished(lease['id'])
         if (asked.change.start, asked.change.end) != (None, None):
             self._move(context, asked.change, lease, unfinished)
-        if asked.change.name is not None and unfinished:
+        elif asked.change.name is not None and unfinished:
             self._rename(lease['id'], asked.change, unfinished[0])
         return self._all.get(lease['id'])
 
     def _move(self, context: ty.Any, change: updates.LeaseChange,
               lease: _Lease, unfinished: list[_Lease]) -> None:
-        """Move occurrences, in the order in which none gets in the way of the
-        next.
+        """Move and rename occurrences, in the order in which none gets in the
+        way of the next.
 
         :param lease: the one by whose new dates they are moved
         """
@@ -261,8 +261,9 @@ class LeaseSeries:
         moved = [recurrences.moved(dates_of(one), by, clock, one)
                  for one in windows]
         _check_apart(unfinished, moved)
-        wanted = [({f'{key}_date': clocks.iso(getattr(to.window, key))
-                    for key in ('start', 'end')}, one)
+        name = {} if change.name is None else {'name': change.name}
+        wanted = [({**name, 'start_date': clocks.iso(to.window.start),
+                    'end_date': clocks.iso(to.window.end)}, one)
                   for one, to in zip(unfinished, moved, strict=True)]
         if min(by) >= datetime.timedelta():
             wanted.reverse()

@@ -9,7 +9,10 @@ import json
 from unittest import mock
 import zoneinfo
 
+import fixtures
+
 from blazar_core.common import clocks
+from blazar_core.common import errors
 from blazar_core.common import recurrences
 from blazar_core.leases import credentials
 from tests.functional import base
@@ -457,6 +460,22 @@ class TestOneAndAll(RecurringTestCase):
             one['name'] for one in self.listed(occurrences='true')])
         self.fill_books()
         self.assert_verified()
+
+    def test_all_are_moved_and_renamed_in_one_transaction(self):
+        lease = self.boot_each(name='vm')
+        start = self.start_of(lease, 0) + DAY
+
+        def dies(*_args):
+            raise errors.DatabaseUnavailable('It is away.')
+
+        with fixtures.MonkeyPatch(
+                'blazar_core.leases.series.Series.rename', dies):
+            after = self.ask('PUT', f'/leases/{lease["id"]}', {
+                'name': 'moved', 'start_date': clocks.iso(start),
+                'end_date': clocks.iso(start + HOUR)}, code=200)['lease']
+        self.assertEqual(start, self.start_of(after, 0))
+        self.assertEqual(['moved'] * 3, [
+            one['name'] for one in self.listed(occurrences='true')])
 
     def test_all_are_moved_or_none(self):
         lease = self.boot_each()

@@ -58,7 +58,8 @@ _MARGIN = 60
 _COUNTED = frozenset({
     'lease.create', 'lease.update', 'lease.delete', 'lease.healed',
     'lease.degraded', 'lease.event.orphaned', end_notices.EVENT,
-    no_show_check.EVENT, preflight.EVENT, *(f'lease.event.{one}' for one in states.EventType)})
+    no_show_check.EVENT, preflight.EVENT,
+    *(f'lease.event.{one}' for one in states.EventType)})
 
 #: What is told of a lease that has gone out of the books.
 _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')

@@ -112,8 +112,8 @@ class Records:
         :param new: a :class:`.ledger.NewBooking`; None: it is removed
         :returns: its ``recorded_at`` from now on
         """
-        reservation_id = (row if new is None else new).reservation_id
-        owner = self._owners.get(reservation_id)
+        of: ty.Any = row if new is None else new
+        owner = self._owners.get(of.reservation_id)
         was = None if row is None else row.recorded_at
         if owner is None:
             return was
@@ -123,7 +123,7 @@ class Records:
             new, new.window.start, new.window.end, owner)
         if before == after:
             return was
-        return self._replace(reservation_id, owner, was, before, after)
+        return self._replace(of.reservation_id, owner, was, before, after)
 
     def _replace(self, reservation_id: str, owner: Owner, was: int | None,
                  before: _Segments, after: _Segments) -> int:

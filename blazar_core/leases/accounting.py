@@ -102,7 +102,7 @@ def _of_window(connection: sa.Connection, query: Query, window: model.Window,
               _RECORDS.lease_id: query.lease_id,
               _RECORDS.resource_type: query.resource_type}
     # The same amounts are the same text: much less is read than is recorded.
-    rows = connection.execute(sa.select(
+    chosen = sa.select(
         *keys, _RECORDS.kind, amounts.label('amounts'),
         sa.func.sum(seconds).label('seconds'),
     ).where(
@@ -111,7 +111,13 @@ def _of_window(connection: sa.Connection, query: Query, window: model.Window,
           if value is not None),
         *((_RECORDS.lease_id.in_(sa.select(models.Lease.id).where(
             *views.tagged(query.tags))),) if query.tags else ()),
-    ).group_by(*keys, _RECORDS.kind, amounts))
+    ).group_by(*keys, _RECORDS.kind, amounts)
+    for dialect in ('mysql', 'mariadb'):
+        # Else they read all rows in the order of one, twice as long.
+        chosen = chosen.with_hint(
+            models.UsageRecord.__table__, 'IGNORE INDEX FOR GROUP BY '
+            '(usage_records_project_idx, usage_records_lease_idx)', dialect)
+    rows = connection.execute(chosen)
     after = () if query.after is None or query.after[0] != window.start else (
         query.after[1])
     found: dict[tuple[str, ...], dict[str, collections.Counter[str]]] = {}

@@ -26,7 +26,8 @@ MAX_LIMIT = 1000
 DEFAULT_DAYS = 30
 
 #: What is said of a lease that is purged.
-_PURGED = {'lease_name': None, 'description': None, 'tags': []}
+_PURGED: dict[str, ty.Any] = {
+    'lease_name': None, 'description': None, 'tags': []}
 #: With examples.
 _KEYS = {
     'start_date': '"2026-11-01"', 'end_date': '"2026-12-01"',
@@ -111,10 +112,11 @@ def _after(text: str, groups: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
 def rows(connection: sa.Connection, query: accounting.Query,
          totals: ty.Sequence[accounting.Totals]) -> list[dict[str, ty.Any]]:
     """Return the rows of the answer."""
-    found = [{'start_date': clocks.iso(total.window.start),
-              'end_date': clocks.iso(total.window.end),
-              **dict(zip(query.group_by, total.keys, strict=True)),
-              **total.amounts} for total in totals]
+    found: list[dict[str, ty.Any]] = [{
+        'start_date': clocks.iso(total.window.start),
+        'end_date': clocks.iso(total.window.end),
+        **dict(zip(query.group_by, total.keys, strict=True)),
+        **total.amounts} for total in totals]
     if 'lease_id' in query.group_by:
         known = accounting.leases(
             connection, {row['lease_id'] for row in found})

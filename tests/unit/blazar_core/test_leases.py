@@ -1135,7 +1135,7 @@ class TestUpdateOfTimes(PlacesTestCase):
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))
             with fixtures.MonkeyPatch(
-                    'blazar_core.capacity.ledger.add', self.fall):
+                    'blazar_core.capacity.ledger._insert', self.fall):
                 self.assert_refused(
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))

@@ -939,7 +939,7 @@ class TestTrim(worlds.BooksTestCase):
                               (NOW + 11, 0), (NOW + 99, 1), (NOW + 99, 0)):
             self.assertEqual(count, feed.trim(self.database, before))
         self.assertEqual(({'hosts': 1, 'bookings': 2, 'changes': 1}, 3), (
-            self.count_rows('leases', 'reservations'),
+            self.count_rows('leases', 'reservations', 'usage_records'),
             self.generation('one')))
 
     def change(self, *seconds: int) -> None:

@@ -246,6 +246,15 @@ class Event(Stateful, Base):
 
     lease: orm.Mapped[Lease] = orm.relationship(back_populates='events')
 
+    def reopen(self, now: int, run_at: int) -> None:
+        """Have it carried out; a worker that is carrying it out loses its
+        claim. One that waits for a decision about its lease goes on waiting.
+        """
+        self.enter(states.Event.UNDONE, now)
+        if self.run_at != model.FOREVER:
+            self.run_at = run_at
+        self.claimed_by, self.claimed_until, self.deferrals = None, 0, 0
+
 
 class Host(Base):
     """What has room: how much, and what is used of it without an end.

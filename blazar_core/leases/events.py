@@ -201,11 +201,8 @@ def retime(session: orm.Session, lease: models.Lease,
         elif own[event_type] != event.time and (
                 event.status in states.OPEN or own[event_type] > now):
             event.time = own[event_type]
-            if event.run_at != model.FOREVER:
-                event.run_at = max(event.time, now)
-            # A worker at this event goes by the old date: it loses its claim.
-            event.enter(states.Event.UNDONE, now)
-            event.claimed_by, event.claimed_until, event.deferrals = None, 0, 0
+            # A worker at this event goes by the old date.
+            event.reopen(now, max(event.time, now))
 
 
 def redate(lease: models.Lease, window: model.Window, now: int) -> None:
@@ -227,11 +224,8 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
         if event.status != states.Event.DONE or (
                 extends and window.end > now):
             event.time = time
-            if event.run_at != model.FOREVER:
-                event.run_at = time
-            # A worker at this event goes by the old date: it loses its claim.
-            event.enter(states.Event.UNDONE, now)
-            event.claimed_by, event.claimed_until, event.deferrals = None, 0, 0
+            # A worker at this event goes by the old date.
+            event.reopen(now, time)
         elif event.event_type == states.EventType.BEFORE_END and time > now:
             again, action = max((again, action), (time, event.action),
                                 key=lambda one: one[0])

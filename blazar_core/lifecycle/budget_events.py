@@ -13,7 +13,6 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
-from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_status
 
@@ -90,14 +89,7 @@ class BudgetEvents:
             lease = api.locked(session, lease_id)
             for event in lease.events:
                 if event.event_type == states.EventType.REFUND:
-                    _again(event, self._clock.now())
-
-
-def _again(event: models.Event, now: int) -> None:
-    """Have an event carried out now, and again if a worker is at it."""
-    event.enter(states.Event.UNDONE, now)
-    event.run_at, event.deferrals = now, 0
-    event.claimed_by, event.claimed_until = None, 0
+                    event.reopen(self._clock.now(), self._clock.now())
 
 
 def _charged(lease: lease_status.Lease) -> tuple[ty.Any, ...]:

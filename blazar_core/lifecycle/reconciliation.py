@@ -229,11 +229,9 @@ class Reconciliation:
         pause = lease_status.pause(lease, now)
         for event in lease.events:
             if event.event_type == states.EventType.START:
-                # A worker at it has sent what there was: it loses its claim.
-                event.enter(states.Event.UNDONE, now)
-                event.run_at, event.attempts = now + pause, 0
-                event.claimed_by, event.claimed_until, event.deferrals = (
-                    None, 0, 0)
+                # A worker at it has sent what there was.
+                event.reopen(now, now + pause)
+                event.attempts = 0
         conditions.update(lease, now, lease_status.put_off(
             lease_status.waiting(lease), fault))
         lease.updated_at = now

@@ -343,7 +343,7 @@ class TestParkingLots(base.LeaseTestCase):
         driven.run_due(self.engine)
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.lots.barrier))
-        self.lifecycle.lease_start.open(lease['id'])
+        self.lifecycle.lease_opening.open(lease['id'])
         self.lots.barrier['of an older database'] = ()
         self.lifecycle.lease_close.close_left()
         self.assertEqual(['of an older database'], [*self.lots.barrier])

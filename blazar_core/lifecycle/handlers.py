@@ -44,11 +44,11 @@ __all__ = ['Handlers', 'Integration']
 
 @dataclasses.dataclass(frozen=True)
 class Integration:
-    """What the leases are connected to.
+    """The cloud in which leases are carried out, and the operator's services.
 
     :ivar opens: opens a sealed call
-    :ivar notify: gets an event type and a lease, e.g. ``lease.create``
-    :ivar granting: what the limits say of leases that are extended
+    :ivar notify: publishes an event type and a lease, e.g. ``lease.create``
+    :ivar granting: checks the limits for a lease that is extended
     :ivar budget: the operator's budget service, if it commits leases
     """
 

@@ -52,7 +52,7 @@ class Read(ty.NamedTuple):
 
 
 class LeaseOpening:
-    """Opens the reservations of leases for servers that come later.
+    """Starts leases whose servers are booted later: opens their reservations.
 
     :param notify: told of an event type and a lease
     """

@@ -61,6 +61,7 @@ class TestOpts(base.BaseTestCase):
              'max_clock_skew': 5,
              'worker_timeout': 60, 'start_timeout': 300,
              'on_database_failure': 'allow',
+             'metrics_port': 0, 'metrics_host': '127.0.0.1',
              'lost_build_timeout': None, 'event_max_retries': 10,
              'max_occurrences': 100,
              'max_amount': 1000,

@@ -23,6 +23,7 @@ from blazar_core.leases import transfer
 from blazar_core.leases import updates
 from blazar_core.plugins import cloud_api
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -32,7 +33,18 @@ DAY = 86400
 STORIES = int(os.environ.get('BLAZAR_STORIES', '6'))
 
 
+class Machines(base.WholeType):
+    """Whole hosts."""
+
+    def so_many(self, params):
+        return model.Demand(model.WHOLE, params['max'], least=params['min'])
+
+
 class UsageTestCase(base.LeaseTestCase):
+
+    def more_types(self):
+        self.machines = Machines()
+        return {'machine': self.machines}
 
     def setUp(self):
         super().setUp()
@@ -124,6 +136,27 @@ class TestRecords(UsageTestCase):
             lease['id'], seen, transfer.Owner('new', 'other'), None, False)
         self.assertEqual((600, 200, 0), self.vcpus(project_id='project'))
         self.assertEqual((0, 400, 0), self.vcpus(project_id='new'))
+
+    def test_whole_hosts_are_used_from_the_first_server_on(self):
+        params = {'min': 2, 'max': 2}
+        lease = self.reserve(0, 300, creation.NewReservation(
+            self.machines.wanted(None, params).demand,
+            resource_type='machine', params=params, spec={}), active=True)
+        self.clock.advance(30)
+        self.assertEqual((24000, 24000, 0), self.vcpus())
+        for _time in range(2):
+            self.leases.slots.use(lease['reservations'][0]['id'])
+        self.clock.advance(30)
+        seen = self.leases.transfer.look(lease['id']).generation
+        self.leases.transfer.transfer(
+            lease['id'], seen, transfer.Owner('new', 'other'), None, False)
+        self.clock.advance(40)
+        self.lifecycle.lease_end.delete(lease['id'])
+        driven.run_due(self.new_engine())
+        self.clock.advance(100)
+        self.assertEqual((24000, 4800, 2400), self.vcpus(
+            project_id='project'))
+        self.assertEqual((0, 3200, 3200), self.vcpus(project_id='new'))
 
     def test_a_later_change_counts_later_whatever_the_clock_says(self):
         lease = self.reserve(0, 300, self.places(1), active=True)

@@ -309,16 +309,16 @@ class ListTest(OscTestCase):
         found = self.listed(reservations=[
             {'servers': ['one', 'two']}, {'servers': ['three']}],
             warnings=['Its image is gone.'], status_reason='Why.',
-            degraded=True, project_id='p')
+            degraded=True, project_id='p', description='It is.',
+            tags=['a', 'b'])
         del found['left']
         self.assertEqual(
             {'id': ID, 'name': 'lease1', 'status': 'PENDING',
              'start_date': '2026-12-01 14:00:00',
              'end_date': '2026-12-01 16:00:00',
              'servers': ['one', 'two', 'three'], 'status_reason': 'Why.',
-             'degraded': True, 'project_id': 'p',
-             'description': None, 'tags': [],
-             'warnings': ['Its image is gone.']}, found)
+             'degraded': True, 'project_id': 'p', 'description': 'It is.',
+             'tags': ['a', 'b'], 'warnings': ['Its image is gone.']}, found)
         self.assertEqual({}, self.cloud.requests[0].query)
 
     def test_columns(self):

@@ -4,8 +4,9 @@
 
 Some filters judge what a host is, or the aggregates that it is in. A host that
 they refuse is not booked. Others judge devices and CPUs that are free now:
-what is free at another time is not known, so these are not reserved. Nova's
-own filters are asked, of those that are enabled; for requests that have
+what is free at another time is not known, so these are not reserved. A host
+whose NUMA topology would not do if it were all free is not booked either.
+Nova's own filters are asked, of those that are enabled; for requests that have
 nothing for them to judge, none is.
 """
 
@@ -42,20 +43,32 @@ def fixed(spec: ty.Any) -> list[str]:
     """The filters that judge, for a request, what hosts are."""
     scopes = {name.split(':', 1)[0] if ':' in name else None
               for name in spec.flavor.extra_specs or {}}
-    return [name for name, judged in _FIXED.items()
-            if not scopes.isdisjoint(judged) and _is_enabled(name)]
+    names = [name for name, judged in _FIXED.items()
+             if not scopes.isdisjoint(judged)]
+    # How many devices a host has in all is not known: only what is free.
+    if _asks_numa(spec) and not _devices(spec):
+        names.append(_NUMA)
+    return [*filter(_is_enabled, names)]
 
 
 def unreserved(spec: ty.Any) -> list[str]:
     """The filters that judge, for a request, what is free on hosts and
     placement does not count.
     """
-    devices = spec.pci_requests if 'pci_requests' in spec else None
     asks = {
-        _NUMA: 'numa_topology' in spec and spec.numa_topology is not None,
-        _PCI: bool(devices and devices.requests) and not (
-            CONF.filter_scheduler.pci_in_placement)}
+        _NUMA: _asks_numa(spec),
+        _PCI: _devices(spec) and not CONF.filter_scheduler.pci_in_placement}
     return [name for name, is_asked in asks.items() if is_asked]
+
+
+def _asks_numa(spec: ty.Any) -> bool:
+    return 'numa_topology' in spec and spec.numa_topology is not None
+
+
+def _devices(spec: ty.Any) -> bool:
+    """Return whether a request is for PCI devices."""
+    devices = spec.pci_requests if 'pci_requests' in spec else None
+    return bool(devices and devices.requests)
 
 
 def _is_enabled(name: str) -> bool:
@@ -63,13 +76,14 @@ def _is_enabled(name: str) -> bool:
 
 
 def refused(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
-            names: ty.Collection[str]) -> set[str]:
+            names: ty.Collection[str], as_free: bool = False) -> set[str]:
     """Of hosts, those that a filter refuses to a request now.
 
     Hosts in cells that do not answer are not among them.
 
     :param host_ids: uuids of compute nodes
     :param names: of filters
+    :param as_free: whether the hosts are judged as if nothing ran on them
     """
     asked = [_filters()[name]() for name in names]
     groups = collections.defaultdict(list)
@@ -82,8 +96,19 @@ def refused(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
         [*host_ids])
     return {node.uuid for cell_id, nodes in answers.items()
             if not nova_context.is_cell_failure_sentinel(nodes)
-            for node in nodes if not all(one.host_passes(_state(
-                node, cell_id, groups[node.host]), spec) for one in asked)}
+            for node in nodes if not _passes(asked, _state(
+                node, cell_id, groups[node.host]), spec, as_free)}
+
+
+def _passes(asked: ty.Iterable[ty.Any], state: ty.Any, spec: ty.Any,
+            as_free: bool) -> bool:
+    if as_free and state.numa_topology is not None:
+        for cell in state.numa_topology.cells:
+            cell.cpu_usage = cell.memory_usage = 0
+            cell.pinned_cpus = set()
+            for pages in cell.mempages:
+                pages.used = 0
+    return all(one.host_passes(state, spec) for one in asked)
 
 
 def _state(node: ty.Any, cell_id: str, aggregates: list[ty.Any]) -> ty.Any:

@@ -345,7 +345,8 @@ def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
         roots -= placement.with_trait(trait).keys()
     filters = host_filters.fixed(spec)
     if filters:
-        refused = host_filters.refused(context, spec, roots, filters)
+        refused = host_filters.refused(
+            context, spec, roots, filters, as_free=True)
         if refused and refused.issuperset(roots):
             raise NoSuchHost(f'{" and ".join(filters)} refuse all hosts.')
         roots -= refused

@@ -154,6 +154,12 @@ class PreflightTest(test_host_filters.HostFiltersTestCase,
 
     def test_of_a_reservation_of_a_flavor_it_is_said_when_it_is_made(self):
         flavor = self.flavor_with('hw:numa_nodes', '1')
+        # No host has any.
+        refused = self.make(start_in=HOUR, code=409, reservations=[{
+            'resource_type': 'flavor:instance', 'flavor_id': flavor,
+            'amount': 1}])
+        self.assertEqual('NO_ROOM', refused['error_name'])
+        self.fill_numa()
         warning, = self.make_lease(flavor)['warnings']
         self.assertIn('A NUMA topology', warning)
         self.assertIn('not reserved', warning)

@@ -4,6 +4,9 @@
 
 from unittest import mock
 
+import fixtures
+from nova import objects
+
 from blazar_nova.compat import host_filters
 
 from tests.functional import test_preflight
@@ -17,6 +20,22 @@ class HostFiltersTestCase(test_preflight.PreflightTestCase):
                  'ComputeCapabilitiesFilter,'
                  'AggregateInstanceExtraSpecsFilter,NUMATopologyFilter,'
                  'PciPassthroughFilter,LeaseFilter\n')
+
+    def fill_numa(self):
+        """Have each host a NUMA topology whose memory is used up."""
+        real = host_filters._state
+
+        def state(*args):
+            found = real(*args)
+            found.numa_topology = objects.NUMATopology(cells=[
+                objects.NUMACell(
+                    id=0, cpuset={0, 1}, pcpuset=set(), memory=8192,
+                    cpu_usage=0, memory_usage=10 ** 6, pinned_cpus=set(),
+                    siblings=[{0}, {1}], socket=0, mempages=[])])
+            return found
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.host_filters._state', state))
 
     def boot_now(self, flavor):
         return self.boot('vm1', flavor=flavor, hints=self.lease_hints('vm1'))
@@ -47,7 +66,14 @@ class HostFiltersTest(HostFiltersTestCase):
             'capabilities:hypervisor_type', 's== fake'))
         self.assertEqual([], self.lease('vm1')['warnings'])
 
+    def test_what_no_host_has(self):
+        """However much of it is free: no host has a NUMA topology."""
+        flavor = self.flavor_with('hw:numa_nodes', '1')
+        for boot in (self.boot_now, lambda one: self.hold(flavor=one)):
+            self.assertIn('no host', self.refused(409, boot, flavor))
+
     def test_what_is_free_then(self):
+        self.fill_numa()
         flavor = self.flavor_with('hw:numa_nodes', '1')
         self.assertIn('A NUMA topology', self.refused(
             409, self.boot_now, flavor))
@@ -57,7 +83,8 @@ class HostFiltersTest(HostFiltersTestCase):
         self.assertIn('now no host has it free', warning)
         self.clock.advance(HOUR)
         self.assertEqual([warning], self.look())
-        with mock.patch.object(host_filters, 'refused', lambda *_args: set()):
+        with mock.patch.object(
+                host_filters, 'refused', lambda *_args, **_more: set()):
             self.clock.advance(600)
             kept, = self.look()
         self.assertIn('not reserved', kept)

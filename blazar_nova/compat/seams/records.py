@@ -57,6 +57,16 @@ _RECORDS = entry.subject(
         entry.called('save(self)', 'bind a server to hosts'),
         entry.called('destroy(self)', 'undo a refused boot')),
     entry.of(
+        'nova.objects.NUMATopology',
+        entry.fields('cells', 'what only filters know of hosts')),
+    entry.of(
+        'nova.objects.NUMACell',
+        entry.fields('cpu_usage memory_usage pinned_cpus mempages',
+                     'what only filters know of hosts')),
+    entry.of(
+        'nova.objects.NUMAPagesTopology',
+        entry.fields('used', 'what only filters know of hosts')),
+    entry.of(
         'nova.objects.InstanceMapping',
         entry.fields(
             'instance_uuid cell_mapping project_id queued_for_delete',

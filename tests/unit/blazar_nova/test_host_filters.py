@@ -36,14 +36,17 @@ def pages(size):
         id=0, cpuset={0}, pcpuset=set(), memory=1024, pagesize=size)])
 
 
-def node(uuid, pools=(), page_sizes=()):
-    """A host with devices, and with four free pages of some sizes in KiB."""
+def node(uuid, pools=(), page_sizes=(), used=0):
+    """A host with devices, and with four pages of some sizes in KiB.
+
+    :param used: how many of them are not free
+    """
     topology = objects.NUMATopology(cells=[objects.NUMACell(
         id=0, cpuset={0, 1}, pcpuset=set(), memory=8192, cpu_usage=0,
         memory_usage=0, pinned_cpus=set(), siblings=[{0}, {1}], socket=0,
         network_metadata=objects.NetworkMetadata(
             physnets=set(), tunneled=False), mempages=[
-                objects.NUMAPagesTopology(size_kb=size, total=4, used=0)
+                objects.NUMAPagesTopology(size_kb=size, total=4, used=used)
                 for size in page_sizes])])
     return objects.ComputeNode(
         uuid=uuid, host=str(uuid), hypervisor_hostname=str(uuid),
@@ -123,6 +126,23 @@ class TestAsked(base.TestCase):
             said, has_some = self.notes(
                 request, node(uuids.one, page_sizes=sizes))
             self.assertEqual((1, expected), (len(said), has_some), sizes)
+
+    def test_pages_that_no_host_has_are_no_matter_of_what_is_free(self):
+        request = spec(numa_topology=pages(1048576))
+        self.assertEqual(['NUMATopologyFilter'], host_filters.fixed(request))
+        self.nodes = [
+            node(uuids.free, page_sizes=(4, 1048576)),
+            node(uuids.full, page_sizes=(4, 1048576), used=4),
+            node(uuids.others, page_sizes=(4,)), node(uuids.none)]
+        for as_free, refused in (
+                (False, {uuids.full, uuids.others, uuids.none}),
+                (True, {uuids.others, uuids.none})):
+            self.assertEqual(refused, host_filters.refused(
+                self.context, request, {one.uuid for one in self.nodes},
+                host_filters.fixed(request), as_free))
+        # How many devices there are in all, nobody knows.
+        self.assertEqual([], host_filters.fixed(spec(
+            numa_topology=pages(4), pci_requests=gpus(1))))
 
     def test_without_their_filter_hosts_are_not_judged(self):
         self.conf.config(group='filter_scheduler',

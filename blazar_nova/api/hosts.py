@@ -98,7 +98,7 @@ class HostController:
 
     def update_property(self, request: webob.Request, name: str,
                         ) -> web_requests.Answer:
-        self._authorize(request, 'patch_resource_properties')
+        self._authorize(request, 'update_resource_properties')
         private = host_schema.private(
             web_requests.body(request, host_schema.PRIVATE))
         self._enrolling.set_private(name, private)

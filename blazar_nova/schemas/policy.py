@@ -145,7 +145,7 @@ _RULES = [
     _rule('oshosts:get_resource_properties', PROJECT_READER_OR_ADMIN,
           'List the host properties that a reservation can ask for.',
           f'GET {_HOSTS}/properties'),
-    _rule('oshosts:patch_resource_properties', ADMIN,
+    _rule('oshosts:update_resource_properties', ADMIN,
           'Make a host property private or public.',
           f'PATCH {_HOSTS}/properties/{{name}}'),
     _rule('maintenance:get', ADMIN,

@@ -46,7 +46,7 @@ LEAST = {
     'blazar:oshosts:delete': 'admin',
     'blazar:oshosts:get_allocations': 'admin',
     'blazar:oshosts:get_resource_properties': 'reader',
-    'blazar:oshosts:patch_resource_properties': 'admin',
+    'blazar:oshosts:update_resource_properties': 'admin',
     'blazar:maintenance:get': 'admin',
     'blazar:maintenance:put': 'admin',
     'blazar:maintenance:delete': 'admin',
@@ -91,8 +91,23 @@ class PolicyTestCase(base.TestCase):
         return {rule for rule in LEAST if rules.allows(who, rule, target)}
 
 
+#: The rules of Blazar 18, but for those of floating IP addresses.
+OF_BLAZAR = {
+    'admin', 'admin_or_owner', 'project_member_api', 'project_reader_api',
+    'project_member_or_admin', 'project_reader_or_admin',
+    *(f'blazar:leases:{name}' for name in ('get', 'post', 'put', 'delete')),
+    *(f'blazar:oshosts:{name}' for name in (
+        'get', 'post', 'put', 'delete', 'get_allocations',
+        'get_resource_properties', 'update_resource_properties'))}
+
+
 class TestRulesOfBlazar(PolicyTestCase):
     """An operator of Blazar brings its file."""
+
+    def test_each_of_them_is_known(self):
+        self.addCleanup(cfg.CONF.reset)
+        self.assertEqual(set(), OF_BLAZAR - set(
+            policy.get_enforcer().registered_rules))
 
     def test_what_they_are_made_of_means_what_it_means_there(self):
         for made_of, who in (

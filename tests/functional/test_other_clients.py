@@ -320,8 +320,10 @@ class TerraformTest(ClientsTestCase):
             f'/flavors/{server["flavor"]["id"]}')['flavor']['name'])
 
 
-class BudgetTest(ClientsTestCase):
-    """A service that was written for Blazar, asked about all there is."""
+class ServiceTestCase(ClientsTestCase):
+    """A service that is asked about leases."""
+
+    options = ''
 
     def setUp(self):
         service = test_budget_service.Service()
@@ -329,7 +331,8 @@ class BudgetTest(ClientsTestCase):
         self.addCleanup(service.cleanUp)
         self.service = service
         self.more_conf = ('[blazar_enforcement]\n'
-                          f'external_service_base_endpoint = {service.url}\n')
+                          f'external_service_base_endpoint = {service.url}\n'
+                          f'{self.options}')
         super().setUp()
 
     def asked(self, path):
@@ -337,6 +340,10 @@ class BudgetTest(ClientsTestCase):
         asked, self.service.asked[:] = self.service.asked[:], []
         self.assertEqual({path}, {one[0] for one in asked})
         return [shapes.budget_request(body) for _path, _headers, body in asked]
+
+
+class BudgetTest(ServiceTestCase):
+    """A service that was written for Blazar, asked about all there is."""
 
     def test_what_it_is_asked(self):
         self.enrol('host1')
@@ -372,3 +379,23 @@ class BudgetTest(ClientsTestCase):
         self.assertEqual('Your budget is used up.', answer['error_message'])
         self.assertIn('Your budget is used up.', self.refused(
             403, self.hold))
+
+
+class CommitsTest(ServiceTestCase):
+    """A service that is asked, and then commits."""
+
+    options = 'external_service_commits = True\n'
+
+    def test_a_dry_run_is_asked_about_and_not_committed(self):
+        body = {'name': 'asked', 'start_date': self.at(HOUR),
+                'end_date': self.at(2 * HOUR), 'reservations': [NANO]}
+        quote = self.ask('POST', '/leases', body, code=200, dry_run='true')
+        self.assertTrue(quote['quote']['fits'])
+        sent, = self.asked('/check-create')
+        self.assertEqual({'VCPU': 1, 'MEMORY_MB': 512, 'DISK_GB': 1},
+                         sent['resource_requests'])
+        lease = self.ask('POST', '/leases', body, code=201)['lease']
+        self.assertEqual(
+            [('/check-create', None), ('/commit-create', lease['id'])],
+            [(path, sent['lease'].get('id'))
+             for path, _headers, sent in self.service.asked])

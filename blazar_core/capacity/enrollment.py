@@ -23,7 +23,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['MAX_EXTRA', 'Enrollment', 'Property', 'cancel', 'allocations',
-           'start', 'change', 'check_unbooked', 'complete', 'get',
+           'start', 'change', 'check_unbooked', 'complete', 'exists', 'get',
            'is_replaced', 'remove', 'left', 'listed', 'properties', 'public',
            'retire', 'set_private']
 
@@ -42,6 +42,16 @@ def is_replaced(session: orm.Session, host: models.Host) -> bool:
         models.Host.id != host.id, models.Host.enrolment.in_(
             (states.Enrollment.ENROLLING, states.Enrollment.ENROLLED))).limit(
                 1)) is not None
+
+
+def exists(database: api.Database) -> bool:
+    """Return whether any host is enrolled, or is being enrolled."""
+    with database.connection() as connection:
+        return connection.scalar(_ANY) is not None
+
+
+_ANY = sa.select(models.Host.id).where(
+    models.Host.enrolment.is_not(None)).limit(1)
 
 
 def get(session: orm.Session, host_id: int) -> models.Host:

@@ -241,6 +241,7 @@ class LeaseCreation:
         now = self._clock.now()
         rows = new_leases.rows_of(new, picked, now, False, self._types)
         rows.lease['status'] = states.Lease.OFFERED
+        rows.keep_credential(new)
         # Nothing of it happens unless it is accepted.
         for event in rows.events:
             event['run_at'] = model.FOREVER

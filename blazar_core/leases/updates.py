@@ -47,6 +47,8 @@ class LeaseChange:
     :ivar events: all of the user's own that are still to come
     :ivar before_end_action: what is done before the end
     :ivar reservations: by id, what they become
+    :ivar elsewhere: by id, what those that stay as they are need of other
+        hosts; asked only if the lease does not fit where it is
     :ivar auto_extend: by how many seconds it is prolonged by itself; 0: not
     :ivar was_end: the end that it has to have had until then
     :ivar seen: that its owner knows that reservations have other hosts now
@@ -62,6 +64,8 @@ class LeaseChange:
     events: tuple[requests.EventRequest, ...] | None = None
     reservations: ty.Mapping[str, creation.NewReservation] = dataclasses.field(
         default_factory=dict)
+    elsewhere: ty.Callable[
+        [], ty.Mapping[str, creation.NewReservation]] | None = None
     granted: limits.Granted | None = None
     on_end: str | None = None
     grace_period: int | None = None
@@ -124,6 +128,8 @@ class LeaseUpdates:
             try:
                 return self._write(changes, picked, also)
             except _Unfit as exc:
+                changes = {lease_id: _elsewhere(change)
+                           for lease_id, change in changes.items()}
                 picked |= self._pick_from(
                     exc.lease_id, changes, picked,
                     ty.cast(Exception, exc.__cause__))
@@ -310,6 +316,13 @@ class LeaseUpdates:
         session.flush()
         _rename(session, lease, change, window, now)
         return [edit for each in edits.values() for edit in each]
+
+
+def _elsewhere(change: LeaseChange) -> LeaseChange:
+    """A change with all that its lease needs of other hosts."""
+    return change if change.elsewhere is None else dataclasses.replace(
+        change, elsewhere=None, reservations={
+            **change.elsewhere(), **change.reservations})
 
 
 def _check_window(database: api.Database, types: resource_types.ResourceTypes,

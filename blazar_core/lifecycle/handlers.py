@@ -16,6 +16,7 @@ import typing as ty
 from oslo_config import cfg
 
 from blazar_core.capacity import admissions
+from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.db import api
 from blazar_core.leases import updates
@@ -50,6 +51,7 @@ class Integration:
     :ivar notify: publishes an event type and a lease, e.g. ``lease.create``
     :ivar granting: checks the limits for a lease that is extended
     :ivar budget: the operator's budget service, if it commits leases
+    :ivar later: see :class:`~blazar_core.lifecycle.lease_close.LeaseClose`
     """
 
     cloud: cloud_api.Cloud
@@ -59,6 +61,7 @@ class Integration:
     notify: ty.Callable[[str, lease_status.Lease], None]
     granting: auto_extension.Granting = lambda _lease, _change: None
     budget: budget_events.Budget | None = None
+    later: background.Later = background.at_once
 
 
 class Handlers:
@@ -75,7 +78,7 @@ class Handlers:
             conf.blazar, integration.cloud, integration.types,
             integration.policies, integration.opens, integration.notify)
         self.lease_close = lease_close.LeaseClose(
-            database, clock, cloud, opens, notify, types)
+            database, clock, cloud, opens, notify, types, integration.later)
         self.server_removal = server_removal.ServerRemoval(
             database, clock, cloud, notify, self.lease_close)
         self.reconciliation = reconciliation.Reconciliation(

@@ -7,12 +7,14 @@ starts when no server of the reservation is left. Until it is done the
 reservation keeps its hosts, so that free capacity is really free.
 """
 
+import functools
 import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.capacity import enrollment
+from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import states
@@ -71,13 +73,16 @@ class LeaseClose:
 
     :param opens: opens a sealed text
     :param notify: told of an event type and a lease
+    :param later: runs what the end of a lease does not wait for
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, opens: ty.Callable[[str], str],
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 types: resource_types.ResourceTypes) -> None:
+                 types: resource_types.ResourceTypes,
+                 later: background.Later = background.at_once) -> None:
         self._types = types
+        self._later = later
         self._cleaning = Cleaning(database, clock)
         self._database = database
         self._clock = clock
@@ -198,7 +203,7 @@ class LeaseClose:
         fault_points.fault_point(fault_points.FaultPoint.END_OVER, lease_id)
         LOG.info('Lease %s has ended', lease_id)
         self._notify('lease.event.end_lease', described)
-        self.revoke_of(lease_id)
+        self._later(functools.partial(self.revoke_of, lease_id))
         return True
 
     def credential(self, lease_id: str, needed: bool = True) -> str | None:

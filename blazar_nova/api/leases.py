@@ -144,49 +144,56 @@ class LeaseController:
             return self._create_of_servers(request, key)
         asked = lease_schema.create(web_requests.body(request),
                                     self._parts.clock.now(), self._defaults)
-        dry = web_requests.flag(request, 'dry_run')
         self._policy.authorize(
             context, 'blazar:leases:post' if asked.offer_seconds is None
             else 'blazar:leases:offer', target)
         if asked.lease.timeout is not None:
             self._policy.authorize(
                 context, 'blazar:leases:best_effort', target)
-        asking = lease_changes.asking(
-            self._parts, context, asked.lease.window.start)
-        try:
-            new = creation.NewLease(
-                context.project_id, context.user_id, asked.lease, tuple(
-                    asking.new_reservation(one)
-                    for one in asked.reservations), key=key)
-            lease_schema.check_total(
-                (demand.count for demand in new.demands),
-                self._defaults.max_amount,
-                times=len(asked.lease.occurrences))
-            recurs = asked.lease.recurrence is not None
-            if not recurs:
-                new = dataclasses.replace(new, granted=(
-                    self._parts.limits.check(limit_requests.asked_of(
-                        new, False, self._parts.types))))
-            if dry:
-                quote = (self._recurring.quote if recurs
-                         else self._parts.leases.creation.quote)
-                return 200, {'quote': _quote(new, quote(new))}
-            if recurs:
-                return self._answer(
-                    request, 201, self._recurring.create(context, new))
-        except errors.Refused as exc:
-            if not dry:
-                raise
-            return 200, {'quote': _quote_of(
-                asked.lease, exc.refusal.wanted, exc.refusal)}
-        with lease_trusts.for_end(self._parts, context, new) as new:
-            lease = self._parts.leases.creation.create(new, None) if (
-                asked.offer_seconds is None) else (
-                self._parts.leases.creation.offer(new, asked.offer_seconds))
-        if asked.offer_seconds is None and new.credential is None:
-            lease_trusts.entrust(self._parts, context, lease, new.span.end)
+        if web_requests.flag(request, 'dry_run'):
+            return 200, {'quote': self._quoted(context, asked)}
+        if asked.lease.recurrence is not None:
+            return self._answer(request, 201, self._recurring.create(
+                context, self._new(context, asked, key)))
+        seconds, making = asked.offer_seconds, self._parts.leases.creation
+        with lease_trusts.ahead(self._parts, context, asked.lease,
+                                seconds is not None) as entrusted:
+            new = self._new(context, asked, key)
+            lease = making.create(entrusted(new), None) if (
+                seconds is None) else making.offer(entrusted(new), seconds)
         self._parts.notify('lease.create', lease)
         return self._answer(request, 201, lease)
+
+    def _new(self, context: ty.Any, asked: lease_schema.CreateRequest,
+             key: idempotency.Key | None) -> creation.NewLease:
+        """The lease that is asked for, if the limits allow it; those of one
+        that recurs are asked about each occurrence.
+
+        :raises Refused: when no host may be used at all
+        """
+        asking = lease_changes.asking(
+            self._parts, context, asked.lease.window.start)
+        new = creation.NewLease(
+            context.project_id, context.user_id, asked.lease, tuple(
+                asking.new_reservation(one) for one in asked.reservations),
+            key=key)
+        lease_schema.check_total(
+            (demand.count for demand in new.demands),
+            self._defaults.max_amount, times=len(asked.lease.occurrences))
+        return new if asked.lease.recurrence is not None else (
+            dataclasses.replace(new, granted=self._parts.limits.check(
+                limit_requests.asked_of(new, False, self._parts.types))))
+
+    def _quoted(self, context: ty.Any, asked: lease_schema.CreateRequest,
+                ) -> dict[str, ty.Any]:
+        """What would become of a request."""
+        quote = (self._parts.leases.creation.quote
+                 if asked.lease.recurrence is None else self._recurring.quote)
+        try:
+            new = self._new(context, asked, None)
+            return _quote(new, quote(new))
+        except errors.Refused as exc:
+            return _quote_of(asked.lease, exc.refusal.wanted, exc.refusal)
 
     def _create_of_servers(self, request: webob.Request,
                            key: idempotency.Key | None) -> web_requests.Answer:

@@ -92,10 +92,14 @@ class Placement:
 
     What is asked again is not asked of placement again: the reservations of
     a lease mostly want to know the same.
+
+    :param has_pool: whether there may be hosts that serve leases only, where
+        that is known without placement
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_pool: ty.Callable[[], bool] | None = None) -> None:
         self._known: dict[str, list[tuple[str, str]]] = {}
+        self._ask_pool = has_pool or _has_pool
         self._has_pool: bool | None = None
 
     def providers(self, limits: ty.Iterable[tuple[str, str]],
@@ -119,7 +123,7 @@ class Placement:
         :raises CloudUnavailable: when placement does not answer
         """
         if self._has_pool is None:
-            self._has_pool = bool(host_traits.known([host_traits.POOL]))
+            self._has_pool = self._ask_pool()
         return self._has_pool
 
     def with_trait(self, trait: str) -> dict[str, str]:
@@ -138,6 +142,10 @@ class Placement:
     def trees_with(self, trait: str) -> set[str]:
         """The roots of the trees with a provider that has a trait."""
         return {*self.with_trait(trait).values()}
+
+
+def _has_pool() -> bool:
+    return bool(host_traits.known([host_traits.POOL]))
 
 
 def settings_of(conf: ty.Any) -> dict[str, ty.Any]:

@@ -10,11 +10,13 @@ from sqlalchemy import orm
 
 from blazar_core.capacity import enrollment
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.leases import creation
 from blazar_core.leases import limits
 from blazar_core.leases import updates
 from blazar_core.leases import views
+from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import registry
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
@@ -59,38 +61,29 @@ class LeaseChanges:
         """
         ids = frozenset(lease['id'] for _body, lease in wanted)
         asks = asking(self._parts, context, self._parts.clock.now())
-        asked = [(lease, self._asked(asks, body, lease, ids))
-                 for body, lease in wanted]
+        asked = [(lease, self._read(body, lease)) for body, lease in wanted]
         with contextlib.ExitStack() as undone:
-            given = []
-            for lease, change in asked:
-                given.append(self._trust(context, lease, change))
-                undone.enter_context(lease_trusts.unless_reserved(
-                    self._parts, given[-1]))
-            keeping = lease_trusts.Keeping(self._parts, {
-                lease['id']: trust for (lease, _change), trust in zip(
-                    asked, given, strict=True) if trust is not None}, also)
+            # Keystone makes them while the limits are asked.
+            coming = {lease['id']: undone.enter_context(
+                lease_trusts.meanwhile(self._parts, make))
+                for lease, one in asked
+                if (make := self._trust(context, lease, one.change))}
+            changes = {lease['id']: self._asked(asks, one, lease, ids)
+                       for lease, one in asked}
+            given = {lease_id: trust for lease_id, made in coming.items()
+                     if (trust := made()) is not None}
+            keeping = lease_trusts.Keeping(self._parts, given, also)
             changed = self._parts.leases.updates.update_all(
-                {lease['id']: change for lease, change in asked},
-                keeping.write)
+                changes, keeping.write)
         keeping.take_back()
-        for (before, change), trust, lease in zip(
-                asked, given, changed, strict=True):
-            if trust is None and self._lasts_longer(before, change) and (
-                    may_entrust(context, before)):
-                lease_trusts.entrust(self._parts, context, lease)
+        for (before, _one), lease in zip(asked, changed, strict=True):
             self._parts.notify('lease.update', lease)
             if views.is_near_end(before) and not views.is_near_end(lease):
                 self._parts.notify('lease.event.before_end_lease.stop', lease)
         return changed
 
-    def _asked(self, asks: registry.Asking, body: object, lease: _Lease,
-               ids: frozenset[str]) -> updates.LeaseChange:
-        """What a lease becomes, if that is allowed.
-
-        :param asks: the request
-        :param ids: of the leases that are changed together
-        """
+    def _read(self, body: object, lease: _Lease) -> lease_schema.ChangeRequest:
+        """What a lease becomes, as it was written."""
         asked = lease_schema.change(body, self._parts.clock.now(), lease,
                                     hint_params.defaults(self._parts.conf))
         change = asked.change
@@ -98,6 +91,16 @@ class LeaseChanges:
             lease['auto_extend'] if change.auto_extend is None
             else change.auto_extend, change.on_end or lease['on_end'],
             actions_of(lease, change))
+        return asked
+
+    def _asked(self, asks: registry.Asking, asked: lease_schema.ChangeRequest,
+               lease: _Lease, ids: frozenset[str]) -> updates.LeaseChange:
+        """What a lease becomes, if that is allowed.
+
+        :param asks: the request
+        :param ids: of the leases that are changed together
+        """
+        change = asked.change
         # What is asked again for the next lease is known by then.
         asks = dataclasses.replace(
             asks, context=web_requests.for_project(
@@ -107,7 +110,9 @@ class LeaseChanges:
         reservations = self._changed(asks, lease, asked.reservations)
         resized = bool(reservations)
         if (change.start, change.end) != (None, None):
-            reservations = self._as_they_are(asks, lease) | reservations
+            change = dataclasses.replace(change, elsewhere=functools.cache(
+                functools.partial(self._as_they_are, asks, lease, False)))
+            reservations = self._as_they_are(asks, lease, True) | reservations
         change = dataclasses.replace(change, reservations=reservations)
         return dataclasses.replace(change, granted=self._check_change(
             lease, change, resized, ids - {lease['id']}))
@@ -121,13 +126,16 @@ class LeaseChanges:
             _over(lease, change) > lease['end_date'] + lease['grace_period'])
 
     def _trust(self, context: ty.Any, lease: _Lease,
-               change: updates.LeaseChange) -> str | None:
-        """The trust that a change of a lease takes; None: none.
+               change: updates.LeaseChange,
+               ) -> ty.Callable[[], str | None] | None:
+        """What makes the trust that a change of a lease takes; None: it takes
+        none.
 
         It may be that of another user of the project than the one before.
+        What is made raises Forbidden when the lease is built by its trust, and
+        the user's token may make none.
 
-        :raises Forbidden: when the lease is built by its trust, and the user
-            cannot give another one
+        :raises Forbidden: when the user may not give it one
         """
         before, after = actions_of(lease), actions_of(lease, change)
         on_end = change.on_end or lease['on_end']
@@ -138,14 +146,18 @@ class LeaseChanges:
                     change.on_end is not None or
                     not lease_trusts.needs_one(lease['on_end'], before))):
             return None
+        end = _over(lease, change)
         if not takes_one and not self._parts.leases.lookup.keeps_build(
                 lease['id']):
-            return None
-        return self._trust_until(
-            context, lease, _over(lease, change), on_end, takes_one)
+            return functools.partial(
+                lease_trusts.attempted, self._parts, context, on_end, end,
+                f'Lease {lease["id"]}') if may_entrust(
+                    context, lease) else None
+        self._check_may_entrust(context, lease)
+        return functools.partial(
+            self._trust_until, context, lease, end, on_end, takes_one)
 
-    def _trust_until(self, context: ty.Any, lease: _Lease,
-                     end: int, on_end: str, takes_one: bool) -> str:
+    def _check_may_entrust(self, context: ty.Any, lease: _Lease) -> None:
         if not may_entrust(context, lease):
             raise errors.Forbidden(
                 f'What happens to the servers of lease {lease["id"]} is done '
@@ -154,6 +166,9 @@ class LeaseChanges:
                 f'something else done at its end or before. Ask again with a '
                 f'token for project {lease["project_id"]} that has not the '
                 f'role of an administrator.')
+
+    def _trust_until(self, context: ty.Any, lease: _Lease,
+                     end: int, on_end: str, takes_one: bool) -> str:
         try:
             return ty.cast(
                 str, lease_trusts.needed(self._parts, context, on_end, end)
@@ -188,17 +203,21 @@ class LeaseChanges:
         return changed
 
     def _as_they_are(self, asking: registry.Asking,
-                     lease: _Lease,
+                     lease: _Lease, whole: bool,
                      ) -> dict[str, creation.NewReservation]:
         """Which hosts may serve a lease that moves to another time.
 
         Of what cannot be had any more, or would be of another size by now,
         the hosts stay what they are.
+
+        :param whole: of whole hosts, of which it may get more then; else of
+            what needs other hosts only if it does not fit where it is
         """
         same = {}
         for one in lease['reservations']:
             if lease['status'] in states.BEFORE and (
-                    one['params'] is not None):
+                    one['params'] is not None) and (
+                    model.HOST in one['resources']) == whole:
                 with contextlib.suppress(
                         errors.InvalidLeaseParams, errors.Refused):
                     new = asking.new_reservation({}, one)
@@ -233,7 +252,8 @@ def asking(parts: wiring.Parts, context: ty.Any, start: int,
         enrollment.public, parts.database,
         parts.conf.blazar.public_properties), parts.types, functools.partial(
             parts.identity.check_exist, key='projects'),
-        parts.expects_changes(start))
+        parts.expects_changes(start), server_demand.Placement(
+            functools.partial(enrollment.exists, parts.database)))
 
 
 def actions_of(lease: _Lease,

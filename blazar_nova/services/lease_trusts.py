@@ -6,10 +6,16 @@ A lease whose servers are held is built in the name of its owner, and is not
 made without his trust; nor is one at whose end, or before, something is done
 that takes it. Any other only ends in his name, and does so without where his
 token may make none.
+
+Keystone takes as long for a trust as all the rest of a request, so that it is
+asked in another thread meanwhile (:func:`meanwhile`). The trust is recorded in
+the transaction that makes or changes the lease: a process that dies leaves no
+lease without the trust that was made for it.
 """
 
 import contextlib
 import dataclasses
+import functools
 import typing as ty
 
 from oslo_log import log as logging
@@ -20,13 +26,15 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.leases import creation
+from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
 from blazar_nova.resource_types import installed_policies
 from blazar_nova.services import service_user
 from blazar_nova.services import wiring
 
-__all__ = ['Keeping', 'entrust', 'for_end', 'given', 'has_one', 'keep',
-           'needed', 'needs_one', 'take_back', 'unless_reserved']
+__all__ = ['Keeping', 'ahead', 'attempted', 'entrust', 'for_end', 'given',
+           'has_one', 'keep', 'meanwhile', 'needed', 'needs_one', 'take_back',
+           'unless_reserved']
 
 LOG = logging.getLogger(__name__)
 
@@ -45,16 +53,30 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
     """
     if until is None:
         until = lease['end_date'] + lease['grace_period']
+    trust = attempted(parts, context, lease['on_end'], until,
+                      f'Lease {lease["id"]}')
+    if trust is not None:
+        keep(parts, lease, trust)
+
+
+def attempted(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
+              what: str) -> str | None:
+    """A trust without which a lease can do.
+
+    Nothing is raised.
+
+    :param what: what it is for, for the log
+    :returns: None: there is none; the log says why
+    """
     try:
-        trust = given(parts, context, lease['on_end'], until)
-        if trust is not None:
-            keep(parts, lease, trust)
+        return given(parts, context, on_end, until)
     except (errors.TrustUnavailable, errors.CloudUnavailable) as exc:
-        LOG.info('Lease %s: its servers will not be deleted in the name of '
-                 'its owner: %s', lease['id'], exc.__cause__ or exc)
+        LOG.info('%s: its servers will not be deleted in the name of its '
+                 'owner: %s', what, exc.__cause__ or exc)
     except Exception:
-        LOG.exception('Lease %s: its servers will not be deleted in the name '
-                      'of its owner', lease['id'])
+        LOG.exception('%s: its servers will not be deleted in the name of its '
+                      'owner', what)
+    return None
 
 
 def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
@@ -119,8 +141,64 @@ def for_end(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
     trust = needed(parts, context, new.request.on_end, new.span.end) if (
         needs_one(new.request.on_end, new.request.actions)) else None
     with unless_reserved(parts, trust):
-        yield new if trust is None else dataclasses.replace(
-            new, credential=parts.encryption.seal(trust))
+        yield _with_trust(parts, new, trust)
+
+
+@contextlib.contextmanager
+def ahead(parts: wiring.Parts, context: ty.Any,
+          request: requests.LeaseRequest, offered: bool = False,
+          ) -> ty.Iterator[ty.Callable[[creation.NewLease],
+                                       creation.NewLease]]:
+    """The trust of a lease of the lease API, made while it is looked for
+    capacity.
+
+    :param offered: whether it gets the trust without which it can do only
+        when it is accepted
+    :returns: what gives the trust to the new lease
+    """
+    takes_one = needs_one(request.on_end, request.actions)
+    # As long as its span, of which not all is known yet.
+    until = request.window.end + request.grace_period + (
+        60 * parts.conf.blazar.cleaning_time) + (
+        0 if request.lasts is None else request.patience or 0)
+
+    def make() -> str | None:
+        if takes_one:
+            return needed(parts, context, request.on_end, until)
+        return attempted(parts, context, request.on_end, until,
+                         f'A new lease of user {context.user_id}')
+
+    if offered and not takes_one:
+        yield lambda new: new
+        return
+    with meanwhile(parts, make) as made:
+        yield lambda new: _with_trust(parts, new, made())
+
+
+def _with_trust(parts: wiring.Parts, new: creation.NewLease,
+                trust: str | None) -> creation.NewLease:
+    return new if trust is None else dataclasses.replace(
+        new, credential=parts.encryption.seal(trust))
+
+
+@contextlib.contextmanager
+def meanwhile(parts: wiring.Parts, make: ty.Callable[[], str | None],
+              ) -> ty.Iterator[ty.Callable[[], str | None]]:
+    """Make a trust in another thread while the block decides about what it
+    is for.
+
+    It is taken back if that is not reserved.
+
+    :returns: what waits for the trust, and raises what ``make`` does
+    """
+    made = parts.background.start(make)
+
+    def undo() -> None:
+        if made.exception() is None:
+            take_back(parts, made.result())
+
+    with _unless_reserved(functools.partial(parts.background.later, undo)):
+        yield made.result
 
 
 @contextlib.contextmanager
@@ -130,6 +208,12 @@ def unless_reserved(parts: wiring.Parts, trust: str | None,
 
     One that a lease may have is kept: without it the lease could not start.
     """
+    with _unless_reserved(functools.partial(take_back, parts, trust)):
+        yield
+
+
+@contextlib.contextmanager
+def _unless_reserved(undo: ty.Callable[[], None]) -> ty.Iterator[None]:
     try:
         yield
     except errors.OutcomeUnknown:
@@ -138,7 +222,7 @@ def unless_reserved(parts: wiring.Parts, trust: str | None,
         raise
     except Exception:
         with excutils.save_and_reraise_exception():
-            take_back(parts, trust)
+            undo()
 
 
 def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
@@ -188,7 +272,9 @@ class Keeping:
             self._also(session)
 
     def take_back(self) -> None:
-        """Delete those before that are not in use."""
+        """Delete those before that are not in use; the request does not wait
+        for that. They expire at the end that their lease had.
+        """
         for one in self._unused:
             try:
                 trust = self._parts.encryption.open(one)
@@ -196,7 +282,8 @@ class Keeping:
                 LOG.warning('A trust that was replaced is not revoked: %s',
                             exc)
             else:
-                take_back(self._parts, trust)
+                self._parts.background.later(functools.partial(
+                    take_back, self._parts, trust))
 
 
 def take_back(parts: wiring.Parts, trust: str | None) -> None:

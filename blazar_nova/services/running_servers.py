@@ -72,20 +72,19 @@ class RunningServers:
             raise errors.InvalidLeaseParams(
                 'A lease of "servers" that run starts now. Leave "start_date" '
                 'out, or write "now".')
-        joiners = [join_checks.joiner(one, context.project_id) for one in
-                   servers]
         joining = self._parts.leases.members
-        new = creation.NewLease(
-            context.project_id, context.user_id, asked.lease,
-            joining.reservations(joiners), key=key)
-        new = dataclasses.replace(new, granted=self._parts.limits.check(
-            dataclasses.replace(
-                limit_requests.asked_of(new, False, self._parts.types),
-                running=_running(new.reservations))))
-        with lease_trusts.for_end(self._parts, context, new) as new:
-            lease = joining.create(new, joiners)
-        if new.credential is None:
-            lease_trusts.entrust(self._parts, context, lease, new.span.end)
+        with lease_trusts.ahead(
+                self._parts, context, asked.lease) as entrusted:
+            joiners = [join_checks.joiner(one, context.project_id)
+                       for one in servers]
+            new = creation.NewLease(
+                context.project_id, context.user_id, asked.lease,
+                joining.reservations(joiners), key=key)
+            new = dataclasses.replace(new, granted=self._parts.limits.check(
+                dataclasses.replace(
+                    limit_requests.asked_of(new, False, self._parts.types),
+                    running=_running(new.reservations))))
+            lease = joining.create(entrusted(new), joiners)
         self._parts.notify('lease.create', lease)
         return lease
 

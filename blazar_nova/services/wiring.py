@@ -10,6 +10,7 @@ from oslo_log import log as logging
 
 from blazar_core.capacity import admissions
 from blazar_core.capacity import selection
+from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
@@ -70,6 +71,7 @@ class Parts:
     """What a process of ours works with.
 
     :ivar notify: publishes an event of a lease
+    :ivar background: runs what a request does not wait for
     """
 
     conf: ty.Any
@@ -92,6 +94,7 @@ class Parts:
     evacuation: evacuation.Evacuation
     maintenance: maintenance.Maintenance
     preflight: preflight.Preflight
+    background: background.Background
 
     def expects_changes(self, start: int) -> bool:
         """Whether a lease starts so late that what is known of hosts that
@@ -148,10 +151,11 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     search = _admission(conf, books, clock)
     allowed = limits.Limits(conf, books, clock, nova_quota.NovaQuota(),
                             [outside.check], types.serverless)
+    aside = background.Background()
     life = handlers.Handlers(conf, books, clock, search, handlers.Integration(
         cloud, types, installed_policies.available(), secrets.open, notify,
         functools.partial(limit_requests.of_change, allowed, types, words),
-        budget), lost_after(conf))
+        budget, aside.later), lost_after(conf))
     known = keystone_identity.KeystoneIdentity(trusts)
     made = leases.Leases(books, clock, search, types, charge)
     moves = evacuation.Evacuation(
@@ -173,7 +177,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
                 clock, secrets.open, types)), moves),
         preflight.Preflight(
             books, clock, cloud, secrets.open, notify,
-            [60 * minutes for minutes in conf.blazar.preflight]))
+            [60 * minutes for minutes in conf.blazar.preflight]), aside)
 
 
 def _budget(

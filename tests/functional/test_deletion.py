@@ -15,7 +15,9 @@ from keystoneauth1 import fixture as tokens
 from nova.tests import fixtures as nova_fixtures
 
 from blazar_core.common import errors
+from blazar_core.lifecycle import lease_close
 from blazar_core.plugins import cloud_api
+from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import server_deletion
 from blazar_nova.services import service_user
 from blazar_nova.verify import verification
@@ -35,6 +37,10 @@ class DeletionTestCase(leased.LeasedTestCase):
         super().setUp()
         self.trusts = {}
         self.revoked = []
+        # What a request does not wait for is done when it is answered.
+        self.stub_out(
+            'blazar_core.common.background.Background._executor',
+            mock.Mock(side_effect=RuntimeError))
         #: Raised instead of a token.
         self.no_token = None
         for name, stand_in in (
@@ -205,6 +211,61 @@ class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
         self.assertEqual(3, len(self.trusts))
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.assertEqual(['trust-0', 'trust-2'], self.revoked)
+
+    def test_a_process_that_dies_leaves_no_lease_without_its_own(self):
+        """It is recorded with what it is for; what is left is revoked later,
+        or expires.
+        """
+        parts = self.listener.parts
+        for what in ('blazar_core.common.background.Background.later',
+                     'blazar_core.leases.credentials.Credentials.store'):
+            # What comes after the commit.
+            self.stub_out(what, lambda *_args: None)
+        lease = self.make(3600)
+        self.assertEqual('trust-0', parts.lifecycle.lease_close.credential(
+            lease['id']))
+        self.change(lease, end_date=self.at(9000))
+        self.assertEqual('trust-1', parts.lifecycle.lease_close.credential(
+            lease['id']))
+        self.assertEqual([('alice', 7200), ('alice', 9000)], self.until())
+        with mock.patch.object(lease_close.LeaseClose, 'revoke_of'):
+            self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.assertEqual([], self.revoked)
+        parts.lifecycle.lease_close.revoke_over()
+        self.assertEqual(['trust-1'], self.revoked)
+        self.assertEqual({'trust-0'}, parts.lifecycle.lease_close.strays())
+
+    def test_what_is_refused_leaves_none(self):
+        lease = self.make(3600)
+        self.make(3600, code=409, reservations=[self.reservation(
+            amount=1000)])
+        self.change(lease, code=409, start_date=self.at(7200),
+                    end_date=self.at(9000), reservations=[
+                        {'id': lease['reservations'][0]['id'],
+                         'amount': 1000}])
+        self.ask('POST', '/leases?dry_run=true', {
+            'name': 'n', 'start_date': self.at(3600),
+            'end_date': self.at(7200), 'events': [],
+            'reservations': [self.reservation()]}, code=200)
+        self.assertEqual(['trust-0'], [
+            one for one in self.trusts if one not in self.revoked])
+
+    def test_one_that_an_offer_takes_goes_with_it(self):
+        self.make(3600, offer_seconds=600, on_end='shelve')
+        self.assertEqual(1, len(self.trusts))
+        self.clock.advance(700)
+        self.run_due()
+        self.listener.parts.lifecycle.lease_close.revoke_over()
+        self.assertEqual(['trust-0'], self.revoked)
+
+    def test_placement_is_asked_once_and_not_for_a_later_end(self):
+        with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
+                        side_effect=compute_hosts.ask_placement) as ask:
+            lease = self.make(3600)
+            self.assertEqual(1, ask.call_count)
+            self.change(lease, end_date=self.at(9000))
+            self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+            self.assertEqual(1, ask.call_count)
 
     def test_of_a_boot_that_waits(self):
         self.hold('vm1')

@@ -498,6 +498,10 @@ class TrustsTest(VerifyTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.trusts: set[str] = set()
+        # What a request does not wait for is done when it is answered.
+        self.stub_out(
+            'blazar_core.common.background.Background._executor',
+            mock.Mock(side_effect=RuntimeError))
         for name, stand_in in (
                 ('is_configured', lambda _self: True),
                 ('delegate', lambda _self, *_args, **_how: self.delegate()),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from unittest import mock
 
 import fixtures
 import sqlalchemy as sa
@@ -823,6 +824,25 @@ class TestResize(PlacesTestCase):
             self.update(lease, self.places(5))
             self.assertEqual(5, len(self.booked(lease)))
             driven.withdraw(self.leases, lease['id'])
+
+    def test_where_else_it_may_be_is_asked_only_if_it_has_to_go_there(self):
+        self.host('two', VCPU=4)
+        three = self.host('three', VCPU=4)
+        lease = self.reserve(50, 100, self.places(4))
+        (here, _server), *_others = self.booked(lease)
+        elsewhere = mock.Mock(return_value={
+            lease['reservations'][0]['id']: self.places(
+                4, hosts=frozenset([three]))})
+        self.update(lease, end=150, elsewhere=elsewhere)
+        self.assertEqual((0, [(here, '')] * 4), (
+            elsewhere.call_count, self.booked(lease)))
+        with self.database.reader() as session:
+            uuid = session.scalar(sa.select(models.Host.uuid).where(
+                models.Host.name == here))
+        self.reserve(150, 200, self.places(hosts=frozenset([uuid])))
+        self.update(lease, end=200, elsewhere=elsewhere)
+        self.assertEqual((1, [('three', '')] * 4), (
+            elsewhere.call_count, self.booked(lease)))
 
     def test_a_lease_shrinks_and_gives_room_back(self):
         for active in (False, True):

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a request does not wait for."""
+
+import threading
+import time
+from unittest import mock
+
+from oslotest import base
+
+from blazar_core.common import background
+
+#: Seconds after which a thread does not come any more.
+LONGEST = 30
+
+
+class TestBackground(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.background = background.Background(workers=2)
+        self.go_on = threading.Event()
+        self.addCleanup(self.go_on.set)
+
+    def wait(self):
+        self.assertTrue(self.go_on.wait(LONGEST))
+        return threading.current_thread()
+
+    def test_it_is_done_meanwhile(self):
+        started = self.background.start(self.wait)
+        self.assertFalse(started.done())
+        self.go_on.set()
+        self.assertIsNot(threading.current_thread(), started.result(LONGEST))
+
+    def test_where_all_are_busy_nothing_waits(self):
+        busy = [self.background.start(self.wait) for _number in range(2)]
+        own = self.background.start(threading.current_thread)
+        self.assertIs(threading.current_thread(), own.result(0))
+        self.go_on.set()
+        for one in busy:
+            one.result(LONGEST)
+        # A thread is free again a moment after its result is there.
+        deadline = time.monotonic() + LONGEST
+        while self.background.start(threading.current_thread).result(
+                LONGEST) is threading.current_thread():
+            self.assertLess(time.monotonic(), deadline)
+
+    def test_errors_are_those_of_whoever_asks(self):
+        for background_ in (self.background, background.Background(0)):
+            with mock.patch.object(background, 'LOG') as log:
+                failed = background_.start(lambda: 1 // 0)
+                self.assertRaises(ZeroDivisionError, failed.result, LONGEST)
+                self.assertEqual([], log.exception.mock_calls)
+
+    def test_errors_of_which_nobody_asks_are_logged(self):
+        done = threading.Event()
+        with mock.patch.object(
+                background.LOG, 'exception',
+                side_effect=lambda *_args: done.set()):
+            self.background.later(lambda: 1 // 0)
+            self.assertTrue(done.wait(LONGEST))
+
+    def test_it_is_done_when_the_process_ends(self):
+        with mock.patch.object(self.background, '_executor', side_effect=(
+                RuntimeError('cannot schedule new futures'))):
+            for _time in range(3):
+                self.assertIs(
+                    threading.current_thread(), self.background.start(
+                        threading.current_thread).result(0))

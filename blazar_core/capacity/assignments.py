@@ -19,8 +19,8 @@ from blazar_core.capacity import rule
 from blazar_core.common import model
 from blazar_core.db import models
 
-__all__ = ['HostInUse', 'unassign', 'assign', 'holds', 'overdue',
-           'convert_usage', 'absorb_servers']
+__all__ = ['HostInUse', 'unassign', 'assign', 'holds', 'leave', 'left',
+           'overdue', 'convert_usage', 'absorb_servers']
 
 
 #: What is said of a host that a reservation leaves, and not of the next one.
@@ -53,7 +53,8 @@ def assign(session: orm.Session, now: int,
         models.Booking.claimed_at.is_not(None), ledger.TAKES,
         models.Booking.id.not_in([one.id for one in bookings.values()]))))
     for host in hosts:
-        if host.id in others:
+        if host.id in others or host.assigned_to not in (
+                None, bookings[host.id].reservation_id):
             raise HostInUse(f'host {host.name} still belongs to another lease')
         if host.assigned_to is None and (
                 host.interruptible or any(host.usage.values())):
@@ -163,17 +164,54 @@ def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
         session.expire(host)
 
 
+def leave(session: orm.Session, now: int,
+          bookings: ty.Iterable[models.Booking]) -> None:
+    """Reservations return hosts of these bookings, which are about to be
+    deleted: from now on they let no server in, and no lease can reserve the
+    hosts until they are free (:func:`left`).
+
+    :raises LostRace: when another process decided about one meanwhile
+    """
+    holders = {row.host_id: row.reservation_id for row in bookings
+               if row.server_id is None and row.host_id is not None}
+    if not holders:
+        return
+    for host in session.scalars(sa.select(models.Host).where(
+            models.Host.id.in_(holders), models.Host.assigned_to.is_not(None),
+    ).order_by(models.Host.id)).all():
+        if host.assigned_to == holders[host.id]:
+            host_generations.advance(session.connection(), now, [host], {},
+                                     overdue_at=now, updated_at=now)
+            session.expire(host)
+
+
+def left(session: orm.Session, reservation_ids: ty.Collection[str],
+         ) -> list[models.Host]:
+    """The hosts that reservations have returned, and that are not free yet:
+    they are assigned to a reservation that has no booking there.
+    """
+    return list(session.scalars(sa.select(models.Host).where(
+        models.Host.assigned_to.in_(reservation_ids),
+        sa.not_(sa.exists().where(
+            models.Booking.host_id == models.Host.id,
+            models.Booking.reservation_id == models.Host.assigned_to)),
+    ).order_by(models.Host.id)))
+
+
 def unassign(session: orm.Session, now: int,
-             reservation_ids: ty.Collection[str]) -> None:
+             reservation_ids: ty.Collection[str],
+             host_ids: ty.Collection[int] | None = None) -> None:
     """Nothing of these reservations is on a host any more.
 
     The cloud is asked what runs there: it was not counted.
 
+    :param host_ids: on one of these; None: on any
     :raises LostRace: when another process decided about one meanwhile
     """
     for host in session.scalars(sa.select(models.Host).where(
-            models.Host.assigned_to.in_(reservation_ids)).order_by(
-                models.Host.id)):
+            models.Host.assigned_to.in_(reservation_ids),
+            *([] if host_ids is None else [models.Host.id.in_(host_ids)]),
+    ).order_by(models.Host.id)).all():
         host_generations.advance(session.connection(), now, [host], {},
                                  assigned_to=None, recheck_at=now,
                                  updated_at=now, **_NOT_LEFT)

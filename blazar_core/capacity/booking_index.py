@@ -436,9 +436,9 @@ def _sizes_of(host: model.Host) -> tuple[ty.Any, ...]:
     return host.capacity, host.usage, host.providers
 
 
-def _place_of(host: model.Host) -> tuple[bool, bool, str | None]:
+def _place_of(host: model.Host) -> tuple[bool, bool, str | None, bool]:
     """For whom a host is."""
-    return host.enrolled, host.reservable, host.assigned_to
+    return host.enrolled, host.reservable, host.assigned_to, host.overdue
 
 
 def _started(index: Index) -> bool:
@@ -463,7 +463,7 @@ def _look(index: Index) -> None:
 def _apart_of(hosts: ty.Sequence[model.Host]) -> DedicatedHosts:
     held: dict[str, list[str]] = {}
     for host in hosts:
-        if host.assigned_to is not None:
+        if host.assigned_to is not None and not host.overdue:
             held.setdefault(host.assigned_to, []).append(host.uuid)
     return DedicatedHosts(
         frozenset(host.uuid for host in hosts if host.enrolled),

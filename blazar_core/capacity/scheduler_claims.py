@@ -103,21 +103,30 @@ class Claims:
                              ) from exc
             return self._claim_alone(takes, forced, reservation_id)
 
-    def is_within(self, reservation_id: str) -> bool:
-        """Whether servers may still come to the hosts of a reservation.
+    def is_within(self, reservation_id: str,
+                  uuids: ty.Collection[str] = ()) -> bool:
+        """Whether servers may still come to hosts of a reservation.
 
-        For a scheduler that has just let one in: the end of its lease is
-        written before the end looks which servers are there, and so one of
-        both sees the other.
+        For a scheduler that has just let one in: the end of its lease, or that
+        it returns the host, is written before it is looked which servers are
+        there, and so one of both sees the other.
+
+        :param uuids: of the providers of the host to which it comes
         """
         try:
             with self._database.reader() as session:
                 status = session.scalar(
                     sa.select(models.Lease.status).join(models.Reservation)
                     .where(models.Reservation.id == reservation_id))
+                returned = session.scalar(
+                    sa.select(models.Host.id).where(
+                        models.Host.uuid.in_(uuids), sa.or_(
+                            models.Host.assigned_to.is_(None),
+                            models.Host.assigned_to != reservation_id,
+                            models.Host.overdue_at.is_not(None))).limit(1))
         except errors.DatabaseUnavailable:
             return self._alone
-        return status in states.BEGUN
+        return status in states.BEGUN and returned is None
 
     def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
                      forced: bool, reservation_id: str | None) -> Undo:
@@ -368,7 +377,7 @@ def _is_within(host: model.Host, reservation_id: str | None) -> bool:
     """
     if reservation_id is None:
         return False
-    if host.assigned_to != reservation_id:
+    if host.assigned_to != reservation_id or host.overdue:
         raise Denied(f'reservation {reservation_id} does not have all of it')
     return True
 

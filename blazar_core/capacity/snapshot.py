@@ -39,7 +39,8 @@ def host_of(row: ty.Any, alike: host_memory.InternedRecords) -> model.Host:
         enrolled=row.enrolment is not None,
         reservable=bool(row.reservable) and (
             row.enrolment == states.Enrollment.ENROLLED),
-        assigned_to=row.assigned_to, providers=alike.providers(row.units),
+        assigned_to=row.assigned_to, overdue=row.overdue_at is not None,
+        providers=alike.providers(row.units),
         interruptible=row.interruptible or {})
 
 

@@ -10,6 +10,7 @@
     +-- NotFound              no such lease, reservation, host ...
     +-- Conflict              it is not in a state in which that can be done
     |   +-- ReservationFull   its servers are there already
+    |   +-- HostsNotEmpty     too few of its hosts are empty
     +-- InvalidTransition     a state machine was asked for a forbidden step
     +-- ConcurrentUpdate      the retries of a transaction are used up
     +-- DatabaseUnavailable   the reservation database does not answer
@@ -23,7 +24,10 @@
 Messages are whole sentences: they reach users (4xx) and logs as they are.
 """
 
+import typing as ty
+
 from blazar_core.common import refusals
+from blazar_core.common import words
 
 __all__ = [
     'BlazarError',
@@ -34,6 +38,7 @@ __all__ = [
     'ConfigurationError',
     'Conflict',
     'Forbidden',
+    'HostsNotEmpty',
     'InvalidLeaseParams',
     'InvalidTransition',
     'LimitExceeded',
@@ -89,6 +94,40 @@ class ReservationFull(Conflict):
         super().__init__(sentence)
         self.fits_now = fits_now
         self.until = until
+
+
+class HostsNotEmpty(Conflict):
+    """A reservation is to return hosts of which too few are empty.
+
+    The message names no hosts, as not all users may see their names.
+
+    :param number: how many it is to return
+    :param empty: the names of those that are empty
+    :param used: by name of a host, the ids of the servers there
+    """
+
+    def __init__(self, reservation_id: str, number: int,
+                 empty: ty.Sequence[str],
+                 used: ty.Mapping[str, ty.Sequence[str]],
+                 ) -> None:
+        super().__init__(_in_use(reservation_id, number, len(empty), '', [
+            ', '.join(servers) for servers in used.values()]))
+        self.named = _in_use(
+            reservation_id, number, len(empty),
+            f' ({", ".join(empty)})' if empty else '',
+            [f'{name}: {", ".join(servers)}'
+             for name, servers in used.items()])
+
+
+def _in_use(reservation_id: str, number: int, empty: int, names: str,
+            used: ty.Sequence[str]) -> str:
+    return (
+        f'Reservation {reservation_id} cannot return '
+        f'{words.count(number, "host")}: {empty} of its hosts '
+        f'{"is" if empty == 1 else "are"} empty{names}. No server is deleted '
+        f'for that. Delete or migrate all servers of '
+        f'{words.count(number - empty, "host")} first. Servers by host: '
+        f'{"; ".join(used)}.')
 
 
 class InvalidTransition(BlazarError):

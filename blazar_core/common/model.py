@@ -207,12 +207,12 @@ class Host:
 
     ``usage`` is its open-ended usage: what runs there without a lease.
     ``enrolled`` says that it serves leases only, ``reservable`` whether whole
-    ones may be made of it, and ``assigned_to`` which reservation has all of
-    it. ``generation`` changes with everything that is decided about the host.
-    ``providers`` is None where its capacity says all. ``interruptible`` is
-    what each interruptible server takes beside ``usage``, its lead time (the
-    seconds from now on in which its capacity cannot be had), and since when it
-    is interruptible.
+    ones may be made of it, ``assigned_to`` which reservation has all of it,
+    and ``overdue`` that it should not any more. ``generation`` changes with
+    everything that is decided about the host. ``providers`` is None where its
+    capacity says all. ``interruptible`` is what each interruptible server
+    takes beside ``usage``, its lead time (the seconds from now on in which its
+    capacity cannot be had), and since when it is interruptible.
     """
 
     id: int
@@ -227,6 +227,7 @@ class Host:
     enrolled: bool = False
     reservable: bool = False
     assigned_to: str | None = None
+    overdue: bool = False
     providers: Providers | None = None
     interruptible: ty.Mapping[str, tuple[Resources, int, int]] = (
         dataclasses.field(default_factory=dict))

@@ -113,7 +113,8 @@ def changed(session: orm.Session, lease: models.Lease,
     their lease has begun.
     """
     if lease.status not in states.BEGUN or not any(
-            types.of_row(one).minds_changes for one in reservations):
+            one.whole or types.of_row(one).minds_changes
+            for one in reservations):
         return
     _again(session, lease, states.EventType.CHANGED, now)
 

@@ -39,6 +39,7 @@ class NewReservation:
     :ivar params: what was asked for, in the API's words; None: a boot
     :ivar spec: what its resource type keeps beside that
     :ivar warnings: what of it is not reserved, in sentences
+    :ivar leaving: the ids of the hosts that it returns before its end
     """
 
     demand: model.Demand
@@ -47,6 +48,7 @@ class NewReservation:
     params: ty.Mapping[str, ty.Any] | None = None
     spec: ty.Mapping[str, ty.Any] | None = None
     warnings: tuple[str, ...] = ()
+    leaving: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ def check(lease: models.Lease, reservation: models.Reservation,
 
     :param others: whether that is something else than it was
     :raises InvalidLeaseParams: when it cannot; says why
+    :raises Conflict: when it has other hosts than when it was looked at
     """
     rows, count = reservation.bookings, wanted.demand.count
     used = sum(row.server_id is not None for row in rows)
@@ -49,13 +50,12 @@ def check(lease: models.Lease, reservation: models.Reservation,
             f'Lease {lease.id} has started: only the amounts of its '
             'reservations and the projects that share its hosts can be '
             'changed.')
-    if begun and reservation.whole and count < reservation.amount:
-        raise errors.InvalidLeaseParams(
-            f'Lease {lease.id} has started: reservation {reservation.id} has '
-            f'{words.count(reservation.amount, "host")} and keeps all of them '
-            f'until its end. Write a number of at least '
-            f'{reservation.amount}; next time, reserve a host that you may '
-            f'want to release earlier in a lease of its own.')
+    if begun and reservation.whole and count < reservation.amount and not (
+            len(wanted.leaving) == reservation.amount - count and
+            wanted.leaving <= {row.host_id for row in rows}):
+        raise errors.Conflict(
+            f'The hosts of lease {lease.id} have just changed. Check it, and '
+            f'try again.')
 
 
 def others_beside(reservation: models.Reservation) -> int:
@@ -83,8 +83,9 @@ def is_more(reservation: models.Reservation, wanted: creation.NewReservation,
 def kept_of(reservation: models.Reservation,
             wanted: creation.NewReservation | None) -> list[models.Booking]:
     """The bookings that stay; those with a server are the last to go."""
-    rows = sorted(reservation.bookings,
-                  key=lambda row: (row.server_id is None, row.id))
+    leaving = frozenset() if wanted is None else wanted.leaving
+    rows = sorted(reservation.bookings, key=lambda row: (
+        row.host_id in leaving, row.server_id is None, row.id))
     return rows if wanted is None else (
         rows[:wanted.demand.count + others_beside(reservation)])
 
@@ -128,7 +129,7 @@ def of(always: ty.Iterable[str], lease: models.Lease,
             raise Unpicked
     rows = reservation.bookings
     kept = kept_of(reservation, wanted)
-    count, least = len(rows), len(rows)
+    count, least = len(kept), len(kept)
     if wanted is not None and (
             not begun or is_more(reservation, wanted) or
             wanted.demand.least is None):

@@ -9,6 +9,7 @@ import typing as ty
 from sqlalchemy import orm
 
 from blazar_core.capacity import admissions
+from blazar_core.capacity import assignments
 from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
 from blazar_core.common import clocks
@@ -26,6 +27,7 @@ from blazar_core.leases import hosted_servers
 from blazar_core.leases import limits
 from blazar_core.leases import requests
 from blazar_core.leases import resize
+from blazar_core.leases import returned_hosts
 from blazar_core.leases import views
 from blazar_core.plugins import resource_types
 
@@ -51,6 +53,8 @@ class LeaseChange:
         hosts; asked only if the lease does not fit where it is
     :ivar auto_extend: by how many seconds it is prolonged by itself; 0: not
     :ivar was_end: the end that it has to have had until then
+    :ivar remove_hosts: names of hosts that it returns, of reservations that
+        get smaller
     :ivar seen: that its owner knows that reservations have other hosts now
     :ivar granted: what the limits said of it; None: nothing limits it
     """
@@ -72,6 +76,7 @@ class LeaseChange:
     before_end_action: states.Action | None = None
     auto_extend: int | None = None
     was_end: int | None = None
+    remove_hosts: frozenset[str] = frozenset()
     seen: bool = False
 
 
@@ -103,6 +108,8 @@ class LeaseUpdates:
         :raises Refused: when there is no room
         :raises LimitExceeded: when others made meanwhile have what it needs
         :raises Conflict: when another process has just changed it
+        :raises HostsNotEmpty: when hosts that it is to return have servers
+        :raises CloudUnavailable: when it is not known whether they have
         """
         return self.update_all({lease_id: change})[0]
 
@@ -118,7 +125,13 @@ class LeaseUpdates:
         for lease_id, change in changes.items():
             _check_window(self._database, self._types, lease_id, change,
                           self._clock.now())
-        return self._database.retried(self._update, changes, also)
+        return self._database.retried(self._update, {
+            lease_id: dataclasses.replace(
+                change, reservations=returned_hosts.choose(
+                    self._database, self._types, lease_id,
+                    change.reservations, change.remove_hosts))
+            if change.reservations else change
+            for lease_id, change in changes.items()}, also)
 
     def _update(self, changes: _Changes,
                 also: ty.Callable[[orm.Session], None] | None,
@@ -184,6 +197,9 @@ class LeaseUpdates:
             if also is not None:
                 also(session)
             session.flush()
+            assignments.leave(session, self._clock.now(), [
+                edit.row for each in edits.values() for edit in each
+                if edit.row is not None and edit.new is None])
             # Last, as others wait for these hosts until the transaction ends.
             try:
                 ledger.amend(session, self._clock.now(), [

@@ -7,12 +7,14 @@ starts when no server of the reservation is left. Until it is done the
 reservation keeps its hosts, so that free capacity is really free.
 """
 
+import dataclasses
 import functools
 import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
 
+from blazar_core.capacity import assignments
 from blazar_core.capacity import enrollment
 from blazar_core.common import background
 from blazar_core.common import clocks
@@ -131,6 +133,87 @@ class LeaseClose:
             fault_points.fault_point(fault_points.FaultPoint.CLOSE_CLOSED,
                                      reserved.lease_id)
         return closed
+
+    def occupied(self, lease_id: str) -> dict[
+            str, resource_types.ReservationContext]:
+        """Of the hosts that a lease in use has returned, those to which a
+        server has come at that moment, by reservation.
+
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        found = {}
+        for kind, reserved in self._returned(lease_id):
+            used = [one for one in reserved.hosts if kind.guests(
+                reserved, one)]
+            if used:
+                found[reserved.id] = _only(reserved, used)
+        return found
+
+    def release(self, lease_id: str, occupied: ty.Mapping[
+            str, resource_types.ReservationContext]) -> lease_status.Result:
+        """Free the hosts that a lease in use has returned and that are clean;
+        safe to repeat.
+
+        :param occupied: see :meth:`occupied`
+        """
+        again: list[lease_status.RetryAfter] = []
+        for kind, reserved in self._returned(lease_id):
+            used = occupied.get(reserved.id)
+            empty = _only(reserved, [
+                one for one in reserved.hosts
+                if used is None or one not in used.hosts])
+            if used is not None:
+                again.append(lease_status.RetryAfter(
+                    lease_status.AWAY,
+                    f'of the hosts that reservation {reserved.id} returns, '
+                    f'{len(used.hosts)} got a server at that moment, and '
+                    f'cannot be returned until it is deleted',
+                    lease_status.LONGEST_WAIT, shown=True))
+            if not empty.hosts:
+                continue
+            dirty = self._cleaning.clean(kind, empty, returned=True)
+            if dirty is not None:
+                again.append(dirty)
+            self._database.retried(
+                self._free_returned, empty, kind.hosts_leave)
+        return min(again, key=lambda one: one.seconds) if again else None
+
+    def _returned(self, lease_id: str) -> list[tuple[
+            resource_types.BaseResourceType,
+            resource_types.ReservationContext]]:
+        """The reservations of a lease in use, each with the hosts that it has
+        returned and that are not free yet, alone.
+        """
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            whole = {one.id: one for one in lease.reservations if one.whole}
+            if lease.status not in states.BEGUN or not whole:
+                return []
+            left: dict[str, dict[str, str]] = {}
+            for host in assignments.left(session, whole):
+                left.setdefault(ty.cast(str, host.assigned_to), {})[
+                    host.uuid] = host.service_host
+            return [(self._types.of_row(whole[its_id]), dataclasses.replace(
+                resource_types.context_of(session, whole[its_id]),
+                hosts=tuple(hosts), services=hosts))
+                for its_id, hosts in left.items()]
+
+    def _free_returned(self, reserved: resource_types.ReservationContext,
+                       hosts_leave: bool) -> None:
+        with self._database.writer() as session:
+            lease, now = api.locked(
+                session, reserved.lease_id), self._clock.now()
+            if lease.status not in states.BEGUN:
+                # Its end frees them.
+                return
+            clean = [host.id for host in assignments.left(
+                session, [reserved.id]) if host.uuid in reserved.hosts and
+                host.cleaned_at is not None and
+                (host.vacated_at or now) + lease.cleaning_time <= now]
+            if hosts_leave:
+                for host_id in clean:
+                    enrollment.remove(session, now, host_id, booked=True)
+            assignments.unassign(session, now, [reserved.id], clean)
 
     def left_open(self) -> list[tuple[resource_types.BaseResourceType,
                                       resource_types.ReservationContext]]:
@@ -274,6 +357,13 @@ class LeaseClose:
         return given - set(map(self._opens, kept)) if given else given
 
 
+def _only(reserved: resource_types.ReservationContext,
+          hosts: ty.Sequence[str]) -> resource_types.ReservationContext:
+    """A reservation with some of its hosts alone."""
+    return dataclasses.replace(reserved, hosts=tuple(hosts), services={
+        one: reserved.services[one] for one in hosts})
+
+
 #: Hosts of a reservation that are cleaned in one go: the others come next, so
 #: that no lease waits long for its start.
 MOST = 32
@@ -308,7 +398,7 @@ class Cleaning:
 
     def clean(self, kind: resource_types.BaseResourceType,
               reserved: resource_types.ReservationContext,
-              ) -> lease_status.RetryAfter | None:
+              returned: bool = False) -> lease_status.RetryAfter | None:
         """Have the hosts of a reservation cleaned whose lease ends, and that
         have no servers any more; safe to repeat.
 
@@ -316,6 +406,8 @@ class Cleaning:
         is not cleaned again; after a death before that is written down it is
         asked once more.
 
+        :param returned: whether the hosts are those that it has returned while
+            its lease is in use
         :returns: when to look again; None when all of them are clean
         :raises Exception: what the resource type raises
         """
@@ -323,7 +415,7 @@ class Cleaning:
             return None
         deadline = cloud_api.Deadline(self._clock, _SOON)
         held = self._database.retried(
-            self._begin, reserved, kind.cleaning_seconds)
+            self._begin, reserved, kind.cleaning_seconds, returned)
         clean: set[str] = set()
         if held.mine:
             try:
@@ -362,19 +454,21 @@ class Cleaning:
                 .values(vacated_at=None, cleaned_at=None))
 
     def _begin(self, reserved: resource_types.ReservationContext,
-               seconds: int) -> _Held:
+               seconds: int, returned: bool) -> _Held:
         """Take what nobody is cleaning; those that were not asked for longest
         come first.
         """
         with self._database.writer() as session:
             lease = api.locked(session, reserved.lease_id)
             now = self._clock.now()
-            if lease.status not in states.ENDING:
+            if lease.status not in (
+                    states.BEGUN if returned else states.ENDING):
                 # What could not start was not used.
                 return _Held(0, 0, set(), now, 0)
             connection = session.connection()
             until = now + _SOON + seconds
-            held = _HOST.assigned_to == reserved.id
+            held = sa.and_(_HOST.assigned_to == reserved.id, *(
+                [_HOST.uuid.in_(reserved.hosts)] if returned else []))
             connection.execute(
                 sa.update(models.Host.__table__)
                 # A clock that was ahead has said the latter.

@@ -2,6 +2,7 @@
 
 """Send the notifications of a lease between its start and its end."""
 
+import dataclasses
 import typing as ty
 
 from blazar_core.capacity import assignments
@@ -96,7 +97,7 @@ class Notices:
         """Something of a lease that has begun has other bookings, or the
         lease another owner.
         """
-        told = None
+        told, occupied = None, {}
         for _round in range(_ROUNDS):
             with self._database.reader() as session:
                 lease = api.found(session, lease_id)
@@ -117,16 +118,19 @@ class Notices:
             except assignments.HostInUse as exc:
                 return lease_status.RetryAfter(lease_status.AGAIN, str(
                     exc), lease_status.LONGEST_WAIT, shown=True)
+            # Where a server has come it stays within the reservation.
+            occupied = self._closer.occupied(lease_id) if whole else {}
             for kind, reserved in parts:
                 kind.belongs(reserved)
-                kind.changed(reserved)
+                kind.changed(_with(reserved, occupied.get(reserved.id)))
             told = hosts
         else:
             return lease_status.RetryAfter(lease_status.AGAIN,
                                            'it has changed again')
-        if told is not None:
-            self._close_if_over(lease_id)
-        return None
+        if told is None:
+            return None
+        self._close_if_over(lease_id)
+        return self._closer.release(lease_id, occupied)
 
     def _hand_over(self, lease_id: str) -> None:
         """What has come of whole hosts is the lease's from now on."""
@@ -142,3 +146,12 @@ class Notices:
             lease = api.found(session, lease_id)
         if lease.status in states.ENDING:
             self._closer.close(lease_id)
+
+
+def _with(reserved: resource_types.ReservationContext,
+          other: resource_types.ReservationContext | None,
+          ) -> resource_types.ReservationContext:
+    """A reservation with other hosts besides."""
+    return reserved if other is None else dataclasses.replace(
+        reserved, hosts=(*reserved.hosts, *other.hosts),
+        services={**reserved.services, **other.services})

@@ -240,8 +240,9 @@ class LeaseController:
             return self._answer(request, 200, self._recurring.update(
                 context, body, lease))
         if not lease_transfer.is_asked(body):
-            return self._answer(
-                request, 200, self._changes.make(context, body, lease))
+            with self._host_leases.naming(context, lease):
+                return self._answer(
+                    request, 200, self._changes.make(context, body, lease))
         if not self._policy.allows(
                 context, 'blazar:leases:hand_over', target):
             raise errors.Forbidden(

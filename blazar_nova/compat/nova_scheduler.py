@@ -137,10 +137,11 @@ def install(books: scheduler_claims.Claims) -> None:
                      ' or '.join(alloc_req['allocations']), exc)
             return False
         if _unless(ask_nova, undo, instance_uuid):
-            if within is not None and not books.is_within(within):
+            if within is not None and not books.is_within(
+                    within, alloc_req['allocations']):
                 LOG.info('Server %s does not go to the hosts of reservation '
-                         '%s: its lease has just ended', instance_uuid,
-                         within)
+                         '%s: it has just ended, or returned this one',
+                         instance_uuid, within)
                 client.delete_allocation_for_instance(ctx, instance_uuid)
                 return False
             granted[instance_uuid] = undo

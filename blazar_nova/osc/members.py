@@ -10,7 +10,7 @@ from osc_lib import exceptions
 
 from blazar_nova.osc import commands
 
-__all__ = ['AddServer', 'Adopt', 'OneServer', 'RemoveServer']
+__all__ = ['AddServer', 'Adopt', 'OneServer', 'RemoveHost', 'RemoveServer']
 
 
 class _Members(command.ShowOne):
@@ -91,3 +91,21 @@ class RemoveServer(_Members):
 
     def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
         return self.change(parsed_args, 'remove_servers')
+
+
+class RemoveHost(command.ShowOne):
+    """Return hosts of a lease of whole hosts before its end."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        commands.add_lease(parser, 'The lease')
+        parser.add_argument(
+            'hosts', metavar='<host>', nargs='+',
+            help='Name of a host of the lease; no server may be there')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
+        client = commands.client_of(self.app)
+        return commands.shown(client.ask(
+            'PUT', f'/leases/{client.find(parsed_args.lease)}',
+            json={'remove_hosts': parsed_args.hosts})['lease'])

@@ -60,7 +60,7 @@ CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'before_end_date', 'before_end_action', 'reservations', 'events', 'on_end',
     'grace_period', 'auto_extend')} | {
         'end': _CREATE_KEYS['end_date'], 'duration': _CREATE_KEYS['duration'],
-        'resources_changed': 'false'}
+        'resources_changed': 'false', 'remove_hosts': '["compute-7"]'}
 #: By each of which a change may say when a lease ends: in the words of the
 #: API, and in those of lease_params.
 _ENDS = ('end_date', 'end', 'duration')
@@ -204,6 +204,9 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     return ChangeRequest(
         updates.LeaseChange(
             start=start, end=end, seen='resources_changed' in values,
+            remove_hosts=frozenset(inputs.texts(
+                values['remove_hosts'], 'remove_hosts', MAX_RESERVATIONS))
+            if 'remove_hosts' in values else frozenset(),
             name=hint_params.name_of(_text(values, 'name'))
             if 'name' in values else None,
             description=hint_params.description_of(values),

@@ -4,6 +4,7 @@
 The servers have no bookings: the database knows the hosts, Nova the servers.
 """
 
+import contextlib
 import typing as ty
 
 from oslo_log import log as logging
@@ -55,6 +56,20 @@ class HostLeases:
                         for host in hosts.get(one['id'], ())]
             for one, _kind in self._of_hosts(lease)}, unknown)
             for lease in leases]
+
+    @contextlib.contextmanager
+    def naming(self, context: ty.Any, lease: _Lease) -> ty.Iterator[None]:
+        """Let an error of this block name hosts, if the user may see them."""
+        try:
+            yield
+        except errors.HostsNotEmpty as exc:
+            if not self._names(context, lease):
+                raise
+            raise errors.Conflict(exc.named) from exc
+
+    def _names(self, context: ty.Any, lease: _Lease) -> bool:
+        return self._policy.allows(context, 'blazar:leases:get_hosts', {
+            'project_id': lease['project_id']})
 
     def check_deletion(self, lease: _Lease) -> None:
         """Make sure that no servers of other projects go with a lease.
@@ -115,8 +130,7 @@ class HostLeases:
                    ) -> _Lease:
         if not hosts:
             return lease
-        named = self._policy.allows(context, 'blazar:leases:get_hosts', {
-            'project_id': lease['project_id']})
+        named = self._names(context, lease)
         return {
             **lease,
             'warnings': lease['warnings'] + (

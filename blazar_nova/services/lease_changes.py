@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a lease becomes by a request of the lease API."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -10,9 +11,11 @@ from sqlalchemy import orm
 
 from blazar_core.capacity import enrollment
 from blazar_core.common import errors
+from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.leases import creation
+from blazar_core.leases import hosted_servers
 from blazar_core.leases import limits
 from blazar_core.leases import updates
 from blazar_core.leases import views
@@ -107,7 +110,8 @@ class LeaseChanges:
                 asks.context, lease['project_id']),
             later=self._parts.expects_changes(
                 lease['start_date'] if change.start is None else change.start))
-        reservations = self._changed(asks, lease, asked.reservations)
+        reservations = self._changed(asks, lease, (
+            *asked.reservations, *self._smaller(lease, asked)))
         resized = bool(reservations)
         if (change.start, change.end) != (None, None):
             change = dataclasses.replace(change, elsewhere=functools.cache(
@@ -201,6 +205,49 @@ class LeaseChanges:
             changed[reservation['id']] = asking.new_reservation(
                 one, reservation)
         return changed
+
+    def _smaller(self, lease: _Lease, asked: lease_schema.ChangeRequest,
+                 ) -> lease_schema.Reservations:
+        """The reservations that return hosts which are named.
+
+        :raises InvalidLeaseParams: when a host cannot be returned
+        """
+        names = asked.change.remove_hosts
+        if not names:
+            return ()
+        if lease['status'] not in states.BEGUN:
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease["id"]} is {lease["status"]}: it has no hosts '
+                f'to return. Write a smaller "max" in its reservation.')
+        own = {one['id']: one for one in lease['reservations']
+               if model.HOST in one['resources']}
+        with self._parts.database.reader() as session:
+            hosts = hosted_servers.booked(session, own)
+        # Those that were replaced stay until the end.
+        of = {host.name: its_id for its_id, those in hosts.items()
+              for host in those if not (
+                  host.failed and len(those) > own[its_id]['amount'])}
+        unknown = sorted(names - of.keys())
+        if unknown:
+            raise errors.InvalidLeaseParams(
+                f'{inputs.shown(unknown[0])} is no host that lease '
+                f'{lease["id"]} can return. Write names of "hosts" that its '
+                f'reservations show and that were not replaced.')
+        left = {its_id: own[its_id]['amount'] - number for its_id, number in
+                collections.Counter(of[name] for name in names).items()}
+        for its_id, amount in left.items():
+            if not amount:
+                raise errors.InvalidLeaseParams(
+                    f'These are all hosts of reservation {its_id}. Delete the '
+                    f'lease, or leave one out.')
+            if its_id in [one.get('id') for one in asked.reservations]:
+                raise errors.InvalidLeaseParams(
+                    f'"remove_hosts" changes "min" and "max" of reservation '
+                    f'{its_id}. Leave it out of "reservations".')
+        return tuple({
+            'id': its_id, 'max': amount,
+            'min': min(own[its_id]['params']['min'], amount)}
+            for its_id, amount in left.items())
 
     def _as_they_are(self, asking: registry.Asking,
                      lease: _Lease, whole: bool,

@@ -96,7 +96,8 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
     with parts.database.reader() as session:
         held = session.execute(
             sa.select(models.Host.uuid, models.Host.service_host,
-                      models.Host.assigned_to, models.Reservation.lease_id,
+                      models.Host.assigned_to, models.Host.overdue_at,
+                      models.Reservation.lease_id,
                       models.Lease.name, models.Lease.status)
             .join(models.Reservation,
                   models.Reservation.id == models.Host.assigned_to)
@@ -108,7 +109,9 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
         if rows[0].status != states.Lease.ACTIVE:
             continue
         uuids = {one.uuid for one in pool.members_of(reservation_id)}
-        if uuids and uuids != {row.uuid for row in rows}:
+        # One that is returned leaves it before it is cleaned.
+        late = {row.uuid for row in rows if row.overdue_at is not None}
+        if uuids and uuids - late != {row.uuid for row in rows} - late:
             yield findings.Difference(
                 ('elsewhere', reservation_id),
                 f'{findings.named(rows[0].lease_id, rows[0].name)}: '

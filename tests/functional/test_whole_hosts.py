@@ -1401,6 +1401,67 @@ class TestMany(HostsTestCase):
                 calls.append(args), real(*args, **kwargs))[1]))
 
 
+class TestReturning(HostsTestCase):
+    """A lease in use returns one of its hosts."""
+
+    def put(self, lease, code=200, **values):
+        return self.ask('PUT', f'/leases/{lease["id"]}', values, code=code)
+
+    def test_an_empty_one_is_free_when_it_is_clean(self):
+        folder = self.useFixture(fixtures.TempDir()).path
+        command = os.path.join(folder, 'clean')
+        with open(command, 'w') as file:
+            file.write(f'#!/bin/sh\necho "$1" >> {folder}/asked\n'
+                       f'[ -e {folder}/clean-by-now ] || exit 75\n')
+        os.chmod(command, stat.S_IRWXU)
+        self.flags(group='blazar', cleaning_command=command)
+        self.enrol('host1', 'host2')
+        lease, reservation_id = self.lease_hosts(2, 2)
+        smaller = {'id': reservation_id, 'min': 1, 'max': 1}
+        server = self.within('one', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        mine = self.host_of(server)
+        other, = {'host1', 'host2'} - {mine}
+        refused = self.put(lease, 409, remove_hosts=[mine])
+        self.assertIn(f'{mine}: {server["id"]}', refused['error_message'])
+        for hosts in ([mine, other], ['plain']):
+            self.put(lease, 400, remove_hosts=hosts)
+        self.put(lease, 400, remove_hosts=[other], reservations=[smaller])
+        shown = self.put(lease, reservations=[smaller])['lease']
+        self.assertEqual([mine], [
+            host['name'] for host in shown['reservations'][0]['hosts']])
+        self.run_until(clocks.SystemClock().now() + 60)
+        # Its own servers do not come there any more, nor does anybody else.
+        self.assertEqual([mine], self.aggregates()[reservation_id])
+        self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(other))
+        self.assertEqual({other}, {*open(
+            f'{folder}/asked').read().splitlines()})
+        self.assert_verified()
+        self.make(client=self.bob, code=409,
+                  reservations=[self.hosts_wanted()])
+        open(f'{folder}/clean-by-now', 'w').close()
+        self.run_until(self.clock.now() + 120)
+        self.assertEqual({mine: reservation_id, other: None}, dict(
+            self.books("SELECT name, assigned_to FROM hosts "
+                       "WHERE name LIKE 'host_'")))
+        self.look()
+        self.make(client=self.bob, reservations=[self.hosts_wanted()])
+        self.wait_for_status(server['id'], 'ACTIVE')
+        again = self.put(lease, 409, reservations=[
+            {'id': reservation_id, 'min': 2, 'max': 2}])
+        self.assertIn('fits_now: 1 of 2', again['error_message'])
+
+    def test_one_that_is_named(self):
+        self.enrol('host1', 'host2')
+        lease, reservation_id = self.lease_hosts(2, 2)
+        self.put(lease, remove_hosts=['host1'])
+        self.run_until(clocks.SystemClock().now() + 60)
+        self.assertEqual(['host2'], self.aggregates()[reservation_id])
+        self.assertEqual((1, 1), tuple(
+            self.get(lease)['reservations'][0][key] for key in ('min', 'max')))
+        self.assert_verified()
+
+
 class TestGrowing(HostsTestCase):
     """More hosts, and others, where an operator has zones of his own."""
 

@@ -17,6 +17,7 @@ from blazar_core.capacity import eligibility
 from blazar_core.capacity import enrollment
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
+from blazar_core.capacity import outages
 from blazar_core.capacity import scheduler_claims
 from blazar_core.common import errors
 from blazar_core.common import host_properties
@@ -32,6 +33,7 @@ from blazar_core.leases import hosted_servers
 from blazar_core.leases import limits
 from blazar_core.leases import reassignment
 from blazar_core.leases import requests
+from blazar_core.leases import returned_hosts
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_close
@@ -53,6 +55,7 @@ class Machines(base.WholeType):
 
     :ivar doors: by reservation, the uuids of its hosts
     :ivar full: by reservation, the servers that are on its hosts
+    :ivar there: by the uuid of a host, the servers that are there
     :ivar among: the hosts of which they are made
     :ivar dirty: the hosts that do not get clean
     :ivar swept: the hosts that were to be cleaned, in order
@@ -62,6 +65,7 @@ class Machines(base.WholeType):
     def __init__(self) -> None:
         self.doors: dict[str, tuple[str, ...]] = {}
         self.full: dict[str, list[str]] = {}
+        self.there: dict[str, list[str]] = {}
         self.among = model.HostPool.COMMON
         self.cleaning_time = 0
         self.dirty: set[str] = set()
@@ -78,7 +82,9 @@ class Machines(base.WholeType):
 
     def guests(self, reserved: resource_types.ReservationContext,
                host: str | None = None) -> ty.Collection[str]:
-        return self.full.get(reserved.id, ())
+        return [*self.full.get(reserved.id, ()), *(
+            server for one in reserved.hosts if host in (None, one)
+            for server in self.there.get(one, ()))]
 
     @property
     def hosts_leave(self) -> bool:
@@ -646,9 +652,10 @@ class TestFailing(WholeHostsTestCase):
         self.assertEqual(
             {'one', 'two', 'three'}, self.bookings_of(lease).keys())
         driven.run_due(self.engine)
-        self.assertIn('has 2 hosts', str(self.assertRaises(
-            errors.InvalidLeaseParams, self.change, lease, 1, 1)))
-        self.assertEqual({'one', 'two', 'three'}, self.held().keys())
+        # The one that was replaced stays beside those that are left.
+        self.change(lease, 1, 1)
+        driven.run_due(self.engine)
+        self.assertEqual({'one', 'two'}, self.held().keys())
         self.lifecycle.lease_end.delete(lease['id'])
         driven.run_due(self.engine)
         self.assertEqual({}, self.held())
@@ -927,14 +934,6 @@ class TestHolding(WholeHostsTestCase):
                          self.held())
         self.assertEqual({self.uuid, other},
                          set(self.machines.doors[reservation_id]))
-
-    def test_none_is_given_back_before_all_are(self):
-        self.host('two', VCPU=2)
-        lease, _id = self.started(least=2, most=2)
-        exc = self.assertRaises(
-            errors.InvalidLeaseParams, self.change, lease, 1, 1)
-        self.assertIn('keeps all of them until its end', str(exc))
-        self.assertEqual(2, len(self.held()))
 
     def test_what_could_not_start_holds_nothing(self):
         lease, reservation_id = self.started()
@@ -1412,6 +1411,226 @@ class TestCleaning(WholeHostsTestCase):
         self.assertEqual([], self.machines.swept)
         driven.run_due(self.engine)
         self.assertEqual(self.uuids, self.machines.swept)
+
+
+class TestReturning(WholeHostsTestCase):
+    """A lease in use returns hosts before its end."""
+
+    def setUp(self):
+        super().setUp()
+        self.engine = self.new_engine()
+        self.uuids = {name: self.host(name, VCPU=4)
+                      for name in ('one', 'two', 'three')}
+        self.machines.among = model.HostPool.ENROLLED
+        for name in self.uuids:
+            self.enrol(name)
+        self.lease = self.reserve_machines(0, 1000, 3, 3)
+        driven.run_due(self.engine)
+        (self.reservation,) = self.lease['reservations']
+        self.order = [name for name, in self.of_bookings(
+            sa.select(models.Host.name).join(
+                models.Booking, models.Booking.host_id == models.Host.id
+            ).order_by(models.Booking.id))]
+
+    def of_bookings(self, statement):
+        with self.database.reader() as session:
+            return session.execute(statement).tuples().all()
+
+    def use(self, *names):
+        """Servers are on these hosts and no others."""
+        self.machines.there = {
+            self.uuids[name]: [f'{name}-server'] for name in names}
+
+    def shrink(self, most, *names):
+        return self.leases.updates.update(
+            self.lease['id'], updates.LeaseChange(
+                reservations={self.reservation['id']: self.machines_of(
+                    1, most)}, remove_hosts=frozenset(names)))
+
+    def test_those_that_came_last_are_free_when_they_are_clean(self):
+        first, *others = self.order
+        self.machines.dirty = {self.uuids[one] for one in others}
+        shrunk = self.shrink(1)
+        self.assertEqual(1, shrunk['reservations'][0]['amount'])
+        self.assertEqual({first}, self.bookings_of(self.lease).keys())
+        # Nobody else gets them before.
+        driven.run_due(self.engine)
+        self.assertEqual({*self.order}, self.held().keys())
+        self.assertEqual({self.uuids[one] for one in others},
+                         {*self.machines.swept})
+        self.assertEqual((self.uuids[first],),
+                         self.machines.doors[self.reservation['id']])
+        self.assertRaises(errors.Refused, self.reserve_machines, 500, 600)
+        self.machines.dirty.clear()
+        self.clock.advance(lease_status.LONGEST_WAIT)
+        driven.run_due(self.engine)
+        self.assertEqual({first: self.reservation['id']}, self.held())
+        self.assertEqual([None] * 3, self.scalars(models.Host.overdue_at))
+        other = self.reserve_machines(500, 600, 2, 2)
+        self.assertEqual({*others}, self.bookings_of(other).keys())
+        self.assertEqual('ACTIVE', self.status(self.lease))
+
+    def test_empty_ones_first_and_no_server_is_deleted(self):
+        first, second, third = self.order
+        self.use(second, third)
+        self.shrink(2)
+        driven.run_due(self.engine)
+        self.assertEqual({second, third}, self.held().keys())
+        refused = self.assertRaises(errors.HostsNotEmpty, self.shrink, 1)
+        for said in ('cannot return 1 host: 0 of its hosts are empty',
+                     f'{second}-server', f'{third}-server'):
+            self.assertIn(said, str(refused))
+            self.assertIn(said, refused.named)
+        self.assertIn(f'{third}: {third}-server', refused.named)
+        self.assertNotIn(f'{third}:', str(refused))
+        self.assertEqual({second, third}, self.bookings_of(self.lease).keys())
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_those_that_are_named(self):
+        first, second, third = self.order
+        self.use(second)
+        refused = self.assertRaises(
+            errors.HostsNotEmpty, self.shrink, 2, second)
+        self.assertIn(f'{second}: {second}-server', refused.named)
+        self.shrink(2, first)
+        driven.run_due(self.engine)
+        self.assertEqual({second, third}, self.held().keys())
+
+    def test_who_comes_at_that_moment_keeps_the_host(self):
+        *_others, last = self.order
+        self.shrink(2)
+        self.use(last)
+        driven.run_due(self.engine)
+        self.assertEqual({*self.order}, self.held().keys())
+        # It stays isolated with the others, and the lease says why.
+        self.assertIn(self.uuids[last],
+                      self.machines.doors[self.reservation['id']])
+        self.assertIn('until it is deleted', self.reason(self.lease))
+        self.assertEqual([], self.machines.swept)
+        self.use()
+        self.clock.advance(lease_status.LONGEST_WAIT)
+        driven.run_due(self.engine)
+        self.assertNotIn(last, self.held())
+        self.assertEqual('', self.reason(self.lease))
+
+    def test_no_server_is_let_in_any_more(self):
+        *_others, last = self.order
+        claims = scheduler_claims.Claims(
+            self.database, self.clock, self.admission.index)
+
+        def claim(name):
+            return claims.claim(
+                uuidutils.generate_uuid(), {self.uuids[name]: {'VCPU': 1}},
+                reservation_id=self.reservation['id'])
+
+        def is_within(name):
+            return claims.is_within(
+                self.reservation['id'], {self.uuids[name]})
+
+        claim(last)
+        self.assertTrue(is_within(last))
+        self.shrink(2)
+        # Who was let in a moment ago looks again.
+        self.assertFalse(is_within(last))
+        self.assertTrue(is_within(self.order[0]))
+        self.assertRaises(scheduler_claims.Denied, claim, last)
+        claim(self.order[0])
+        found = eligibility.Eligibility(
+            self.database, self.clock, self.admission.index).for_server(
+                uuidutils.generate_uuid(), {'VCPU': 1}, self.uuids.values(),
+                self.reservation['id'])
+        self.assertEqual(
+            {self.uuids[one] for one in self.order[:2]},
+            {uuid for uuid in self.uuids.values()
+             if found.by_host.get(uuid, found.elsewhere)})
+        driven.run_due(self.engine)
+        self.assertNotIn(last, self.held())
+        self.assertFalse(is_within(last))
+
+    def test_one_that_failed_comes_first(self):
+        first, *_others = self.order
+        with self.database.writer() as session:
+            session.add(models.Outage(
+                host_id=session.scalar(sa.select(models.Host.id).where(
+                    models.Host.name == first)),
+                kind=outages.FAILURE, reason='', seen_at=NOW, began_at=NOW))
+        self.shrink(2)
+        self.assertNotIn(first, self.bookings_of(self.lease))
+
+    def test_what_leaves_after_its_lease_leaves_then_too(self):
+        *_others, last = self.order
+        self.machines.leaving = True
+        self.shrink(2)
+        driven.run_due(self.engine)
+        with self.database.reader() as session:
+            self.assertEqual({last: states.Enrollment.LEAVING}, {
+                host.name: host.enrolment for host in session.scalars(
+                    sa.select(models.Host).where(
+                        models.Host.assigned_to.is_(None)))})
+
+    def test_the_end_frees_what_is_not_free_yet(self):
+        *_others, last = self.order
+        self.shrink(2)
+        self.use(last)
+        driven.run_due(self.engine)
+        self.use()
+        self.lifecycle.lease_end.delete(self.lease['id'])
+        driven.run_due(self.engine)
+        self.assertEqual(({}, 0), (
+            self.held(), self.count_rows()['bookings']))
+
+    def test_who_dies_between_two_steps_leaves_it_to_the_next(self):
+        *_others, last = self.order
+
+        def die(*_args, **_kwargs):
+            raise SystemExit
+
+        self.shrink(2)
+        for step in ('changed', 'clean'):
+            with mock.patch.object(Machines, step, die):
+                self.assertRaises(
+                    SystemExit, self.lifecycle.notices.changed,
+                    self.lease['id'])
+            self.assertIn(last, self.held())
+        with mock.patch.object(assignments, 'unassign', die):
+            self.assertRaises(SystemExit, self.lifecycle.notices.changed,
+                              self.lease['id'])
+        self.clock.advance(lease_status.LONGEST_PAUSE)
+        driven.run_due(self.engine)
+        self.assertNotIn(last, self.held())
+        self.assertEqual([self.uuids[last]], self.machines.swept)
+
+    def test_where_it_has_changed_meanwhile_it_is_asked_again(self):
+        chosen = returned_hosts.choose
+
+        def choose(*args):
+            found = chosen(*args)
+            with mock.patch.object(returned_hosts, 'choose', chosen):
+                self.shrink(2)
+            return found
+
+        with mock.patch.object(returned_hosts, 'choose', choose):
+            self.assertRaises(errors.Conflict, self.shrink, 1)
+        self.assertEqual(2, len(self.bookings_of(self.lease)))
+
+    def test_another_lease_waits_for_what_it_has(self):
+        *_others, last = self.order
+        later = self.reserve_machines(1000, 1100, 3, 3)
+        self.machines.dirty = {self.uuids[last]}
+        self.shrink(2)
+        self.clock.advance(1000)
+        driven.run_due(self.engine)
+        self.assertEqual('PENDING', self.status(later))
+        self.machines.dirty.clear()
+        self.clock.advance(lease_status.LONGEST_WAIT)
+        driven.run_due(self.engine)
+        self.assertEqual({}, self.held())
+        with self.database.writer() as session:
+            # The cloud was asked what is left there: nothing.
+            session.execute(sa.update(models.Host).values(recheck_at=None))
+        self.clock.advance(8)
+        driven.run_due(self.engine)
+        self.assertEqual('ACTIVE', self.status(later))
 
 
 class TestWhoGetsIn(WholeHostsTestCase):

@@ -86,7 +86,8 @@ _CHANGES = _some(
     reservations=_RESERVATIONS, on_end=_TEXTS, grace_period=_SPANS,
     auto_extend=_SPANS, before_end_action=_TEXTS, prolong_for=_SPANS,
     resources_changed=st.booleans(), add_servers=st.lists(_TEXTS),
-    remove_servers=st.lists(_TEXTS), servers=st.lists(_TEXTS))
+    remove_servers=st.lists(_TEXTS), servers=st.lists(_TEXTS),
+    remove_hosts=st.lists(_TEXTS))
 
 LEASE = {'id': 'id', 'start_date': NOW + 3600, 'end_date': NOW + 7200,
          'before_end_date': None, 'on_end': 'delete', 'grace_period': 0,

@@ -284,6 +284,10 @@ class MembersTest(OscTestCase):
         self.assertEqual([{'add_servers': [OTHER]},
                           {'remove_servers': [OTHER]}], self.told())
 
+    def test_hosts_are_returned_by_their_names(self):
+        self.reservation('remove', 'host', ID, 'one', 'two')
+        self.assertEqual([{'remove_hosts': ['one', 'two']}], self.told())
+
     def test_one_that_is_not_there(self):
         said = self.fails('add', 'server', ID, 'vm2')
         self.assertIn('Server vm2 could not be found', said)
@@ -356,8 +360,8 @@ class PluginTest(OscTestCase):
     OURS = ['accept', 'acknowledge', 'add server', 'adopt', 'availability',
             'calendar', 'delete', 'hand over', 'interruptible list',
             'interruptible set', 'interruptible unset', 'list', 'occurrences',
-            'offer', 'quote', 'remove server', 'request', 'set', 'share',
-            'usage', 'wait']
+            'offer', 'quote', 'remove host', 'remove server', 'request', 'set',
+            'share', 'usage', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Choose the hosts that a reservation of whole hosts returns before its end.
+
+No server is deleted for that: only empty hosts are returned. The choice is
+made before the transaction that changes the lease, as the cloud must be asked;
+a server that comes in between keeps its host until it is deleted
+(:meth:`~blazar_core.lifecycle.lease_close.LeaseClose.release`).
+"""
+
+import dataclasses
+import typing as ty
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import ledger
+from blazar_core.capacity import outages
+from blazar_core.common import errors
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import new_leases
+from blazar_core.leases import resize
+from blazar_core.plugins import resource_types
+
+__all__ = ['choose']
+
+_Wanted: ty.TypeAlias = ty.Mapping[str, new_leases.NewReservation]
+
+
+class _Shrinking(ty.NamedTuple):
+    """A reservation in use that is to have fewer hosts.
+
+    :ivar hosts: those that it has, in the order in which it returns them
+    :ivar inside: by id of a host, servers with bookings within the
+        reservation
+    """
+
+    kind: resource_types.BaseResourceType
+    reserved: resource_types.ReservationContext
+    hosts: ty.Sequence[ty.Any]
+    inside: ty.Mapping[int, ty.Collection[str]]
+    number: int
+
+
+def choose(database: api.Database, types: resource_types.ResourceTypes,
+           lease_id: str, wanted: _Wanted, names: ty.Collection[str],
+           ) -> _Wanted:
+    """Return what reservations become, with the hosts that they return.
+
+    Those that are named are returned first, then those that have failed, then
+    those that came last.
+
+    :param names: of hosts that have to be among them
+    :raises Conflict: when the lease is not ready for that
+    :raises HostsNotEmpty: when too few are empty, or one that is named is not
+    :raises CloudUnavailable: when it is not known which are empty
+    """
+    with database.reader() as session:
+        lease = api.found(session, lease_id)
+        smaller = [_shrinking(session, types, one, wanted[one.id], names)
+                   for one in lease.reservations
+                   if lease.status in states.BEGUN and one.whole and
+                   one.id in wanted and
+                   wanted[one.id].demand.count < one.amount]
+        if smaller and lease.status == states.Lease.STARTING:
+            raise errors.Conflict(
+                f'Lease {lease_id} is {lease.status}. Return its hosts when '
+                'it is ACTIVE.')
+    return {**wanted, **{one.reserved.id: dataclasses.replace(
+        wanted[one.reserved.id], leaving=_empty(one, names))
+        for one in smaller}}
+
+
+def _shrinking(session: orm.Session, types: resource_types.ResourceTypes,
+               reservation: models.Reservation,
+               wanted: new_leases.NewReservation, names: ty.Collection[str],
+               ) -> _Shrinking:
+    rows = session.execute(sa.select(
+        models.Host.id, models.Host.uuid, models.Host.name,
+        outages.has_failed(models.Host.id).label('failed'),
+        models.Booking.id.label('booking')).join(
+            models.Booking, models.Booking.host_id == models.Host.id).where(
+                models.Booking.reservation_id == reservation.id)).all()
+    # Those that were replaced are no part of its amount.
+    replaced = resize.others_beside(reservation) > 0
+    hosts = sorted(
+        (row for row in rows if not (replaced and row.failed)),
+        key=lambda row: (row.name not in names, not row.failed, -row.booking))
+    inside: dict[int, list[str]] = {}
+    for host_id, server_id in session.execute(sa.select(
+            models.Booking.host_id, models.Booking.server_id).where(
+                models.Booking.host_id.in_([row.id for row in rows]),
+                models.Booking.server_id.is_not(None),
+                sa.not_(ledger.TAKES))).tuples():
+        inside.setdefault(ty.cast(int, host_id), []).append(
+            ty.cast(str, server_id))
+    return _Shrinking(
+        types.of_row(reservation),
+        resource_types.context_of(session, reservation), hosts, inside,
+        reservation.amount - wanted.demand.count)
+
+
+def _empty(one: _Shrinking, names: ty.Collection[str]) -> frozenset[int]:
+    """The ids of the hosts that a reservation returns."""
+    empty: list[ty.Any] = []
+    used: dict[str, list[str]] = {}
+    for host in one.hosts:
+        if len(empty) == one.number:
+            break
+        there = {*one.inside.get(host.id, ()),
+                 *one.kind.guests(one.reserved, host.uuid)}
+        if not there:
+            empty.append(host)
+            continue
+        used[host.name] = sorted(there)
+        if host.name in names:
+            raise errors.HostsNotEmpty(one.reserved.id, 1, [], used)
+    if len(empty) < one.number:
+        raise errors.HostsNotEmpty(one.reserved.id, one.number, [
+            host.name for host in empty], used)
+    return frozenset(host.id for host in empty)

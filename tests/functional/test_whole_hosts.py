@@ -1504,7 +1504,8 @@ class TestGrowing(HostsTestCase):
         server = self.within('in', reservation_id)
         self.wait_for_status(server['id'], 'ACTIVE')
         refused = self.grow(lease, 409, min=2, max=2)
-        self.assertIn('Only 1 of the 2 requested hosts', refused['error_message'])
+        self.assertIn('Only 1 of the 2 requested hosts',
+                      refused['error_message'])
         # As many as there are: there are no more.
         self.assertEqual(1, self.grow(lease, max=2)[
             'lease']['reservations'][0]['amount'])

@@ -160,7 +160,7 @@ def ahead(parts: wiring.Parts, context: ty.Any,
     # As long as its span, of which not all is known yet.
     until = request.window.end + request.grace_period + (
         60 * parts.conf.blazar.cleaning_time) + (
-        0 if request.lasts is None else request.patience or 0)
+        0 if request.duration is None else request.patience or 0)
 
     def make() -> str | None:
         if takes_one:

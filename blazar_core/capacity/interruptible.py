@@ -24,6 +24,7 @@ from blazar_core.capacity import booking_index
 from blazar_core.capacity import inventory
 from blazar_core.capacity import rule
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
@@ -34,6 +35,8 @@ __all__ = ['HostSafety', 'Server', 'conflicts', 'eviction_order', 'forget',
 _HOSTS, _BOOKINGS, _SERVERS = (
     models.Host.__table__.c, models.Booking.__table__.c,
     models.InterruptibleServer.__table__.c)
+_RESERVATIONS, _LEASES = (
+    models.Reservation.__table__.c, models.Lease.__table__.c)
 _WINDOW = sa.select(
     _SERVERS.lead_time, _SERVERS.safe_for, _SERVERS.created_at).where(
         _SERVERS.server_id == sa.bindparam('server'))
@@ -41,14 +44,18 @@ _OF_HOSTS = sa.select(
     _HOSTS.id, _HOSTS.uuid, _HOSTS.name, _HOSTS.generation, _HOSTS.capacity,
     _HOSTS.usage, _HOSTS.interruptible).where(
         _HOSTS.interruptible.is_not(None)).order_by(_HOSTS.id)
+_IS_ENDING = _LEASES.status.in_(states.ENDING)
 #: Not those of outages: interruptible servers are not moved off hosts that
-#: are unavailable.
+#: are unavailable. Nor those of a lease that ends before its servers came.
 _BOOKED = sa.select(
     _BOOKINGS.host_id, _BOOKINGS.start_date, _BOOKINGS.end_date,
-    _BOOKINGS.claimed_at, _BOOKINGS.resources, _BOOKINGS.reservation_id,
-).where(_BOOKINGS.host_id.in_(sa.bindparam('hosts', expanding=True)),
-        _BOOKINGS.reservation_id.is_not(None), sa.or_(
-            _BOOKINGS.end_date > sa.bindparam('now'),
+    _BOOKINGS.claimed_at, _BOOKINGS.resources, sa.case(
+        (_IS_ENDING, sa.null()), else_=_LEASES.id).label('lease_id'),
+).join(models.Reservation.__table__,
+       _RESERVATIONS.id == _BOOKINGS.reservation_id).join(
+    models.Lease.__table__, _LEASES.id == _RESERVATIONS.lease_id).where(
+        _BOOKINGS.host_id.in_(sa.bindparam('hosts', expanding=True)), sa.or_(
+            sa.and_(_BOOKINGS.end_date > sa.bindparam('now'), ~_IS_ENDING),
             _BOOKINGS.claimed_at.is_not(None))).order_by(
                 _BOOKINGS.start_date, _BOOKINGS.id)
 
@@ -69,7 +76,8 @@ class HostSafety(ty.NamedTuple):
     """A host with interruptible servers, and what is reserved there.
 
     :ivar servers: in the order of their eviction
-    :ivar booked: in the order of their starts, with their reservations
+    :ivar booked: in the order of their starts, each with its lease, unless
+        that ends
     """
 
     id: int
@@ -79,14 +87,14 @@ class HostSafety(ty.NamedTuple):
     capacity: model.Resources
     usage: model.Resources
     servers: ty.Sequence[Server]
-    booked: ty.Sequence[tuple[rule.Taken, str]]
+    booked: ty.Sequence[tuple[rule.Taken, str | None]]
 
     def needed_for(self, instant: int) -> str | None:
-        """Return the reservation that needs capacity from an instant on."""
+        """Return the lease that needs capacity from an instant on."""
         found = None
-        for (window, _amounts), reservation_id in self.booked:
+        for (window, _amounts), lease_id in self.booked:
             if window.start <= instant < window.end:
-                found = reservation_id
+                found = lease_id or found
         return found
 
 
@@ -220,20 +228,22 @@ def victims(capacity: model.Resources, usage: model.Resources,
 
 def hosts(connection: sa.Connection, now: int,
           wanted: ty.Callable[[ty.Any], bool] = lambda row: True,
-          ) -> list[HostSafety]:
+          ids: ty.Collection[int] | None = None) -> list[HostSafety]:
     """Return hosts with interruptible servers, from two statements.
 
     :param wanted: asked about the row of each such host
+    :param ids: only of these; None: of all
     """
-    rows = [row for row in connection.execute(_OF_HOSTS) if wanted(row)]
+    query = _OF_HOSTS if ids is None else _OF_HOSTS.where(_HOSTS.id.in_(ids))
+    rows = [row for row in connection.execute(query) if wanted(row)]
     booked = collections.defaultdict[
-        int, list[tuple[rule.Taken, str]]](list)
+        int, list[tuple[rule.Taken, str | None]]](list)
     if rows:
         for one in connection.execute(_BOOKED, {
                 'hosts': [row.id for row in rows], 'now': now}):
             booked[one.host_id].append(((rule.occupied(
                 one.start_date, one.end_date, one.claimed_at, now),
-                one.resources), one.reservation_id))
+                one.resources), one.lease_id))
     return [HostSafety(
         row.id, row.uuid, row.name, row.generation, row.capacity, row.usage,
         eviction_order((Server(server_id, *entry) for server_id, entry in

@@ -195,7 +195,7 @@ class Claimed(ty.NamedTuple):
 
 def claim(connection: sa.Connection, now: int, host: model.Host,
           server_id: str, takes: model.Resources, fits: bool,
-          leased: bool = False) -> Claimed | None:
+          leased: bool = False, evictable: bool = False) -> Claimed | None:
     """Let a server count on a host before the cloud tells of it.
 
     It counts for ``pending.CLAIM_SECONDS``; the host is looked at again when
@@ -208,6 +208,7 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
     :param host: as it was when it was judged whether the server ``fits``
     :param takes: of the classes that the host has
     :param leased: that the server has a booking is known
+    :param evictable: it fits as long as it is interruptible
     :returns: None when what runs there is not known yet, so that nothing was
         written
     :raises Leased: when it has a booking, and that was not known
@@ -219,9 +220,10 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
         'host': host.id, 'server': server_id}).one_or_none()
     if row is not None and row.leased and not leased:
         raise Leased(server_id)
-    if row is None or row.generation != host.generation:
+    if row is None or row.generation != host.generation or (
+            evictable and row.lead_time is None):
         raise api.LostRace(host.id)
-    if not fits:
+    if not (fits or evictable):
         raise ledger.OverCapacity(host.id)
     if row.consumers is None:
         return None
@@ -297,10 +299,13 @@ def reclassify(connection: sa.Connection, now: int, host_id: int,
 
     :param seen: the generation of the host by which that was decided; None:
         whatever it is
+    :raises Leased: when it has a booking
     :raises LostRace: when another process decided about the host meanwhile
     """
     row = connection.execute(_CLAIMS, {
         'host': host_id, 'server': server_id}).one()
+    if row.leased:
+        raise Leased(server_id)
     if seen is not None and row.generation != seen:
         raise api.LostRace(host_id)
     _change_consumers(connection, now, row, row.consumers, server_id)
@@ -513,7 +518,7 @@ def _new_leads(session: orm.Session, row: models.Host | None,
     """
     known = {} if row is None else row.consumers or {}
     leads = {} if row is None else leads_of(row.interruptible)
-    came = [one for one in consumers if one not in known]
+    came = [one for one in consumers if not (known.get(one) or ({},))[0]]
     if came:
         leads |= {one.server_id: (one.lead_time, one.created_at)
                   for one in session.execute(_LEAD_TIMES, {'servers': came})}

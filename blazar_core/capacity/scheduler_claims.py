@@ -158,13 +158,15 @@ class Claims:
                 return _nothing
             now = self._clock.now()
             fits = not host.enrolled and (forced or self._fits(
-                timeline, host, amounts, model.Window(now, model.FOREVER)) or
+                timeline, host, amounts, model.Window(now, model.FOREVER)))
+            evictable = not (fits or host.enrolled) and (
                 self._fits_interruptible(
                     timeline, host, amounts, server_id, now))
         try:
             with self._database.begin() as connection:
                 claimed = inventory.claim(connection, self._clock.now(), host,
-                                          server_id, amounts, fits)
+                                          server_id, amounts, fits,
+                                          evictable=evictable)
             self._index.stale_index.written()
         except ledger.OverCapacity as exc:
             _keep_out(host)

@@ -20,6 +20,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.capacity import interruptible
+from blazar_core.capacity import inventory
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import states
@@ -55,8 +56,12 @@ _OPEN = sa.select(models.ServerMove).where(
 _UNCHECKED = sa.select(_SERVERS.c.server_id).where(
     _SERVERS.c.checked_at < sa.bindparam('before')).order_by(
         _SERVERS.c.checked_at).limit(_CHECKED)
-_LEASES = sa.select(models.Reservation.id, models.Reservation.lease_id).where(
-    models.Reservation.id.in_(sa.bindparam('ids', expanding=True)))
+#: Only one that is requested by no process yet.
+_REASSIGN = sa.update(models.ServerMove.__table__).where(
+    _MOVES.id == sa.bindparam('move'), _MOVES.status == states.Move.PLANNED,
+).values(lease_id=sa.bindparam('lease'), project_id=sa.select(
+    models.Lease.project_id).where(models.Lease.id == sa.bindparam(
+        'lease')).scalar_subquery())
 
 _Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 
@@ -112,7 +117,8 @@ class Evictions:
         if not hosts:
             return
         with self._database.reader() as session:
-            leaving = {move.server_id for move in session.scalars(_OPEN)}
+            leaving = {(move.server_id, move.source)
+                       for move in session.scalars(_OPEN)}
             rows = {row.server_id: row for row in session.scalars(sa.select(
                 models.InterruptibleServer).where(
                     models.InterruptibleServer.server_id.in_(
@@ -135,9 +141,10 @@ class Evictions:
 
     def _plan(self, host: interruptible.HostSafety,
               rows: ty.Mapping[str, models.InterruptibleServer],
-              leaving: ty.Collection[str], now: int) -> None:
-        stay = [one for one in host.servers if one.id not in leaving]
-        booked = [taken for taken, _reservation in host.booked]
+              leaving: ty.Collection[tuple[str, int]], now: int) -> None:
+        stay = [one for one in host.servers
+                if (one.id, host.id) not in leaving]
+        booked = [taken for taken, _lease in host.booked]
         found = interruptible.conflicts(
             host.capacity, host.usage, stay, booked, now)
         for one in stay:
@@ -149,8 +156,10 @@ class Evictions:
                     one.lead_time for one in stay)):
             if one.id in rows:
                 self._schedule(host, rows[one.id], instant)
-        self._known[host.id] = host.generation, min(
-            found.values(), default=None)
+        # An eviction may be cancelled, which changes nothing on the host.
+        self._known[host.id] = host.generation, now if (
+            len(stay) < len(host.servers)) else min(
+                found.values(), default=None)
 
     def _show(self, row: models.InterruptibleServer, safe_until: int | None,
               ) -> None:
@@ -173,13 +182,9 @@ class Evictions:
 
     def _schedule(self, host: interruptible.HostSafety,
                   row: models.InterruptibleServer, instant: int) -> None:
-        reservation_id = host.needed_for(instant)
-        with self._database.connection() as connection:
-            leases = dict(connection.execute(
-                _LEASES, {'ids': [reservation_id]}).tuples().all())
-        if reservation_id not in leases:
+        lease_id, at = host.needed_for(instant), instant - self._timeout
+        if lease_id is None:
             return
-        lease_id, at = leases[reservation_id], instant - self._timeout
         LOG.info('Server %s: interruptible; it is evicted from host %s at %s, '
                  'as lease %s needs its capacity', row.server_id, host.name,
                  clocks.iso(at), lease_id)
@@ -231,21 +236,24 @@ class Evictions:
         seen = self._cloud.look(move.server_id)
         with self._database.connection() as connection:
             source = connection.execute(sa.select(
-                models.Host.uuid, models.Host.name).where(
+                models.Host.uuid, models.Host.name,
+                models.Host.service_host).where(
                     models.Host.id == move.source)).one()
         status = self._moves.next_status(move, seen, source.uuid)
         if status == states.Move.MOVED:
+            # The notification of that may be late, or lost.
+            self._database.retried(self._left, source, move.server_id)
             if self._moves.write(move.lease_id, {move.id: status}):
-                LOG.info('Server %s: evicted from host %s', move.server_id,
-                         source.name)
+                LOG.info('Server %s: %s host %s', move.server_id,
+                         'evicted from' if move.attempts else
+                         'before its eviction it has left', source.name)
                 if row is not None:
-                    self._tell(_EVICTED, row)
+                    self._tell(_EVICTED if move.attempts else _CANCELLED, row)
             return
         if status != states.Move.PLANNED:
             return
-        # If another lease needs the capacity now, it is planned anew.
-        if row is None or self._is_over(move.lease_id) or (
-                not self._is_needed(move)):
+        needed = None if row is None else self._needed(move)
+        if row is None or needed is None:
             if self._moves.write(move.lease_id,
                                  {move.id: states.Move.CANCELLED}):
                 LOG.info('Server %s: its eviction is cancelled',
@@ -253,19 +261,51 @@ class Evictions:
                 if row is not None:
                     self._tell(_CANCELLED, row)
             return
+        left, lease_id = needed
+        if seen.busy and self._may_wait(move, row, left):
+            self._moves.put_off(move, PAUSE)
+            return
         if move.status != states.Move.PLANNED and not self._moves.write(
                 move.lease_id, {move.id: status}, None, move.attempts):
             return
         move.status = states.Move.PLANNED
-        self._request(move, row)
+        if self._is_over(move.lease_id):
+            self._database.retried(self._reassign, move.id, lease_id)
+            move.lease_id = lease_id
+        self._request(move, row, left)
+
+    def _left(self, host: ty.Any, server_id: str) -> None:
+        with self._database.begin() as connection:
+            inventory.record(connection, self._clock.now(), host.service_host,
+                             host.name, server_id, None)
+
+    def _may_wait(self, move: models.ServerMove,
+                  row: models.InterruptibleServer, left: int) -> bool:
+        """Whether a server to which something is being done may be left to
+        that, so that each action that follows has its time yet.
+
+        :param left: seconds until its capacity is needed
+        """
+        actions = self._sequence(row)
+        return move.attempts < len(actions) and (
+            actions[move.attempts] != 'delete' or move.attempts > 0) and (
+                left > self._pause(actions) * (len(actions) - move.attempts))
+
+    def _pause(self, actions: ty.Sequence[str]) -> int:
+        """Return the seconds after which the next action follows."""
+        return self._timeout // (len(actions) + 1)
 
     def _request(self, move: models.ServerMove,
-                 row: models.InterruptibleServer) -> None:
+                 row: models.InterruptibleServer, left: int) -> None:
         actions = self._sequence(row)
         action = actions[min(move.attempts, len(actions) - 1)]
 
-        def call(_deadline: cloud_api.Deadline) -> str:
+        def call(deadline: cloud_api.Deadline) -> str:
             credential = self._credential(move.server_id)
+            # The eviction may have been cancelled while this process stood
+            # still.
+            if deadline.passed():
+                return server_moves.LATE
             if action == 'delete':
                 self._cloud.delete(move.server_id, credential)
                 return ''
@@ -278,34 +318,46 @@ class Evictions:
 
         LOG.info('Server %s: evicting it (%s)', move.server_id, action)
         why = self._moves.request(
-            move, call, next_at=self._clock.now() + self._timeout // (
-                len(actions) + 1))
+            move, call, next_at=self._clock.now() + min(
+                self._pause(actions), max(PAUSE, left // 2)))
         if why:
             LOG.warning('Server %s: it could not be evicted (%s): %s',
                         move.server_id, action, why)
+
+    def _reassign(self, move_id: int, lease_id: str) -> None:
+        """Another lease needs the capacity that an eviction is to free."""
+        with self._database.begin() as connection:
+            connection.execute(_REASSIGN, {
+                'move': move_id, 'lease': lease_id})
 
     def _is_over(self, lease_id: str) -> bool:
         with self._database.connection() as connection:
             return connection.scalar(sa.select(models.Lease.status).where(
                 models.Lease.id == lease_id)) in (None, *states.ENDING)
 
-    def _is_needed(self, move: models.ServerMove) -> bool:
-        """Whether a server is still in the way, all others gone that leave."""
+    def _needed(self, move: models.ServerMove) -> tuple[int, str] | None:
+        """Return in how many seconds the capacity of a server is needed, all
+        others gone that leave, and by which lease; None: it is not.
+        """
         now = self._clock.now()
         with self._database.connection() as connection:
-            hosts = interruptible.hosts(
-                connection, now, lambda row: row.id == move.source)
+            hosts = interruptible.hosts(connection, now, ids=[move.source])
             leaving = set(connection.scalars(sa.select(_MOVES.server_id).where(
                 _MOVES.reason == states.MoveReason.EVICTION,
                 _MOVES.status.in_(states.OPEN_MOVES),
                 _MOVES.source == move.source)))
         leaving.discard(move.server_id)
-        return any(interruptible.victims(
-            host.capacity, host.usage,
-            [one for one in host.servers if one.id not in leaving],
-            [taken for taken, _reservation in host.booked], now,
-            now + _horizon(one.lead_time for one in host.servers))
-            for host in hosts)
+        for host in hosts:
+            instant = min((instant for _one, instant in interruptible.victims(
+                host.capacity, host.usage,
+                [one for one in host.servers if one.id not in leaving],
+                [taken for taken, _lease in host.booked], now,
+                now + _horizon(one.lead_time for one in host.servers))),
+                default=None)
+            lease_id = None if instant is None else host.needed_for(instant)
+            if instant is not None and lease_id is not None:
+                return instant - now, lease_id
+        return None
 
     # -- servers that are gone -----------------------------------------------
 
@@ -318,25 +370,27 @@ class Evictions:
             ids = connection.scalars(
                 _UNCHECKED, {'before': now - _CHECK}).all()
         gone: list[str] = []
-        there: list[str] = []
+        checked: list[str] = []
         for server_id in ids:
             try:
                 state = self._cloud.look(server_id).state
             except errors.CloudUnavailable as exc:
                 LOG.warning('Server %s: whether it exists is checked later: '
                             '%s', server_id, exc)
+                # Those of other cells are next.
+                checked.append(server_id)
             else:
                 (gone if state is cloud_api.ServerState.GONE
-                 else there).append(server_id)
+                 else checked).append(server_id)
         if ids:
-            self._database.retried(self._checked, gone, there, now)
+            self._database.retried(self._checked, gone, checked, now)
 
-    def _checked(self, gone: ty.Collection[str], there: ty.Collection[str],
-                 now: int) -> None:
+    def _checked(self, gone: ty.Collection[str],
+                 checked: ty.Collection[str], now: int) -> None:
         with self._database.begin() as connection:
             interruptible.forget(connection, gone)
             connection.execute(sa.update(_SERVERS).where(
-                _SERVERS.c.server_id.in_(there)).values(checked_at=now))
+                _SERVERS.c.server_id.in_(checked)).values(checked_at=now))
 
 
 def actions_of(first: str, known: ty.Sequence[str]) -> list[str]:

@@ -127,7 +127,7 @@ class ServerMoves:
         if seen.state is _State.GONE or (
                 seen.state is _State.LEAVING and seen.host is None):
             return _Status.MOVED
-        if seen.busy:
+        if seen.busy and move.reason != states.MoveReason.EVICTION:
             # Mostly because that was requested.
             return _Status(move.status)
         if seen.host != source:

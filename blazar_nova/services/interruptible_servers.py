@@ -14,6 +14,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.capacity import interruptible
+from blazar_core.capacity import inventory
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -182,9 +183,7 @@ class InterruptibleServers:
         self._authorize(context, 'put')
         joiner = join_checks.joiner(server_id, context.project_id)
         if self._parts.leases.lookup.is_leased(server_id):
-            raise errors.Conflict(
-                f'Server {server_id} has a lease, and is not interruptible '
-                'before it has left that.')
+            raise _leased(server_id)
         if self._rows(server_ids=[server_id]):
             raise errors.Conflict(
                 f'Server {server_id} is interruptible already.')
@@ -194,10 +193,13 @@ class InterruptibleServers:
             raise errors.Conflict(
                 f'The host of server {server_id} is not known yet. Try again '
                 'in a minute.')
-        self._with_trusts(
-            context, [server_id], asked, lambda connection:
-            interruptible.make(connection, self._clock.now(), host_id,
-                               self._row(context, server_id, asked)))
+        try:
+            self._with_trusts(
+                context, [server_id], asked, lambda connection:
+                interruptible.make(connection, self._clock.now(), host_id,
+                                   self._row(context, server_id, asked)))
+        except inventory.Leased as exc:
+            raise _leased(server_id) from exc
         LOG.info('Server %s of project %s is interruptible', server_id,
                  context.project_id)
         return self.show(context, server_id)
@@ -318,6 +320,12 @@ class InterruptibleServers:
     def _authorize(self, context: ty.Any, rule: str) -> None:
         self._policy.authorize(context, f'blazar:interruptible:{rule}',
                                {'project_id': context.project_id})
+
+
+def _leased(server_id: str) -> errors.Conflict:
+    return errors.Conflict(
+        f'Server {server_id} has a lease, and is not interruptible before it '
+        'has left that.')
 
 
 def _eviction(row: ty.Any) -> dict[str, ty.Any] | None:

@@ -2,14 +2,17 @@
 
 """Interruptible servers use reserved capacity until it is needed."""
 
+import dataclasses
 import itertools
 import random
 
+import fixtures
 from oslo_utils import uuidutils
 
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import eligibility
 from blazar_core.capacity import interruptible
+from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
 from blazar_core.capacity import rule
 from blazar_core.common import clocks
@@ -50,13 +53,14 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
                 payload.get('evict_at') or payload.get('safe_until'))),
             lambda _server_id: 'trust', ['shelve', 'delete'], 300)
 
-    def register(self, on_evict='shelve', safe_for=0):
+    def register(self, on_evict='shelve', safe_for=0, lead_time=LEAD):
         """A server of which a user says that it may be evicted."""
         server_id = uuidutils.generate_uuid()
         with self.database.begin() as connection:
             interruptible.register(connection, [{
                 'server_id': server_id, 'project_id': 'lender',
-                'user_id': 'user', 'lead_time': LEAD, 'on_evict': on_evict,
+                'user_id': 'user', 'lead_time': lead_time,
+                'on_evict': on_evict,
                 'safe_for': safe_for, 'created_at': self.clock.now(),
                 'checked_at': self.clock.now()}])
         return server_id
@@ -234,6 +238,48 @@ class TestAdmission(InterruptibleTestCase):
                 self.register(safe_for=safe_for), {'VCPU': 1}, [uuid]
             ).by_host[uuid])
 
+    def test_one_that_came_back_unnoticed_is_found(self):
+        """It has left; nova-scheduler had no database when it came back."""
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=1)
+        self.leave(server_id)
+        self.clock.advance(100)
+        self.asked(**{server_id: {'VCPU': 1}})
+        self.assertEqual({}, self.row('one').usage)
+        self.assertEqual([server_id], [*self.row('one').interruptible])
+
+    def test_one_that_becomes_ordinary_meanwhile_is_not_let_in(self):
+        """Between the choice of its host and its claim."""
+        self.host('one', VCPU=4)
+        self.lease(LEAD + 200, LEAD + 1000, resources={'VCPU': 4})
+        server_id = self.register()
+        window_of = interruptible.window_of
+
+        def forgotten(*args):
+            found = window_of(*args)
+            with self.database.begin() as connection:
+                interruptible.forget(connection, [server_id])
+            return found
+
+        self.useFixture(fixtures.MockPatchObject(
+            interruptible, 'window_of', forgotten))
+        self.assertFalse(self.fits('one', server_id))
+        self.assertEqual({}, self.row('one').usage)
+
+    def test_one_that_comes_into_a_lease_meanwhile_is_not_made_so(self):
+        self.host('one', VCPU=4)
+        self.running_lease(0, 1000, resources={'VCPU': 1})
+        server_id, = self.scalars(models.Booking.server_id)
+        host_id = self.row('one').id
+        with self.database.begin() as connection:
+            self.assertRaises(
+                inventory.Leased, interruptible.make, connection,
+                self.clock.now(), host_id, {
+                    'server_id': server_id, 'project_id': 'lender',
+                    'user_id': 'user', 'lead_time': LEAD, 'safe_for': 0,
+                    'on_evict': 'shelve', 'created_at': NOW,
+                    'checked_at': NOW})
+
     def test_one_in_a_lease_is_refused(self):
         self.host('one', VCPU=4)
         server_id = self.boot()
@@ -284,6 +330,124 @@ class TestEvictions(InterruptibleTestCase):
         self.until(NOW + start - LEAD)
         self.evictions.plan()
         return lease, NOW + start
+
+    def run_until(self, instant):
+        """A listener looks every 15 seconds."""
+        while self.clock.now() < instant:
+            self.clock.advance(15)
+            self.evictions.carry_out()
+            self.evictions.plan()
+
+    def set_busy(self, server_id, busy=True):
+        """Something is being done to a server, or no longer is."""
+        self.cloud.servers[server_id] = dataclasses.replace(
+            self.cloud.servers[server_id], busy=busy)
+
+    def test_a_long_notice_is_kept(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3, lead_time=7500)
+        start = self.clock.now() + 7620
+        self.lease(start - NOW, start - NOW + 1000, resources={'VCPU': 4})
+        self.run_until(start - 315)
+        self.assertEqual({server_id: states.Move.PLANNED}, self.moves())
+        self.assertEqual([], self.cloud.rests)
+        self.run_until(start)
+        self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+
+    def test_another_lease_takes_over_an_eviction(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        lease, start = self.needed()
+        self.events()
+        self.lifecycle.lease_end.delete(lease['id'])
+        later = start + 70 - NOW
+        other = self.lease(later, later + 1000, resources={'VCPU': 2})
+        self.run_until(NOW + later)
+        self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+        self.assertEqual([('evicted', server_id, None)], self.events())
+        self.assertEqual([other['id']], self.scalars(
+            models.ServerMove.lease_id))
+
+    def test_after_a_cancelled_eviction_others_are_planned(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        lease, start = self.needed()
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.run_until(start)
+        self.assertEqual([states.Move.CANCELLED], [*self.moves().values()])
+        self.needed()
+        self.run_until(self.clock.now() + LEAD)
+        self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+
+    def test_a_lease_that_ends_before_it_began_needs_nothing(self):
+        """However long its end takes."""
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        lease, start = self.needed()
+        self.events()
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.assertNotEqual([], self.scalars(models.Booking))
+        self.run_until(start)
+        self.assertEqual(['evict_cancelled'], [
+            event for event, *_rest in self.events()])
+
+    def test_what_hangs_is_deleted_in_time(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        self.cloud.slow.add(server_id)
+        _lease, start = self.needed()
+        self.run_until(start - 285)
+        self.set_busy(server_id)
+        self.run_until(start - 110)
+        self.assertEqual(([(server_id, cloud_api.RestingState.SHELVED)], []),
+                         (self.cloud.rests, self.cloud.deleted))
+        self.run_until(start - 60)
+        self.assertEqual([server_id], self.cloud.deleted)
+
+    def test_what_is_busy_for_a_moment_is_shelved_then(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        _lease, start = self.needed()
+        self.set_busy(server_id)
+        self.run_until(start - 240)
+        self.assertEqual([], self.cloud.rests)
+        self.set_busy(server_id, False)
+        self.run_until(start)
+        self.assertEqual(([(server_id, cloud_api.RestingState.SHELVED)], []),
+                         (self.cloud.rests, self.cloud.deleted))
+
+    def test_one_that_has_left_for_another_host_is_evicted_there(self):
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        self.host('two', VCPU=4)
+        _lease, start = self.needed(vcpus=4)
+        self.leave(server_id)
+        later = start + 700 - NOW
+        self.lease(later, later + 1000, resources={'VCPU': 4})
+        self.claim(server_id, 'two', VCPU=3)
+        self.tell(server_id, 'two', VCPU=3)
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            State.RUNNING, self.uuid_of('two'))
+        self.evictions.plan()
+        self.events()
+        self.run_until(NOW + later)
+        self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+        self.assertEqual(
+            ['evict_cancelled', 'evict_scheduled', 'evicted'],
+            [event for event, *_rest in self.events()])
+
+    def test_a_process_that_stood_still_evicts_nobody(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        _lease, start = self.needed()
+        self.until(start - 300)
+        self.evictions._credential = lambda _server_id: self.clock.advance(60)
+        self.evictions.carry_out()
+        self.assertEqual(([], []), (self.cloud.rests, self.cloud.deleted))
 
     def test_what_cannot_be_shelved_is_deleted_in_time(self):
         self.host('one', VCPU=4)
@@ -368,6 +532,21 @@ class TestEvictions(InterruptibleTestCase):
         self.clock.advance(1000)
         self.evictions.forget_deleted()
         self.assertEqual([there], self.scalars(
+            models.InterruptibleServer.server_id))
+
+    def test_servers_that_do_not_answer_keep_no_others_waiting(self):
+        self.host('one', VCPU=4)
+        self.useFixture(fixtures.MockPatchObject(
+            eviction, '_UNCHECKED', eviction._UNCHECKED.limit(1)))
+        silent = self.register()
+        self.clock.advance(1)
+        self.register()
+        self.cloud.broken['look'] = errors.CloudUnavailable('none')
+        self.clock.advance(1000)
+        self.evictions.forget_deleted()
+        del self.cloud.broken['look']
+        self.evictions.forget_deleted()
+        self.assertEqual([silent], self.scalars(
             models.InterruptibleServer.server_id))
 
     def test_its_credential_is_revoked_when_it_is_gone(self):

@@ -190,6 +190,22 @@ def resized(server_id: str, flavor_id: str) -> model.Resources | None:
         return None
 
 
+def flavor_of(server_id: str) -> ty.Any:
+    """Return the flavor of a server; None: Nova knows no such server.
+
+    :raises CloudUnavailable: when the API database does not answer
+    """
+    return bounded_calls.of_api(_flavor_of, server_id)
+
+
+def _flavor_of(server_id: str) -> ty.Any:
+    try:
+        return objects.RequestSpec.get_by_instance_uuid(
+            nova_context.get_admin_context(), server_id).flavor
+    except exception.NotFound:
+        return None
+
+
 def reverted(server_id: str) -> server_growth.Revert | None:
     """Return what a server would take if its resize was reverted, and where.
 

@@ -40,6 +40,12 @@ class DefaultLeases:
         """Whether every boot is a lease."""
         return bool(self._parts.conf.blazar.default_reservation == ON)
 
+    def binds(self, context: ty.Any) -> bool:
+        """Whether a server that a user boots has to have a lease, whatever
+        its flavor and its image.
+        """
+        return self.is_on() and not self._is_user_exempt(context)
+
     def request(self,
                 call: build_calls.BuildCall) -> requests.LeaseRequest | None:
         """The lease of a boot that asks for none; None: it has none.
@@ -65,14 +71,17 @@ class DefaultLeases:
         return asked
 
     def _is_exempt(self, call: build_calls.BuildCall) -> bool:
-        group = self._parts.conf.blazar
-        names = {what: {*group[f'default_reservation_exempt_{what}']}
-                 for what in ('project_ids', 'roles', 'flavors', 'images')}
-        return (call.context.project_id in names['project_ids'] or
-                not _folded(call.context.roles or ()).isdisjoint(
-                    _folded(names['roles'])) or
-                not names['flavors'].isdisjoint(call.flavor_names) or
-                not names['images'].isdisjoint(call.image_names))
+        return (self._is_user_exempt(call.context) or
+                not self._exempt('flavors').isdisjoint(call.flavor_names) or
+                not self._exempt('images').isdisjoint(call.image_names))
+
+    def _is_user_exempt(self, context: ty.Any) -> bool:
+        return context.project_id in self._exempt('project_ids') or (
+            not _folded(context.roles or ()).isdisjoint(
+                _folded(self._exempt('roles'))))
+
+    def _exempt(self, what: str) -> set[str]:
+        return {*self._parts.conf.blazar[f'default_reservation_exempt_{what}']}
 
     def _note(self, call: build_calls.BuildCall, window: model.Window) -> None:
         context = call.context

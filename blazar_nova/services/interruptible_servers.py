@@ -28,6 +28,7 @@ from blazar_nova.resource_types import booted_servers
 from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import policy
 from blazar_nova.services import boot_context
+from blazar_nova.services import default_leases
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import wiring
 
@@ -62,6 +63,7 @@ class InterruptibleServers:
         self._clock = parts.clock
         self._index = parts.admission.index
         self._policy = policy.Policy(parts.conf)
+        self._defaults = default_leases.DefaultLeases(parts)
         self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
         self._next = 0.0
         self._lead_time = (parts.conf.blazar.interruptible_notice +
@@ -212,9 +214,21 @@ class InterruptibleServers:
         """Make an interruptible server an ordinary one.
 
         :raises NotFound: when the project has no such server
-        :raises Conflict: when its capacity is reserved for later
+        :raises Forbidden: when every server has to have a lease
+        :raises Conflict: when its flavor makes it interruptible, or its
+            capacity is reserved for later
         """
         row, = self._of_project(context, 'delete', server_id)
+        if self._defaults.binds(context):
+            raise errors.Forbidden(
+                f'Server {server_id} stays interruptible: every ordinary '
+                'server of this cloud has a lease. Create a new server with '
+                'a lease.')
+        flavor = server_demand.flavor_of(server_id)
+        if flavor is not None and interruptible_params.of_flavor(flavor):
+            raise errors.Conflict(
+                f'Server {server_id} stays interruptible: the servers of its '
+                'flavor are. Resize it to another flavor first.')
         if not self._database.retried(
                 interruptible.make_ordinary, self._index, self._database,
                 self._clock.now(), server_id):

@@ -98,6 +98,18 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assertIn('Leave the hint interruptible out', self.refused(
             400, self.boot, 'vm2', flavor='cheap',
             hints={'interruptible': 'False'}))
+        self.assertIn('Resize it', self.ask(
+            'DELETE', f'/interruptible/{server_id}', code=409)[
+                'error_message'])
+
+    def test_where_every_server_has_a_lease_it_stays_so(self):
+        server_id = self.boot_active('vm1', hints=YES)['id']
+        self.flags(group='blazar', default_reservation='on')
+        self.assertIn('has a lease', self.ask(
+            'DELETE', f'/interruptible/{server_id}', code=403)[
+                'error_message'])
+        self.flags(group='blazar', default_reservation_exempt_roles='member')
+        self.ask('DELETE', f'/interruptible/{server_id}', code=204)
 
     def test_it_is_refused_where_it_is_not_safe_for_long_enough(self):
         self.reserve()

@@ -205,12 +205,12 @@ OPTS: list[cfg.Opt] = [
              'will be evicted and the eviction. A change affects new '
              'interruptible servers only.'),
     cfg.IntOpt(
-        'eviction_timeout', default=300, min=30,
+        'eviction_timeout', default=300, min=180,
         help='Seconds before a reservation needs the capacity of an '
              'interruptible server at which its eviction starts. If the first '
              'of eviction_actions does not succeed, the next one follows '
-             'within this time. A change affects new interruptible servers '
-             'only.'),
+             'within this time: increase it if shelving takes longer than '
+             'three minutes.'),
     cfg.ListOpt(
         'eviction_actions', item_type=types.String(
             choices=['shelve', 'delete']),

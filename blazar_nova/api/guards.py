@@ -26,6 +26,7 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import reserved_edits
 from blazar_nova.compat import server_demand
 from blazar_nova.schemas import error_answers
+from blazar_nova.services import interruptible_servers
 from blazar_nova.services import server_messages
 from blazar_nova.services import wiring
 
@@ -46,6 +47,7 @@ class Guards:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
+        self._interruptible = interruptible_servers.InterruptibleServers(parts)
 
     def of_no_id(self, environ: Environ, action: nova_router.Action) -> ty.Any:
         """The answer to a request about what cannot be the id of anything.
@@ -62,6 +64,7 @@ class Guards:
         """The answer to an action on a server."""
         return (self._held_back(environ, server_id, kind) or
                 self._of_fixed_size(environ, server_id) or
+                self._evictable(environ, server_id) or
                 self._beyond_limits(environ, server_id) or
                 self._out_of_time(environ, server_id) or
                 self._led_astray(environ, server_id))
@@ -175,6 +178,23 @@ class Guards:
             f'Servers of reservation {reservation_id} are of its flavor, and '
             f'no others are: servers cannot be resized out of it or into it. '
             f'Boot a new one.'))
+
+    def _evictable(self, environ: Environ, server_id: str) -> ty.Any:
+        """The answer to a resize or a cold migration of an interruptible
+        server, or to a resize that would make one: until it is confirmed, Nova
+        keeps the capacity of both hosts, whoever needs it.
+
+        Nova answers for those who must not know of the server.
+        """
+        wanted = _resized(environ)
+        if wanted is None and 'migrate' not in body_of(environ):
+            return None
+        try:
+            why = self._interruptible.why_not_resized(
+                environ['nova.context'], server_id, wanted)
+        except errors.DatabaseUnavailable:
+            return None
+        return why and nova_router.fault(environ, 409, why)
 
     def _beyond_limits(self, environ: Environ, server_id: str) -> ty.Any:
         """The answer to a resize, or to a resize that is reverted, by which

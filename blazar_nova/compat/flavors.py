@@ -30,9 +30,9 @@ from blazar_nova.compat import host_filters
 from blazar_nova.compat import server_demand
 
 __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
-           'facts_of', 'facts_like', 'give_reservation', 'open_reservation',
-           'reservation_named', 'reservation_of', 'release',
-           'reservations_open', 'take_over', 'unreserved']
+           'facts_of', 'facts_like', 'give_reservation', 'named',
+           'open_reservation', 'reservation_named', 'reservation_of',
+           'release', 'reservations_open', 'take_over', 'unreserved']
 
 #: The extra spec that makes a flavor one of a reservation.
 _MARK = 'blazar:reservation'
@@ -171,18 +171,24 @@ def reservation_of(flavor: ty.Any) -> str | None:
         flavor.extra_specs if 'extra_specs' in flavor else {}).get(_MARK))
 
 
-def reservation_named(context: ty.Any, flavor_id: str) -> str | None:
-    """Return the reservation whose flavor a user gets by an id: as Nova's
-    database compares ids, which may be without case.
+def named(context: ty.Any, flavor_id: str) -> ty.Any:
+    """Return the flavor that a user gets by an id: as Nova's database compares
+    ids, which may be without case; None: there is none.
     """
     if not flavor_id.isprintable():
         # No database takes all that JSON calls a string.
         return None
     try:
-        return reservation_of(objects.Flavor.get_by_flavor_id(
-            context, flavor_id, read_deleted='no'))
+        return objects.Flavor.get_by_flavor_id(
+            context, flavor_id, read_deleted='no')
     except exception.FlavorNotFound:
         return None
+
+
+def reservation_named(context: ty.Any, flavor_id: str) -> str | None:
+    """Return the reservation whose flavor a user gets by an id."""
+    flavor = named(context, flavor_id)
+    return None if flavor is None else reservation_of(flavor)
 
 
 def open_reservation(reserved: resource_types.ReservationContext) -> None:

@@ -22,6 +22,7 @@ from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.lifecycle import eviction
 from blazar_nova.compat import build_calls
+from blazar_nova.compat import flavors
 from blazar_nova.compat import join_checks
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import booted_servers
@@ -228,7 +229,7 @@ class InterruptibleServers:
         if flavor is not None and interruptible_params.of_flavor(flavor):
             raise errors.Conflict(
                 f'Server {server_id} stays interruptible: the servers of its '
-                'flavor are. Resize it to another flavor first.')
+                'flavor are. Create a new server with another flavor.')
         if not self._database.retried(
                 interruptible.make_ordinary, self._index, self._database,
                 self._clock.now(), server_id):
@@ -239,6 +240,28 @@ class InterruptibleServers:
                 f'{shown["safe_until"]}. Create a new server, or a lease.')
         LOG.info('Server %s of project %s is no longer interruptible',
                  server_id, row.project_id)
+
+    def why_not_resized(self, context: ty.Any, server_id: str,
+                        flavor_id: str | None) -> str | None:
+        """Return why a server cannot be resized or migrated now; None: it
+        can, or the user must not know of it.
+
+        :param flavor_id: of a resize; None: its flavor stays
+        """
+        rows = self._rows(server_ids=[server_id])
+        if rows:
+            return None if not context.is_admin and (
+                rows[0].project_id != context.project_id) else (
+                f'Server {server_id} is interruptible and cannot be resized '
+                'or migrated, as both hosts would be in use until that is '
+                'confirmed. Make it an ordinary server first (openstack '
+                'reservation interruptible unset), or create a new one.')
+        flavor = None if flavor_id is None else flavors.named(
+            context, flavor_id)
+        return None if flavor is None or not (
+            interruptible_params.of_flavor(flavor)) else (
+            'The servers of this flavor are interruptible from their '
+            'creation on. Create a new server with it.')
 
     # -- answers -------------------------------------------------------------
 

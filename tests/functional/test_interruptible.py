@@ -85,20 +85,23 @@ class InterruptibleTest(InterruptibleTestCase):
         for number in range(2):
             self.boot_active(f'reserved{number}', flavor=flavor)
 
-    def test_its_flavor_makes_it_so(self):
-        self.reserve()
-        flavor = objects.Flavor(
+    def new_flavor(self):
+        """One whose servers are interruptible."""
+        objects.Flavor(
             nova_context.get_admin_context(), flavorid='cheap', name='cheap',
             vcpus=1, memory_mb=512, root_gb=1, ephemeral_gb=0, swap=0,
             rxtx_factor=1.0, is_public=True, disabled=False,
-            extra_specs={'blazar:interruptible': 'True'})
-        flavor.create()
+            extra_specs={'blazar:interruptible': 'True'}).create()
+
+    def test_its_flavor_makes_it_so(self):
+        self.reserve()
+        self.new_flavor()
         server_id = self.boot_active('vm1', flavor='cheap')['id']
         self.assertEqual('shelve', self.shown(server_id)['on_evict'])
         self.assertIn('Leave the hint interruptible out', self.refused(
             400, self.boot, 'vm2', flavor='cheap',
             hints={'interruptible': 'False'}))
-        self.assertIn('Resize it', self.ask(
+        self.assertIn('Create a new server', self.ask(
             'DELETE', f'/interruptible/{server_id}', code=409)[
                 'error_message'])
 
@@ -172,6 +175,19 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assertEqual([server_id], [one['server_id'] for one in self.ask(
             'GET', '/interruptible', client=self.admin, code=200,
             all_projects='true')['interruptible']])
+
+    def test_it_is_not_resized(self):
+        server_id = self.boot_active('vm1', hints=YES)['id']
+        for client, body in (
+                (self.alice, {'resize': {'flavorRef': '3'}}),
+                (self.admin, {'migrate': None})):
+            self.assertIn('cannot be resized', self.refused(
+                409, client.post_server_action, server_id, body))
+        ordinary = self.boot_active('vm2')['id']
+        self.new_flavor()
+        self.assertIn('interruptible from their creation on', self.refused(
+            409, self.alice.post_server_action, ordinary,
+            {'resize': {'flavorRef': 'cheap'}}))
 
     def test_a_server_of_a_lease_is_not_made_so(self):
         server = self.boot_active('vm1', hints=self.lease_hints('vm1'))

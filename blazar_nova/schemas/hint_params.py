@@ -46,8 +46,8 @@ __all__ = ['Defaults', 'check_defaults', 'default_before_end', 'defaults',
 MAX_BYTES = 16 * 1024
 MAX_NAME = 255
 MAX_TAGS = 20
-#: As Nova has those of servers, and nothing that JSON would write otherwise.
-_TAG = re.compile(r'[^,/"\\]{1,60}')
+#: Nothing that ends a tag in a list, in JSON or in a table.
+_TAG = re.compile(r'[\w .:=+#@()-]{1,60}')
 #: Seconds; 30 days.
 MAX_GRACE = 2592000
 
@@ -375,10 +375,10 @@ def tags_of(values: _Object) -> tuple[str, ...] | None:
     found = [tag.strip().lower() if isinstance(tag, str) else ''
              for tag in tags]
     for tag in found:
-        if not _TAG.fullmatch(tag) or not tag.isprintable():
+        if not _TAG.fullmatch(tag):
             raise errors.InvalidLeaseParams(
-                f'"{inputs.shown(tag)}" is no tag. Write 1 to 60 printable '
-                'characters without commas, slashes, quotes and backslashes.')
+                f'"{inputs.shown(tag)}" is no tag. Write 1 to 60 letters, '
+                'digits, blanks and characters of _.:=+#@()-.')
     return tuple(sorted(set(found)))
 
 

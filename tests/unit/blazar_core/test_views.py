@@ -73,6 +73,7 @@ class TestFilters(ViewsTestCase):
         self.assertEqual([], self.names(project_id='nobodys'))
 
     def test_by_tags(self):
+        # No tag of a user has a percent sign.
         for name, tags in (('a', ('50%', 'ci')), ('b', ('ci', 'gr\xfc\xdfe')),
                            ('c', ('c',)), ('d', ())):
             self.leases.creation.create(self.new_lease(request=self.request(

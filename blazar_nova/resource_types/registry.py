@@ -81,8 +81,9 @@ class Asking:
             if key.endswith('_properties') and (
                     given.get(key) != before.get(key)) and (
                     not self.context.is_admin):
-                host_properties.check(
-                    host_properties.parse(given.get(key)), self.public())
+                asked = host_properties.parse(given.get(key))
+                if asked is not None:
+                    host_properties.check(asked, self.public())
         new = {*params.get('projects', ())} - {
             *before.get('projects', ()), *self.projects}
         self.check_projects(new)

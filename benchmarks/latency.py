@@ -12,8 +12,9 @@ latency.post, .get, .put, .delete: a lease of one server that starts in a day:
 it is made, shown, given a later end, and deleted before its start.
 latency.held: a boot with such a lease, the lease in its hints.
 latency.trust, latency.untrust: what keystone takes to make a trust, which POST
-and PUT ask of it, and to delete one, as DELETE does. latency.providers: what
-placement takes to say which hosts a server may use.
+and PUT ask of it while they do something else, and to delete one, which they
+and DELETE leave for after the answer. latency.providers: what placement takes
+to say which hosts a server may use, which POST waits for.
 
 p50_ms is the median over the rounds; of_servers the median of the quotients
 with the GET /servers of the same round.

@@ -11,6 +11,7 @@ from tests.packaging import environment
 
 COMMANDS = ('blazar-listener', 'blazar-nova-manage', 'blazar-nova-status')
 SAMPLES = ('api-paste.ini', 'nova.conf', 'nova_leases_horizon.py',
+           'metadefs/compute-interruptible.json',
            'metadefs/compute-leases.json',
            'metadefs/compute-reserved-hosts.json')
 

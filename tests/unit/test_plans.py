@@ -88,7 +88,7 @@ ASKING = (
 
 #: What does not grow with leases, but with the cloud or what operators do, and
 #: what has rows for seconds only.
-STEADY = {'hosts', 'host_properties', 'outages', 'projects', 'settings',
+STEADY = {'counters', 'hosts', 'host_properties', 'outages', 'projects', 'settings',
           'slot_builds'}
 
 _VERIFY = 'An operator has all compared.'
@@ -113,8 +113,12 @@ EVERYTHING = (
     ('leases/idempotency.py', 'trim', 'request_keys',
      'Where no listener has run for days, most keys are old.'),
     ('leases/views.py', 'listed', 'leases', 'An operator lists all.'),
-    ('leases/accounting.py', '_of_window', 'usage_records',
+    ('leases/accounting.py', '_of_window', 'usage_records leases',
      'An operator asks for the usage of all projects.'),
+    ('leases/accounting.py', 'reserved_at', 'bookings',
+     'Metrics are of all that is reserved at an instant.'),
+    ('leases/calendar.py', 'free', 'bookings',
+     'How much is free depends on all that is reserved.'),
     ('leases/accounting.py', 'forget', 'usage_records',
      'An operator deletes usage records of leases that were purged.'),
     ('leases/hosted_servers.py', 'astray', 'held_builds bookings', _KEPT),
@@ -319,6 +323,11 @@ def _rows() -> dict[str, list[dict[str, ty.Any]]]:
             'resource_type': 'virtual:instance', 'kind': 'planned', 'sign': 1,
             'start_date': NOW + 300 * number, 'resources': {'VCPU': 1},
             'end_date': NOW + 300 * number + 3600, 'recorded_at': NOW})
+        rows.setdefault('interruptible_servers', []).append({
+            'server_id': _id(number), 'project_id': f'{number % 50}',
+            'user_id': 'user', 'lead_time': 600, 'safe_for': 0,
+            'on_evict': 'shelve', 'safe_until': None, 'created_at': NOW - DAY,
+            'checked_at': NOW - DAY * number // LEASES})
         rows.setdefault('request_keys', []).append({
             'digest': f'{number * 7919 % LEASES:064}', 'asked': '',
             'lease_id': _id(number),

@@ -159,13 +159,13 @@ class TestRecords(UsageTestCase):
         self.assertEqual((0, 3200, 3200), self.vcpus(project_id='new'))
 
     def test_a_later_change_counts_later_whatever_the_clock_says(self):
-        lease = self.reserve(0, 300, self.places(1), active=True)
+        lease = self.reserve(0, 300, self.places(1, 3), active=True)
         self.clock.advance(100)
-        self.change(lease, end=NOW + 500)
-        self.clock.step(-50)
         self.change(lease, end=NOW + 400)
-        self.assertEqual(400, self.vcpus()[1])
-        self.assertEqual(100, self.vcpus(0, 100)[1])
+        self.clock.step(-50)
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.assertEqual((900, 300, 0), self.vcpus())
+        self.assertEqual(300, self.vcpus(0, 100)[1])
 
     def test_intervals_that_follow_each_other_add_up(self):
         lease = self.running_lease(0, 3 * DAY, count=3)
@@ -288,7 +288,7 @@ class Broken(Exception):
 class TestStories(UsageTestCase):
     """Random stories of leases, against an independent count."""
 
-    LENGTH = 60
+    LENGTH = 90
 
     def test_records_are_what_was_so_at_each_second(self):
         for number in range(STORIES):
@@ -321,7 +321,8 @@ class TestStories(UsageTestCase):
     def act(self, dice, leases):
         acts = [self.create, self.create, self.extend, self.resize, self.end,
                 self.boot, self.boot, self.move, self.delete_server,
-                self.hand_over, self.start]
+                self.hand_over, self.hand_over, self.start, self.fail,
+                self.resize, self.extend]
         act = dice.choice(acts)
         dies = dice.random() < 0.2
         write = usage_records.Records.write
@@ -342,8 +343,8 @@ class TestStories(UsageTestCase):
     def create(self, dice, leases):
         now = self.clock.now() - NOW
         start = now + dice.choice([0, 0, dice.randint(1, 100)])
-        end = start + dice.randint(1, 400)
-        if dice.random() < 0.5:
+        end = start + dice.randint(50, 900)
+        if dice.random() < 0.6:
             leases.append(self.reserve(start, end, self.places(
                 dice.randint(1, 4), dice.randint(1, 3)), request=self.request(
                     start, end, starts_now=start == now,
@@ -354,20 +355,28 @@ class TestStories(UsageTestCase):
                 new, self.encryption.seal('call')))
         self.start(dice, leases[-1:])
 
-    def chosen(self, dice, leases):
-        if not leases:
+    def chosen(self, dice, leases, booted=None):
+        """A lease that is not over.
+
+        :param booted: whether its servers came with it; None: either
+        """
+        going_on = {*self.scalars(models.Lease.id, models.Lease.status.not_in(
+            states.LEASE.final()))}
+        found = [one for one in leases if one['id'] in going_on and
+                 booted in (None, bool(base.servers_of(one)))]
+        if not found:
             raise Broken
-        return dice.choice(leases)
+        return dice.choice(found)
 
     def start(self, dice, leases):
         self.lifecycle.lease_start.start(self.chosen(dice, leases)['id'])
 
     def extend(self, dice, leases):
         self.change(self.chosen(dice, leases), end=self.clock.now() +
-                    dice.randint(-10, 300))
+                    dice.randint(-10, 600))
 
     def resize(self, dice, leases):
-        lease = self.chosen(dice, leases)
+        lease = self.chosen(dice, leases, booted=False)
         self.change(lease, reservations={
             lease['reservations'][0]['id']: self.places(dice.randint(1, 5))})
 
@@ -406,8 +415,15 @@ class TestStories(UsageTestCase):
             del self.cloud.servers[server_id]
             self.lifecycle.reconciliation.check(server_id)
 
+    def fail(self, dice, leases):
+        lease = self.chosen(dice, leases, booted=True)
+        server_id = dice.choice(base.servers_of(lease))
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            base.State.ERROR, fault='It is broken.')
+        self.lifecycle.reconciliation.check(server_id)
+
     def hand_over(self, dice, leases):
-        lease = self.chosen(dice, leases)
+        lease = self.chosen(dice, leases, booted=False)
         seen = self.leases.transfer.look(lease['id']).generation
         self.leases.transfer.transfer(
             lease['id'], seen, transfer.Owner(dice.choice(

@@ -61,7 +61,7 @@ class TestInstall(base.TestCase):
         client = mock.create_autospec(
             report.SchedulerReportClient, instance=True)
         within = {'blazar:host_reservation': 'reservation'}
-        self.books.is_within.side_effect = lambda reservation_id: (
+        self.books.is_within.side_effect = lambda reservation_id, _hosts: (
             self.nova.assert_called_once() or reservation_id == 'another')
         self.assertFalse(self.claim(within, client))
         self.assertEqual('reservation', self.books.claim.call_args.args[3])

@@ -343,7 +343,8 @@ class TestActive(ImportTestCase):
             'WHERE enrolment IS NOT NULL'))
 
     def test_who_is_interrupted_gives_the_command_again(self):
-        self.interrupted('pool.join', 'hosted.bind_running', 'pool.open_to')
+        self.interrupted('pool.join', 'bound_servers.bind_running',
+                         'pool.open_to')
         self.imported()
         self.assertEqual({self.reservation_id}, self.bound_to(self.server))
         self.assert_nothing_differs()

@@ -88,8 +88,8 @@ ASKING = (
 
 #: What does not grow with leases, but with the cloud or what operators do, and
 #: what has rows for seconds only.
-STEADY = {'counters', 'hosts', 'host_properties', 'outages', 'projects', 'settings',
-          'slot_builds'}
+STEADY = {'counters', 'hosts', 'host_properties', 'outages', 'projects',
+          'settings', 'slot_builds'}
 
 _VERIFY = 'An operator has all compared.'
 _COMPARISON = 'A comparison is of all servers that have a lease.'

@@ -30,12 +30,14 @@ from blazar_core.db import models
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
-__all__ = ['Evictions', 'LEADER', 'PAUSE', 'actions_of']
+__all__ = ['COUNTER', 'Evictions', 'LEADER', 'PAUSE', 'actions_of']
 
 LOG = logging.getLogger(__name__)
 
 #: Seconds between two looks, and the name of what one process does.
 PAUSE, LEADER = 15, 'eviction'
+#: Counts evictions that the cloud has accepted, by ``action``.
+COUNTER = 'blazar_evictions'
 #: Seconds before the lead time from which on evictions are planned.
 _AHEAD = 3 * PAUSE
 #: Seconds after which it is checked whether a server still exists, and how
@@ -323,6 +325,8 @@ class Evictions:
         if why:
             LOG.warning('Server %s: it could not be evicted (%s): %s',
                         move.server_id, action, why)
+        elif why is not None:
+            self._database.counters.add(COUNTER, action=action)
 
     def _reassign(self, move_id: int, lease_id: str) -> None:
         """Another lease needs the capacity that an eviction is to free."""

@@ -20,6 +20,7 @@ import prometheus_client
 from prometheus_client import core
 import sqlalchemy as sa
 
+from blazar_core.capacity import rule
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import counters
@@ -28,6 +29,7 @@ from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.leases import accounting
 from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import eviction
 from blazar_nova.compat import aggregates
 from blazar_nova.services import wiring
 
@@ -161,6 +163,9 @@ class Metrics:
         others = core.GaugeMetricFamily(
             'blazar_capacity_without_lease', 'What servers without a lease '
             'use of it.', labels=by)
+        evictable = core.GaugeMetricFamily(
+            'blazar_capacity_interruptible', 'What interruptible servers use '
+            'of it.', labels=by)
         reserved = core.GaugeMetricFamily(
             'blazar_capacity_reserved', 'What leases reserve of it at a time, '
             'as it is planned now.', labels=[*by, 'in_hours'])
@@ -169,7 +174,8 @@ class Metrics:
             'now.', labels=by)
         with self._parts.database.connection() as connection:
             hosts = connection.execute(sa.select(
-                host.id, host.service_host, host.capacity, host.usage)).all()
+                host.id, host.service_host, host.capacity, host.usage,
+                host.interruptible)).all()
             at = {hours: accounting.reserved_at(
                 connection, now + 3600 * hours) for hours in AHEAD}
         zone_of = {row.id: zones.get(
@@ -177,12 +183,15 @@ class Metrics:
             for row in hosts}
         _add(capacity, zone_of, ((row.id, row.capacity) for row in hosts))
         _add(others, zone_of, ((row.id, row.usage) for row in hosts))
+        _add(evictable, zone_of, (
+            (row.id, amounts) for row in hosts for amounts in
+            rule.by_lead_time(row.interruptible).values()))
         for hours in AHEAD:
             _add(reserved, zone_of, ((one, amounts[0]) for one, amounts in
                                      at[hours].items()), str(hours))
         _add(used, zone_of, ((one, amounts[1])
                              for one, amounts in at[0].items()))
-        yield from (capacity, others, reserved, used)
+        yield from (capacity, others, evictable, reserved, used)
 
     def _counted(self) -> ty.Iterator[_Family]:
         with self._parts.database.connection() as connection:
@@ -275,6 +284,7 @@ class Metrics:
 _GOING_ON = [one for one in states.Lease if one != states.Lease.TERMINATED]
 _COUNTED = {
     engine.EVENTS: 'Events of leases that were carried out, by how they went.',
+    eviction.COUNTER: 'Evictions of interruptible servers, by the action.',
     'blazar_notifications': 'Notifications about leases, by their type.',
     'blazar_refusals': 'Requests that were refused, by the reason.'}
 

@@ -19,6 +19,7 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.db import counters
 from blazar_core.db import leader_election
 from blazar_core.db import models
 from blazar_core.leases import creation
@@ -478,6 +479,11 @@ class TestEvictions(InterruptibleTestCase):
         self.evictions.carry_out()
         self.assertEqual(([], [server_id]),
                          (self.cloud.rests, self.cloud.deleted))
+        self.database.counters.flush()
+        with self.database.connection() as connection:
+            self.assertIn(counters.Counted(
+                eviction.COUNTER, {'action': 'delete'}, 1),
+                counters.read(connection))
 
     def test_a_lease_that_is_given_up_evicts_nobody(self):
         self.host('one', VCPU=4)

@@ -17,10 +17,12 @@ from urllib import request
 
 import fixtures
 from prometheus_client import parser
+import sqlalchemy as sa
 import yaml
 
 from blazar_core.common import errors
 from blazar_core.db import counters
+from blazar_core.db import models
 from blazar_nova.compat import aggregates
 from blazar_nova.listener import metrics
 from blazar_nova.schemas import error_answers
@@ -108,6 +110,16 @@ class TestMetrics(MetricsTestCase):
         self.assertEqual(2, sum(
             value for key, value in found.items()
             if key[0] == 'blazar_capacity_used'))
+
+    def test_what_interruptible_servers_use_is_told_apart(self):
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Host).where(
+                models.Host.name == 'one').values(interruptible={
+                    'a': [{'VCPU': 2}, 600, 0], 'b': [{'VCPU': 1}, 60, 0]}))
+        self.refresh()
+        self.assertEqual(3, sum(
+            value for key, value in self.values().items() if key[:2] == (
+                'blazar_capacity_interruptible', ('resource_class', 'VCPU'))))
 
     def test_another_listener_is_the_leader_when_one_has_gone(self):
         self.refresh()

@@ -332,10 +332,11 @@ class InterruptibleServers:
     def _shown(self, rows: ty.Sequence[models.InterruptibleServer],
                ) -> list[dict[str, ty.Any]]:
         now, ids = self._clock.now(), {row.server_id for row in rows}
+        with self._index.fresh():
+            known = self._index.interruptible_servers()
         with self._database.connection() as connection:
-            hosts = interruptible.hosts(
-                connection, now,
-                lambda row: not ids.isdisjoint(row.interruptible))
+            hosts = interruptible.hosts(connection, now, ids={
+                known[one] for one in ids if one in known})
             evictions = {one.server_id: one for one in connection.execute(
                 _EVICTIONS, {'servers': [*ids]})}
         placed = {one.id for host in hosts for one in host.servers}

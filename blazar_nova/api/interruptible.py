@@ -50,6 +50,7 @@ class InterruptibleController:
 
     def update(self, request: webob.Request,
                server_id: str) -> web_requests.Answer:
+        self._servers.authorize(web_requests.context(request), 'put')
         asked = interruptible_params.of_body(
             web_requests.body(request, _EXAMPLE), self._actions)
         return 200, {'interruptible': self._servers.make(

@@ -94,7 +94,7 @@ class InterruptibleServers:
             may not make; says what to do
         """
         context = call.context
-        self._authorize(context, 'put')
+        self.authorize(context, 'put')
         if asked.safe_for:
             self._check_safe(call, asked.safe_for)
         self._with_trusts(context, call.server_ids, asked, lambda connection:
@@ -183,7 +183,7 @@ class InterruptibleServers:
         :raises Conflict: when it is interruptible already, has a lease, or is
             changing
         """
-        self._authorize(context, 'put')
+        self.authorize(context, 'put')
         joiner = join_checks.joiner(server_id, context.project_id)
         if self._parts.leases.lookup.is_leased(server_id):
             raise _leased(server_id)
@@ -279,7 +279,7 @@ class InterruptibleServers:
         :param everybody: those of all projects
         :param after: the id of the one before
         """
-        self._authorize(context, 'get_all_projects' if everybody else 'get')
+        self.authorize(context, 'get_all_projects' if everybody else 'get')
         return self._shown(self._rows(
             None if everybody else context.project_id, None, after, limit))
 
@@ -305,7 +305,7 @@ class InterruptibleServers:
 
     def _of_project(self, context: ty.Any, rule: str, server_id: str,
                     ) -> list[models.InterruptibleServer]:
-        self._authorize(context, rule)
+        self.authorize(context, rule)
         rows = self._rows(server_ids=[server_id])
         if not rows or rows[0].project_id != context.project_id and (
                 not self._policy.allows(
@@ -355,7 +355,10 @@ class InterruptibleServers:
             'eviction': _eviction(evictions.get(row.server_id)),
             'created_at': clocks.stamp(row.created_at)} for row in rows]
 
-    def _authorize(self, context: ty.Any, rule: str) -> None:
+    def authorize(self, context: ty.Any, rule: str) -> None:
+        """
+        :raises Forbidden: when the user may not do this
+        """
         self._policy.authorize(context, f'blazar:interruptible:{rule}',
                                {'project_id': context.project_id})
 

@@ -45,10 +45,10 @@ BAD_PARAMS = (
     # Keys.
     (f'{{{NOW}, "nmae": "x"}}', 'Did you mean "name"?'),
     (f'{{{NOW}, "end_date": "x"}}', 'Did you mean "end"?'),
-    (f'{{{NOW}, "zzz": 1}}', 'Known keys: name, start, end, duration, '
-     'before_end, before_end_action, events, on_end, grace_period, '
-     'auto_extend, lease_type, retries, retry_interval, timeout, '
-     'recurrence, server_status.'),
+    (f'{{{NOW}, "zzz": 1}}', 'Known keys: name, description, tags, start, '
+     'end, duration, before_end, before_end_action, events, on_end, '
+     'grace_period, auto_extend, lease_type, retries, retry_interval, '
+     'timeout, recurrence, server_status.'),
     ('{"start": "now", "start": "now", "duration": "2h"}', 'Write it once.'),
     ('{"start": "now", "duration": null}', 'needs "end" or "duration"'),
     ('{"start": "now", "duration": 2}', 'Write a string, such as '

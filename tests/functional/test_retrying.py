@@ -133,7 +133,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual(lease['id'], listed['id'])
         error = str(self.ask('PUT', f'/leases/{lease["id"]}',
                              {'name': 'other'}, code=400))
-        self.assertIn('waits for capacity', error)
+        self.assertIn('Still waiting for capacity', error)
         self.give_back()
         self.look()
         self.look()

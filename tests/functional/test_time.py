@@ -335,7 +335,7 @@ class WakeTest(leased.LeasedTestCase):
         lease_id = self.lease('vm1')['id']
         listeners = [self.new_listener(self.clock) for _ in range(count)]
         ready = threading.Barrier(count)
-        unmark = nova_cloud.reserved.unmark
+        unmark = nova_cloud.reserved_state.unmark
 
         def together(*args: ty.Any) -> ty.Any:
             woken = unmark(*args)

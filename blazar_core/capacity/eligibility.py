@@ -99,16 +99,13 @@ class Eligibility:
                 # With a whole host its holder may do what he likes.
                 return Eligible(None, dict.fromkeys(
                     apart.held.get(reservation_id, ()), selection.MANY), 0)
-            evictable = None if mine is not None else interruptible.window_of(
-                connection, server_id, now)
-            window = evictable or model.Window(
-                now, model.FOREVER if mine is None else max(
-                    mine.end_date, now + rule.OVERDUE))
+            window = _window_of(connection, server_id, mine, now)
             affinity = mine and (mine.params or {}).get('affinity')
             siblings = [] if affinity is None else _siblings(connection, mine)
             with self._index.excluding(own), (
-                    contextlib.nullcontext() if evictable is None else
-                    self._index.keeping_interruptible(window.end)):
+                    self._index.keeping_interruptible(window.end)
+                    if mine is None and window.end < model.FOREVER
+                    else contextlib.nullcontext()):
                 # Nova asks about one server, and others may have to follow.
                 by_host = self._fits_by_host(
                     timeline, resources, uuids, window,
@@ -179,6 +176,17 @@ class Eligibility:
             peaks=peaks)
         return dict(zip(self._index.uuids()[judged].tolist(),
                         rooms[judged].tolist(), strict=True))
+
+
+def _window_of(connection: sa.Connection, server_id: str, mine: ty.Any,
+               now: int) -> model.Window:
+    """Return the window over which a server has to fit: to the end of its
+    booking, until it can be evicted, or without an end.
+    """
+    if mine is not None:
+        return model.Window(now, max(mine.end_date, now + rule.OVERDUE))
+    return interruptible.window_of(connection, server_id, now) or (
+        model.Window(now, model.FOREVER))
 
 
 def _shut_to(booked: model.Host | None, apart: booking_index.DedicatedHosts,

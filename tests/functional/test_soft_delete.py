@@ -132,6 +132,8 @@ class TestPoliciesOfAnEnd(test_ends.EndsTestCase, SoftDeleteTestCase):
             self.end()
             self.wait_until_gone(server['id'])
             self.assertEqual({}, self.images())
+            # One that was going as it was released is looked at again.
+            self.listener.mirror.recheck()
             self.assert_verified()
 
 

@@ -312,7 +312,7 @@ class InterruptibleServers:
                     context, 'blazar:interruptible:get_all_projects',
                     {'project_id': rows[0].project_id})):
             raise errors.NotFound(
-                f'There is no interruptible server {server_id}.')
+                f'Interruptible server {server_id} could not be found.')
         return rows
 
     def _rows(self, project_id: str | None = None,

@@ -667,10 +667,12 @@ class IsolationTest(LeaseApiTestCase):
                 answer.status_code != 201):
             self.assertNotIn('owned', answer.text, what)
         if who == 'other' and answer.status_code == 404 and '{' in row.path:
-            lease_id, = named.values() or [self.nothing]
+            subject, = named.values() or [self.nothing]
+            kind = ('Interruptible server' if 'interruptible' in row.path
+                    else 'Lease')
             self.assertEqual(
                 {'error_code': 404, 'error_name': 'NOT_FOUND',
-                 'error_message': f'Lease {lease_id} could not be found.'},
+                 'error_message': f'{kind} {subject} could not be found.'},
                 answer.json(), what)
 
     def test_what_a_list_has(self) -> None:

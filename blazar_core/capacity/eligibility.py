@@ -69,9 +69,9 @@ class Eligibility:
         A server with a booking may go to its booked host, and to any host
         where the rule holds until its booking ends; an interruptible one
         where it holds for as long as an eviction takes; the others only where
-        it holds for ever. The servers of one reservation that are not placed
-        yet may change places: what is booked for them stands in the way of
-        others, not in theirs. Hosts without a booking of somebody else are
+        it holds without an end. The servers of one reservation that are not
+        placed yet may change places: what is booked for them stands in the way
+        of others, not in theirs. Hosts without a booking of somebody else are
         not judged: there is no promise that could be broken, and the cloud
         knows better what fits.
 

@@ -10,8 +10,8 @@ from blazar_core.common import inputs
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import dates
 
-__all__ = ['ARE', 'EXTRA_SPEC', 'InterruptibleParams', 'check', 'of_body',
-           'of_flavor', 'of_hints']
+__all__ = ['ARE', 'EXTRA_SPEC', 'InterruptibleParams', 'check',
+           'check_actions', 'of_body', 'of_flavor', 'of_hints']
 
 #: The extra spec of flavors whose servers are interruptible.
 EXTRA_SPEC = 'blazar:interruptible'
@@ -76,6 +76,17 @@ def check(hints: collections.abc.Mapping[str, object],
     """
     if ARE.intersection(hints):
         of_hints(hints, actions, boot_hints.INTERRUPTIBLE not in hints)
+
+
+def check_actions(actions: ty.Sequence[str]) -> None:
+    """Make sure that there is something by which servers are evicted.
+
+    :raises ConfigurationError: when there is not
+    """
+    if not actions:
+        raise errors.ConfigurationError(
+            '[blazar] eviction_actions is empty. Write shelve,delete or one '
+            'of them, or leave it out.')
 
 
 def of_flavor(flavor: ty.Any) -> bool:

@@ -75,9 +75,7 @@ class LeaseAdmission:
                 self._go_within(hosts_of, asked, call)
             elif asked is None and reservation_id is None:
                 asked = default = self._defaulting.request(call)
-            if evictable is not None:
-                pass
-            elif reservation_id is not None and (
+            if reservation_id is not None and (
                     hosts_of is None or asked is not None):
                 self._take_places(reservation_id, asked, call)
                 then = functools.partial(self._send, call, send)

@@ -41,6 +41,7 @@ from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import host_cleaning
 from blazar_nova.resource_types import installed_policies
 from blazar_nova.resource_types import registry
+from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import lease_views
 from blazar_nova.services import budget_service
 from blazar_nova.services import keystone_identity
@@ -137,6 +138,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     outside = budget_service.External(conf, trusts.place)
     types = registry.types(lookup.Lookup(books, clock))
     host_cleaning.command_of(conf.blazar)
+    interruptible_params.check_actions(conf.blazar.eviction_actions)
     words = lease_views.LeaseViews(types)
 
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:

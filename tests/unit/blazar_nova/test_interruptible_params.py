@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is said of interruptible servers, and of their eviction."""
+
+from blazar_core.common import errors
+from blazar_nova.schemas import interruptible_params
+from tests.unit import base
+
+
+class TestActions(base.TestCase):
+
+    def test_an_operator_leaves_some(self):
+        self.assertIn('eviction_actions is empty', str(self.assertRaises(
+            errors.ConfigurationError, interruptible_params.check_actions,
+            [])))
+        interruptible_params.check_actions(['delete'])
+
+    def test_the_first_one_is_the_default(self):
+        self.assertEqual(('delete', 0), interruptible_params.of_hints(
+            {'interruptible': 'True'}, ['delete', 'shelve']))
+        self.assertRaises(
+            errors.InvalidLeaseParams, interruptible_params.of_hints,
+            {'interruptible': 'True', 'on_evict': 'shelve'}, ['delete'])

@@ -360,7 +360,7 @@ class HorizonTest(test_hosts.HostsTestCase):
             with open(os.path.join(METADEFS, name)) as file:
                 self.admin('POST', '/metadefs/namespaces', json.load(file),
                            service='glance')
-        self.assertEqual(2, len(self.metadefs()))
+        self.assertEqual(3, len(self.metadefs()))
         browser = self.log_in()
         browser.open(INSTANCES)
         browser.click('#instances__action_launch-ng')

@@ -79,8 +79,8 @@ def absorb_servers(session: orm.Session, now: int,
                    server_ids: ty.Collection[str]) -> None:
     """What runs on these hosts is within what is about to have them.
 
-    It is counted no more, which is right only if they are handed over
-    (:func:`hand_over`) in the same transaction.
+    It is counted no more, which is right only if they are assigned
+    (:func:`assign`) in the same transaction.
 
     :param server_ids: those that may be there
     :raises HostInUse: when others are, or it is not known which are

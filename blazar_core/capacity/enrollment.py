@@ -22,7 +22,7 @@ from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['MAX_EXTRA', 'Enrollment', 'Property', 'cancel', 'allocations',
+__all__ = ['Attempt', 'MAX_EXTRA', 'Property', 'cancel', 'allocations',
            'start', 'change', 'check_unbooked', 'complete', 'exists', 'get',
            'is_replaced', 'remove', 'left', 'listed', 'properties', 'public',
            'retire', 'set_private']
@@ -75,11 +75,11 @@ class Property(ty.NamedTuple):
     values: list[str]
 
 
-class Enrollment(ty.NamedTuple):
+class Attempt(ty.NamedTuple):
     """An enrolment that goes on, for as long as it is neither done nor given
     up: all that time nobody without a lease is let in.
 
-    :ivar begun: at which generation of the host
+    :ivar enrolled_generation: of the host, when it was begun
     :ivar is_own: whether it was begun just now, and not by somebody before
     """
 
@@ -101,7 +101,7 @@ def listed(session: orm.Session, after: int = 0, most: int | None = None,
 
 
 def start(session: orm.Session, now: int, uuid: str,
-          extra: ty.Mapping[str, str], reservable: bool = True) -> Enrollment:
+          extra: ty.Mapping[str, str], reservable: bool = True) -> Attempt:
     """From now on a host takes only servers with a lease.
 
     Safe to repeat until it is enrolled: the same attempt goes on.
@@ -135,10 +135,10 @@ def start(session: orm.Session, now: int, uuid: str,
            else host.enrolled_generation,
            enrolled_at=now if is_own else host.enrolled_at,
            reservable=reservable, extra=_said(extra))
-    return Enrollment(host.id, host.enrolled_generation, is_own)
+    return Attempt(host.id, host.enrolled_generation, is_own)
 
 
-def complete(session: orm.Session, now: int, attempt: Enrollment) -> None:
+def complete(session: orm.Session, now: int, attempt: Attempt) -> None:
     """The cloud keeps all others off a host: it can be reserved.
 
     :raises Conflict: when that was given up meanwhile; others may have been
@@ -156,7 +156,7 @@ def complete(session: orm.Session, now: int, attempt: Enrollment) -> None:
 
 
 def cancel(session: orm.Session, now: int,
-           attempt: Enrollment) -> models.Host | None:
+           attempt: Attempt) -> models.Host | None:
     """Give an enrolment up.
 
     :returns: the host, which is leaving; None: somebody has finished it, or

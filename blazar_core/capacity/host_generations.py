@@ -38,7 +38,7 @@ _TAKE_MANY = sa.update(_HOSTS).where(
 _OF_USAGE = frozenset({'usage', 'consumers', 'updated_at', 'recheck_at'})
 
 
-class Host(ty.Protocol):
+class ReadHost(ty.Protocol):
     """A host as it was read."""
 
     @property
@@ -50,7 +50,7 @@ class Host(ty.Protocol):
         ...
 
 
-class Change(ty.Protocol):
+class Delta(ty.Protocol):
     """So much more (sign 1) or less (sign -1) on a host over a window."""
 
     @property
@@ -66,8 +66,8 @@ class Change(ty.Protocol):
         ...
 
 
-def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[Host],
-            changes: ty.Mapping[int, ty.Sequence[Change]],
+def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[ReadHost],
+            changes: ty.Mapping[int, ty.Sequence[Delta]],
             **values: ty.Any) -> None:
     """Claim the right to decide about hosts, and say what was decided.
 
@@ -102,7 +102,7 @@ def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[Host],
         connection.execute(_CHANGES.insert(), rows)
 
 
-def _take(connection: sa.Connection, hosts: ty.Sequence[Host],
+def _take(connection: sa.Connection, hosts: ty.Sequence[ReadHost],
           values: ty.Mapping[str, ty.Any]) -> None:
     """Move the generations of hosts by one.
 

@@ -7,7 +7,7 @@ A process that has read them (``python -m benchmarks wide``) has grown by:
 * 140 MiB as it is;
 * 155 MiB with a dict for each record instead of :class:`_Record`;
 * 235 MiB where equal values are not shared (:class:`InternedRecords`);
-* 192 MiB where freed memory is not returned (:func:`give_back`).
+* 192 MiB where freed memory is not returned (:func:`trim_heap`).
 """
 
 import collections.abc

@@ -58,9 +58,9 @@ _CONFIRM = sa.update(_HOSTS).where(
     (_HOSTS.c.recheck_at == sa.bindparam('was'),
      sa.bindparam('becomes', type_=sa.BigInteger)),
     else_=_HOSTS.c.recheck_at))
-#: What :func:`host_of` makes hosts of, the oldest first: PostgreSQL would put
-#: some into the places of rows that are gone, and equal hosts are picked in
-#: the order in which they are read.
+#: What :func:`snapshot.host_of` makes hosts of, the oldest first: PostgreSQL
+#: would put some into the places of rows that are gone, and equal hosts are
+#: picked in the order in which they are read.
 HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,

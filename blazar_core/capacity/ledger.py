@@ -13,7 +13,7 @@ has moved its generation, so that the update finds no row, and this transaction
 is rolled back and run again: it is always the later one that loses, and
 nothing of it is left.
 
-Each decision leaves behind what it changed (:class:`models.LeaseChange`), for
+Each decision leaves behind what it changed (:class:`models.Change`), for
 the processes that keep the books in memory, and its usage records
 (:mod:`blazar_core.capacity.usage_records`).
 
@@ -227,7 +227,7 @@ def hold(connection: sa.Connection, host_ids: ty.Collection[int],
     return True
 
 
-class _Change(ty.NamedTuple):
+class _Delta(ty.NamedTuple):
     """So much more (sign 1) or less (sign -1) on a host over a window."""
 
     window: model.Window
@@ -262,26 +262,26 @@ class HostLoad(ty.NamedTuple):
             self.reservable) and (self.enrolment == states.Enrollment.ENROLLED)
 
 
-def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Change]]:
+def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Delta]]:
     """What edits do to each host."""
-    changes: dict[int, list[_Change]] = collections.defaultdict(list)
+    changes: dict[int, list[_Delta]] = collections.defaultdict(list)
     for row, new in edits:
         if row is not None and row.host_id is not None:
             # What overstays has had no promise for that: none to prolong.
             longer = new is not None and new.window.end > row.end_date
-            changes[row.host_id].append(_Change(
+            changes[row.host_id].append(_Delta(
                 model.Window(row.start_date, row.end_date), row.resources,
                 -1, None if longer else row.claimed_at))
         if new is not None and new.host_id is not None:
             changes[new.host_id].append(
-                _Change(new.window, new.resources, 1, new.claimed_at))
+                _Delta(new.window, new.resources, 1, new.claimed_at))
     return changes
 
 
-def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
+def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Delta]],
           edits: ty.Iterable[Edit], now: int, ids: ty.Collection[int],
           with_bookings: bool,
-          ) -> tuple[list['HostLoad'], dict[int, list[_Change]]]:
+          ) -> tuple[list['HostLoad'], dict[int, list[_Delta]]]:
     """The hosts of a decision, in the order of their ids, and what others
     have booked there. One statement: no generation is read after a booking.
     """
@@ -297,13 +297,13 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Change]],
         query = query.with_for_update(of=_HOSTS)
     own = {row.id for row, _new in edits if row is not None}
     hosts: dict[int, HostLoad] = {}
-    others: dict[int, list[_Change]] = collections.defaultdict(list)
+    others: dict[int, list[_Delta]] = collections.defaultdict(list)
     for row in connection.execute(
             query, {'hosts': sorted(ids), **times}):
         if row.id not in hosts:
             hosts[row.id] = HostLoad(*row[:len(SEEN)])
         if len(row) > len(SEEN) and row.booking_id not in (None, *own):
-            others[row.id].append(_Change(
+            others[row.id].append(_Delta(
                 model.Window(row.start_date, row.end_date), row.resources, 1,
                 row.claimed_at))
     return list(hosts.values()), others
@@ -336,8 +336,8 @@ _WITH_BOOKINGS = _ALONE.add_columns(
            _BOOKINGS.c.claimed_at.is_not(None))))
 
 
-def _check(host: HostLoad, now: int, others: ty.Iterable[_Change],
-           changes: ty.Sequence[_Change]) -> None:
+def _check(host: HostLoad, now: int, others: ty.Iterable[_Delta],
+           changes: ty.Sequence[_Delta]) -> None:
     """Check the rule at every instant at which a host gets more than before.
 
     :raises OverCapacity: when it does not hold

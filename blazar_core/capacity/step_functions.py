@@ -254,7 +254,7 @@ class Layout:
     :ivar count: how many rows there are
     :ivar time: when each step begins; empty places are at ``NEVER``
     :ivar size: how long each step lasts, in one byte: see
-        :func:`steps.size_of`
+        :func:`size_of`
     :ivar levels: for each column, the level of each step; empty places hold
         the largest value of their type
     :ivar lowest: for each column, a level below which it was not lately

@@ -263,7 +263,7 @@ def end_of(window: model.Window) -> int:
 
 
 #: Ids of hosts, or a truth value for each host in the order of
-#: :attr:`Timeline.ids`; None for all of them.
+#: :attr:`Calendar._ids`; None for all of them.
 Hosts: ty.TypeAlias = npt.NDArray[np.bool_] | ty.Collection[int] | None
 
 
@@ -274,7 +274,7 @@ class Tentative:
     of the calendar stay as they are.
 
     :ivar servers: how many there are on each host, in the order of
-        :attr:`Timeline.ids`
+        :attr:`Calendar._ids`
     :ivar amounts: by class, what they take of each
     """
 
@@ -327,7 +327,7 @@ class Timeline(Calendar):
              peaks: ty.Sequence[Ints] | None = None) -> Ints:
         """How many servers of a demand fit on each host over all of a window.
 
-        For every host in the order of :attr:`ids`; never more than
+        For every host in the order of :attr:`_ids`; never more than
         :meth:`model.Demand.most_per_host`, and 0 for those not asked about.
         The demand's own choice of hosts is not looked at. A host that does
         not report a class that is needed has no room, except of the shared
@@ -359,7 +359,7 @@ class Timeline(Calendar):
         The demand's own choice of hosts is not looked at. None when it never
         fits.
 
-        Costs as much as :meth:`rooms` of some hosts where it fits at once;
+        Costs as much as :meth:`fits` of some hosts where it fits at once;
         otherwise O(S).
 
         :raises ValueError: when the duration is not positive

@@ -15,8 +15,6 @@ says why, and from when it could be.
 Amounts of resources are plain dicts from resource class to a whole number,
 as in placement: ``{'VCPU': 2, 'MEMORY_MB': 2048, 'DISK_GB': 20}``.
 All times are whole seconds since the epoch, UTC.
-
-How long a server is on its host.
 """
 
 import dataclasses

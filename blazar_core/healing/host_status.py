@@ -227,7 +227,7 @@ class HostStatus:
 
 class HostOutage(ty.NamedTuple):
     """A host that is away, will be, or seems to be; see
-    :class:`notes.Outage`.
+    :class:`models.Outage`.
 
     :ivar until: when it is expected to be there again; 0: it is there
     """

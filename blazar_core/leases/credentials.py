@@ -43,7 +43,7 @@ class Credentials:
 
     def put(self, session: orm.Session, lease: models.Lease, sealed: str,
             ) -> list[str]:
-        """As :meth:`entrust`, where the lease is locked."""
+        """As :meth:`store`, where the lease is locked."""
         row = session.get(models.Credential, lease.id)
         if row is None:
             session.add(models.Credential(

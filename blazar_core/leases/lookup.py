@@ -152,7 +152,7 @@ class Lookup:
                        lease: requests.LeaseRequest | None = None,
                        ) -> str | None:
         """Why servers of a project may not use a reservation of whole hosts:
-        see :func:`within.why_not`.
+        see :func:`hosted_servers.why_not`.
 
         :param lease: the lease that they are to have for themselves
         """

@@ -125,7 +125,7 @@ class Slots:
         return lease_id
 
     def free(self, server_ids: ty.Collection[str]) -> None:
-        """Take back :meth:`occupy`, for servers that will not be built."""
+        """Take back :meth:`take`, for servers that will not be built."""
         self._database.retried(self._free, server_ids)
 
     def _free(self, server_ids: ty.Collection[str]) -> None:

@@ -465,7 +465,7 @@ def _count(bound: admissions.ProjectHosts, lease: models.Lease,
 
 def new_window(lease: models.Lease, change: LeaseChange,
                now: int) -> model.Window:
-    """See :func:`.replanning.window_of`."""
+    """See :func:`.resize.window_of`."""
     return resize.window_of(
         lease, change.start, change.end, change.was_end, now)
 

@@ -54,7 +54,7 @@ class BudgetEvents:
             except (errors.LimitExceeded, errors.CloudUnavailable) as exc:
                 return lease_status.RetryAfter(
                     lease_status.AWAY,
-                    f'the budget service does not charge it: ' f'{exc}',
+                    f'the budget service does not charge it: {exc}',
                     lease_status.LONGEST_PAUSE, shown=True)
         now, is_over = self._read(lease_id)
         if is_over:

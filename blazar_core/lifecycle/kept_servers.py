@@ -162,7 +162,7 @@ class KeptServers:
                     'Its servers were deleted or removed before it started.'))
                 return None, ('lease.event.end_lease', lease_status.finish(
                     session, lease, now))
-            rows = lease_status.bookings(lease)
+            rows = lease.bookings
             for row, server_id in zip(rows, there, strict=False):
                 row.server_id, row.dispatched_at = server_id, now
             # Those that were deleted do not come any more.

@@ -280,7 +280,7 @@ class LeaseClose:
             if lease_status.has_servers(session, lease_id) or (
                     lease_status.comes_first(lease) and not closed) or (
                     lease.status != states.Lease.TERMINATING and
-                    lease_status.bookings(lease)):
+                    lease.bookings):
                 return False
             described = lease_status.finish(session, lease, self._clock.now())
         fault_points.fault_point(fault_points.FaultPoint.END_OVER, lease_id)

@@ -196,12 +196,12 @@ class LeaseStart:
             crowded = self._crowded(session, {
                 booking.host_id for one in due
                 if now < one.start_date + self._start_timeout
-                for booking in lease_status.bookings(one)}, now)
+                for booking in one.bookings}, now)
             outside = {one.id: _why_not_within(session, one) or (
                 exclusive.why_wait(session, one)) for one in due}
         return {lease_id: Read(
             lease, sealed.get(lease_id), not crowded.isdisjoint(
-                booking.host_id for booking in lease_status.bookings(lease))
+                booking.host_id for booking in lease.bookings)
             and now < lease.start_date + self._start_timeout,
             outside.get(lease_id, '')) for lease_id, lease in leases.items()}
 

@@ -30,7 +30,7 @@ from blazar_core.leases import views
 __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'Failed', 'GRACE', 'LEFT',
            'LONGEST_PAUSE', 'LONGEST_WAIT', 'Lease', 'NOT_CLOSED', 'NOT_FREE',
            'NOT_LEFT', 'ORPHANED', 'Result', 'RetryAfter', 'apart',
-           'booking_of', 'bookings', 'comes_first', 'deferred', 'explain',
+           'booking_of', 'comes_first', 'deferred', 'explain',
            'fail_waiting', 'finish', 'follow', 'give_room_back',
            'has_servers', 'is_building', 'no_image', 'pause', 'put_off',
            'refused', 'server_counts', 'servers', 'update_status', 'waiting']
@@ -136,12 +136,6 @@ _COUNTS = sa.select(
 ).group_by(_B.reservation_id)
 
 
-def bookings(lease: models.Lease) -> list[models.Booking]:
-    """All bookings of a lease."""
-    return [booking for reservation in lease.reservations
-            for booking in reservation.bookings]
-
-
 def comes_first(lease: models.Lease) -> bool:
     """Whether a lease is there before what takes it: no boot made it."""
     return any(not one.booted for one in lease.reservations)
@@ -149,7 +143,7 @@ def comes_first(lease: models.Lease) -> bool:
 
 def waiting(lease: models.Lease) -> list[str]:
     """The servers of a lease whose build has not been sent."""
-    return [booking.server_id for booking in bookings(lease)
+    return [booking.server_id for booking in lease.bookings
             if booking.server_id is not None and
             booking.dispatched_at is None and booking.failed_at is None]
 
@@ -162,7 +156,7 @@ def _is_unsettled(booking: models.Booking) -> bool:
 def is_building(lease: models.Lease) -> bool:
     """Whether of the servers that were sent some are not settled yet."""
     return any(_is_unsettled(booking) and booking.dispatched_at is not None
-               for booking in bookings(lease))
+               for booking in lease.bookings)
 
 
 def deferred(event_type: str, why: str) -> conditions.Condition:
@@ -246,7 +240,7 @@ def put_off(server_ids: ty.Sequence[str], why: str) -> conditions.Condition:
 
 def servers(lease: models.Lease) -> list[str]:
     """The servers of a lease that have a booking."""
-    return [booking.server_id for booking in bookings(lease)
+    return [booking.server_id for booking in lease.bookings
             if booking.server_id is not None]
 
 
@@ -321,7 +315,7 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     """Nothing of a lease is left but its record."""
     _give_hosts_back(session, lease.reservations, now)
     ledger.amend(session, now, [
-        ledger.Edit(booking, None) for booking in bookings(lease)])
+        ledger.Edit(booking, None) for booking in lease.bookings])
     lease.enter(states.Lease.TERMINATED, now)
     conditions.update(lease, now, *conditions.TRANSIENT)
     for reservation in lease.reservations:
@@ -410,7 +404,7 @@ def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
         ) else states.Lease.ERROR, now)
         for reservation in lease.reservations:
             reservation.enter(states.Reservation.ERROR, now)
-    waiting = [row for row in bookings(lease)
+    waiting = [row for row in lease.bookings
                if row.dispatched_at is None]
     for row in waiting:
         row.failed_at = now

@@ -291,7 +291,7 @@ def _unbuilt(lease: models.Lease, server_id: str, fault: str,
     rows = lease_status.servers(lease)
     before = conditions.find(lease.conditions, conditions.Type.BUILD_FAILED)
     first = fault if before is None else before['details']['fault']
-    failed = [row.server_id for row in lease_status.bookings(lease)
+    failed = [row.server_id for row in lease.bookings
               if row.server_id is not None and row.failed_at is not None]
     return conditions.Condition(
         conditions.Type.BUILD_FAILED, conditions.Reason.SERVERS_FAILED,

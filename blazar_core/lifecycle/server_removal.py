@@ -208,7 +208,7 @@ def _leaving(lease: models.Lease, server_ids: ty.Collection[str], now: int,
         raise errors.Conflict(
             f'Lease {lease.id} is {views.status(lease)}: servers can be '
             'removed only while a lease is ACTIVE, before its end.')
-    own = {row.server_id: row for row in lease_status.bookings(lease)
+    own = {row.server_id: row for row in lease.bookings
            if row.reservation.booted and row.running and
            hosted_servers.of(row.reservation) is None}
     for server_id in server_ids:
@@ -223,7 +223,7 @@ def _count_again(session: orm.Session, lease: models.Lease) -> None:
     """A lease without those that have left it. What it was is kept of one
     that nobody is left in.
     """
-    if not lease_status.bookings(lease):
+    if not lease.bookings:
         return
     for one in lease.reservations:
         one.amount = len(one.bookings)

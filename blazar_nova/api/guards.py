@@ -96,7 +96,7 @@ class Guards:
     def _held_back(self, environ: Environ, server_id: str,
                    kind: nova_router.Kind) -> ty.Any:
         """The answer to an action on a held server; None for any other, and
-        for what it can have (:mod:`compat.editing`).
+        for what it can have (:mod:`compat.reserved_edits`).
 
         Nova answers for those who must not know that the server exists.
         """

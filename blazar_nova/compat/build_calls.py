@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The call that builds servers: sent, undone, and kept as text.
+"""The call that builds servers, between Nova's API and the cast to the
+conductor: sent, undone, and kept as text.
 
 Not everything in the call is also in Nova's databases (the requested
 networks, the admin password and injected files are not), so the whole call
 is kept. What is in the databases is read again when the call is sent.
-
-Between Nova's API and the cast of a build.
 
 ``nova.compute.api.API.create()`` does all of the work of a boot: validation,
 quotas, volumes, and the records of the server. It ends in one call,

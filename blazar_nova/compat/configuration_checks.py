@@ -58,7 +58,7 @@ def refuse(process: str, problems: ty.Sequence[str]) -> None:
 
 
 def nova_api() -> list[str]:
-    """The state RESERVED, as :func:`reserved.install` left it."""
+    """The state RESERVED, as :func:`reserved_state.install` left it."""
     problems = []
     if reserved_state.install() == 0:
         problems.append('the lists of server states in Nova\'s response '

@@ -113,7 +113,7 @@ def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
     """What servers of a flavor need, with what Nova says of hosts for them.
 
     :param placement: what it said already, where there are several of these
-    :param later: see :func:`demands.demand_of`
+    :param later: see :func:`server_demand.demand_of`
     :raises NoSuchHost: when Nova's own rules leave no host
     """
     demand = server_demand.demand_of(

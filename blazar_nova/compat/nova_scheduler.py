@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Nova's scheduler loads, and what it hands to what it loads.
-
-In front of the scheduler's claim: the books first, then placement.
+"""What Nova's scheduler loads, and its claim: the reservation database comes
+first, then placement.
 
 Nova's scheduler claims the hosts it has chosen one after the other, the best
 one first, until placement lets it have one; it does so for forced hosts, to
@@ -18,7 +17,6 @@ from nova import objects
 from nova.scheduler import filters
 from nova.scheduler import manager
 from nova.scheduler import utils
-from nova.scheduler import utils as scheduler_utils
 from nova.scheduler import weights
 from nova.virt import hardware
 from oslo_log import log as logging
@@ -61,7 +59,7 @@ def is_rebuild(spec: ty.Any) -> bool:
     Nova asks this for filters that judge one host at a time; one that
     judges all at once has to ask by itself.
     """
-    return bool(scheduler_utils.request_is_rebuild(spec))
+    return bool(utils.request_is_rebuild(spec))
 
 
 def may_be_leased(spec: ty.Any) -> bool:

@@ -5,8 +5,8 @@
 Nova changes a server in its cell, and one that has no cell yet only where it
 is renamed. A held one is what its BuildRequest says, and is built by that: it
 is locked and given metadata there. Whoever changes one locks its row, and so
-does the start (:func:`reserved.unmark`), so that what is accepted is in the
-build, and what comes too late is refused.
+does the start (:func:`reserved_state.unmark`), so that what is accepted is in
+the build, and what comes too late is refused.
 """
 
 import contextlib

@@ -40,10 +40,10 @@ class Cloud(ty.Protocol):
     """What has to be known of Nova."""
 
     def member(self, name: str) -> pool.Member:
-        """A host: see :func:`enrolling.chosen`."""
+        """A host: see :func:`host_enrollment.chosen`."""
 
     def occupants(self, host: pool.Member) -> list[host_servers.Occupant]:
-        """The servers there: see :func:`occupants.on`."""
+        """The servers there: see :func:`host_servers.on`."""
 
 
 def plan(parts: wiring.Parts, cloud: Cloud, blazar: blazar_source.Blazar,

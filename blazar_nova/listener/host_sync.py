@@ -56,7 +56,7 @@ class HostSync:
         """Make the books true for every host.
 
         :param apart: carries out what may fail by itself; see
-            :meth:`mirror.ServerSync.apart`
+            :meth:`server_sync.ServerSync.apart`
         :param go_on: whether to
         :param spread: seconds that it may take
         :raises CloudUnavailable: when several hosts one after the other

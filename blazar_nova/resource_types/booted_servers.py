@@ -63,7 +63,7 @@ def demand_of(context: ty.Any, call: build_calls.BuildCall,
     else; which of the hosts they get is decided when they are built.
 
     :param window: when they are there; None: that is not known yet
-    :param later: see :func:`demands.demand_of`
+    :param later: see :func:`server_demand.demand_of`
     :raises NoSuchHost: when Nova's own rules leave no host
     :raises CloudUnavailable: when placement does not answer
     """

@@ -179,7 +179,7 @@ class HostEnrollment:
 
     def change(self, host_id: int, extra: ty.Mapping[str, str | None],
                reservable: bool | None) -> dict[str, ty.Any]:
-        """Say something else of a host: see :func:`enrolment.change`.
+        """Say something else of a host: see :func:`enrollment.change`.
 
         :raises InvalidLeaseParams: when too much would be said of it
         :raises NotFound: when there is none of that id
@@ -199,7 +199,7 @@ class HostEnrollment:
 
     def listed(self, after: int = 0, most: int | None = None,
                reserved: bool = True) -> list[dict[str, ty.Any]]:
-        """Hosts that are enrolled: see :func:`enrolment.listed`.
+        """Hosts that are enrolled: see :func:`enrollment.listed`.
 
         :param reserved: whether their zones may be those of reservations
         """
@@ -256,7 +256,7 @@ class HostEnrollment:
                 self._parts.clock.now())
         return awaited.keys() | host_servers.everybody(host)
 
-    def _give_up(self, attempt: enrollment.Enrollment,
+    def _give_up(self, attempt: enrollment.Attempt,
                  host: pool.Member) -> None:
         """Nothing comes of an enrolment; who goes on with one that somebody
         else has begun leaves it to them.

@@ -48,7 +48,7 @@ _Lease: ty.TypeAlias = dict[str, ty.Any]
 
 
 class LeaseAdmission:
-    """Takes the place of the cast of a build (:mod:`compat.hold`)."""
+    """Takes the place of the cast of a build (:mod:`compat.build_calls`)."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts

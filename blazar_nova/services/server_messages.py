@@ -46,7 +46,7 @@ _OVERDUE = ('It is due, and no blazar-listener has started its lease: ask '
 
 
 class ServerMessages:
-    """Knows what there is to say; see :class:`shown.Tells`.
+    """Knows what there is to say; see :class:`reserved_view.Tells`.
 
     Where the books do not answer nothing is said: Nova's answer must not
     suffer from it.

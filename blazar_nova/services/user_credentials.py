@@ -8,7 +8,7 @@ his token makes a trust: it gives his roles on the project to our service user,
 until the lease has ended. The service user takes a fresh token by it each time
 that it needs one. The id of a trust is as good as a secret, and never leaves
 the services. Whose token may make none is acted for in our own name, where the
-operator says so (:mod:`vouching`).
+operator says so (:mod:`.service_user`).
 """
 
 import copy
@@ -150,7 +150,7 @@ class Credentials:
         :param until: when the lease ends, seconds since the epoch
         :param as_owner: nothing else will do
         :returns: its id, or for whom we act without one
-            (:class:`vouching.ServiceUser`); None where there is no keystone
+            (:class:`.service_user.ServiceUser`); None: there is no keystone
         :raises TrustUnavailable: when the token may not; says what to do
         :raises CloudUnavailable: when keystone does not answer
         """
@@ -237,7 +237,7 @@ class Credentials:
         """A fresh token by what was delegated, and what it is good for.
 
         :param as_owner: nothing but a trust will do
-        :returns: keystoneauth1's AccessInfo, or :class:`vouching.Access`
+        :returns: keystoneauth1's AccessInfo, or :class:`.service_user.Access`
         :raises TrustUnavailable: when the user may not any more what he could
         :raises CloudUnavailable: when keystone does not answer, or does not
             let the service user log in

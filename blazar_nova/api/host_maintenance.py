@@ -24,7 +24,7 @@ __all__ = ['HostMaintenance']
 _RULE = 'blazar:maintenance:'
 _EXAMPLE = '{"end_date": "2026-12-01 16:07", "reason": "firmware"}'
 _KNOWN = {'start_date': '"2026-12-01 12:00"', 'end_date': '"2026-12-01 16:07"',
-          'reason': '"firmware"', 'anyway': 'true'}
+          'reason': '"firmware"', 'force': 'true'}
 
 
 class HostMaintenance:
@@ -56,19 +56,19 @@ class HostMaintenance:
                host_name: str) -> web_requests.Answer:
         self._authorize(request, 'put')
         dry_run = web_requests.flag(request, 'dry_run')
-        asked, anyway = self._asked(host_name, web_requests.body(request,
-                                                                 _EXAMPLE))
+        asked, force = self._asked(
+            host_name, web_requests.body(request, _EXAMPLE))
         body = self._whole(host_name, asked)
         stay = [one for one in body['promised'] if one['obstacle']]
         if dry_run:
             return 200, {'maintenance': body}
-        if stay and not anyway:
+        if stay and not force:
             raise errors.Conflict(
                 f'{len(stay)} of '
                 f'{words.count(len(body["promised"]), "booking")} of leases '
                 f'would not go to other hosts, the first one of lease '
                 f'{stay[0]["lease_id"]}: {stay[0]["obstacle"]} Nothing was '
-                f'done. Ask with dry_run=true for all of them; with "anyway": '
+                f'done. Ask with dry_run=true for all of them; with "force": '
                 f'true the host is taken all the same.')
         self._hosts.announce(host_name, asked.window, asked.reason)
         return 200, {'maintenance': body}
@@ -99,11 +99,11 @@ class HostMaintenance:
         start = values.get('start_date')
         reason = inputs.text(values['reason'], 'reason') if (
             'reason' in values) else known.reason if known else ''
-        anyway = inputs.boolean(str(values.get('anyway', False)), 'anyway')
+        force = inputs.boolean(str(values.get('force', False)), 'force')
         return maintenance.Planned(dates.outage(
             None if start is None else inputs.text(start, 'start_date'),
             inputs.text(inputs.needed(values, 'end_date'), 'end_date'),
-            known and known.window, self._clock.now()), reason), anyway
+            known and known.window, self._clock.now()), reason), force
 
     def _whole(self, name: str, planned: maintenance.Planned,
                judged: bool = True) -> dict[str, ty.Any]:

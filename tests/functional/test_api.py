@@ -756,7 +756,7 @@ class TestAnswers(ApiTestCase):
             self.assertEqual(key, lease['name'])
         self.ask('PUT', '/maintenance/host1', {
             'start_date': None, 'end_date': self.at(HOUR), 'reason': None,
-            'anyway': None}, self.admin, code=200, dry_run='true')
+            'force': None}, self.admin, code=200, dry_run='true')
 
     def test_one_that_has_not_begun_is_told_until_when_it_could_last(self):
         lease = self.make(start_in=HOUR, reservations=[

@@ -664,7 +664,7 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
                 (400, '', {'end_date': '2020-01-01 00:00'}),
                 (400, '', {'start_date': self.at(5 * HOUR)}),
                 (400, '', {'start_date': 7}), (400, '', {'reason': 'x' * 256}),
-                (400, '', {'anyway': 'maybe'}), (400, '', {'force': True}),
+                (400, '', {'force': 'maybe'}), (400, '', {'always': True}),
                 (400, '?dry=1', {})):
             take(code, query=query, **body)
         for method in 'GET', 'PUT', 'DELETE':
@@ -684,11 +684,11 @@ class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
         said = take(409)['error_message']
         self.assertIn('1 of ', said)
         self.assertIn(self.lease('vm1')['id'], said)
-        taken = take(200, reason='firmware', anyway=True)['maintenance']
+        taken = take(200, reason='firmware', force=True)['maintenance']
         self.assertEqual((booked, 'firmware'), (
             taken['host'], taken['reason']))
         # What is not said is as before.
-        self.assertEqual('firmware', take(200, anyway=True)[
+        self.assertEqual('firmware', take(200, force=True)[
             'maintenance']['reason'])
         listed, = self.ask('GET', '/maintenance', client=self.admin)[
             'maintenance']

@@ -8,6 +8,7 @@ a run the times of that clone are used instead. ::
 
     python -m tests.times load REPOSITORY FILE...   into a stestr repository
     python -m tests.times longest FILE...           lines for times.txt
+    python -m tests.times long FILE...              lines for quick-long.txt
 """
 
 import collections
@@ -17,10 +18,12 @@ import re
 import sys
 import typing as ty
 
-__all__ = ['load', 'longest', 'read']
+__all__ = ['load', 'long', 'longest', 'read']
 
 #: Groups that take less, in seconds, are dealt out in turns.
 LEAST = 1.5
+#: Unit tests that take longer, in seconds, are not in ``quick``.
+LONG = 0.2
 
 
 def read(path: str) -> dict[str, float]:
@@ -65,11 +68,25 @@ def longest(paths: ty.Iterable[str]) -> ty.Iterator[str]:
             yield f'{value:.1f} {of[name]}'
 
 
+def long(paths: ty.Iterable[str]) -> ty.Iterator[str]:
+    """A regular expression for each test that ``quick`` leaves out because of
+    its time; those of database servers are left out anyway.
+    """
+    for path in paths:
+        for name, value in sorted(read(path).items()):
+            if value > LONG and not name.endswith(
+                    ('(mariadb)', '(postgresql)', '(snapshot)')):
+                yield f'^{re.escape(name)}$'
+
+
 def main(arguments: ty.Sequence[str]) -> int:
     if arguments[:1] == ['load'] and len(arguments) > 1:
         load(arguments[1], arguments[2:])
     elif arguments[:1] == ['longest']:
         print('\n'.join(longest(arguments[1:])))
+    elif arguments[:1] == ['long']:
+        print('# Unit tests that take long. Written by: python -m tests.times '
+              'long\n' + '\n'.join(long(arguments[1:])))
     else:
         print(re.sub('::$', ':', __doc__ or '', flags=re.M), file=sys.stderr)
         return 2

@@ -133,7 +133,8 @@ class TestPoliciesOfAnEnd(test_ends.EndsTestCase, SoftDeleteTestCase):
             self.wait_until_gone(server['id'])
             self.assertEqual({}, self.images())
             # One that was going as it was released is looked at again.
-            self.listener.mirror.recheck()
+            self.wait_for(lambda: self.listener.mirror.recheck() or (
+                not self.compared().left), what='it is known to be gone')
             self.assert_verified()
 
 

@@ -26,7 +26,7 @@ SECONDS = os.environ.get('BLAZAR_SIMULATION_SECONDS', '70')
 DAILY = 5
 #: Seeds of an hour and of a week that together reach the most code for their
 #: time.
-FIXED = {0.05: (1, 2, 3, 4, 5, 6), 7: (1, 2)}
+FIXED = {0.05: (1, 2, 3, 5), 7: (1, 2)}
 #: Guards, and the first seed by which it is seen that they are missing; all
 #: that seeds have found is among them, and has a unit test that says what was
 #: wrong.
@@ -34,7 +34,7 @@ MISSED = {
     'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'copied': 1, 'image': 1,
     'generation': 1, 'servers': 1, 'room': 1, 'clean': 1, 'between': 1,
     'undo': 3, 'guests': 4, 'judged': 4, 'used': 8, 'orphans': 5, 'clock': 5,
-    'deadline': 7, 'again': 12, 'twice': 15, 'held': 138, 'own': 6}
+    'deadline': 7, 'again': 12, 'twice': 15, 'held': 138, 'own': 10}
 #: The first seed by which ``clock`` is missed where clocks drift, and nothing
 #: else goes wrong.
 DRIFTED = 110
@@ -105,9 +105,8 @@ class TestFixed(SeedsTestCase):
 
     def test_a_seed_tells_one_story(self) -> None:
         told = 21, '--days', 0.01, '--story', '--still'
-        first = simulate(*told)
-        self.assertEqual(first, simulate(*told, PYTHONHASHSEED='7'))
-        # As whatever is hashed like that is again.
+        first = simulate(*told, PYTHONHASHSEED='7')
+        # Another day, and whatever is hashed has another order.
         self.assertEqual(first, simulate(
             *told, start=('-c', LATER), PYTHONHASHSEED='0'))
         self.assertIn('runs on host', first[1])

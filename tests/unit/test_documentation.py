@@ -14,6 +14,7 @@ from oslotest import base
 import yaml
 
 from blazar_nova.cmd import manage
+from tests import imports
 from tests.integration import consoles
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -121,6 +122,14 @@ class TestFiles(base.BaseTestCase):
             self.assertEqual([], self.missing(*re.findall(
                 r'``((?:benchmarks|blazar_core|blazar_nova|devstack|doc|etc|'
                 r'tests|tools)/[\w./-]+)``', read(page))), page)
+
+    def test_those_that_pages_name_alone_exist(self):
+        there = {os.path.basename(path) for path in imports.sources(
+            'benchmarks', 'blazar_core', 'blazar_nova', 'etc', 'tests')}
+        for path in glob.glob(
+                'doc/source/**/*.rst', root_dir=TOP, recursive=True):
+            named = re.findall(r'``(?:\w+/)*(\w+\.py)``', read(path))
+            self.assertEqual(set(), {*named} - there, path)
 
     def test_those_of_the_page_that_lists_them_exist(self):
         page = read('doc', 'source', 'contributor', 'where.rst')

@@ -66,6 +66,8 @@ def bars(connection: sa.Connection, window: model.Window,
     """
     chosen = sa.select(*_OF_LEASE, _LEASE.start_date, _LEASE.end_date).where(
         _LEASE.start_date < window.end, _LEASE.end_date > window.start,
+        # Not those that were deleted before they started.
+        _LEASE.start_date < _LEASE.end_date,
         _LEASE.status.not_in(states.SEEKING), *(
             () if project_id is None else (_LEASE.project_id == project_id,)),
     ).order_by(_LEASE.start_date, _LEASE.id).limit(MOST + 1)

@@ -302,8 +302,11 @@ def _occurrences(session: orm.Session, ids: ty.Collection[str],
 
 
 def _current(rows: ty.Sequence[ty.Any]) -> ty.Any:
+    """The one that stands for all, as in lists of leases (:mod:`.views`)."""
     return next((row for row in rows
-                 if row.status not in states.LEASE.final()), rows[-1])
+                 if row.status not in states.LEASE.final()), next(
+                     (row for row in reversed(rows)
+                      if row.deleted_at is None), rows[-1]))
 
 
 def _is_gone(row: ty.Any) -> bool:

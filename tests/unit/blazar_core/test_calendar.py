@@ -40,6 +40,12 @@ class TestCalendar(base.LeaseTestCase):
         self.assertEqual(('a', 'lease', 'PENDING', ('virtual:instance',)), (
             bar.project_id, bar.name, bar.status, bar.types))
 
+    def test_one_that_was_deleted_before_it_started_is_not_there(self):
+        lease = self.lease(100, 200)
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertEqual([], self.ask(calendar.bars, 0, 400, None))
+
     def test_what_leases_have_on_hosts(self):
         lease = self.lease(50, 100, count=10)
         self.assertEqual([

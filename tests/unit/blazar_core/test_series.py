@@ -272,6 +272,21 @@ class TestAsOne(RecurringTestCase):
         self.assertEqual([], self.page())
         self.assertEqual(ids[1:], self.page(ended=True))
 
+    def test_a_page_goes_on_behind_one_whose_rest_was_deleted(self):
+        lease = self.make(100, 200, 300)
+        self.lease(160, 190)
+        ids = [one['id'] for one in lease['occurrences']]
+        self.clock.advance(160)
+        self.lifecycle.lease_end.end(ids[0])
+        for lease_id in ids[1:]:
+            self.lifecycle.lease_end.delete(lease_id)
+            self.lifecycle.lease_end.end(lease_id)
+        self.assertEqual(ids[0], self.leases.series.current(lease['id']))
+        first, second = self.page(ended=True)
+        self.assertEqual([second], self.page(
+            ended=True, marker=self.leases.series.current(lease['id'])))
+        self.assertEqual(ids[0], first)
+
     def test_what_was_deleted_is_not_there(self):
         lease = self.make(100, 200)
         for one in lease['occurrences']:

@@ -251,7 +251,8 @@ class LeaseCreation:
             connection, [new_leases.Planned(rows, new, picked)])[0]
 
     def accept(self, lease_id: str) -> dict[str, ty.Any]:
-        """Make a lease of an offer.
+        """Make a lease of an offer; one that was accepted already is left as
+        it is.
 
         :raises NotFound: when there is no such offer (any more)
         """
@@ -260,6 +261,11 @@ class LeaseCreation:
     def _accept(self, lease_id: str) -> dict[str, ty.Any]:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            if lease.status not in (
+                    states.Lease.OFFERED, *states.LEASE.final()) and any(
+                        one.event_type == states.EventType.EXPIRE
+                        for one in lease.events):
+                return views.describe(lease)
             if lease.status != states.Lease.OFFERED or (
                     lease.end_date <= self._clock.now()):
                 raise errors.NotFound(

@@ -11,6 +11,7 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import refusals
+from blazar_core.common import states
 from blazar_core.leases import creation
 from blazar_core.leases import idempotency
 from blazar_core.leases import requests
@@ -208,8 +209,11 @@ class LeaseController:
 
     def accept(self, request: webob.Request,
                lease_id: str) -> web_requests.Answer:
-        self._lease(request, lease_id, 'blazar:leases:offer')
+        before = self._lease(request, lease_id, 'blazar:leases:offer')
         lease = self._parts.leases.creation.accept(lease_id)
+        if before['status'] != states.Lease.OFFERED:
+            # The answer to the first request was lost.
+            return self._answer(request, 200, lease)
         if lease_changes.is_owner(web_requests.context(request), lease):
             lease_trusts.entrust(self._parts, web_requests.context(request),
                                  lease)

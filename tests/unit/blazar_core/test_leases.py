@@ -1485,11 +1485,20 @@ class TestOffers(OfferTestCase):
 
     def test_it_is_accepted_once(self):
         offer = self.offer()
-        self.leases.creation.accept(offer['id'])
-        refused = self.assertRaises(
-            errors.NotFound, self.leases.creation.accept, offer['id'])
-        self.assertIn('may have expired', str(refused))
+        lease = self.leases.creation.accept(offer['id'])
+        # Of a request whose answer got lost.
+        self.assertEqual(lease, self.leases.creation.accept(offer['id']))
         self.assertEqual(3, len(self.scalars(models.Event)))
+
+    def test_one_that_has_expired_or_ended_is_not_accepted(self):
+        offer, lease = self.offer(), self.lease(50, 100)
+        self.leases.creation.accept(offer['id'])
+        self.lifecycle.lease_end.delete(offer['id'])
+        self.lifecycle.lease_end.end(offer['id'])
+        for lease_id in offer['id'], lease['id']:
+            refused = self.assertRaises(
+                errors.NotFound, self.leases.creation.accept, lease_id)
+            self.assertIn('may have expired', str(refused))
 
     def test_what_is_no_offer_cannot_be_accepted(self):
         lease = self.lease(50, 100)

@@ -39,7 +39,7 @@ class Type(enum.StrEnum):
 
 
 class Reason(enum.StrEnum):
-    """Why a lease has a condition."""
+    """Why a lease has a condition, or something else of it has changed."""
 
     NO_CAPACITY = 'NoCapacity'
     SERVERS_ARE_MOVED = 'ServersAreMoved'
@@ -61,6 +61,10 @@ class Reason(enum.StrEnum):
     SERVERS_DELETED = 'ServersDeleted'
     PROJECT_NOT_FOUND = 'ProjectNotFound'
     USER_NOT_FOUND = 'UserNotFound'
+    CAPACITY_RESTORED = 'CapacityRestored'
+    AUTO_EXTENDED = 'AutoExtended'
+    SERVERS_REMOVED = 'ServersRemoved'
+    ADMITTED = 'Admitted'
 
 
 #: The types of what is to be done yet; of a lease that is over nothing is.

@@ -278,6 +278,15 @@ OPTS: list[cfg.Opt] = [
              'notifications. It must be one of [notifications] '
              'versioned_notifications_topics, and no other service may '
              'consume it.'),
+    cfg.StrOpt(
+        'notification_format', default='unversioned',
+        choices=[
+            ('unversioned', 'As listeners to Blazar know them.'),
+            ('versioned', 'As versioned objects, with what has changed and '
+                          'why. Their event types begin with "blazar.".'),
+            ('both', 'Both.')],
+        help='Form of the notifications about leases, hosts and servers. Set '
+             'it alike for every nova-api and blazar-listener.'),
     cfg.ListOpt(
         'allowed_hints', default=[],
         help='Scheduler hints that your own filters use, although they '

@@ -76,6 +76,9 @@ class Thresholds:
 class _Noted(ty.NamedTuple):
     """What has become of a host, and the leases to tell of."""
 
+    host_event: str
+    name: str
+    reason: str
     event_type: str
     leases: list[dict[str, ty.Any]]
 
@@ -84,8 +87,9 @@ class HostStatus:
     """Knows which hosts have failed.
 
     :ivar news: set when something has become of a host
-    :param notify: told of an event type and a lease: that it is degraded, as
-        what it has is on a host that has failed, or healed
+    :param notify: told of an event type and a host that has failed or has
+        recovered; and a lease that is degraded, as what it has is there, or
+        healed
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -124,6 +128,8 @@ class HostStatus:
         if noted is not None:
             fault_points.fault_point(fault_points.FaultPoint.HEAL_NOTED, uuid)
             self.news.set()
+            self._notify(noted.host_event, {
+                'id': uuid, 'name': noted.name, 'message': noted.reason})
             for lease in noted.leases:
                 self._notify(noted.event_type, lease)
 
@@ -171,10 +177,12 @@ class HostStatus:
                 LOG.info('Host %s is up again, after %s s', host.name,
                          now - began)
                 # Of some more may be on other hosts that have failed.
-                return _Noted('lease.healed', [
+                healed = [
                     lease for lease in _described(session, stranded)
                     if not any(one['missing_resources']
-                               for one in lease['reservations'])])
+                               for one in lease['reservations'])]
+                return _Noted('host.recovered', host.name, '', 'lease.healed',
+                              healed)
             if not any(host.capacity.values()) and (
                     outage is None or not outages.stranded(session, outage)):
                 # It is none of Nova's any more.
@@ -199,8 +207,9 @@ class HostStatus:
             LOG.warning('Host %s has failed: %s Its bookings of the next %s s '
                         'are reassigned to other hosts', host.name,
                         down.reason, self._thresholds.interval)
-            return _Noted('lease.degraded', _described(
-                session, outages.stranded(session, outage)))
+            return _Noted(
+                'host.failed', host.name, down.reason, 'lease.degraded',
+                _described(session, outages.stranded(session, outage)))
 
     def _is_back(self, outage: models.Outage, now: int) -> bool:
         """Whether a host that is seen up is believed to be."""

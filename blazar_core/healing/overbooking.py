@@ -174,8 +174,9 @@ class OverbookingCheck:
                 leases = self._database.retried(
                     self._reassigner.rebind, reassignment.Reassigned(
                         row.id, row.generation, {}))
-                if leases is not None:
-                    self._notify('lease.update', *leases)
+                for lease in leases or ():
+                    self._notify('lease.update', lease | {
+                        'reason': conditions.Reason.CAPACITY_RESTORED})
 
     def _forget(self, short: ty.Iterable[model.Host]) -> None:
         """What is over does not stay in memory."""

@@ -118,7 +118,9 @@ class DeferredAdmission:
                      clocks.iso(window.start), clocks.iso(window.end))
             fault_points.fault_point(fault_points.FaultPoint.RETRY_ADMITTED,
                                      lease_id)
-            self._notify('lease.update', described)
+            self._notify('lease.update', described | {
+                'changed': ['status', 'start_date', 'end_date'],
+                'reason': conditions.Reason.ADMITTED})
         return None
 
     def needs(self, lease_id: str) -> _Demands | refusals.Refusal:

@@ -88,7 +88,9 @@ class AutoExtension:
                 min(lease_status.LONGEST_PAUSE, left), str(exc))
         LOG.info('Lease %s is extended until %s', lease_id,
                  clocks.iso(changed['end_date']))
-        self._notify('lease.update', changed)
+        self._notify('lease.update', changed | {
+            'changed': ['end_date'],
+            'reason': conditions.Reason.AUTO_EXTENDED})
         if views.is_near_end(lease) and not views.is_near_end(changed):
             self._notify('lease.event.before_end_lease.stop', changed)
         return None

@@ -11,6 +11,7 @@ from sqlalchemy import orm
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
 from blazar_core.common import clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -87,7 +88,9 @@ class ServerRemoval:
         LOG.info('Lease %s: servers %s are removed and keep running without a '
                  'lease', lease_id,
                  ', '.join(sorted(servers)))
-        self._notify('lease.update', described)
+        self._notify('lease.update', described | {
+            'changed': ['reservations'],
+            'reason': conditions.Reason.SERVERS_REMOVED})
         self._database.retried(self._closer.finish_if_empty, lease_id)
         return described
 

@@ -17,6 +17,7 @@ from blazar_core.healing import maintenance
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import policy
 from blazar_nova.schemas import web_requests
+from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
 __all__ = ['HostMaintenance']
@@ -35,6 +36,7 @@ class HostMaintenance:
         self._database = parts.database
         self._clock = parts.clock
         self._hosts = parts.maintenance
+        self._notify = parts.publish
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(request, 'get')
@@ -71,6 +73,8 @@ class HostMaintenance:
                 f'done. Ask with dry_run=true for all of them; with "force": '
                 f'true the host is taken all the same.')
         self._hosts.announce(host_name, asked.window, asked.reason)
+        self._notify('host.maintenance', notifications.of_maintenance(
+            body['host'], asked.window, asked.reason))
         return 200, {'maintenance': body}
 
     def delete(self, request: webob.Request,
@@ -79,6 +83,8 @@ class HostMaintenance:
         inputs.check_keys(web_requests.query(request), {}, 'the query')
         self._planned(host_name)
         self._hosts.give_back(host_name)
+        self._notify('host.maintenance', notifications.of_maintenance(
+            self._hosts.name_of(host_name)))
         return 204, None
 
     def _planned(self, name: str) -> maintenance.Planned:

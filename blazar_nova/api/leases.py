@@ -29,6 +29,7 @@ from blazar_nova.services import lease_series
 from blazar_nova.services import lease_transfer
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
+from blazar_nova.services import notifications
 from blazar_nova.services import running_servers
 from blazar_nova.services import wiring
 
@@ -217,7 +218,9 @@ class LeaseController:
         if lease_changes.is_owner(web_requests.context(request), lease):
             lease_trusts.entrust(self._parts, web_requests.context(request),
                                  lease)
-        self._parts.notify('lease.update', lease)
+        self._parts.notify('lease.update', lease | {
+            'changed': ['status'],
+            'reason': notifications.Reason.ACCEPTED})
         return self._answer(request, 200, lease)
 
     # -- changing ----------------------------------------------------------

@@ -164,9 +164,11 @@ class Outbox:
 
 def _named(payload: ty.Mapping[str, ty.Any]) -> str:
     """Of what an event tells, for the log."""
-    if 'lease_id' in payload:
-        return f'Lease {payload["lease_id"]}'
-    return f'Servers {", ".join(payload["server_ids"])}'
+    of = payload.get('blazar_object.data', payload)
+    if 'lease_id' in of:
+        return f'Lease {of["lease_id"]}'
+    servers = of.get('server_ids') or [of.get('server_id') or of.get('id')]
+    return f'Object {", ".join(map(str, servers))}'
 
 
 def _publish(event_type: str, payload: dict[str, ty.Any]) -> None:

@@ -45,19 +45,23 @@ from blazar_nova.listener import monitors
 from blazar_nova.listener import periodic_sync
 from blazar_nova.listener import server_sync
 from blazar_nova.services import host_enrollment
+from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
 __all__ = ['Listener']
 
 LOG = logging.getLogger(__name__)
 
+#: What is notified of leases, in either form.
+_OURS = ('lease.', f'{notifications.PREFIX}lease.')
 #: Events that say nothing of where servers are and what they take. When a
 #: build starts, Nova does not tell the host; when a deletion does, all is
 #: still there.
 _IGNORED = ('instance.update', 'instance.exists', 'instance.create.start',
             'instance.delete.start', 'instance.shutdown.', 'compute.',
             'scheduler.', 'libvirt.', 'metrics.', 'keypair.', 'flavor.',
-            'server_group.')
+            'server_group.', 'server.interruptible.', 'host.',
+            notifications.PREFIX)
 #: Of these, what runs where it came from and where it goes is told before it
 #: is so.
 _MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
@@ -100,7 +104,7 @@ class Listener:
             self.parts.cloud.send_slots, self.parts.encryption.open)
         self.evictions = eviction.Evictions(
             self.parts.database, self.parts.clock, self.parts.cloud,
-            process.notify, functools.partial(
+            self.parts.notify, functools.partial(
                 self.parts.lifecycle.lease_close.credential, needed=False),
             conf.blazar.eviction_actions, conf.blazar.eviction_timeout)
         self.monitors = monitors.Monitors(self.parts)
@@ -217,7 +221,7 @@ class Listener:
     def handle(self, event_type: str, payload: dict[str, ty.Any],
                publisher_id: str = '') -> None:
         """A notification has come."""
-        if event_type.startswith('lease.'):
+        if event_type.startswith(_OURS):
             self.engine.wake()
         elif not event_type.startswith(_IGNORED):
             self.monitors.tell(event_type)

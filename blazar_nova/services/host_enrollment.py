@@ -110,6 +110,7 @@ class HostEnrollment:
             raise
         LOG.info('Host %s (%s) is enrolled: it serves leases only',
                  attempt.host_id, name)
+        self._parts.publish('host.enrolled', {'id': host.uuid, 'name': name})
         return self.show(attempt.host_id)
 
     def remove(self, host_id: int) -> None:
@@ -145,6 +146,8 @@ class HostEnrollment:
             raise
         LOG.info('Host %s (%s) is available to all workloads again',
                  host.id, host.name)
+        self._parts.publish('host.removed', {
+            'id': host.uuid, 'name': host.name})
 
     def retire(self, host_id: int) -> None:
         """Let no lease reserve a host any more; it serves everybody again as

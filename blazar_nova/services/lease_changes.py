@@ -27,6 +27,7 @@ from blazar_nova.schemas import lease_types
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
+from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
 __all__ = ['LeaseChanges', 'actions_of', 'asking', 'is_owner', 'may_entrust']
@@ -80,7 +81,8 @@ class LeaseChanges:
                 changes, keeping.write)
         keeping.take_back()
         for (before, _one), lease in zip(asked, changed, strict=True):
-            self._parts.notify('lease.update', lease)
+            self._parts.notify('lease.update', notifications.diff(
+                before, lease, notifications.Reason.REQUESTED))
             if views.is_near_end(before) and not views.is_near_end(lease):
                 self._parts.notify('lease.event.before_end_lease.stop', lease)
         return changed

@@ -35,6 +35,7 @@ from blazar_nova.schemas import lease_schema
 from blazar_nova.services import lease_changes
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
+from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
 __all__ = ['LeaseSeries', 'shifted']
@@ -286,7 +287,9 @@ class LeaseSeries:
             parts.limits, parts.types, parts.answers, first, change)
         self._all.rename(recurrence_id, ty.cast(str, change.name))
         for one in self._all.unfinished(recurrence_id):
-            parts.notify('lease.update', one)
+            parts.notify('lease.update', one | {
+                'changed': ['name'],
+                'reason': notifications.Reason.REQUESTED})
 
     def delete(self, recurrence_id: str) -> None:
         """End all occurrences, the last first; safe to repeat."""

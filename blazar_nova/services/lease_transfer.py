@@ -18,6 +18,7 @@ from blazar_core.leases import updates
 from blazar_nova.services import lease_changes
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
+from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
 __all__ = ['LeaseTransfer', 'is_asked']
@@ -125,7 +126,9 @@ class LeaseTransfer:
         except errors.BlazarError as exc:
             LOG.warning('Lease %s: whether its owner exists is checked again '
                         'later: %s', lease['id'], exc)
-        self._parts.notify('lease.update', lease)
+        self._parts.notify('lease.update', lease | {
+            'changed': ['project_id', 'user_id'],
+            'reason': notifications.Reason.TRANSFERRED})
 
     def _check_hosts(self, looked: transfer.OwnerLookup) -> None:
         """Whether no servers are on the hosts of a lease that have no

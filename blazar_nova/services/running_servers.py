@@ -19,6 +19,7 @@ from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
+from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
 __all__ = ['RunningServers', 'is_asked', 'lets_leave']
@@ -120,7 +121,8 @@ class RunningServers:
             self._parts.conf.blazar.max_amount)
         changed = joining.join(lease['id'], joiners, wanted,
                                self._granted(lease, wanted))
-        self._parts.notify('lease.update', changed)
+        self._parts.notify('lease.update', notifications.diff(
+            lease, changed, notifications.Reason.REQUESTED))
         return changed
 
     def _granted(self, lease: dict[str, ty.Any],

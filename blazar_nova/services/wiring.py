@@ -14,7 +14,6 @@ from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
-from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import migration
@@ -29,7 +28,6 @@ from blazar_core.leases import lookup
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import handlers
-from blazar_core.lifecycle import no_show_check
 from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import preflight
 from blazar_core.plugins import resource_types
@@ -46,6 +44,7 @@ from blazar_nova.schemas import lease_views
 from blazar_nova.services import budget_service
 from blazar_nova.services import keystone_identity
 from blazar_nova.services import limit_requests
+from blazar_nova.services import notifications
 from blazar_nova.services import user_credentials
 
 __all__ = ['Parts', 'assemble', 'compare_settings',
@@ -56,13 +55,6 @@ LOG = logging.getLogger(__name__)
 #: Seconds that a nova-conductor may need beside its longest call.
 _MARGIN = 60
 
-#: Notifications that are counted by their type; users invent others.
-_COUNTED = frozenset({
-    'lease.create', 'lease.update', 'lease.delete', 'lease.healed',
-    'lease.degraded', 'lease.event.orphaned', end_notices.EVENT,
-    no_show_check.EVENT, preflight.EVENT,
-    *(f'lease.event.{one}' for one in states.EventType)})
-
 #: What is told of a lease that has gone out of the books.
 _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
 
@@ -71,7 +63,7 @@ _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
 class Parts:
     """What a process of ours works with.
 
-    :ivar notify: publishes an event of a lease
+    :ivar notify: publishes an event of a lease, a host or a server
     :ivar background: runs what a request does not wait for
     """
 
@@ -112,14 +104,13 @@ class Parts:
         self.database.counters.follow(self.clock)
 
     def publish(self, event_type: str, lease: dict[str, ty.Any]) -> None:
-        """Publish an event of a lease that is reserved, so that an error
-        cannot undo it: it is logged.
+        """Publish an event of what is done already, so that an error cannot
+        undo it: it is logged.
         """
         try:
             self.notify(event_type, lease)
         except Exception:
-            LOG.exception('Lease %s: publishing %s failed',
-                          lease['id'], event_type)
+            LOG.exception('%s: publishing %s failed', lease['id'], event_type)
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
@@ -141,10 +132,12 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     interruptible_params.check_actions(conf.blazar.eviction_actions)
     words = lease_views.LeaseViews(types)
 
+    send = notifications.Notifications(
+        conf.blazar.notification_format, words, process.notify,
+        books.counters.add)
+
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
-        books.counters.add('blazar_notifications', type=event_type if (
-            event_type in _COUNTED) else 'other')
-        process.notify(event_type, words.payload(lease))
+        send(event_type, lease)
         # Where it commits leases, their events notify it.
         if event_type in _OVER and not outside.commits:
             outside.on_end(words.lease(lease))
@@ -165,7 +158,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     return Parts(
         conf, books, clock, secrets, trusts, search, types, words,
         notify, made, cloud, life,
-        allowed, end_notices.EndNotices(books, clock, cloud, process.notify),
+        allowed, end_notices.EndNotices(books, clock, cloud, notify),
         known, orphans.Orphans(
             books, clock, known, life.lease_end.delete,
             conf.blazar.orphaned_leases == 'end',

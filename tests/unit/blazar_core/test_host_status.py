@@ -376,12 +376,16 @@ class TestHealing(HealthTestCase):
         self.clock.advance(BACK)
         self.notified.clear()
         self.see(one=None, two=SURE)
-        self.assertEqual((['two'], []), ([one.name for one in host_status.away(
-            self.database)], self.notified))
+        self.assertEqual((['two'], ['host.recovered']), (
+            [one.name for one in host_status.away(self.database)],
+            [event for event, _of in self.notified]))
+        self.notified.clear()
         self.see()
         self.clock.advance(BACK)
         self.see()
-        self.assertEqual([('lease.healed', lease['id'])], self.notified)
+        self.assertEqual(['host.recovered', 'lease.healed'], [
+            event for event, _of in self.notified])
+        self.assertEqual(lease['id'], self.notified[-1][1])
         self.assertIs(False, self.get(lease)['degraded'])
 
     def test_what_leaves_for_another_host_is_flagged_no_more(self):

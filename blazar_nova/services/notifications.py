@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Notifications: the one place from which all of them are sent.
+
+``[blazar] notification_format`` says in which form. The unversioned form is
+that which listeners to Blazar know; the versioned one consists of versioned
+objects, as Nova's notifications do. Both are made of the same values, and sent
+on the same topics: the event type of a versioned one begins with ``blazar.``,
+so that no listener takes one for the other.
+
+A versioned one says what has changed and why. Who sends a notification may say
+so in the lease, by ``changed`` and ``reason``; else both follow from the type
+of the event and from the condition of the lease that was set last.
+
+When fields of an object change, its version does, and the fingerprint of its
+test with it.
+"""
+
+import enum
+import json
+import types
+import typing as ty
+
+from oslo_log import log as logging
+from oslo_versionedobjects import base
+from oslo_versionedobjects import fields
+
+from blazar_core.common import clocks
+from blazar_core.common import conditions
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.lifecycle import end_notices
+from blazar_core.lifecycle import no_show_check
+from blazar_core.lifecycle import preflight
+from blazar_nova.schemas import lease_views
+
+__all__ = ['COUNTER', 'Notifications', 'OBJECTS', 'PREFIX', 'Reason', 'diff',
+           'of_maintenance', 'versioned']
+
+LOG = logging.getLogger(__name__)
+
+COUNTER = 'blazar_notifications'
+#: How the event type of a versioned notification begins.
+PREFIX = 'blazar.'
+
+_Object: ty.TypeAlias = dict[str, ty.Any]
+_Send: ty.TypeAlias = ty.Callable[[str, _Object], None]
+
+
+class Reason(enum.StrEnum):
+    """Why something is notified, beside the reasons that conditions have."""
+
+    ACCEPTED = 'Accepted'
+    CAPACITY_NEEDED = 'CapacityNeeded'
+    CAPACITY_NOT_NEEDED = 'CapacityNotNeeded'
+    CHANGED = 'Changed'
+    DELETION_REQUESTED = 'DeletionRequested'
+    DUE = 'Due'
+    END_IS_NEAR = 'EndIsNear'
+    ENDED = 'Ended'
+    EXTENDED = 'Extended'
+    HOST_DOWN = 'HostDown'
+    HOST_UP = 'HostUp'
+    NOT_ACCEPTED = 'NotAccepted'
+    PREFLIGHT = 'Preflight'
+    REASSIGNED = 'Reassigned'
+    REQUESTED = 'Requested'
+    TRANSFERRED = 'Transferred'
+
+
+#: By event type, what has changed, and why.
+_CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
+    'lease.create': ((), Reason.REQUESTED),
+    'lease.delete': (('status',), Reason.DELETION_REQUESTED),
+    'lease.degraded': (('degraded', 'reservations'),
+                       conditions.Reason.HOSTS_LOST),
+    'lease.healed': (('degraded', 'reservations'),
+                     conditions.Reason.CAPACITY_RESTORED),
+    'lease.event.start_lease': (('status', 'events'), Reason.DUE),
+    'lease.event.end_lease': (('status', 'events'), Reason.ENDED),
+    'lease.event.expire_offer': (('status', 'events'), Reason.NOT_ACCEPTED),
+    'lease.event.before_end_lease': (('events',), Reason.END_IS_NEAR),
+    'lease.event.before_end_lease.stop': (('end_date', 'events'),
+                                          Reason.EXTENDED),
+    'lease.event.grace_period': (('status',), conditions.Reason.GRACE_PERIOD),
+    'lease.event.orphaned': (('conditions',),
+                             conditions.Reason.PROJECT_NOT_FOUND),
+    preflight.EVENT: (('warnings',), Reason.PREFLIGHT),
+    no_show_check.EVENT: (('conditions',),
+                          conditions.Reason.NO_SERVER_BOOTED),
+    end_notices.EVENT: ((), Reason.ENDED),
+    'server.interruptible.evict_scheduled': (('evict_at',),
+                                             Reason.CAPACITY_NEEDED),
+    'server.interruptible.evict_cancelled': (('evict_at',),
+                                             Reason.CAPACITY_NOT_NEEDED),
+    'server.interruptible.evicted': (('host',), Reason.CAPACITY_NEEDED),
+    'server.interruptible.safe_until': (('safe_until',),
+                                        Reason.CAPACITY_NEEDED),
+    'host.failed': (('status',), Reason.HOST_DOWN),
+    'host.recovered': (('status',), Reason.HOST_UP),
+    'host.maintenance': (('maintenance',), Reason.REQUESTED),
+    'host.enrolled': (('enrolled',), Reason.REQUESTED),
+    'host.removed': (('enrolled',), Reason.REQUESTED),
+}
+#: By type of a lease event, that of each of its reservations that it is about.
+_OF_RESERVATIONS = {'lease.degraded': 'reservation.degraded',
+                    'lease.healed': 'reservation.healed'}
+#: Event types that are counted by their name; users invent others.
+_COUNTED = frozenset({
+    *_CAUSES, 'lease.update',
+    *(f'lease.event.{one}' for one in states.EventType)})
+
+
+#: The objects of notifications by their names; each in a list, as registries
+#: of versioned objects have it.
+OBJECTS: dict[str, list[type['_Payload']]] = {}
+
+
+class _Payload(base.VersionedObject):
+    """What all of them have."""
+
+    OBJ_PROJECT_NAMESPACE = 'blazar'
+    OBJ_SERIAL_NAMESPACE = 'blazar_object'
+
+    def primitive(self) -> _Object:
+        """Return it as it is sent."""
+        self.obj_reset_changes(recursive=True)
+        return self.obj_to_primitive()
+
+
+def _register(kind: type[_Payload]) -> type[_Payload]:
+    """Make an object one of notifications."""
+    # Not in the registry: it is shared with Nova's, whose objects have names.
+    base.VersionedObjectRegistry.register_if(False)(kind)
+    OBJECTS[kind.__name__] = [kind]
+    return kind
+
+
+_TEXT, _NO_TEXT = fields.StringField(), fields.StringField(nullable=True)
+_DATE, _NO_DATE = fields.DateTimeField(), fields.DateTimeField(nullable=True)
+_FLAG = fields.BooleanField()
+#: What every notification says: the names of fields, and a code.
+_CAUSE: ty.Mapping[str, ty.Any] = {
+    'changed': fields.ListOfStringsField(), 'reason': _TEXT}
+
+
+@_register
+class ConditionPayload(_Payload):
+    # Version 1.0: Initial version
+    VERSION = '1.0'
+    fields = {'type': _TEXT, 'reason': _TEXT, 'message': _TEXT, 'since': _DATE}
+
+
+@_register
+class EventPayload(_Payload):
+    # Version 1.0: Initial version
+    VERSION = '1.0'
+    fields = {'id': _TEXT, 'event_type': _TEXT, 'status': _TEXT,
+              'time': _DATE, 'action': _NO_TEXT}
+
+
+@_register
+class ReservationPayload(_Payload):
+    """A reservation; ``parameters`` are those of its resource type, each as
+    JSON.
+    """
+
+    # Version 1.0: Initial version
+    VERSION = '1.0'
+    fields = {
+        'id': _TEXT, 'lease_id': _TEXT, 'resource_type': _TEXT,
+        'status': _TEXT, 'amount': fields.IntegerField(),
+        'resources': fields.DictOfIntegersField(),
+        'missing_resources': _FLAG, 'resources_changed': _FLAG,
+        'servers': fields.ListOfStringsField(),
+        'parameters': fields.DictOfStringsField(),
+        'created_at': _DATE, 'updated_at': _DATE}
+
+
+@_register
+class BookingChangePayload(_Payload):
+    """A booking that has another host."""
+
+    # Version 1.0: Initial version
+    VERSION = '1.0'
+    fields = {'reservation_id': _TEXT, 'server_id': _NO_TEXT,
+              'before': _NO_TEXT, 'after': _NO_TEXT}
+
+
+@_register
+class LeasePayload(_Payload):
+    # Version 1.0: Initial version
+    VERSION = '1.0'
+    fields = {
+        'id': _TEXT, 'name': _TEXT, 'description': _TEXT,
+        'tags': fields.ListOfStringsField(), 'status': _TEXT,
+        'status_reason': _TEXT,
+        'conditions': fields.ListOfObjectsField('ConditionPayload'),
+        'degraded': _FLAG, 'project_id': _TEXT, 'user_id': _TEXT,
+        'start_date': _DATE, 'end_date': _DATE, 'before_end_date': _NO_DATE,
+        'on_end': _TEXT, 'grace_period': fields.IntegerField(),
+        'auto_extend': fields.IntegerField(nullable=True),
+        'lease_type': _TEXT, 'retry_until': _NO_DATE,
+        'recurrence_id': _NO_TEXT, 'warnings': fields.ListOfStringsField(),
+        'created_at': _DATE, 'updated_at': _DATE,
+        'reservations': fields.ListOfObjectsField('ReservationPayload'),
+        'events': fields.ListOfObjectsField('EventPayload'), **_CAUSE}
+
+
+@_register
+class ReservationChangePayload(_Payload):
+    """A reservation of which something has changed."""
+
+    # Version 1.0: Initial version
+    VERSION = '1.0'
+    fields = {
+        'reservation': fields.ObjectField('ReservationPayload'),
+        'project_id': _TEXT, 'user_id': _TEXT,
+        'exchanged': fields.ListOfObjectsField('BookingChangePayload'),
+        **_CAUSE}
+
+
+@_register
+class HostPayload(_Payload):
+    # Version 1.0: Initial version
+    VERSION = '1.0'
+    fields = {
+        'id': _NO_TEXT, 'name': _TEXT, 'message': _TEXT,
+        'start_date': _NO_DATE, 'end_date': _NO_DATE, **_CAUSE}
+
+
+@_register
+class ServerPayload(_Payload):
+    # Version 1.0: Initial version
+    VERSION = '1.0'
+    fields = {
+        'server_id': _TEXT, 'project_id': _TEXT, 'user_id': _NO_TEXT,
+        'action': _NO_TEXT, 'evict_at': _NO_DATE, 'safe_until': _NO_DATE,
+        'created_at': _NO_DATE, 'end_date': _NO_DATE, **_CAUSE}
+
+
+class Notifications:
+    """Sends notifications.
+
+    :param form: one of ``unversioned``, ``versioned`` and ``both``
+    :param send: sends one; returns at once
+    :param count: counts one by its type
+    """
+
+    def __init__(self, form: str, words: lease_views.LeaseViews, send: _Send,
+                 count: ty.Callable[..., None]) -> None:
+        self._form = form
+        self._words = words
+        self._send = send
+        self._count = count
+
+    def __call__(self, event_type: str, of: _Object) -> None:
+        """Send a notification.
+
+        :param of: a lease as the core describes it; or what is told of a
+            server or a host
+        """
+        self._count(COUNTER, type=event_type if event_type in _COUNTED
+                    else 'other')
+        payload = self._words.payload(of) if _is_of_lease(event_type) else of
+        if self._form != 'versioned':
+            self._send(event_type, payload)
+        if self._form != 'unversioned':
+            try:
+                for kind, one in versioned(event_type, of, payload):
+                    self._send(PREFIX + kind, one.primitive())
+            except Exception:
+                # It undoes nothing of what it is about.
+                LOG.exception('%s %s: the versioned notification %s could '
+                              'not be made', 'Lease' if _is_of_lease(
+                                  event_type) else 'Object', of.get('id'),
+                              event_type)
+
+
+def _is_of_lease(event_type: str) -> bool:
+    return event_type.startswith('lease.') and event_type != end_notices.EVENT
+
+
+def diff(before: ty.Mapping[str, ty.Any], after: _Object, reason: str,
+         ) -> _Object:
+    """Return a lease with what was changed of it by a request, and why.
+
+    :param before: the lease before, described as it is after
+    """
+    return {**after, 'reason': reason, 'changed': sorted(
+        name for name in lease_views.FIELDS if name != 'updated_at' and
+        before.get(name) != after.get(name))}
+
+
+def of_maintenance(name: str, window: model.Window | None = None,
+                   reason: str = '') -> _Object:
+    """Return what is told of the maintenance of a host.
+
+    :param window: None: it has none any more
+    """
+    return {'id': None, 'name': name, 'message': reason,
+            'start_date': window and clocks.iso(window.start),
+            'end_date': window and clocks.iso(window.end)}
+
+
+def versioned(event_type: str, of: _Object, payload: _Object,
+              ) -> ty.Iterator[tuple[str, _Payload]]:
+    """Yield the versioned notifications of an event, with their types.
+
+    :param of: the lease as it is described, with what has ``changed`` and the
+        ``reason`` if they are known; or the payload
+    :param payload: of the unversioned notification
+    """
+    if event_type.startswith('host.'):
+        yield event_type, HostPayload(
+            **_filled(HostPayload, {'message': '', **payload}),
+            **_cause(event_type, of))
+    elif not _is_of_lease(event_type):
+        for one in payload.get('server_ids') or [payload['server_id']]:
+            yield event_type, ServerPayload(**_filled(ServerPayload, {
+                **payload, 'server_id': one}), **_cause(event_type, of))
+    else:
+        yield from _of_lease(event_type, of, payload)
+
+
+def _of_lease(event_type: str, of: _Object, payload: _Object,
+              ) -> ty.Iterator[tuple[str, _Payload]]:
+    cause = _cause(event_type, of)
+    reservations = {one['id']: _reservation(one)
+                    for one in payload['reservations']}
+    yield event_type, LeasePayload(**_filled(LeasePayload, {
+        **payload,
+        'conditions': [ConditionPayload(**_filled(ConditionPayload, one))
+                       for one in payload['conditions']],
+        'events': [EventPayload(**_filled(EventPayload, one))
+                   for one in payload['events']],
+        'reservations': list(reservations.values())}), **cause)
+    if event_type not in _OF_RESERVATIONS:
+        return
+    exchanged: dict[str, list[BookingChangePayload]] = {}
+    for one in of.get('exchanged', ()):
+        exchanged.setdefault(one['reservation_id'], []).append(
+            BookingChangePayload(**_filled(BookingChangePayload, one)))
+    missing = {one['id'] for one in payload['reservations']
+               if one['missing_resources']}
+    for reservation_id, made in reservations.items():
+        if reservation_id in exchanged or reservation_id in missing:
+            yield _OF_RESERVATIONS[event_type], ReservationChangePayload(
+                reservation=made, project_id=payload['project_id'],
+                user_id=payload['user_id'],
+                exchanged=exchanged.get(reservation_id, []),
+                changed=['hosts' if reservation_id in exchanged
+                         else 'missing_resources'], reason=cause['reason'])
+
+
+def _filled(kind: type[_Payload], values: ty.Mapping[str, ty.Any]) -> _Object:
+    """The fields of an object that values have; null for the others."""
+    return {name: values.get(name) for name in kind.fields
+            if name not in _CAUSE}
+
+
+def _reservation(values: _Object) -> ReservationPayload:
+    others = values.keys() - ReservationPayload.fields.keys() - {'resource_id'}
+    return ReservationPayload(**_filled(ReservationPayload, {
+        **values, 'parameters': {name: json.dumps(values[name])
+                                 for name in sorted(others)}}))
+
+
+def _cause(event_type: str, of: _Object) -> _Object:
+    """What has changed, and why."""
+    changed, reason = _CAUSES.get(event_type, (
+        ('events',) if event_type.startswith('lease.event.') else
+        ('reservations',) if 'exchanged' in of else ('status', 'conditions'),
+        Reason.DUE if event_type.startswith('lease.event.') else
+        Reason.REASSIGNED if 'exchanged' in of else Reason.CHANGED))
+    latest = max(of.get('conditions') or (), default=_NEVER,
+                 key=lambda one: one['since'])
+    if event_type in _BY_CONDITION and (
+            latest['since'] >= (of.get('updated_at') or 0)):
+        reason = latest['reason']
+    return {'changed': list(of.get('changed', changed)),
+            'reason': str(of.get('reason', reason))}
+
+
+_NEVER: ty.Mapping[str, ty.Any] = types.MappingProxyType({'since': -1})
+#: Types of events that mean this or that.
+_BY_CONDITION = frozenset({
+    'lease.update', 'lease.event.end_lease', 'lease.event.orphaned',
+    no_show_check.EVENT})

@@ -33,7 +33,7 @@ from blazar_core.db import models
 from blazar_core.leases import usage
 from blazar_core.plugins import cloud_api
 
-__all__ = ['Asked', 'Check', 'Granted', 'Limits']
+__all__ = ['Asked', 'Check', 'Compare', 'Granted', 'Limits', 'Rule']
 
 _DURATION = 'max_lease_duration'
 _AHEAD = 'max_lease_ahead'
@@ -109,6 +109,12 @@ def lock(connection: sa.Connection, project_id: str) -> None:
 Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
 
+#: Makes sure of a rule, in a transaction that has counted what a project has.
+Compare: ty.TypeAlias = ty.Callable[
+    [sa.Connection, ty.Sequence[Asked], usage.ProjectUsage], None]
+#: What makes sure of one for a lease; false: no other service is asked.
+Rule: ty.TypeAlias = ty.Callable[[Asked, bool], Compare]
+
 #: What leases may have of the cloud: by user (None: of the project), by name.
 _Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, cloud_api.Headroom]]
 
@@ -167,12 +173,14 @@ class Limits:
     :param quota: the cloud's; None: it has none
     :param checks: asked when no limit is exceeded, one after the other
     :param serverless: the resource types whose bookings are no servers
+    :param rules: others of the operator
     """
 
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
                  clock: clocks.Clock, quota: cloud_api.Quota | None = None,
                  checks: ty.Sequence[Check] = (),
-                 serverless: ty.Collection[str] = ()) -> None:
+                 serverless: ty.Collection[str] = (),
+                 rules: ty.Sequence[Rule] = ()) -> None:
         opts.register_opts(conf)
         self._conf = conf
         self._database = database
@@ -180,6 +188,7 @@ class Limits:
         self._quota = quota
         self._checks = checks
         self._serverless = serverless
+        self._rules = rules
 
     def check(self, asked: Asked) -> Granted | None:
         """Make sure that a project may have a lease.
@@ -219,14 +228,18 @@ class Limits:
         group = self._conf.blazar_enforcement
         times = -1 if asked.project_id in group.exempt_project_ids else (
             group.max_host_spread)
-        if not self._quota and not asked.lease_id and times < 0 and not any(
+        if not self._quota and not self._rules and (
+                not asked.lease_id) and times < 0 and not any(
                 self._wanted(one)[name] for one in series
                 for name in limits.keys() - _DATES):
             return None
+        rules = [rule(asked, True) for rule in self._rules]
         with self._database.reader() as session:
             connection = session.connection()
             seen = _generation(connection, asked.project_id)
             found = self._in_use(connection, asked)
+            for compare in rules:
+                compare(connection, series, found)
         self._compare_all(series, found, limits)
         rooms = self._rooms(asked, found)
         for one in series:
@@ -239,6 +252,8 @@ class Limits:
                 raise errors.Conflict(
                     f'Lease {asked.lease_id} has just changed. Check it, and '
                     'try again.')
+            for compare in rules:
+                compare(connection, series, now_found)
             self._compare_all(series, now_found, limits)
             for one in series:
                 self._compare_rooms(one, now_found, rooms)
@@ -254,8 +269,10 @@ class Limits:
 
         :raises LimitExceeded: when they are not kept
         """
-        self._compare_all([asked], self._in_use(connection, asked),
-                          self._limits(asked))
+        found = self._in_use(connection, asked)
+        for one in self._rules:
+            one(asked, False)(connection, [asked], found)
+        self._compare_all([asked], found, self._limits(asked))
 
     def _wanted(self, asked: Asked, found: usage.ProjectUsage | None = None,
                 ) -> usage.Amounts:
@@ -374,6 +391,9 @@ class Limits:
                 found.lease.add((row.first_date, row.last_date, row.kind,
                                  row.start_date, row.end_date, row.server_id,
                                  row.amount))
+            elif not row.beside:
+                found.windows[row.id] = model.Window(
+                    row.first_date, row.last_date)
             # With this one, which matters to nobody: it does not get more.
             found.others[_LEASES] = row.leases
             if row.amount and not row.beside:

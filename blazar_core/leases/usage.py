@@ -47,6 +47,8 @@ class ProjectUsage:
     #: Of the one in question, its dates and how many of what it has.
     lease: set[tuple[ty.Any, ...]] = dataclasses.field(default_factory=set)
     uses: list[Use] = dataclasses.field(default_factory=list)
+    #: By lease that is not changed, with its grace period.
+    windows: dict[str, model.Window] = dataclasses.field(default_factory=dict)
     #: With the users in whose leases they are.
     servers: list[tuple[str, cloud_api.CountedServer]] = dataclasses.field(
         default_factory=list)
@@ -66,7 +68,7 @@ def books_of(project_id: str, lease_id: str | None,
     not_over = sa.and_(models.Lease.project_id == project_id,
                        models.Lease.status.not_in(states.LEASE.final()))
     each = (
-        (models.Lease.id == lease_id).label('own'),
+        models.Lease.id, (models.Lease.id == lease_id).label('own'),
         (models.Lease.id.in_(beside) if beside else sa.false()).label(
             'beside'),
         sa.and_(models.Lease.status.in_(states.HOLDING),

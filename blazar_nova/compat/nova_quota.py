@@ -36,6 +36,8 @@ CONF = nova.conf.CONF
 
 #: What Nova's own quota driver has of servers.
 _LEGACY = ('instances', 'cores', 'ram')
+#: How the name of a limit of the hours of a class begins.
+_HOURS = 'lease_hours:'
 #: More than any limit: only the refusal says what the limit is.
 _TOO_MUCH = 2 ** 31
 
@@ -52,6 +54,25 @@ class NovaQuota:
         return {'instances': servers,
                 'cores': resources.get('VCPU', 0) + resources.get('PCPU', 0),
                 'ram': resources.get('MEMORY_MB', 0)}
+
+    def hours(self, project_id: str, classes: ty.Collection[str],
+              ) -> dict[str, int]:
+        """See :meth:`blazar_core.plugins.cloud_api.Quota.hours`."""
+        if not limit_utils.use_unified_limits():
+            return {}
+        try:
+            enforcer = limits._get_enforcer(
+                nova_context.get_admin_context(), project_id)
+            # Of what is not registered, oslo.limit would say zero.
+            names = {f'{_HOURS}{rc}' for rc in classes} & {
+                name for name, _limit in enforcer.get_registered_limits(None)}
+            return {name.removeprefix(_HOURS): limit for name, limit in (
+                enforcer.get_project_limits(project_id, sorted(names))
+                if names else ())}
+        except Exception as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone cannot say how many hours may be reserved: {exc}',
+            ) from exc
 
     def headroom(self, project_id: str, user_id: str | None,
                  names: ty.Collection[str],

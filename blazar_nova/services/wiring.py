@@ -42,6 +42,7 @@ from blazar_nova.resource_types import registry
 from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import lease_views
 from blazar_nova.services import budget_service
+from blazar_nova.services import hoarding
 from blazar_nova.services import keystone_identity
 from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
@@ -144,8 +145,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
 
     budget, charge = _budget(conf, outside, words)
     search = _admission(conf, books, clock)
-    allowed = limits.Limits(conf, books, clock, nova_quota.NovaQuota(),
-                            [outside.check], types.serverless)
+    quota = nova_quota.NovaQuota()
+    allowed = limits.Limits(
+        conf, books, clock, quota, [outside.check], types.serverless,
+        [hoarding.Hoarding(conf, clock, quota).rules])
     aside = background.Background()
     life = handlers.Handlers(conf, books, clock, search, handlers.Integration(
         cloud, types, installed_policies.available(), secrets.open, notify,

@@ -51,6 +51,7 @@ class TestOpts(base.BaseTestCase):
              'public_properties': ['hypervisor_type', 'vcpus'],
              'list_ended': 86400,
              'allow_untested_nova': False,
+             'notification_format': 'unversioned',
              'notification_topic': 'blazar_notifications',
              'allowed_hints': [], 'server_status': 'RESERVED',
              'enable_polling_monitor': True, 'polling_interval': 60,

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Rules against hoarding: leases that reserve what is not used.
+
+They are asked in the transactions in which the limits are
+(:mod:`blazar_core.leases.limits`), so that no two requests get around them
+together. All are off by default.
+"""
+
+import bisect
+import collections
+import datetime
+import typing as ty
+
+from oslo_config import cfg
+import sqlalchemy as sa
+
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import opts
+from blazar_core.common import recurrences
+from blazar_core.common import words
+from blazar_core.leases import accounting
+from blazar_core.leases import limits
+from blazar_core.leases import usage
+from blazar_nova.compat import nova_quota
+
+__all__ = ['Hoarding', 'OPTS', 'chain', 'list_opts']
+
+OPTS: list[cfg.Opt] = [
+    cfg.IntOpt(
+        'max_future_leases_per_project', default=-1, min=-1,
+        help='Maximum number of leases and offers of a project that have not '
+             'started.'),
+    cfg.IntOpt(
+        'max_consecutive_leases_per_project', default=-1, min=-1,
+        help='Maximum number of leases of a project that follow each other '
+             'within consecutive_lease_gap.'),
+    cfg.IntOpt(
+        'consecutive_lease_gap', default=3600, min=0,
+        help='Seconds from the end of a lease until which another lease of '
+             'the project follows it.'),
+    cfg.IntOpt(
+        'extension_window', default=-1, min=-1,
+        help='Seconds before the end of a lease from which on it may be '
+             'extended, such as 172800. -1: at any time.'),
+    cfg.IntOpt(
+        'max_extension', default=-1, min=-1,
+        help='Maximum seconds by which a lease may be extended at a time, '
+             'counted from its end.'),
+    cfg.DictOpt(
+        'max_class_hours_per_month', default={},
+        help='Maximum hours of resource classes that a project may reserve in '
+             'a calendar month (UTC), such as "VCPU:20000,HOST:500". With '
+             'nova.quota.UnifiedLimitsDriver, a limit that is registered in '
+             'keystone as lease_hours:VCPU replaces that of its class; -1: '
+             'only the one in keystone applies.'),
+]
+
+_Hours: ty.TypeAlias = ty.Mapping[str, int]
+#: More rows than there are.
+_ALL = 10 ** 9
+
+
+def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
+    """For oslo-config-generator and the documentation."""
+    return [(opts.LIMIT_GROUP, OPTS)]
+
+
+class Hoarding:
+    """The rules.
+
+    :param quota: has limits of hours of its own
+    :raises ConfigurationError: when an option is wrong
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, clock: clocks.Clock,
+                 quota: nova_quota.NovaQuota) -> None:
+        conf.register_opts(OPTS, group=opts.LIMIT_GROUP.name)
+        self._conf = conf
+        self._clock = clock
+        self._quota = quota
+        self._hours = _hours_of(
+            conf.blazar_enforcement.max_class_hours_per_month)
+
+    def rules(self, asked: limits.Asked, ask: bool) -> limits.Compare:
+        """See :data:`blazar_core.leases.limits.Rule`.
+
+        :raises CloudUnavailable: when keystone does not answer
+        """
+        group = self._conf.blazar_enforcement
+        hours = self._hours_for(asked.project_id, ask)
+
+        def compare(connection: sa.Connection,
+                    series: ty.Sequence[limits.Asked],
+                    found: usage.ProjectUsage) -> None:
+            if asked.project_id in group.exempt_project_ids:
+                return
+            windows = list(found.windows.values())
+            for one in series:
+                window = _window(one)
+                before = _before(found)
+                if before is not None:
+                    self._check_extension(before, window)
+                if window != before:
+                    if before is None:
+                        self._check_future(windows, window)
+                    self._check_chain(windows, window)
+                windows.append(window)
+            if hours:
+                self._check_hours(connection, series, hours)
+
+        return compare
+
+    def _hours_for(self, project_id: str, ask: bool) -> dict[str, int]:
+        """The hours of classes that a project may reserve in a month."""
+        found = dict(self._hours)
+        if found and ask:
+            found |= self._quota.hours(project_id, found)
+        return {rc: hours for rc, hours in found.items() if hours >= 0}
+
+    def _check_extension(self, before: model.Window,
+                         after: model.Window) -> None:
+        group = self._conf.blazar_enforcement
+        more, window = after.end - before.end, group.extension_window
+        if more <= 0 or (after.end - after.start <=
+                         before.end - before.start):
+            return
+        opens = before.end - window
+        if 0 <= window and self._clock.now() < opens:
+            raise errors.LimitExceeded(
+                'A lease may be extended at the earliest '
+                f'{words.duration(window)} before its end '
+                '(extension_window): extend this one at '
+                f'{clocks.minute(opens)} UTC or later.')
+        if 0 <= group.max_extension < more:
+            raise errors.LimitExceeded(
+                'A lease may be extended by at most '
+                f'{words.duration(group.max_extension)} at a time '
+                '(max_extension): extend this one to '
+                f'{clocks.minute(before.end + group.max_extension)} UTC or '
+                'earlier.')
+
+    def _check_future(self, windows: ty.Iterable[model.Window],
+                      window: model.Window) -> None:
+        now = self._clock.now()
+        most = self._conf.blazar_enforcement.max_future_leases_per_project
+        waiting = sorted(one.start for one in windows if one.start > now)
+        if window.start > now and 0 <= most <= len(waiting):
+            then = (f'The first of them starts at {clocks.minute(waiting[0])} '
+                    'UTC: ask again then, or for' if waiting else 'Ask for')
+            raise errors.LimitExceeded(
+                f'A project may have at most {most} leases that have not '
+                f'started (max_future_leases_per_project), and has '
+                f'{len(waiting)}. {then} a lease that starts now.')
+
+    def _check_chain(self, windows: ty.Iterable[model.Window],
+                     window: model.Window) -> None:
+        group = self._conf.blazar_enforcement
+        most, gap = (group.max_consecutive_leases_per_project,
+                     group.consecutive_lease_gap)
+        if most < 0:
+            return
+        found = chain(windows, window, gap)
+        if len(found) > most:
+            last = max(one.end for one in found if one != window or
+                       len(found) == 1)
+            raise errors.LimitExceeded(
+                f'A project may have at most {most} leases that follow each '
+                f'other (max_consecutive_leases_per_project); with this one '
+                f'there would be {len(found)}. Leave more than '
+                f'{words.duration(gap)} between them: start it at '
+                f'{clocks.minute(-(-(last + gap + 1) // 60) * 60)} UTC or '
+                'later.')
+
+    def _check_hours(self, connection: sa.Connection,
+                     series: ty.Sequence[limits.Asked],
+                     hours: _Hours) -> None:
+        """Make sure of what is reserved within each month."""
+        now, asked = self._clock.now(), series[0]
+        last = _month(max(one.window.end for one in series) - 1)
+        whole = model.Window(
+            _month(min(one.window.start for one in series)),
+            _month(last + 32 * 86400))
+
+        def reserved(window: model.Window, lease_id: str | None,
+                     ) -> dict[int, usage.Amounts]:
+            """Class-seconds by the end of each month."""
+            found: dict[int, usage.Amounts] = collections.defaultdict(
+                usage.Amounts)
+            for total in accounting.totals(connection, accounting.Query(
+                    window, asked.project_id, lease_id, unit='month',
+                    group_by=('resource_type',)), now, _ALL):
+                amounts = total.amounts['reserved']
+                # What whole hosts have counts as these.
+                found[total.window.end].update(
+                    {model.HOST: amounts[model.HOST]} if model.HOST in amounts
+                    else amounts)
+            return found
+
+        # What was reserved until now stays, whatever the lease becomes.
+        own = reserved(model.Window(max(now, whole.start), whole.end),
+                       asked.lease_id) if (
+            asked.lease_id and not asked.added and whole.end > now) else {}
+        others = reserved(whole, None)
+        end = whole.start
+        while end < whole.end:
+            begin, end = end, _month(end + 32 * 86400)
+            there = others.get(end, usage.Amounts())
+            for rc, most in hours.items():
+                added = sum(max(0, min(end, one.window.end) - max(
+                    begin, one.window.start, now)) * one.resources.get(rc, 0)
+                    for one in series) - own.get(end, usage.Amounts())[rc]
+                if added > 0 and there[rc] + added > 3600 * most:
+                    taken = there[rc] // 3600
+                    raise errors.LimitExceeded(
+                        f'A project may reserve at most {most} {rc} hours in '
+                        f'a month (max_class_hours_per_month). Of '
+                        f'{clocks.utc(begin):%Y-%m} (UTC) it has reserved '
+                        f'{taken}, and this lease asks for {-(-added // 3600)}'
+                        f' more: {max(0, most - taken)} are left. Ask for '
+                        'less, or for the next month, which begins at '
+                        f'{clocks.minute(end)} UTC.')
+
+
+def _hours_of(values: ty.Mapping[str, str]) -> dict[str, int]:
+    """Read the option.
+
+    :raises ConfigurationError: when one of them is not a number
+    """
+    found = {}
+    for rc, text in values.items():
+        try:
+            found[rc] = max(-1, int(text))
+        except ValueError as exc:
+            raise errors.ConfigurationError(
+                f'[blazar_enforcement] max_class_hours_per_month: {text!r} of '
+                f'{rc} is not a number of hours. Write, for example, '
+                'VCPU:20000.') from exc
+    return found
+
+
+def _month(instant: int) -> int:
+    """When the month of an instant has begun, in UTC."""
+    utc = datetime.timezone.utc
+    return recurrences.instant(recurrences.wall(instant, utc).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0), utc)
+
+
+def _window(asked: limits.Asked) -> model.Window:
+    """When a lease is, with its grace period."""
+    return model.Window(asked.window.start,
+                        asked.window.end - asked.cleaning_time)
+
+
+def _before(found: usage.ProjectUsage) -> model.Window | None:
+    """When the lease that is changed has been until now."""
+    return next((model.Window(*one[:2]) for one in found.lease), None)
+
+
+def chain(windows: ty.Iterable[model.Window], new: model.Window, gap: int,
+          ) -> list[model.Window]:
+    """Return the most windows that follow each other, with a new one: each
+    begins when the one before has ended, at most ``gap`` seconds later.
+    """
+    known = sorted({*windows, new}, key=lambda one: one.start)
+    ends = sorted(known, key=_end)
+    before: dict[model.Window, model.Window] = {}
+    after: dict[model.Window, model.Window] = {}
+    counts = dict.fromkeys(known, 1)
+    for one in known:
+        for other in _ended(ends, one.start - gap, one.start):
+            if counts[other] >= counts[one]:
+                counts[one], before[one] = counts[other] + 1, other
+    counts = dict.fromkeys(known, 1)
+    for one in reversed(known):
+        for other in _ended(ends, one.start - gap, one.start):
+            if counts[one] >= counts[other]:
+                counts[other], after[other] = counts[one] + 1, one
+    return [*reversed(_path(before, new)[1:]), *_path(after, new)]
+
+
+def _end(window: model.Window) -> int:
+    return window.end
+
+
+def _ended(ends: ty.Sequence[model.Window], since: int, until: int,
+           ) -> ty.Sequence[model.Window]:
+    """Windows that end within an interval, its end included."""
+    return ends[bisect.bisect_left(ends, since, key=_end):
+                bisect.bisect_right(ends, until, key=_end)]
+
+
+def _path(to: ty.Mapping[model.Window, model.Window], one: model.Window,
+          ) -> list[model.Window]:
+    found = [one]
+    while found[-1] in to:
+        found.append(to[found[-1]])
+    return found

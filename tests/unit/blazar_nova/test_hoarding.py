@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import fixtures
+from oslo_config import fixture as config_fixture
+from oslo_limit import fixture as limit_fixture
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.leases import limits
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import nova_quota
+from blazar_nova.services import hoarding
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_limits
+
+load_tests = databases.load_tests
+
+SIZE = test_limits.SIZE
+FUTURE = 'max_future_leases_per_project'
+CHAIN = 'max_consecutive_leases_per_project'
+HOURS = 'max_class_hours_per_month'
+DAY = 86400
+
+
+class Quota:
+    """The cloud's limits of hours."""
+
+    def __init__(self):
+        self.limits, self.asked = {}, []
+
+    def hours(self, project_id, classes):
+        self.asked.append((project_id, set(classes)))
+        return self.limits
+
+
+class HoardingTestCase(test_limits.LimitsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.quota = Quota()
+        self.set_up()
+
+    def set_up(self):
+        """Read the options that were set."""
+        self.limits = limits.Limits(
+            self.books.conf, self.database, self.clock,
+            checks=[self.asked_others.append], rules=[hoarding.Hoarding(
+                self.books.conf, self.clock, self.quota).rules])
+
+    def limit(self, **values):
+        self.books.conf.register_opts(hoarding.OPTS, 'blazar_enforcement')
+        super().limit(**values)
+        if hasattr(self, 'quota'):
+            self.set_up()
+
+
+class TestFuture(HoardingTestCase):
+    """Leases that have not started."""
+
+    def test_so_many_may_wait_and_it_says_when_the_next_one_may(self):
+        self.limit(**{FUTURE: 2})
+        self.have(0, 900)
+        self.have(1020, 1100)
+        self.have(600, 700)
+        self.refused(FUTURE, 2, 'starts at 2027-01-15 08:10 UTC', start=2000,
+                     end=2100)
+        self.allowed(start=0, end=100)
+        self.clock.advance(600)
+        self.allowed(start=2000, end=2100)
+
+    def test_one_that_waits_already_may_be_moved(self):
+        self.limit(**{FUTURE: 0})
+        lease = self.have(50, 100)
+        self.allowed(start=70, end=120, lease_id=lease['id'])
+        self.refused(FUTURE, 0)
+
+    def test_occurrences_count_each(self):
+        self.limit(**{FUTURE: 2})
+        series = [self.asked(start, start + 10) for start in (50, 70, 90)]
+        self.assertRaises(errors.LimitExceeded, self.limits.check_all, series)
+        self.limits.check_all(series[:2])
+
+
+class TestConsecutive(HoardingTestCase):
+    """Leases that follow each other."""
+
+    def setUp(self):
+        super().setUp()
+        self.limit(**{CHAIN: 2, 'consecutive_lease_gap': 60})
+
+    def test_so_many_may_follow_each_other(self):
+        self.have(0, 300)
+        self.have(330, 600)
+        # At both ends, and into a gap between two.
+        self.refused(CHAIN, 2, 3, '2027-01-15 08:12 UTC or later', start=640,
+                     end=700)
+        self.allowed(start=720, end=800)
+        self.allowed(start=661, end=700)
+        # Beside them it follows none.
+        self.allowed(start=0, end=600)
+        self.refused(CHAIN, start=300, end=330)
+
+    def test_others_with_the_same_dates_are_one_link(self):
+        for _count in range(3):
+            self.have(0, 300)
+        self.allowed(start=300, end=400)
+
+    def test_a_change_that_moves_nothing_is_let_through(self):
+        for start in (0, 100, 200):
+            last = self.have(start, start + 100)
+            self.limit(**{CHAIN: 3})
+        self.limit(**{CHAIN: 1})
+        self.allowed(start=200, end=300, lease_id=last['id'])
+        self.refused(CHAIN, start=200, end=310, lease_id=last['id'])
+
+    def test_of_many_the_longest_chain_counts(self):
+        windows = [model.Window(start, start + 10) for start in
+                   range(0, 10000, 10)]
+        new = model.Window(5000, 5010)
+        self.assertEqual(windows, hoarding.chain(windows, new, 0))
+        self.assertEqual([new], hoarding.chain(windows[::2], new, 9))
+        self.assertEqual(windows[::2], hoarding.chain(
+            windows[::2], windows[500], 10))
+
+
+class TestExtension(HoardingTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.limit(extension_window=2 * DAY, max_extension=7 * DAY)
+        self.lease_id = self.have(0, 10 * DAY)['id']
+
+    def extend(self, days, **values):
+        return self.asked(0, (10 + days) * DAY, lease_id=self.lease_id,
+                          **values)
+
+    def refusal(self, days):
+        return str(self.assertRaises(
+            errors.LimitExceeded, self.limits.check, self.extend(days)))
+
+    def test_not_before_its_time_and_it_says_when(self):
+        self.assertIn('(extension_window): extend this one at 2027-01-23 '
+                      '08:00 UTC or later', self.refusal(1))
+        self.clock.advance(8 * DAY)
+        self.limits.check(self.extend(7))
+
+    def test_by_so_much_at_a_time_counted_from_the_end(self):
+        self.clock.advance(9 * DAY)
+        self.assertIn('(max_extension): extend this one to 2027-02-01 08:00 '
+                      'UTC or earlier', self.refusal(8))
+        self.limits.check(self.extend(7))
+
+    def test_nothing_else_is_an_extension(self):
+        self.limits.check(self.extend(0))
+        self.limits.check(self.extend(-1))
+        # One that has not started may be moved, and not made longer.
+        later = self.have(20 * DAY, 21 * DAY)
+        self.limits.check(self.asked(
+            22 * DAY, 23 * DAY, lease_id=later['id']))
+        self.assertRaises(errors.LimitExceeded, self.limits.check, self.asked(
+            20 * DAY, 22 * DAY, lease_id=later['id']))
+
+    def test_a_longer_grace_period_is_one(self):
+        # The window of a lease ends with its grace period.
+        self.assertIn('extension_window', self.refusal(0.1))
+
+    def test_projects_may_be_exempt(self):
+        self.limit(exempt_project_ids=['project'])
+        self.limits.check(self.extend(30))
+
+
+class TestHours(HoardingTestCase):
+    """Hours of a class within a month, of January 2027 to begin with."""
+
+    def test_what_is_reserved_of_the_month_counts(self):
+        self.limit(**{HOURS: {'VCPU': '100'}})
+        self.have(0, 40 * 3600)
+        self.refused(HOURS, 100, 80, 22, '20 are left', '2027-02-01 00:00 UTC',
+                     start=0, end=11 * 3600)
+        self.allowed(start=0, end=10 * 3600)
+        self.allowed(start=20 * DAY, end=20 * DAY + 11 * 3600)
+        self.allowed(start=0, end=11 * 3600, project_id='another')
+
+    def test_what_ended_early_counts_as_long_as_it_was_reserved(self):
+        self.limit(**{HOURS: {'VCPU': '100'}})
+        lease = self.running_lease(0, 40 * 3600, resources=SIZE)
+        self.clock.advance(20 * 3600)
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.lifecycle.reconciliation.observe(
+            base.servers_of(lease)[0], cloud_api.ObservedServer(
+                cloud_api.ServerState.GONE))
+        self.allowed(start=20 * 3600, end=50 * 3600)
+        self.refused(HOURS, start=20 * 3600, end=51 * 3600)
+
+    def test_a_lease_over_two_months_counts_in_each(self):
+        self.limit(**{HOURS: {'VCPU': '800'}})
+        january = 16 * DAY + 16 * 3600
+        self.allowed(start=0, end=january + 400 * 3600)
+        self.refused(HOURS, r'2027-02', start=0, end=january + 401 * 3600)
+
+    def test_a_change_counts_with_what_it_adds(self):
+        self.limit(**{HOURS: {'VCPU': '100'}})
+        lease = self.have(0, 40 * 3600)
+        self.allowed(end=50 * 3600, start=0, lease_id=lease['id'])
+        self.refused(HOURS, 100, 80, 22, start=0, end=51 * 3600,
+                     lease_id=lease['id'])
+        self.clock.advance(10 * 3600)
+        self.allowed(end=50 * 3600, start=0, lease_id=lease['id'])
+        self.limit(**{HOURS: {'VCPU': '10'}})
+        self.allowed(end=39 * 3600, start=0, lease_id=lease['id'])
+
+    def test_occurrences_count_together(self):
+        self.limit(**{HOURS: {'VCPU': '100'}})
+        series = [self.asked(start * DAY, start * DAY + 20 * 3600)
+                  for start in (1, 2, 3)]
+        self.limits.check_all(series[:2])
+        self.assertRaises(errors.LimitExceeded, self.limits.check_all, series)
+
+    def test_the_limit_of_the_cloud_takes_its_place(self):
+        self.quota.limits = {'VCPU': 10}
+        # Where the operator limits nothing, nobody is asked.
+        self.allowed(start=0, end=11 * 3600)
+        self.assertEqual([], self.quota.asked)
+        self.limit(**{HOURS: {'VCPU': '-1', 'DISK_GB': '5000'}})
+        self.refused_hours('10 VCPU', start=0, end=11 * 3600)
+        self.refused_hours('5000 DISK_GB', start=0, end=251 * 3600,
+                           resources={'DISK_GB': 20})
+        self.assertEqual(('project', {'VCPU', 'DISK_GB'}), self.quota.asked[0])
+
+    def test_what_is_no_number_is_refused_at_start(self):
+        error = self.assertRaises(errors.ConfigurationError, self.limit, **{
+            HOURS: {'VCPU': 'many'}})
+        self.assertIn("'many' of VCPU is not a number", str(error))
+
+    def refused_hours(self, what, **values):
+        self.assertIn(what, str(self.assertRaises(
+            errors.LimitExceeded, self.limits.check, self.asked(**values))))
+
+    def test_two_that_ask_at_once_do_not_get_more_together(self):
+        self.limit(**{HOURS: {'VCPU': '100'}})
+        granted = self.limits.check(self.asked(start=0, end=30 * 3600))
+        with self.database.begin() as connection:
+            limits.lock(connection, 'project')
+        self.have(0, 30 * 3600)
+        with self.database.begin() as connection:
+            granted.lock(connection)
+            self.assertRaises(errors.LimitExceeded, granted.confirm,
+                              connection)
+
+
+class TestQuota(base.TestCase):
+    """Limits of hours that keystone has."""
+
+    def setUp(self):
+        super().setUp()
+        conf = self.useFixture(config_fixture.Config(nova_quota.CONF))
+        conf.config(group='oslo_limit', endpoint_service_type='compute',
+                    endpoint_service_name='nova',
+                    endpoint_region_name='RegionOne')
+
+    def hours(self, unified=True):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.limit.utils.use_unified_limits', lambda: unified))
+        return nova_quota.NovaQuota().hours('project', ['VCPU', 'HOST'])
+
+    def test_only_those_that_are_registered_limit(self):
+        self.useFixture(limit_fixture.LimitFixture(
+            {'lease_hours:VCPU': 100, 'lease_hours:DISK_GB': 1, 'servers': 1},
+            {'other': {'lease_hours:VCPU': 7}}))
+        self.assertEqual({'VCPU': 100}, self.hours())
+        self.assertEqual({}, self.hours(unified=False))
+
+    def test_those_of_the_project_come_first(self):
+        self.useFixture(limit_fixture.LimitFixture(
+            {'lease_hours:VCPU': 100}, {'project': {'lease_hours:VCPU': 7}}))
+        self.assertEqual({'VCPU': 7}, self.hours())
+
+    def test_without_keystone_it_says_so(self):
+        def fail(*_args):
+            raise ValueError('away')
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.limit.placement._get_enforcer', fail))
+        self.assertRaises(errors.CloudUnavailable, self.hours)

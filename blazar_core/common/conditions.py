@@ -50,6 +50,7 @@ class Reason(enum.StrEnum):
     HOSTS_LOST = 'HostsLost'
     REFUSED = 'Refused'
     NO_SERVER_BOOTED = 'NoServerBooted'
+    LOW_USE = 'LowUse'
     NOT_YET_POSSIBLE = 'NotYetPossible'
     GRACE_PERIOD = 'GracePeriod'
     SERVERS_REMAIN = 'ServersRemain'

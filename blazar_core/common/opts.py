@@ -157,9 +157,20 @@ OPTS: list[cfg.Opt] = [
              'boot count as used. 0 disables the check.'),
     cfg.IntOpt(
         'no_show_notice', default=3600, min=0,
-        help='Seconds from the notification lease.event.no_show until the '
-             'lease is ended, if it is still unused. Both happen at the first '
-             'periodic sync (``sync_interval``) after their time.'),
+        help='Seconds from the notification lease.event.no_show or '
+             'lease.event.low_use until the lease is ended, if it is still '
+             'unused. Both happen at the first periodic sync '
+             '(``sync_interval``) after their time.'),
+    cfg.IntOpt(
+        'low_use_share', default=0, min=0, max=100,
+        help='Percentage of what a lease reserves that its servers must use '
+             'within low_use_period; if it is less of every resource class, '
+             'the notification lease.event.low_use is sent. 0 disables the '
+             'check.'),
+    cfg.IntOpt(
+        'low_use_period', default=86400, min=60,
+        help='Seconds over which low_use_share is measured. A lease is not '
+             'checked before it has lasted so long.'),
     cfg.IntOpt(
         'grace_period', default=0, min=0, max=2592000,
         help='Seconds for which the servers of a lease keep running after its '

@@ -204,7 +204,7 @@ def unused_condition(until: int) -> conditions.Condition:
 def record_first_use(lease: models.Lease, now: int) -> None:
     """Note that a lease is used; it is locked."""
     if lease.used_at is None:
-        lease.used_at = now
+        lease.used_at, lease.no_show_at = now, None
         conditions.update(lease, now, conditions.Type.UNUSED)
         usage_records.begin_use(ty.cast(
             orm.Session, orm.object_session(lease)), now, [

@@ -106,7 +106,8 @@ class Handlers:
             notify)
         self.no_shows = no_show_check.NoShows(
             database, clock, notify, options.no_show_time,
-            options.no_show_notice)
+            options.no_show_notice, options.low_use_share,
+            options.low_use_period)
         self.deferred_admission = admission_queue.DeferredAdmission(
             database, clock, admission, opens, types, notify)
         self.admission_queue = admission_queue.AdmissionQueue(

@@ -1,35 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""No-shows: leases that have started and are not used.
+"""No-shows: leases that have started and are not used, or little.
 
 The user is notified, and some time later the lease is ended. Use is recorded
 under the lock of the lease when servers are let in
 (:mod:`blazar_core.leases.slots`), and read under its lock when it is ended:
-whichever comes first decides.
+whichever comes first decides. How much is used follows from the usage records.
 """
 
+import sys
 import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.capacity import ledger
 from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import accounting
 from blazar_core.leases import events
 from blazar_core.leases import slots
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_status
 
-__all__ = ['EVENT', 'NoShows']
+__all__ = ['EVENT', 'LOW_USE', 'NoShows']
 
 LOG = logging.getLogger(__name__)
 
-EVENT = 'lease.event.no_show'
+EVENT, LOW_USE = 'lease.event.no_show', 'lease.event.low_use'
 
 #: How many are seen to in one comparison.
 _AT_ONCE = 500
@@ -42,66 +46,118 @@ class NoShows:
     :param after: seconds after its start after which a lease that nobody has
         used is announced; 0: none is
     :param notice: seconds from then until it is ended
+    :param share: of what it reserves, the percentage that has to be used of
+        some class; 0: any use will do
+    :param period: seconds over which that is measured
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 after: int, notice: int) -> None:
+                 after: int, notice: int, share: int = 0,
+                 period: int = 86400) -> None:
         self._database = database
         self._clock = clock
         self._notify = notify
         self._after = after
         self._notice = notice
+        self._share = share
+        self._period = period
 
     def look(self) -> None:
         """See to those whose time has come. One statement where none is.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
-        if not self._after:
+        if not self._after and not self._share:
             return
         now = self._clock.now()
         with self._database.connection() as connection:
-            found = connection.execute(_UNUSED, {
+            found = {row.id: row for row in connection.execute(_UNUSED, {
                 'now': now, 'before': now - self._after,
-                'notice': now - self._notice}).all()
+                'notice': now - self._notice})} if self._after else {}
             strays = connection.scalars(_STRAYS, {'now': now}).all()
+            begun = connection.execute(_BEGUN, {
+                'now': now, 'before': now - self._period}).all() if (
+                    self._share) else []
+            low = self._low(connection, now) if begun else set()
         if strays:
             self._database.retried(self._set_back, strays, now)
-        for lease_id, project_id, announced_at in found:
+        for row in begun:
+            if row.id in low and (row.no_show_at or 0) + self._notice <= now:
+                found.setdefault(row.id, row)
+            elif row.id not in low and row.no_show_at and row.used_at:
+                self._database.retried(self._withdraw, row.id)
+        for lease_id, project_id, announced_at, _used_at in found.values():
             with lease_status.apart(lease_id, project_id):
                 if announced_at is None:
                     self._announce(lease_id)
                 else:
                     self.end(lease_id)
 
+    def _low(self, connection: sa.Connection, now: int,
+             lease_id: str | None = None) -> set[str]:
+        """The leases of which less than the share was used lately."""
+        query = accounting.Query(
+            model.Window(now - self._period, now), lease_id=lease_id,
+            group_by=('lease_id',))
+        return {keys[0] for _window, keys, amounts in accounting.totals(
+            connection, query, now, sys.maxsize) if amounts['reserved'] and
+            all(100 * amounts['used'].get(rc, 0) < self._share * amount
+                for rc, amount in amounts['reserved'].items())}
+
+    def _is_used(self, session: orm.Session, lease: models.Lease) -> bool:
+        """Whether a lease is used as much as it has to be."""
+        return lease.used_at is not None and not (self._share and self._low(
+            session.connection(), self._clock.now(), lease.id))
+
+    def _withdraw(self, lease_id: str) -> None:
+        """A lease is used again."""
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            if self._is_used(session, lease):
+                lease.no_show_at = None
+                conditions.update(
+                    lease, self._clock.now(), conditions.Type.UNUSED)
+
+    def _condition(self, lease: models.Lease, until: int,
+                   ) -> conditions.Condition:
+        return slots.unused_condition(until) if lease.used_at is None else (
+            conditions.Condition(
+                conditions.Type.UNUSED, conditions.Reason.LOW_USE,
+                f'Less than {self._share} % of it was used in the last '
+                f'{words.duration(self._period)}: it ends at '
+                f'{clocks.minute(until)} UTC, unless more is used by then.',
+                {'end_date': until}))
+
     def _announce(self, lease_id: str) -> None:
         """Announce a lease, and then write that down: after a death in
         between it is announced again, and none ends without.
         """
-        with self._database.reader() as session:
-            described = views.describe(api.found(session, lease_id))
         until = self._clock.now() + self._notice
-        unused = slots.unused_condition(until)
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+            described = views.describe(lease)
+            unused = self._condition(lease, until)
         described['conditions'] = conditions.changed(
             described['conditions'], self._clock.now(), unused)
         described['status_reason'] = conditions.status_reason(
             described['conditions'])
         LOG.info('Lease %s is unused; it ends at %s', lease_id,
                  clocks.iso(until))
-        self._notify(EVENT, described)
+        self._notify(LOW_USE if unused.reason == conditions.Reason.LOW_USE
+                     else EVENT, described)
         self._database.retried(self._write_down, lease_id, until)
 
     def _write_down(self, lease_id: str, until: int) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.ACTIVE or (
-                    lease.used_at is not None):
+                    self._is_used(session, lease)):
                 return
             if lease.no_show_at is None:
                 lease.no_show_at = until - self._notice
                 conditions.update(
-                    lease, self._clock.now(), slots.unused_condition(until))
+                    lease, self._clock.now(), self._condition(lease, until))
 
     def _set_back(self, lease_ids: ty.Sequence[str], now: int) -> None:
         """Leases were announced by a clock that was ahead: the notice counts
@@ -126,15 +182,19 @@ class NoShows:
             lease = api.locked(session, lease_id)
             now = self._clock.now()
             if lease.status != states.Lease.ACTIVE or (
-                    lease.used_at is not None or lease.end_date <= now or
-                    (lease.no_show_at or 0) + self._notice > now):
+                    lease.end_date <= now or lease.no_show_at is None or
+                    lease.no_show_at + self._notice > now or
+                    self._is_used(session, lease)):
                 return None
+            low = lease.used_at is not None
             conditions.update(
                 lease, now, conditions.Type.UNUSED, conditions.Condition(
                     conditions.Type.ENDED_EARLY,
-                    conditions.Reason.NO_SERVER_BOOTED,
+                    conditions.Reason.LOW_USE if low
+                    else conditions.Reason.NO_SERVER_BOOTED,
                     f'The lease was ended at {clocks.minute(now)} UTC because '
-                    'it was unused since its start.'))
+                    + (f'less than {self._share} % of it was used.' if low
+                       else 'it was unused since its start.')))
             window = model.Window(
                 lease.start_date, max(lease.start_date + 1, now))
             ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(
@@ -147,8 +207,10 @@ class NoShows:
 
 
 _LEASE, _EVENT = models.Lease.__table__.c, models.Event.__table__.c
-#: Leases that began so long ago and were not announced, or long enough ago.
-_UNUSED = sa.select(_LEASE.id, _LEASE.project_id, _LEASE.no_show_at).join(
+#: Leases that began so long ago.
+_BEGUN = sa.select(
+    _LEASE.id, _LEASE.project_id, _LEASE.no_show_at, _LEASE.used_at,
+).join(
     models.Event.__table__, sa.and_(
         _EVENT.lease_id == _LEASE.id,
         _EVENT.event_type == states.EventType.START,
@@ -158,12 +220,16 @@ _UNUSED = sa.select(_LEASE.id, _LEASE.project_id, _LEASE.no_show_at).join(
                # By a clock that was ahead.
                sa.and_(_EVENT.updated_at > sa.bindparam('now'),
                        _EVENT.time <= sa.bindparam('before')))),
-).where(
-    _LEASE.status == states.Lease.ACTIVE, _LEASE.used_at.is_(None),
-    _LEASE.end_date > sa.bindparam('now'),
+).where(_LEASE.status == states.Lease.ACTIVE,
+        _LEASE.end_date > sa.bindparam('now'),
+        ).order_by(_LEASE.start_date, _LEASE.id)
+#: Those of which nothing was used, and that were not announced, or long enough
+#: ago.
+_UNUSED = _BEGUN.where(
+    _LEASE.used_at.is_(None),
     sa.or_(_LEASE.no_show_at.is_(None),
            _LEASE.no_show_at <= sa.bindparam('notice')),
-).order_by(_LEASE.start_date, _LEASE.id).limit(_AT_ONCE)
+).limit(_AT_ONCE)
 _STRAYS = sa.select(_LEASE.id).where(
     _LEASE.status == states.Lease.ACTIVE,
     _LEASE.no_show_at > sa.bindparam('now'))

@@ -22,6 +22,7 @@ from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
 from blazar_nova.schemas import policy
+from blazar_nova.schemas import usage_schema
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import host_leases
 from blazar_nova.services import lease_changes
@@ -96,8 +97,16 @@ class LeaseController:
 
     def show(self, request: webob.Request,
              lease_id: str) -> web_requests.Answer:
-        return self._answer(request, 200, self._lease(
-            request, lease_id, 'blazar:leases:get'))
+        lease = self._lease(request, lease_id, 'blazar:leases:get')
+        answer = self._answer(request, 200, lease)
+        reservations = ty.cast(_Lease, answer[1])['lease']['reservations']
+        with self._parts.database.connection() as connection:
+            used = usage_schema.utilization(
+                connection, reservations[0]['lease_id'],
+                self._parts.clock.now()) if reservations else {}
+        for one in reservations:
+            one['utilization'] = used.get(one['id'], {})
+        return answer
 
     def _answer(self, request: webob.Request, code: int, lease: _Lease,
                 ) -> web_requests.Answer:

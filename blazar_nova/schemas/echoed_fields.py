@@ -49,7 +49,8 @@ def _reservation(value: ty.Any, own: ty.Mapping[str, _Shown],
         return [value]
     kind = types.named.get(shown['resource_type'])
     # Which servers are on hosts is Nova's, and has changed by then.
-    told = ('hosts', 'servers') if kind and kind.has_hosts else ()
+    told = ('utilization', *(
+        ('hosts', 'servers') if kind and kind.has_hosts else ()))
     asked = (kind.parameters.keys() if kind else set()) - {*_SHOWN_OTHERWISE}
     return [{key: one for key, one in value.items()
              if key in asked or key == 'id' or key not in told and (

@@ -16,7 +16,8 @@ from blazar_core.leases import accounting
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import hint_params
 
-__all__ = ['DEFAULT_DAYS', 'GROUPS', 'MAX_LIMIT', 'marker', 'query', 'rows']
+__all__ = ['DEFAULT_DAYS', 'GROUPS', 'MAX_LIMIT', 'marker', 'query', 'rows',
+           'utilization']
 
 #: What totals are grouped by, in the words of the API.
 GROUPS = {'project': 'project_id', 'lease': 'lease_id',
@@ -123,3 +124,18 @@ def rows(connection: sa.Connection, query: accounting.Query,
         for row in found:
             row |= known.get(row['lease_id'], _PURGED)
     return found
+
+
+def utilization(connection: sa.Connection, lease_id: str, now: int,
+                ) -> dict[str, dict[str, dict[str, float]]]:
+    """Return by reservation of a lease and by resource class the hours that
+    were reserved and used until now, and how many percent of them were used.
+    """
+    return {total.keys[0]: {rc: {
+        'reserved': round(amount / 3600, 4),
+        'used': round(total.amounts['used'].get(rc, 0) / 3600, 4),
+        'percent': round(100 * total.amounts['used'].get(rc, 0) / amount, 1)}
+        for rc, amount in total.amounts['reserved'].items()}
+        for total in accounting.totals(connection, accounting.Query(
+            model.Window(0, now), lease_id=lease_id,
+            group_by=('reservation_id',)), now, MAX_LIMIT)}

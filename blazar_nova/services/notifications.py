@@ -88,6 +88,7 @@ _CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
     preflight.EVENT: (('warnings',), Reason.PREFLIGHT),
     no_show_check.EVENT: (('conditions',),
                           conditions.Reason.NO_SERVER_BOOTED),
+    no_show_check.LOW_USE: (('conditions',), conditions.Reason.LOW_USE),
     end_notices.EVENT: ((), Reason.ENDED),
     'server.interruptible.evict_scheduled': (('evict_at',),
                                              Reason.CAPACITY_NEEDED),
@@ -386,4 +387,4 @@ _NEVER: ty.Mapping[str, ty.Any] = types.MappingProxyType({'since': -1})
 #: Types of events that mean this or that.
 _BY_CONDITION = frozenset({
     'lease.update', 'lease.event.end_lease', 'lease.event.orphaned',
-    no_show_check.EVENT})
+    no_show_check.EVENT, no_show_check.LOW_USE})

@@ -433,6 +433,7 @@ class LeaseTestCase(DatabaseTestCase):
     start_timeout = 300
     end_timeout = 0
     no_shows = (0, 0)
+    low_use = (0, 86400)
     most_moves = 10
 
     def setUp(self) -> None:
@@ -452,11 +453,13 @@ class LeaseTestCase(DatabaseTestCase):
     def new_handlers(self, database: api.Database) -> handlers.Handlers:
         """The handlers of a process, by its own connection to the database."""
         after, notice = self.no_shows
+        share, period = self.low_use
         return handlers.Handlers(
             databases.configuration(
                 '', start_timeout=self.start_timeout,
                 end_timeout=self.end_timeout, no_show_time=after,
-                no_show_notice=notice, best_effort_moves=self.most_moves),
+                no_show_notice=notice, low_use_share=share,
+                low_use_period=period, best_effort_moves=self.most_moves),
             database, self.clock, self.admission, handlers.Integration(
                 self.cloud, self.types, self.policies(), self.encryption.open,
                 lambda event, lease: self.notified.append(

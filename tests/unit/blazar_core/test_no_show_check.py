@@ -243,3 +243,107 @@ class TestNobodyLooks(NoShowTestCase):
         self.look(900)
         self.assertEqual((0, 'ACTIVE'), (
             self.told(lease), self.status(lease)))
+
+
+class TestLowUse(NoShowTestCase):
+    """Less than 40 % in 200 s is too little."""
+
+    no_shows = (0, 50)
+    low_use = (40, 200)
+
+    def announced(self, lease):
+        return [event for event, lease_id in self.notified
+                if lease_id == lease['id']].count(no_show_check.LOW_USE)
+
+    def boot(self, lease):
+        server_id, = self.take_slots(lease)
+        self.lifecycle.reconciliation.observe(
+            server_id, cloud_api.ObservedServer(
+                cloud_api.ServerState.RUNNING, host=self.uuid_of('one')))
+        return server_id
+
+    def gone(self, server_id):
+        self.lifecycle.reconciliation.observe(
+            server_id, cloud_api.ObservedServer(cloud_api.ServerState.GONE))
+
+    def test_one_boot_is_no_use_for_the_whole_lease(self):
+        lease = self.begun()
+        server_id = self.boot(lease)
+        self.look(100)
+        self.gone(server_id)
+        # Half of one of two slots: 25 %.
+        self.look(99)
+        self.assertEqual(0, self.announced(lease))
+        self.look(1)
+        self.look()
+        self.assertEqual(1, self.announced(lease))
+        self.assertEqual(
+            'Less than 40 % of it was used in the last 3 minutes 20 seconds: '
+            'it ends at 2027-01-15 08:04:10 UTC, unless more is used by then.',
+            self.reason(lease))
+        self.look(49)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.look(1)
+        driven.run_due(self.engine)
+        found = views.get(self.database, lease['id'])
+        self.assertEqual(
+            ('TERMINATED', NOW + 250, 'LowUse'),
+            (found['status'], found['end_date'],
+             found['conditions'][0]['reason']))
+        self.reserve(250, 1000, self.places(2))
+
+    def test_enough_use_is_never_announced(self):
+        lease = self.begun()
+        self.boot(lease)
+        for _count in range(5):
+            self.look(100)
+        self.assertEqual(0, self.announced(lease))
+
+    def test_who_uses_it_again_keeps_it(self):
+        lease = self.begun()
+        server_id = self.boot(lease)
+        self.gone(server_id)
+        self.look(200)
+        self.assertEqual(1, self.announced(lease))
+        self.boot(lease)
+        self.boot(lease)
+        # Both slots for as long as the notice: 25 %, and then enough.
+        lifecycle = self.lifecycle.no_shows
+        lifecycle._notice = 100
+        self.look(90)
+        self.assertEqual(('ACTIVE', ''), (
+            self.status(lease), self.reason(lease)))
+        self.look(10)
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_it_is_measured_again_when_it_is_to_end(self):
+        lease = self.begun()
+        self.gone(self.boot(lease))
+        self.look(200)
+        end = self.lifecycle.no_shows.end
+
+        def used(lease_id):
+            self.boot(lease)
+            self.boot(lease)
+            self.clock.advance(90)
+            end(lease_id)
+
+        self.lifecycle.no_shows.end = used
+        self.look(50)
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_one_that_was_announced_as_unused_has_its_notice_again(self):
+        self.lifecycle.no_shows._after = 100
+        lease = self.begun()
+        self.look(100)
+        self.assertEqual(1, self.told(lease))
+        self.gone(self.boot(lease))
+        self.look(140)
+        self.assertEqual(('ACTIVE', 1), (
+            self.status(lease), self.announced(lease)))
+
+    def test_a_lease_of_a_boot_uses_all_that_it_has(self):
+        lease = self.running_lease(0, 2000)
+        self.look(500)
+        self.look(500)
+        self.assertEqual(0, self.announced(lease))

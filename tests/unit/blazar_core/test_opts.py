@@ -37,6 +37,7 @@ class TestOpts(base.BaseTestCase):
                  'delete', 'snapshot', 'shelve', 'stop', 'suspend',
                  'release'], 'end_timeout': 3600,
              'no_show_time': 0, 'no_show_notice': 3600,
+             'low_use_share': 0, 'low_use_period': 86400,
              'orphan_grace': 72,
              'orphan_interval': 24,
              'orphaned_leases': 'report',

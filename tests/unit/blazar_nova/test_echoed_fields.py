@@ -54,6 +54,11 @@ class TestPutBack(base.BaseTestCase):
         return echoed_fields.without({**copy.deepcopy(LEASE), **changes},
                                      LEASE, TYPES)
 
+    def test_utilization_goes_on_meanwhile(self):
+        body = self.put(reservations=[{
+            'id': 'r1', 'amount': 2, 'utilization': {'VCPU': {'used': 1}}}])
+        self.assertNotIn('utilization', body['reservations'][0])
+
     def test_a_lease_as_it_was_shown(self):
         self.assertEqual({
             'name': 'x', 'start_date': LEASE['start_date'],

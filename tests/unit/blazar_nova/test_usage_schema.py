@@ -6,7 +6,9 @@ import zoneinfo
 
 from blazar_core.common import model
 from blazar_core.leases import accounting
+from blazar_core.plugins import cloud_api
 from blazar_nova.schemas import usage_schema
+from tests import driven
 from tests.unit import base
 
 NOW = base.NOW
@@ -51,3 +53,25 @@ class UsageSchemaTest(base.RefusalTestCase):
                                '[true, "a"]', '7', 'null', '[1, "a", "b"]',
                                '[' * 10_000))):
             self.assert_refused(part, usage_schema.query, values, NOW)
+
+
+class UtilizationTest(base.LeaseTestCase):
+
+    scenarios = [('sqlite', {'kind': 'sqlite'})]
+
+    def test_of_each_reservation_until_now(self):
+        self.host('one', VCPU=8)
+        lease = self.reserve(0, 7200, self.places(2), self.places(1, 3))
+        driven.run_due(self.new_engine())
+        server_id, = self.take_slots(lease)
+        self.lifecycle.reconciliation.observe(
+            server_id, cloud_api.ObservedServer(
+                cloud_api.ServerState.RUNNING, host=self.uuid_of('one')))
+        self.clock.advance(3600)
+        ids = [one['id'] for one in lease['reservations']]
+        with self.database.connection() as connection:
+            found = usage_schema.utilization(
+                connection, lease['id'], NOW + 3600)
+        self.assertEqual({
+            ids[0]: {'VCPU': {'reserved': 2, 'used': 1, 'percent': 50}},
+            ids[1]: {'VCPU': {'reserved': 3, 'used': 0, 'percent': 0}}}, found)

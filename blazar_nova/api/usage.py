@@ -7,10 +7,12 @@ import typing as ty
 import webob
 
 from blazar_core.common import errors
+from blazar_core.common import inputs
 from blazar_core.leases import accounting
 from blazar_nova.schemas import policy
 from blazar_nova.schemas import usage_schema
 from blazar_nova.schemas import web_requests
+from blazar_nova.services import prices
 from blazar_nova.services import wiring
 
 __all__ = ['UsageController']
@@ -22,13 +24,17 @@ class UsageController:
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
         self._policy = policy.Policy(parts.conf)
+        self._prices = prices.read(parts.conf)
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
         target = {'project_id': context.project_id}
         self._policy.authorize(context, 'blazar:usage:get', target)
         now = self._parts.clock.now()
-        query, limit = usage_schema.query(web_requests.query(request), now)
+        values: dict[str, ty.Any] = web_requests.query(request)
+        rates = self._rates(context, inputs.boolean(
+            values.pop('costs', 'false'), 'costs'))
+        query, limit = usage_schema.query(values, now)
         if not self._policy.allows(
                 context, 'blazar:usage:get_all_projects', target):
             if query.project_id not in (None, context.project_id):
@@ -38,9 +44,29 @@ class UsageController:
             query = dataclasses.replace(query, project_id=context.project_id)
         with self._parts.database.connection() as connection:
             found = accounting.totals(connection, query, now, limit + 1)
-            body: dict[str, ty.Any] = {'usage': usage_schema.rows(
-                connection, query, found[:limit])}
+            rows = usage_schema.rows(connection, query, found[:limit])
+            body: dict[str, ty.Any] = {'usage': rows}
+            if rates is not None:
+                prices.add(
+                    connection, query, rates, found[:limit], rows, now)
+                body['rates'] = {'version': rates.version,
+                                 'currency': rates.currency}
         if len(found) > limit:
             body['usage_links'] = web_requests.next_page(
                 request, usage_schema.marker(found[limit - 1]))
         return 200, body
+
+    def _rates(self, context: ty.Any, asked: bool) -> prices.Rates | None:
+        """The prices, if costs are asked for.
+
+        :raises Forbidden: when the user may not see costs
+        :raises InvalidLeaseParams: when there are no prices
+        """
+        if not asked:
+            return None
+        self._policy.authorize(context, 'blazar:usage:costs', {
+            'project_id': context.project_id})
+        if self._prices is None:
+            raise errors.InvalidLeaseParams(
+                'This cloud has no rates. Leave "costs" out.')
+        return self._prices

@@ -9,10 +9,12 @@ from oslo_config import cfg
 
 from blazar_core.capacity import usage_records
 from blazar_core.common import clocks
+from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.leases import accounting
 from blazar_nova.cmd import listings
 from blazar_nova.schemas import usage_schema
+from blazar_nova.services import prices
 
 __all__ = ['add', 'run']
 
@@ -27,7 +29,10 @@ _TITLES = {
     'project_id': 'Project', 'lease_id': 'Lease', 'lease_name': 'Name',
     'tags': 'Tags', 'resource_type': 'Type',
     'resource_class': 'Class', 'planned': 'Planned', 'reserved': 'Reserved',
-    'used': 'Used'}
+    'used': 'Used', 'cost': 'Cost', 'currency': 'Currency',
+    'rates_version': 'Rates'}
+#: What is shown of costs.
+_OF_COSTS = ('cost', 'currency', 'rates_version')
 
 
 def add(nouns: ty.Any) -> argparse.ArgumentParser:
@@ -57,6 +62,10 @@ def add(nouns: ty.Any) -> argparse.ArgumentParser:
             default='project' if name == 'group-by' else None)
     parser.add_argument('--seconds', action='store_true',
                         help='print whole class-seconds instead of hours')
+    parser.add_argument(
+        '--costs', action='store_true',
+        help='print what it costs, by [blazar] rates_file; fees are rows of '
+             f'the class "{prices.FLAT}"')
     listings.add_format(parser, listings.CSV)
     return parser
 
@@ -70,12 +79,21 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     query, _limit = usage_schema.query({
         key: getattr(parsed, name) for name, key in _QUERY.items()
         if getattr(parsed, name) is not None}, now)
+    rates = prices.read(conf) if parsed.costs else None
+    if parsed.costs and rates is None:
+        raise errors.ConfigurationError(
+            'There are no prices. Set [blazar] rates_file.')
     with api.Database(conf).connection() as connection:
-        found = usage_schema.rows(connection, query, accounting.totals(
-            connection, query, now, 10 ** 9))
+        totals = accounting.totals(connection, query, now, 10 ** 9)
+        found = usage_schema.rows(connection, query, totals)
+        if rates is not None:
+            prices.add(connection, query, rates, totals, found, now)
+            found = [{**row, 'currency': rates.currency,
+                      'rates_version': rates.version} for row in found]
     columns = [name for name in _TITLES if name in query.group_by or (
         name not in accounting.KEYS and (
-            'lease_id' in query.group_by or name not in _OF_LEASE))]
+            'lease_id' in query.group_by or name not in _OF_LEASE) and (
+            rates is not None or name not in _OF_COSTS))]
     listings.show(parsed.format, listings.Listing(
         'usage', {name: _TITLES[name] for name in columns}, [
             row for one in found for row in _rows(one, parsed.seconds)]))
@@ -84,13 +102,15 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
 def _rows(total: ty.Mapping[str, ty.Any], seconds: bool,
           ) -> ty.Iterator[dict[str, ty.Any]]:
     """A row for each resource class."""
-    for rc in sorted({rc for kind in usage_records.Kind
-                      for rc in total[kind]}):
+    costs = total.get('costs', {})
+    for rc in sorted({*costs, *(
+            rc for kind in usage_records.Kind for rc in total[kind])}):
         amounts = {kind.value: total[kind].get(rc, 0)
                    for kind in usage_records.Kind}
         yield {**total, 'tags': ' '.join(total.get('tags', ())),
                'start_date': total['start_date'][:19],
                'end_date': total['end_date'][:19], 'resource_class': rc,
+               'cost': costs.get(rc, '0'),
                **(amounts if seconds else {
                    kind: round(amount / 3600, 4)
                    for kind, amount in amounts.items()})}

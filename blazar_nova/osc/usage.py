@@ -55,6 +55,10 @@ class Usage(command.Lister):
             '--timezone', metavar='<zone>',
             help='Time zone of days, months and dates, such as Europe/Berlin '
                  '(default: UTC)')
+        parser.add_argument(
+            '--costs', action='store_true',
+            help='Show what it costs, if the cloud has rates; fees are of '
+                 'the class "flat"')
         parser.add_argument('--seconds', action='store_true',
                             help='Show whole class-seconds instead of hours')
         return parser
@@ -65,6 +69,8 @@ class Usage(command.Lister):
         params = commands.given(
             parsed_args, 'start_date', 'end_date', 'project_id',
             'resource_type', 'tags', 'group_by', 'timezone')
+        if parsed_args.costs:
+            params['costs'] = 'true'
         if parsed_args.lease is not None:
             params['lease_id'] = client.find(parsed_args.lease)
         found = client.usage(**params)
@@ -73,14 +79,17 @@ class Usage(command.Lister):
             if (name := one.strip()) in _GROUPS]
         if 'lease_id' in keys:
             keys.append('lease_name')
-        return ['start_date', 'end_date', *keys, 'resource_class', *_KINDS], [
+        return ['start_date', 'end_date', *keys, 'resource_class', *_KINDS,
+                *(['cost'] if parsed_args.costs else [])], [
             [lease_progress.when(row['start_date']),
              lease_progress.when(row['end_date']),
              *(row[key] for key in keys), rc,
              *(_amount(row[kind].get(rc, 0), parsed_args.seconds)
-               for kind in _KINDS)]
+               for kind in _KINDS),
+             *([row['costs'].get(rc, '0')] if parsed_args.costs else [])]
             for row in found
-            for rc in sorted({rc for kind in _KINDS for rc in row[kind]})]
+            for rc in sorted({rc for kind in (*_KINDS, 'costs')
+                              for rc in row.get(kind, ())})]
 
 
 def _amount(seconds: int, whole: bool) -> int | float:

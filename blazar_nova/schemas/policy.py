@@ -123,6 +123,9 @@ _RULES = [
     _rule('usage:get_all_projects', ADMIN,
           'Show the usage of all projects, or of another project.',
           'GET /v1/usage'),
+    _rule('usage:costs', PROJECT_READER_OR_ADMIN,
+          'Show what usage costs, by the rates of the operator.',
+          'GET /v1/usage'),
     _rule('oshosts:get', ADMIN,
           'List the enrolled hosts, show a host, and see which host '
           'properties are private.',

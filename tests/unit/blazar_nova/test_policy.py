@@ -42,6 +42,7 @@ LEAST = {
     'blazar:calendar:get': 'reader',
     'blazar:calendar:get_all': 'admin',
     'blazar:usage:get': 'reader',
+    'blazar:usage:costs': 'reader',
     'blazar:usage:get_all_projects': 'admin',
     'blazar:oshosts:get': 'admin',
     'blazar:oshosts:list': 'reader',

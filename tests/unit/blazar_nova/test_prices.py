@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Costs of what was reserved and used."""
+
+import decimal
+import os
+import random
+
+import fixtures
+from oslo_config import cfg
+
+from blazar_core.capacity import usage_records
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import opts
+from blazar_core.db import models
+from blazar_core.leases import accounting
+from blazar_nova.schemas import usage_schema
+from blazar_nova.services import prices
+from tests.unit import base
+
+NOW = base.NOW
+HOUR = 3600
+RATES = """
+version = "7"
+currency = "EUR"
+timezone = "UTC"
+early_release_discount = 0.5
+[rates."virtual:instance"]
+flat = 0.25
+VCPU = {reserved = 0.01, used = 0.02}
+[rates.default]
+VCPU = {reserved = 1}
+[[premium]]
+days = ["fri"]
+from = "10:00"
+to = "24:00"
+factor = 2
+[[premium]]
+from = "12:00"
+to = "13:00"
+factor = 3
+"""
+
+
+class PricesTestCase(base.DatabaseTestCase):
+
+    scenarios = [('sqlite', {'kind': 'sqlite'})]
+
+    def rates(self, text=RATES):
+        path = os.path.join(self.useFixture(
+            fixtures.TempDir()).path, 'rates.toml')
+        with open(path, 'w') as file:
+            file.write(text)
+        conf = cfg.ConfigOpts()
+        opts.register_opts(conf)
+        conf.register_opts(prices.OPTS, 'blazar')
+        conf.set_override('rates_file', path, 'blazar')
+        return prices.read(conf)
+
+    def record(self, kind, start, end, amount, sign=1, reservation='r',
+               resource_type='virtual:instance', project='p'):
+        with self.database.begin() as connection:
+            connection.execute(models.UsageRecord.__table__.insert().values(
+                reservation_id=reservation, lease_id='l', project_id=project,
+                resource_type=resource_type, kind=kind, sign=sign,
+                start_date=NOW + start, end_date=NOW + end,
+                resources={'VCPU': amount}, hosts=[1], recorded_at=NOW))
+
+    def costs(self, start, end, rates=None, now=10 ** 6, **values):
+        query = accounting.Query(
+            model.Window(NOW + start, NOW + end), **values)
+        with self.database.connection() as connection:
+            return prices.costs(connection, query, rates or self.rates(),
+                                query.window, NOW + now)
+
+
+class TestCosts(PricesTestCase):
+    """From Friday, 08:00."""
+
+    def test_reserved_and_used_hours_and_a_fee(self):
+        self.record('planned', 0, 2 * HOUR, 4)
+        self.record('used', 0, 2 * HOUR, 2)
+        self.assertEqual({(): {'VCPU': '0.160000', 'flat': '0.250000'}},
+                         self.costs(0, 2 * HOUR))
+        # The fee belongs to its beginning.
+        self.assertEqual({(): {'VCPU': '0.080000'}},
+                         self.costs(HOUR, 2 * HOUR))
+
+    def test_what_is_used_later_is_not_known(self):
+        self.record('used', 0, model.FOREVER - NOW, 1)
+        self.assertEqual({(): {'VCPU': '0.020000'}},
+                         self.costs(0, 2 * HOUR, now=HOUR))
+
+    def test_premiums_by_the_time_of_the_day(self):
+        self.record('reserved', 0, 6 * HOUR, 1)
+        # 2 h, 2 h twice, 1 h three times, 1 h twice: 11 hours.
+        self.assertEqual('0.110000', self.costs(0, 6 * HOUR)[()]['VCPU'])
+        # On Saturday only at noon.
+        self.record('reserved', 24 * HOUR, 30 * HOUR, 1)
+        self.assertEqual('0.080000', self.costs(
+            24 * HOUR, 30 * HOUR)[()]['VCPU'])
+
+    def test_what_is_released_early_is_paid_in_part(self):
+        self.record('planned', 0, 2 * HOUR, 1)
+        self.record('reserved', HOUR, 2 * HOUR, 1, sign=-1)
+        self.assertEqual('0.015000', self.costs(0, 2 * HOUR)[()]['VCPU'])
+        free = self.rates(RATES.replace('early_release_discount = 0.5', ''))
+        self.assertEqual('0.010000', self.costs(
+            0, 2 * HOUR, free)[()]['VCPU'])
+
+    def test_other_types_have_the_default(self):
+        self.record('reserved', 0, HOUR, 1, resource_type='physical:host')
+        self.assertEqual('1.000000', self.costs(0, HOUR)[()]['VCPU'])
+
+    def test_groups_and_filters_are_those_of_usage(self):
+        for project in 'ab':
+            self.record('reserved', 0, HOUR, 1, project=project,
+                        reservation=project)
+        self.assertEqual(
+            {('a',): {'VCPU': '0.010000'}, ('b',): {'VCPU': '0.010000'}},
+            self.costs(0, HOUR, group_by=('project_id',)))
+        self.assertEqual({(): {'VCPU': '0.010000'}}, self.costs(
+            0, HOUR, project_id='a'))
+
+    def test_intervals_add_up_to_a_count_by_the_minute(self):
+        chance = random.Random(7)
+        minutes = 24 * 60
+        level = [[0] * minutes for _kind in range(3)]
+        for number in range(60):
+            start, end = sorted(chance.sample(range(minutes), 2))
+            kind = chance.choice(list(usage_records.Kind))
+            amount = chance.randrange(1, 5)
+            self.record(kind, start * 60, end * 60, amount)
+            for minute in range(start, end):
+                level[list(usage_records.Kind).index(kind)][minute] += amount
+        wanted = decimal.Decimal(0)
+        for minute in range(minutes):
+            hour = (8 + minute // 60) % 24
+            friday = minute < 16 * 60
+            factor = 3 if hour == 12 else 2 if friday and hour >= 10 else 1
+            planned, reserved, used = (one[minute] for one in level)
+            reserved += planned
+            wanted += decimal.Decimal(factor) / 60 * (
+                reserved * decimal.Decimal('0.01') +
+                used * decimal.Decimal('0.02'))
+        parts = [0, 100, 777, 40_000, 50_001, 86_400]
+        found = sum(decimal.Decimal(self.costs(start, end)[()]['VCPU'])
+                    for start, end in zip(parts, parts[1:]))
+        self.assertAlmostEqual(wanted, found, delta=decimal.Decimal('0.0001'))
+
+    def test_rows_of_an_answer_have_them(self):
+        self.record('planned', 0, HOUR, 1)
+        query = accounting.Query(model.Window(NOW, NOW + HOUR),
+                                 group_by=('project_id',))
+        with self.database.connection() as connection:
+            totals = accounting.totals(connection, query, NOW, 10)
+            rows = usage_schema.rows(connection, query, totals)
+            prices.add(connection, query, self.rates(), totals, rows, NOW)
+        self.assertEqual(('0.260000', {'VCPU': '0.010000',
+                                       'flat': '0.250000'}),
+                         (rows[0]['cost'], rows[0]['costs']))
+
+    def test_all_time_is_too_long_for_premiums(self):
+        error = self.assertRaises(
+            errors.InvalidLeaseParams, self.costs, -NOW, 10 ** 10)
+        self.assertIn('Write a shorter interval', str(error))
+
+
+class TestRates(PricesTestCase):
+
+    def test_the_documentation_has_an_example_that_works(self):
+        with open(os.path.join(
+                os.path.dirname(__file__), '../../../doc/source/admin/'
+                'usage.rst')) as file:
+            text = file.read()
+        example = text[text.index('   version = "2027-01"'):
+                       text.index('``reserved`` and ``used`` are prices')]
+        rates = self.rates(example)
+        self.assertEqual(('2027-01', 'EUR', decimal.Decimal('0.5')), (
+            rates.version, rates.currency, rates.released))
+
+    def test_a_mistake_is_named(self):
+        for text, part in (
+                ('', 'rates'), ('version = 1\n[rates.x]\nVCPU = {a = 1}',
+                                'rates of VCPU are reserved and used'),
+                (RATES.replace('factor = 2', 'factor = -2'), 'not a price'),
+                (RATES.replace('"fri"', '"freitag"'), 'not in tuple'),
+                (RATES.replace('"24:00"', '"09:00"'), 'ends after'),
+                (RATES.replace('"UTC"', '"Mars"'), 'Mars'),
+                (RATES.replace('= 0.5', '= 2'), 'from 0 to 1'),
+                (RATES.replace('= 0.25', '= inf'), 'not a price'),
+                (RATES.replace('= 0.25', '= "x"'), 'rates_file'),
+                ('discounts = 1\n' + RATES, 'discounts is not one of'),
+                ('nonsense', 'rates_file')):
+            error = self.assertRaises(
+                errors.ConfigurationError, self.rates, text)
+            self.assertIn(part, str(error))

@@ -398,8 +398,14 @@ OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         'metrics_host', default='127.0.0.1',
         help='Address at which metrics_port is served. The metrics have no '
-             'names of projects, users, leases or servers, but everybody who '
-             'reaches the port can read them.'),
+             'names of users, leases or servers, and of projects only with '
+             'metrics_by_project, but everybody who reaches the port can read '
+             'them.'),
+    cfg.BoolOpt(
+        'metrics_by_project', default=False,
+        help='Also serve what leases of each project reserve and use now, for '
+             'CloudKitty. At most 1,000 projects are served, those with the '
+             'first IDs.'),
     cfg.IntOpt(
         'event_max_retries', default=10, min=0,
         help='How often a failed event is retried, with growing pauses, '

@@ -16,6 +16,7 @@ import json
 import threading
 import typing as ty
 
+from oslo_log import log as logging
 import prometheus_client
 from prometheus_client import core
 import sqlalchemy as sa
@@ -33,10 +34,14 @@ from blazar_core.lifecycle import eviction
 from blazar_nova.compat import aggregates
 from blazar_nova.services import wiring
 
-__all__ = ['Metrics', 'PAUSE']
+__all__ = ['MOST', 'Metrics', 'PAUSE']
+
+LOG = logging.getLogger(__name__)
 
 #: Seconds between two times that the values of the whole cloud are read.
 PAUSE = 15
+#: Of so many projects there are metrics at most.
+MOST = 1000
 #: For which hours from now on it is said what is reserved.
 AHEAD = (0, 1, 4, 24)
 #: A loop that had no success for so many of its pauses, and for so many
@@ -113,7 +118,7 @@ class Metrics:
         if self._leader.take() is not None:
             return
         found = [*self._of_leases(now), *self._of_capacity(now),
-                 *self._counted()]
+                 *self._of_projects(now), *self._counted()]
         # No other listener becomes the leader before that.
         self._shared = found, now + self._timeout
         self._leader.done()
@@ -192,6 +197,44 @@ class Metrics:
         _add(used, zone_of, ((one, amounts[1])
                              for one, amounts in at[0].items()))
         yield from (capacity, others, evictable, reserved, used)
+
+    def _of_projects(self, now: int) -> ty.Iterator[_Family]:
+        if not self._parts.conf.blazar.metrics_by_project:
+            return
+        by = ['project_id', 'resource_class']
+        reserved = core.GaugeMetricFamily(
+            'blazar_project_capacity_reserved', 'What leases of a project '
+            'reserve now, in units of the resource class.', labels=by)
+        used = core.GaugeMetricFamily(
+            'blazar_project_capacity_used', 'What servers of a project use of '
+            'that.', labels=by)
+        booking = models.Booking.__table__.c
+        lease = models.Lease.__table__.c
+        amounts = sa.cast(booking.resources, sa.Text)
+        sums: dict[tuple[str, str], list[int]] = {}
+        with self._parts.database.connection() as connection:
+            for row in connection.execute(sa.select(
+                    lease.project_id, amounts.label('amounts'),
+                    booking.running, sa.func.count().label('number'),
+            ).select_from(models.Booking).join(
+                models.Reservation).join(models.Lease).where(
+                    booking.host_id.is_not(None), booking.start_date <= now,
+                    booking.end_date > now).group_by(
+                        lease.project_id, amounts, booking.running)):
+                for rc, amount in json.loads(row.amounts).items():
+                    both = sums.setdefault((row.project_id, rc), [0, 0])
+                    both[0] += amount * row.number
+                    both[1] += amount * row.number * bool(row.running)
+        projects = sorted({project_id for project_id, _rc in sums})
+        if len(projects) > MOST:
+            LOG.warning('Metrics by project: %s projects have leases, and '
+                        'only %s are served', len(projects), MOST)
+        last = projects[:MOST][-1] if projects else ''
+        for labels, both in sorted(sums.items()):
+            if labels[0] <= last:
+                reserved.add_metric([*labels], both[0])
+                used.add_metric([*labels], both[1])
+        yield from (reserved, used)
 
     def _counted(self) -> ty.Iterator[_Family]:
         with self._parts.database.connection() as connection:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import types
 from unittest import mock
@@ -34,6 +35,17 @@ from tests.unit import base
 load_tests = databases.load_tests
 
 EXAMPLES = os.path.join(imports.ROOT, 'etc', 'nova-leases', 'monitoring')
+
+
+#: What CloudKitty does with its metrics.yml when it starts.
+_CLOUDKITTY = """
+import json, sys, yaml
+from cloudkitty.collector import prometheus
+with open(sys.argv[1]) as file:
+    found = prometheus.PrometheusCollector.check_configuration(
+        yaml.safe_load(file))
+json.dump(found, sys.stdout)
+"""
 
 
 class MetricsTestCase(base.LeaseTestCase):
@@ -235,6 +247,41 @@ class TestHealth(MetricsTestCase):
                               self.listeners[1].serve, '127.0.0.1', port)))
 
 
+class TestProjects(MetricsTestCase):
+    """What leases of each project reserve, if the operator wants that."""
+
+    def setUp(self):
+        super().setUp()
+        self.running_lease(0, 4000, count=2)
+        other = self.lease(0, 4000, resources={'VCPU': 5})
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Lease).where(
+                models.Lease.id == other['id']).values(project_id='other'))
+        self.lease(3000, 4000)
+
+    def by_project(self):
+        self.refresh()
+        return {(key[0].removeprefix('blazar_project_capacity_'),
+                 key[1][1]): value for key, value in self.values().items()
+                if key[0].startswith('blazar_project')}
+
+    def test_it_is_off_by_default(self):
+        self.assertEqual({}, self.by_project())
+
+    def test_three_listeners_sum_to_the_truth(self):
+        self.books.conf.set_override('metrics_by_project', True, 'blazar')
+        self.assertEqual({
+            ('reserved', 'project'): 2, ('used', 'project'): 2,
+            ('reserved', 'other'): 5, ('used', 'other'): 0},
+            self.by_project())
+
+    def test_their_number_is_bounded(self):
+        self.books.conf.set_override('metrics_by_project', True, 'blazar')
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.listener.metrics.MOST', 1))
+        self.assertEqual({'other'}, {key[1] for key in self.by_project()})
+
+
 class TestExamples(MetricsTestCase):
     """What operators are given to watch these."""
 
@@ -268,6 +315,24 @@ class TestExamples(MetricsTestCase):
         asked = {name for query in queries
                  for name in re.findall(r'\bblazar_\w+', query)}
         self.assertEqual(set(), asked - self.names())
+
+    def test_cloudkitty_takes_the_metrics_that_it_is_given(self):
+        # Not installed with the tests: CLOUDKITTY_PYTHON is a Python that has
+        # it.
+        python = os.environ.get('CLOUDKITTY_PYTHON', sys.executable)
+        done = subprocess.run(
+            [python, '-c', _CLOUDKITTY, f'{EXAMPLES}/cloudkitty-metrics.yml'],
+            capture_output=True, text=True, timeout=120)
+        if "No module named 'cloudkitty'" in done.stderr:
+            self.skipTest('CloudKitty is missing: install it, or set '
+                          'CLOUDKITTY_PYTHON.')
+        self.assertEqual(0, done.returncode, done.stderr)
+        found = json.loads(done.stdout)
+        self.books.conf.set_override('metrics_by_project', True, 'blazar')
+        self.assertEqual(set(), {one.partition('@#')[0] for one in found} -
+                         self.names())
+        self.assertEqual([['project_id'], ['project_id']], [
+            one['groupby'] for one in found.values()])
 
     def promtool(self, *words, **values):
         tool = shutil.which('promtool')

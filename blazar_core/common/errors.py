@@ -18,6 +18,8 @@
     |   +-- OutcomeUnknown    it does not answer to a commit
     +-- TrustUnavailable      there is no trust to act for the user with
     +-- CloudUnavailable      the cloud does not answer at the moment
+    +-- PowerError            a host could not be switched on or off
+    |   +-- PowerUnavailable  what switches it does not answer in time
     +-- DecryptionError       no configured key decrypts a text
     +-- ConfigurationError    the service must not start like this
 
@@ -45,6 +47,8 @@ __all__ = [
     'TrustUnavailable',
     'NotFound',
     'OutcomeUnknown',
+    'PowerError',
+    'PowerUnavailable',
     'Refused',
     'ReservationFull',
     'DecryptionError',
@@ -172,6 +176,14 @@ class TrustUnavailable(BlazarError):
 
 class CloudUnavailable(BlazarError):
     """The cloud does not answer; later it may."""
+
+
+class PowerError(BlazarError):
+    """What switches a host on and off refuses, or says what cannot be."""
+
+
+class PowerUnavailable(PowerError):
+    """What switches a host on and off does not answer in time."""
 
 
 class DecryptionError(BlazarError):

@@ -3,11 +3,7 @@
 """The operator's command that makes hosts ready for the next lease."""
 
 from concurrent import futures
-import os
 import shlex
-import signal
-import subprocess
-import tempfile
 import typing as ty
 
 from oslo_log import log as logging
@@ -16,17 +12,14 @@ from blazar_core.common import errors
 from blazar_core.common import logs
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
+from blazar_nova.resource_types import operator_commands
 
-__all__ = ['LAST', 'command_of', 'run']
+__all__ = ['command_of', 'run']
 
 LOG = logging.getLogger(__name__)
 
 #: What the command says of a host that is not ready yet (EX_TEMPFAIL).
 _NOT_YET = 75
-#: Seconds in which a command goes that is killed.
-LAST = 2
-#: Of what a command printed, so many bytes are logged.
-_SHOWN = 1000
 
 
 def command_of(conf: ty.Any) -> list[str]:
@@ -72,37 +65,13 @@ def run(conf: ty.Any, reserved: resource_types.ReservationContext,
 
 def _is_ready(command: ty.Sequence[str], timeout: int,
               reserved: resource_types.ReservationContext, host: str) -> bool:
-    # A file: reading a pipe waits for all processes that inherited it.
-    with tempfile.TemporaryFile() as printed:
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=printed,
-                stderr=printed, start_new_session=True)
-        except OSError as exc:
-            LOG.error('Lease %s: cleaning_command cannot be run: %s',
-                      reserved.lease_id, exc)
-            return False
-        try:
-            status: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            status = _end(process)
-        printed.seek(max(0, printed.seek(0, os.SEEK_END) - _SHOWN))
-        if status not in (0, _NOT_YET):
-            LOG.error('Lease %s: cleaning_command failed for host %s (%s), '
-                      'and is retried: %s',
-                      reserved.lease_id, host,
-                      status, printed.read().decode(errors='replace'))
-    return status == 0
-
-
-def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """End a command that takes too long, with all that it has started.
-
-    :returns: its status; None: it has other rights than ours, or hangs in the
-        kernel, and goes on
-    """
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-        return process.wait(LAST)
-    except (PermissionError, ProcessLookupError, subprocess.TimeoutExpired):
-        return process.poll()
+        status, printed = operator_commands.run(command, timeout)
+    except OSError as exc:
+        LOG.error('Lease %s: cleaning_command cannot be run: %s',
+                  reserved.lease_id, exc)
+        return False
+    if status not in (0, _NOT_YET):
+        LOG.error('Lease %s: cleaning_command failed for host %s (%s), and is '
+                  'retried: %s', reserved.lease_id, host, status, printed)
+    return status == 0

@@ -21,6 +21,7 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import process
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import host_cleaning
+from blazar_nova.resource_types import operator_commands
 
 __all__ = ['PhysicalHosts']
 
@@ -143,7 +144,7 @@ class PhysicalHosts(resource_types.ResourceType):
 
     @property
     def cleaning_seconds(self) -> int:
-        return host_cleaning.LAST + ty.cast(
+        return operator_commands.LAST + ty.cast(
             int, process.CONF.blazar.cleaning_timeout)
 
     def clean(self, reserved: resource_types.ReservationContext,

@@ -61,7 +61,7 @@ class RequirementsTest(base.TestCase):
             return _named(file)
 
     def test_all_that_is_imported_is_required(self):
-        self.assertEqual({'osc_lib'}, self.missing(
+        self.assertEqual({'osc_lib', 'sushy'}, self.missing(
             _imported('blazar_core', 'blazar_nova'), self.required()))
 
     def test_the_extra_of_the_client_has_what_its_plug_in_imports(self):

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What switches which host: a file of the operator.
+
+A section for each host, by its name or that of its nova-compute::
+
+    [DEFAULT]
+    driver = redfish
+    username = blazar
+    password_file = /etc/nova-leases/bmc-password
+
+    [compute1.example.org]
+    address = https://10.0.0.1
+
+It is read again when it has changed. Passwords are not in it: they are read
+from ``password_file`` for each request, and kept nowhere.
+"""
+
+import configparser
+import os
+import stat
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_core.plugins import power
+from blazar_nova.resource_types import extensions
+
+__all__ = ['GROUP', 'PowerHosts']
+
+LOG = logging.getLogger(__name__)
+
+#: Of the entry points of the drivers.
+GROUP = 'blazar_nova.power_drivers'
+#: What a section says beside the settings of its driver.
+_OWN = ('driver', 'password_file', 'identity')
+
+
+class _Entry(ty.NamedTuple):
+    driver: power.PowerDriver
+    bmc: power.Bmc
+    #: By what name or UUID the BMC knows the host; None: by its own.
+    identity: str | None
+
+
+class PowerHosts(power.Switches):
+    """Switches hosts, as the file says.
+
+    :param path: of the file
+    :param timeout: seconds that one request to a BMC may take
+    :raises ConfigurationError: when it cannot be read, or is wrong
+    """
+
+    def __init__(self, path: str, timeout: int) -> None:
+        self._path, self._timeout = path, timeout
+        self._drivers = extensions.load(GROUP, power.PowerDriver)
+        self._lock = threading.Lock()
+        self._seen: tuple[int, ...] = self._version()
+        self._entries = self._read()
+
+    def _version(self) -> tuple[int, ...]:
+        try:
+            found = os.stat(self._path)
+        except OSError as exc:
+            raise errors.ConfigurationError(
+                f'[blazar_power] hosts_file {self._path} cannot be read: '
+                f'{exc.strerror}.') from exc
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _current(self) -> ty.Mapping[str, _Entry]:
+        """The entries; those of before if the file is wrong now."""
+        with self._lock:
+            try:
+                version = self._version()
+                if version != self._seen:
+                    # What is wrong is said once.
+                    self._seen = version
+                    self._entries = self._read()
+                    LOG.info('%s was read again: it has %s hosts', self._path,
+                             len(self._entries))
+            except errors.ConfigurationError as exc:
+                LOG.error('%s The hosts of before are used.', exc)
+            return self._entries
+
+    def _read(self) -> dict[str, _Entry]:
+        """
+        :raises ConfigurationError: when the file is wrong
+        """
+        parser = configparser.ConfigParser(interpolation=None)
+        try:
+            with open(self._path) as file:
+                parser.read_file(file)
+        except (OSError, UnicodeDecodeError, configparser.Error) as exc:
+            raise errors.ConfigurationError(
+                f'[blazar_power] hosts_file {self._path} cannot be read: '
+                f'{exc}') from exc
+        return {host: self._entry(host, dict(parser[host]))
+                for host in parser.sections()}
+
+    def _entry(self, host: str, values: dict[str, str]) -> _Entry:
+        if 'password' in values:
+            raise errors.ConfigurationError(
+                f'Host {host}: a password must not be in {self._path}. Write '
+                'it into a file of its own, and its path as password_file.')
+        own = {key: values.pop(key, None) for key in _OWN}
+        driver = self._drivers.get(own['driver'] or '')
+        if driver is None:
+            raise errors.ConfigurationError(
+                f'Host {host}: there is no driver "{own["driver"] or ""}". '
+                f'Write one of {", ".join(sorted(self._drivers))}.')
+        path = own['password_file']
+        if 'username' in values and path is None:
+            raise errors.ConfigurationError(
+                f'Host {host}: "username" needs a password_file.')
+        bmc = power.Bmc(host, values, self._timeout,
+                        lambda: '' if path is None else _password(host, path))
+        driver.check(bmc)
+        return _Entry(driver, bmc, own['identity'])
+
+    def _find(self, host: str, service: str) -> _Entry | None:
+        entries = self._current()
+        return entries.get(host) or entries.get(service)
+
+    def _entry_of(self, host: str, service: str) -> _Entry:
+        found = self._find(host, service)
+        if found is None:
+            raise errors.PowerError(
+                f'Host {host} is not in {self._path} any longer.')
+        return found
+
+    def known(self, host: str, service: str) -> bool:
+        return self._find(host, service) is not None
+
+    def is_on(self, host: str, service: str) -> bool:
+        driver, bmc, _identity = self._entry_of(host, service)
+        return driver.is_on(bmc)
+
+    def mismatch(self, host: str, service: str) -> str:
+        driver, bmc, identity = self._entry_of(host, service)
+        wanted = {_plain(one) for one in (
+            [identity] if identity else [host, service])}
+        if not identity:
+            wanted |= {one.partition('.')[0] for one in wanted}
+        found = sorted(driver.names(bmc))
+        if wanted & {_plain(one) for one in found}:
+            return ''
+        return (f'The BMC of host {host} says that its host is '
+                f'{", ".join(found) or "without a name"}. If it is the '
+                'right one, write "identity" with one of these into '
+                f'{self._path}.')
+
+    def on(self, host: str, service: str) -> None:
+        driver, bmc, _identity = self._entry_of(host, service)
+        driver.on(bmc)
+
+    def off(self, host: str, service: str, force: bool) -> None:
+        driver, bmc, _identity = self._entry_of(host, service)
+        driver.off(bmc, force)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower()
+
+
+def _password(host: str, path: str) -> str:
+    """Read a password.
+
+    :raises PowerError: when it cannot be read, or all users can read it
+    """
+    try:
+        with open(path) as file:
+            if os.fstat(file.fileno()).st_mode & (
+                    stat.S_IRWXO | stat.S_IWGRP):
+                raise errors.PowerError(
+                    f'Host {host}: other users can read or write {path}. Run: '
+                    f'chmod 0640 {path}')
+            return file.read().rstrip('\r\n')
+    except (OSError, UnicodeDecodeError) as exc:
+        raise errors.PowerError(
+            f'Host {host}: its password cannot be read: {exc}') from exc

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""BMCs for tests: the Redfish emulator of sushy-tools, on the loopback.
+
+Its systems change their state at once, and call a function of the test when
+they do. It may hang, fail or lie, and asks for a password if there is one.
+"""
+
+import base64
+import json
+import threading
+import uuid
+
+import fixtures
+from sushy_tools.emulator import main
+from sushy_tools.emulator.resources.systems import fakedriver
+from sushy_tools import error
+from werkzeug import serving
+
+__all__ = ['Emulator']
+
+_SESSIONS = '/redfish/v1/SessionService/Sessions'
+
+
+class _Systems(fakedriver.FakeDriver):
+    """Systems whose state is that of the test.
+
+    :param systems: by its UUID, the name and whether it is on
+    """
+
+    def __init__(self, emulator):
+        self._emulator = emulator
+        self._systems = {
+            one: {'uuid': one, 'name': name, 'nics': []}
+            for one, name in emulator.names.items()}
+        self._by_name = {name: one for one, name in emulator.names.items()}
+
+    def _get(self, identity):
+        if identity in self._by_name:
+            raise error.AliasAccessError(self._by_name[identity])
+        if identity not in self._systems:
+            raise error.NotFound(f'{identity} was not found')
+        return self._systems[identity]
+
+    def get_power_state(self, identity):
+        return 'On' if self._emulator.is_on(identity) else 'Off'
+
+    def set_power_state(self, identity, state):
+        self._get(identity)
+        self._emulator.switch(identity, state)
+
+
+class Emulator(fixtures.Fixture):
+    """Switches systems. A process has one at a time: the last one.
+
+    :param names: of the systems; by the uuids that they get
+    :param on_switch: called with the name of a system and whether it is on
+    :param password: of the user ``blazar``; None: everybody is let in
+    :param ssl_context: by which it is served; None: without encryption
+    :ivar url: at which it is served
+    :ivar on: the names of the systems that are on
+    :ivar requested: each reset, by its name and type
+    :ivar stubborn: the names of systems that no shutdown reaches
+    :ivar mode: ``hang``, ``500``, ``garbage`` or ``lie`` (it does nothing and
+        says that it is done)
+    :ivar sessions: the tokens of those that are open
+    """
+
+    def __init__(self, *names, on_switch=lambda name, on: None, password=None,
+                 ssl_context=None):
+        super().__init__()
+        self.names = {str(uuid.uuid5(uuid.NAMESPACE_DNS, name)): name
+                      for name in names}
+        self.on, self.requested, self.stubborn = {*names}, [], set()
+        self.mode = ''
+        self.sessions = set()
+        self.seen_auth = []
+        self._on_switch = on_switch
+        self._password = password
+        self._ssl_context = ssl_context
+        self._over = threading.Event()
+
+    def _setUp(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'sushy_tools.emulator.main.Application.systems', _Systems(self)))
+        # What it has made of the systems of another one.
+        vars(main.app).pop('_cache', None)
+        server = serving.make_server(
+            '127.0.0.1', 0, self._serve, threaded=True,
+            ssl_context=self._ssl_context, request_handler=_Quiet)
+        thread = threading.Thread(
+            target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        self.addCleanup(thread.join, 20)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        self.addCleanup(self._over.set)
+        scheme = 'http' if self._ssl_context is None else 'https'
+        self.url = f'{scheme}://127.0.0.1:{server.server_port}'
+
+    def is_on(self, identity):
+        return self.names[identity] in self.on
+
+    def switch(self, identity, state):
+        name = self.names[identity]
+        self.requested.append((name, state))
+        if self.mode == 'lie' or state == 'GracefulShutdown' and (
+                name in self.stubborn):
+            return
+        (self.on.add if state == 'On' else self.on.discard)(name)
+        self._on_switch(name, state == 'On')
+
+    def _serve(self, environ, start_response):
+        if self.mode == 'hang':
+            self._over.wait(60)
+        if self.mode in ('500', 'garbage', 'hang'):
+            start_response('200 OK' if self.mode == 'garbage' else
+                           '500 Internal Server Error',
+                           [('Content-Type', 'application/json')])
+            return [b'[{"PowerState": ']
+        path, method = environ['PATH_INFO'].rstrip('/'), (
+            environ['REQUEST_METHOD'])
+        if self._password is not None:
+            if path == _SESSIONS and method == 'POST':
+                return self._log_in(environ, start_response)
+            if path.startswith(_SESSIONS) and method == 'DELETE':
+                self.sessions.discard(path.rpartition('/')[2])
+                start_response('204 No Content', [])
+                return []
+            if path != '/redfish/v1' and not self._knows(environ):
+                start_response('401 Unauthorized', [])
+                return []
+        return main.app(environ, start_response)
+
+    def _log_in(self, environ, start_response):
+        body = json.loads(environ['wsgi.input'].read(
+            int(environ['CONTENT_LENGTH'])))
+        if body != {'UserName': 'blazar', 'Password': self._password}:
+            start_response('401 Unauthorized', [])
+            return []
+        token = uuid.uuid4().hex
+        self.sessions.add(token)
+        start_response('201 Created', [
+            ('X-Auth-Token', token), ('Location', f'{_SESSIONS}/{token}'),
+            ('Content-Type', 'application/json')])
+        return [b'{}']
+
+    def _knows(self, environ):
+        token = environ.get('HTTP_X_AUTH_TOKEN')
+        basic = environ.get('HTTP_AUTHORIZATION', '')
+        self.seen_auth.append('session' if token else basic.split(' ')[0])
+        return token in self.sessions or basic == 'Basic ' + (
+            base64.b64encode(f'blazar:{self._password}'.encode()).decode())
+
+
+class _Quiet(serving.WSGIRequestHandler):
+    def log(self, *args):
+        """Tests capture what is printed."""

@@ -14,8 +14,8 @@ from blazar_core.common import errors
 
 __all__ = ['Action', 'BEFORE', 'BEGUN', 'ENDING', 'EVENT', 'Event',
            'EventType', 'HOLDING', 'LEASE', 'Lease', 'MOVE', 'Machine', 'Move',
-           'MoveReason', 'OPEN', 'OPEN_MOVES', 'RESERVATION', 'Reservation',
-           'SEEKING', 'TO_START', 'UNSETTLED']
+           'MoveReason', 'OPEN', 'OPEN_MOVES', 'POWERED_OFF', 'Power',
+           'RESERVATION', 'Reservation', 'SEEKING', 'TO_START', 'UNSETTLED']
 
 
 class Lease(enum.StrEnum):
@@ -106,6 +106,25 @@ class Enrollment(enum.StrEnum):
     ENROLLING = 'enrolling'
     ENROLLED = 'enrolled'
     LEAVING = 'leaving'
+
+
+class Power(enum.StrEnum):
+    """Whether a host is switched off for not being needed.
+
+    STOPPING: it is being switched off. OFF: it is off. BOOTING: it was
+    switched on, and does not report yet. FAILED: it could not be switched, and
+    is left alone until its operator has looked after it, or for some time.
+    Others are on.
+    """
+
+    STOPPING = 'stopping'
+    OFF = 'off'
+    BOOTING = 'booting'
+    FAILED = 'failed'
+
+
+#: Of hosts that cannot be used now for being switched off.
+POWERED_OFF = frozenset({Power.STOPPING, Power.OFF, Power.BOOTING})
 
 
 class Machine:

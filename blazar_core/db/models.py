@@ -275,6 +275,12 @@ class Host(Base):
     the last server of an ended lease left it, ``cleaning_until`` until when it
     is cleaned, ``overdue_at`` since when ``assigned_to`` has it beyond its
     end.
+
+    ``power_state`` is whether it is switched off for not being needed (None:
+    it is on), ``power_at`` since when, ``power_until`` until when that is
+    waited for, and ``power_error`` why it could not be switched. A process
+    works on that while ``power_claimed_until`` is to come. ``boot_times`` are
+    the seconds that its last boots have taken.
     """
 
     __tablename__ = 'hosts'
@@ -310,6 +316,15 @@ class Host(Base):
     cleaning_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     cleaned_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     overdue_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    power_state: orm.Mapped[str | None] = orm.mapped_column(
+        sa.String(16), index=True)
+    power_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    power_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    power_error: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
+    power_claimed_until: orm.Mapped[int | None] = orm.mapped_column(
+        sa.BigInteger)
+    boot_times: orm.Mapped[list[int] | None] = orm.mapped_column(
+        sa.JSON(none_as_null=True))
     generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
     recheck_at: orm.Mapped[int | None] = orm.mapped_column(
         sa.BigInteger, index=True)

@@ -116,11 +116,18 @@ def _hosts() -> None:
         sa.Column('cleaning_until', sa.BigInteger),
         sa.Column('cleaned_at', sa.BigInteger),
         sa.Column('overdue_at', sa.BigInteger),
+        sa.Column('power_state', sa.String(16)),
+        sa.Column('power_at', sa.BigInteger),
+        sa.Column('power_until', sa.BigInteger),
+        sa.Column('power_error', sa.Text),
+        sa.Column('power_claimed_until', sa.BigInteger),
+        sa.Column('boot_times', sa.JSON),
         sa.Column('generation', sa.BigInteger, nullable=False),
         sa.Column('recheck_at', sa.BigInteger),
         sa.Column('updated_at', sa.BigInteger, nullable=False),
         sa.Index('ix_hosts_enrolment', 'enrolment'),
         sa.Index('ix_hosts_assigned_to', 'assigned_to'),
+        sa.Index('ix_hosts_power_state', 'power_state'),
         sa.Index('ix_hosts_recheck_at', 'recheck_at'),
         sa.Index('ix_hosts_service_host', 'service_host'))
 

@@ -89,6 +89,7 @@ class DedicatedHosts(ty.NamedTuple):
         timeline
     :ivar reservable: whether it may be reserved too
     :ivar held: by reservation, the uuids of those of which it has all
+    :ivar off: whether it is switched off now
     """
 
     enrolled: frozenset[str]
@@ -96,6 +97,7 @@ class DedicatedHosts(ty.NamedTuple):
     serving: npt.NDArray[np.bool_]
     reservable: npt.NDArray[np.bool_]
     held: dict[str, list[str]]
+    off: npt.NDArray[np.bool_]
 
 
 #: Which hosts, by their uuids, match an expression.
@@ -436,9 +438,10 @@ def _sizes_of(host: model.Host) -> tuple[ty.Any, ...]:
     return host.capacity, host.usage, host.providers
 
 
-def _place_of(host: model.Host) -> tuple[bool, bool, str | None, bool]:
-    """For whom a host is."""
-    return host.enrolled, host.reservable, host.assigned_to, host.overdue
+def _place_of(host: model.Host) -> tuple[bool, bool, str | None, bool, bool]:
+    """For whom a host is, and whether it is off."""
+    return (host.enrolled, host.reservable, host.assigned_to, host.overdue,
+            host.off)
 
 
 def _started(index: Index) -> bool:
@@ -470,7 +473,8 @@ def _apart_of(hosts: ty.Sequence[model.Host]) -> DedicatedHosts:
         frozenset(host.uuid for host in hosts
                   if host.enrolled and not host.reservable),
         np.array([host.enrolled for host in hosts], bool),
-        np.array([host.reservable for host in hosts], bool), held)
+        np.array([host.reservable for host in hosts], bool), held,
+        np.array([host.off for host in hosts], bool))
 
 
 def _reader(database: api.Database, given: sa.Connection | None,

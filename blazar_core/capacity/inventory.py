@@ -66,7 +66,8 @@ HOSTS = sa.select(
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
     _HOSTS.c.properties, _HOSTS.c.enrolment, ledger.RESERVABLE,
     _HOSTS.c.extra, _HOSTS.c.assigned_to, _HOSTS.c.overdue_at,
-    _HOSTS.c.units, _HOSTS.c.interruptible).order_by(_HOSTS.c.id)
+    _HOSTS.c.units, _HOSTS.c.interruptible, _HOSTS.c.power_state,
+).order_by(_HOSTS.c.id)
 _ALL_GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation)
 _GENERATIONS = _ALL_GENERATIONS.where(
     _HOSTS.c.uuid.in_(sa.bindparam('uuids', expanding=True)))

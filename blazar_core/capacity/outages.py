@@ -17,12 +17,13 @@ from blazar_core.capacity import ledger
 from blazar_core.common import model
 from blazar_core.db import models
 
-__all__ = ['FAILURE', 'MAINTENANCE', 'are_away', 'begin', 'end', 'failures',
-           'has_failed', 'last', 'locked', 'note_fenced', 'on_host', 'plan',
-           'stranded', 'until']
+__all__ = ['FAILURE', 'MAINTENANCE', 'POWER', 'are_away', 'begin', 'end',
+           'failures', 'has_failed', 'last', 'locked', 'note_fenced',
+           'on_host', 'plan', 'stranded', 'until']
 
-#: The kind of an outage that nobody planned, and of one that was.
-FAILURE, MAINTENANCE = 'failure', 'maintenance'
+#: The kind of an outage that nobody planned, of one that was, and of a host
+#: that is switched off for not being needed.
+FAILURE, MAINTENANCE, POWER = 'failure', 'maintenance', 'power'
 
 
 def locked(session: orm.Session, uuid: str) -> models.Host | None:
@@ -76,15 +77,17 @@ def begin(session: orm.Session, now: int, outage: models.Outage, until: int,
 
 
 def plan(session: orm.Session, now: int, outage: models.Outage,
-         window: model.Window) -> None:
+         window: model.Window, force: bool = True) -> None:
     """A host will be away; what runs there is not stranded.
 
-    :raises OverCapacity: when it has nothing that could be away
+    :param force: whatever is booked there
+    :raises OverCapacity: when it has nothing that could be away, or something
+        is booked there
     :raises LostRace: when another process decided about it meanwhile
     """
     ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
         None, outage.host_id, None, window, model.WHOLE,
-        outage=outage.kind))], force=True)
+        outage=outage.kind))], force=force)
     outage.began_at = window.start
 
 
@@ -100,14 +103,16 @@ def stranded(session: orm.Session, outage: models.Outage) -> list[str]:
 
 
 def last(session: orm.Session, now: int, outage: models.Outage,
-         window: model.Window) -> None:
+         window: model.Window, force: bool = True) -> None:
     """A host is away at another time than was expected.
 
+    :param force: whatever is booked there
+    :raises OverCapacity: when something is booked there
     :raises LostRace: when another process decided about it meanwhile
     """
     ledger.amend(session, now, [
         ledger.Edit(row, ledger.new_of(row, window=window))
-        for row in _bookings(session, outage)], force=True)
+        for row in _bookings(session, outage)], force=force)
     outage.began_at = window.start
 
 

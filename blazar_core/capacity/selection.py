@@ -173,11 +173,13 @@ class _Order(ty.NamedTuple):
     :ivar lost: those about which others are deciding
     :ivar gather: whether one that is reserved comes before one that is not
         although others are deciding about it
+    :ivar off: those that are switched off: last
     """
 
     reserved: npt.NDArray[np.bool_]
     lost: npt.NDArray[np.bool_]
     gather: bool
+    off: npt.NDArray[np.bool_]
 
     def groups(self, candidates: npt.NDArray[np.intp],
                ) -> list[npt.NDArray[np.intp]]:
@@ -185,6 +187,7 @@ class _Order(ty.NamedTuple):
         lost = self.lost[candidates].astype(np.int8)
         new = (~self.reserved[candidates]).astype(np.int8)
         rank = 2 * new + lost if self.gather else 2 * lost + new
+        rank += 4 * self.off[candidates]
         return [candidates[rank == one] for one in np.unique(rank)]
 
 
@@ -272,7 +275,7 @@ class Selection:
         of the timeline are searched once; each demand costs O(H) beside that.
         """
         order = _Order(timeline.reserved() | timeline.mask(own),
-                       timeline.mask(last), gather)
+                       timeline.mask(last), gather, self._index.apart().off)
         fewest = [demand.fewest() for demand in demands]
         beside = timelines.Tentative(len(timeline))
         if len(demands) == 1 and not kept:

@@ -41,7 +41,8 @@ def host_of(row: ty.Any, alike: host_memory.InternedRecords) -> model.Host:
             row.enrolment == states.Enrollment.ENROLLED),
         assigned_to=row.assigned_to, overdue=row.overdue_at is not None,
         providers=alike.providers(row.units),
-        interruptible=row.interruptible or {})
+        interruptible=row.interruptible or {},
+        off=row.power_state in states.POWERED_OFF)
 
 
 def read_all(connection: sa.Connection, since: int,

@@ -210,7 +210,8 @@ class Host:
     everything that is decided about the host. ``providers`` is None where its
     capacity says all. ``interruptible`` is what each interruptible server
     takes beside ``usage``, its lead time (the seconds from now on in which its
-    capacity cannot be had), and since when it is interruptible.
+    capacity cannot be had), and since when it is interruptible. ``off`` says
+    that it is switched off, and can be used only later.
     """
 
     id: int
@@ -229,6 +230,7 @@ class Host:
     providers: Providers | None = None
     interruptible: ty.Mapping[str, tuple[Resources, int, int]] = (
         dataclasses.field(default_factory=dict))
+    off: bool = False
 
     def at(self, generation: int, usage: Resources) -> 'Host':
         """The same host, at another generation."""

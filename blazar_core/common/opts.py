@@ -10,7 +10,7 @@ from oslo_config import types
 from oslo_db import options as db_options
 
 __all__ = ['DATABASE_GROUP', 'GROUP', 'LIMIT_GROUP', 'LIMIT_OPTS',
-           'list_opts', 'register_opts']
+           'POWER_GROUP', 'POWER_OPTS', 'list_opts', 'register_opts']
 
 GROUP = cfg.OptGroup(
     'blazar', title='Leases',
@@ -556,6 +556,71 @@ LIMIT_OPTS: list[cfg.Opt] = [
              'created or changed.'),
 ]
 
+POWER_GROUP = cfg.OptGroup(
+    'blazar_power', title='Power of enrolled hosts',
+    help='Switches enrolled hosts off while no lease needs them, and on again '
+         'before one starts. blazar-listener reads these options.')
+
+POWER_OPTS: list[cfg.Opt] = [
+    cfg.BoolOpt(
+        'enabled', default=False,
+        help='Switch hosts off and on. Before you disable this again, exclude '
+             'all hosts (``exclude = *``) and wait until they are on: nothing '
+             'else switches them on.'),
+    cfg.StrOpt(
+        'hosts_file', default='/etc/nova-leases/power.conf',
+        help='File that says what switches which host: a section for each '
+             'host, with the driver, its settings and the path of a file with '
+             'the password. It is read again when it has changed.'),
+    cfg.IntOpt(
+        'spare_hosts', default=1, min=0,
+        help='Number of hosts without a lease that stay on, in each '
+             'availability zone and of each size, for leases that start at '
+             'once.'),
+    cfg.IntOpt(
+        'minimum_off', default=1800, min=0,
+        help='Seconds for which a host must not be needed, beyond the time in '
+             'which it boots, to be switched off; and for which a host stays '
+             'off unless a lease needs it.'),
+    cfg.IntOpt(
+        'minimum_on', default=900, min=0,
+        help='Seconds for which a host that was switched on stays on.'),
+    cfg.IntOpt(
+        'boot_time', default=600, min=1,
+        help='Seconds from switching a host on until its nova-compute '
+             'reports, as long as fewer than five of its boots are known. '
+             'After that the longest of the last ten boots counts.'),
+    cfg.IntOpt(
+        'boot_time_floor', default=120, min=1,
+        help='Minimum seconds that a boot is expected to take.'),
+    cfg.IntOpt(
+        'margin', default=180, min=0,
+        help='Seconds by which a host is switched on earlier than its boot '
+             'takes, and for which one that is late is waited for. It has to '
+             'cover 12 times command_timeout, in case a blazar-listener dies, '
+             'and 10 seconds for each max_switching hosts that one lease '
+             'needs.'),
+    cfg.IntOpt(
+        'shutdown_timeout', default=300, min=1,
+        help='Seconds after which a host that does not shut down is forced '
+             'off; and twice after which switching it off is given up.'),
+    cfg.IntOpt(
+        'command_timeout', default=10, min=1,
+        help='Seconds that a BMC has to answer one request, or the command of '
+             'the driver ``command`` to end.'),
+    cfg.IntOpt(
+        'max_switching', default=10, min=1,
+        help='Number of hosts that are switched within 10 seconds, as many of '
+             'them draw a high current at once. Also the number of hosts that '
+             'are shut down at the same time. Hosts that are needed at the '
+             'same time are switched on one after the other, so much '
+             'earlier.'),
+    cfg.ListOpt(
+        'exclude', default=[],
+        help='Hosts that stay on: patterns of names (``gpu*``), '
+             '``aggregate:NAME``, or ``property:KEY=VALUE``.'),
+]
+
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Make the options known to a configuration. Safe to call twice."""
@@ -564,6 +629,8 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     conf.register_opts(OPTS, group=GROUP)
     conf.register_group(copy.deepcopy(LIMIT_GROUP))
     conf.register_opts(LIMIT_OPTS, group=LIMIT_GROUP)
+    conf.register_group(copy.deepcopy(POWER_GROUP))
+    conf.register_opts(POWER_OPTS, group=POWER_GROUP)
     conf.register_group(copy.deepcopy(DATABASE_GROUP))
     conf.register_opts(DATABASE_OPTS, group=DATABASE_GROUP)
 
@@ -571,4 +638,4 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
     """For oslo-config-generator and the documentation."""
     return [(GROUP, OPTS), (LIMIT_GROUP, LIMIT_OPTS),
-            (DATABASE_GROUP, DATABASE_OPTS)]
+            (POWER_GROUP, POWER_OPTS), (DATABASE_GROUP, DATABASE_OPTS)]

@@ -68,6 +68,13 @@ class FaultPoint(enum.Enum):
     ENROL_LOOKED = 'enroll: nothing is there, and it is not written down yet'
     LEAVE_BEGUN = 'leave: no lease can have it'
     LEAVE_LEFT = 'leave: the cloud admits others, the database does not'
+    # Hosts that are switched off, and on again.
+    POWER_OFF_RECORDED = 'power off: no lease can have the host'
+    POWER_OFF_DISABLED = 'power off: nor does the cloud use it'
+    POWER_OFF_SENT = 'power off: its shutdown is requested'
+    POWER_ON_RECORDED = 'power on: it is recorded, and not requested yet'
+    POWER_ON_SENT = 'power on: it is requested'
+    POWER_ON_ENABLED = 'power on: the cloud uses it, the database does not'
 
 
 def fault_point(step: FaultPoint, what: str) -> None:

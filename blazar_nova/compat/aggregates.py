@@ -13,7 +13,7 @@ from oslo_db import exception as db_exception
 from blazar_nova.compat import bounded_calls
 
 __all__ = ['MADE', 'described', 'ensured', 'found', 'make', 'named',
-           'of_zones', 'zone_of', 'zones']
+           'of_hosts', 'of_zones', 'zone_of', 'zones']
 
 #: Another process has made an aggregate of this name meanwhile, or this
 #: moment.
@@ -68,6 +68,19 @@ def zones(reserved: bool = True) -> dict[str, str]:
     """
     return {host: one.availability_zone for one in _zoned(reserved)
             for host in one.hosts}
+
+
+def of_hosts() -> dict[str, set[str]]:
+    """The names of the aggregates of hosts, by their nova-compute.
+
+    :raises CloudUnavailable: when that cannot be said now
+    """
+    found = dict[str, set[str]]()
+    for one in bounded_calls.of_api(
+            objects.AggregateList.get_all, nova_context.get_admin_context()):
+        for host in one.hosts:
+            found.setdefault(host, set()).add(one.name)
+    return found
 
 
 def zone_of(name: str) -> str | None:

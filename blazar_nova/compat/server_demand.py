@@ -51,7 +51,7 @@ PREFILTERS = (
 
 
 #: What Nova says of a host whose nova-compute is disabled.
-_DISABLED = 'COMPUTE_STATUS_DISABLED'
+DISABLED = 'COMPUTE_STATUS_DISABLED'
 
 
 class Group(ty.NamedTuple):
@@ -335,7 +335,7 @@ def disabled(placement: Placement) -> frozenset[str]:
 
     :raises CloudUnavailable: when placement does not answer
     """
-    return frozenset(placement.with_trait(_DISABLED))
+    return frozenset(placement.with_trait(DISABLED))
 
 
 def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
@@ -358,7 +358,7 @@ def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
               if pair[0] in ('member_of', 'in_tree')]
     required = sorted(spec.root_required) + [
         f'!{trait}' for trait in sorted(spec.root_forbidden)
-        if not (later and trait == _DISABLED)]
+        if not (later and trait == DISABLED)]
     if required:
         limits.append(('required', ','.join(required)))
     roots = {one for one, root in placement.providers(limits) if one == root}

@@ -9,7 +9,12 @@ from oslo_utils import timeutils
 
 from blazar_core.common import clocks
 
-__all__ = ['is_older_than']
+__all__ = ['epoch', 'is_older_than']
+
+
+def epoch(stamp: datetime.datetime) -> int:
+    """Return a date as seconds since the epoch."""
+    return calendar.timegm(stamp.utctimetuple())
 
 
 def is_older_than(stamp: datetime.datetime, seconds: int) -> bool:
@@ -19,5 +24,5 @@ def is_older_than(stamp: datetime.datetime, seconds: int) -> bool:
     as old.
     """
     return not clocks.is_within(
-        calendar.timegm(stamp.utctimetuple()) + seconds,
+        epoch(stamp) + seconds,
         int(timeutils.utcnow_ts()), 2 * seconds)

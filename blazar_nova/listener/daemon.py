@@ -43,6 +43,7 @@ from blazar_nova.compat import process
 from blazar_nova.listener import metrics
 from blazar_nova.listener import monitors
 from blazar_nova.listener import periodic_sync
+from blazar_nova.listener import power
 from blazar_nova.listener import server_sync
 from blazar_nova.services import host_enrollment
 from blazar_nova.services import notifications
@@ -108,6 +109,8 @@ class Listener:
                 self.parts.lifecycle.lease_close.credential, needed=False),
             conf.blazar.eviction_actions, conf.blazar.eviction_timeout)
         self.monitors = monitors.Monitors(self.parts)
+        self.power = power.of_parts(
+            self.parts) if conf.blazar_power.enabled else None
         self._enrolling = host_enrollment.HostEnrollment(self.parts)
         self._interval = conf.blazar.sync_interval
         self._messages = process.notification_listener(
@@ -158,6 +161,10 @@ class Listener:
                  self.parts.database, self.parts.clock, eviction.LEADER,
                  worker, eviction.PAUSE,
                  conf.blazar.worker_timeout))),
+            ('power', power.PAUSE if self.power else 0, 'Hosts to switch',
+             functools.partial(self._look_at_power, leader_election.Leader(
+                 self.parts.database, self.parts.clock, power.LEADER, worker,
+                 power.PAUSE, conf.blazar.worker_timeout))),
             ('trimming', _TRIM, 'Leftovers', self.mirror.trim),
             ('counters', counters.SECONDS, 'Counters',
              self.parts.database.counters.flush),
@@ -165,6 +172,10 @@ class Listener:
              'Metrics', self.metrics.refresh),
             ('orphans', 3600 * conf.blazar.orphan_interval,
              'Leases without owner', self.find_orphans))
+
+    def _look_at_power(self, leader: leader_election.Leader) -> None:
+        if self.power is not None:
+            self.power.look(leader)
 
     def _comparison(self, conf: ty.Any,
                     name: str) -> periodic_sync.PeriodicSync:

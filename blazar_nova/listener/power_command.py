@@ -6,13 +6,13 @@ import shlex
 import typing as ty
 
 from blazar_core.common import errors
-from blazar_core.plugins import power
+from blazar_nova.listener import power_drivers
 from blazar_nova.resource_types import operator_commands
 
 __all__ = ['Command']
 
 
-class Command(power.PowerDriver):
+class Command(power_drivers.PowerDriver):
     """Runs ``command`` with two more arguments: what to do, and the host.
 
     ``state`` prints ``on`` or ``off``; ``names`` prints the names and UUIDs of
@@ -20,7 +20,7 @@ class Command(power.PowerDriver):
     ``force-off`` print nothing that is read. Exit status 0: it was done.
     """
 
-    def check(self, bmc: power.Bmc) -> None:
+    def check(self, bmc: power_drivers.Bmc) -> None:
         unknown = sorted(bmc.settings.keys() - {'command'})
         if unknown:
             raise errors.ConfigurationError(
@@ -31,7 +31,7 @@ class Command(power.PowerDriver):
                 f'Host {bmc.host}: "command" is missing. Write a program and '
                 'its arguments, for example: command = /etc/nova-leases/power')
 
-    def is_on(self, bmc: power.Bmc) -> bool:
+    def is_on(self, bmc: power_drivers.Bmc) -> bool:
         printed = _run(bmc, 'state').strip().lower()
         if printed not in ('on', 'off'):
             raise errors.PowerError(
@@ -39,17 +39,17 @@ class Command(power.PowerDriver):
                 'its state. It must print on or off.')
         return printed == 'on'
 
-    def names(self, bmc: power.Bmc) -> ty.Collection[str]:
+    def names(self, bmc: power_drivers.Bmc) -> ty.Collection[str]:
         return _run(bmc, 'names').split()
 
-    def on(self, bmc: power.Bmc) -> None:
+    def on(self, bmc: power_drivers.Bmc) -> None:
         _run(bmc, 'on')
 
-    def off(self, bmc: power.Bmc, force: bool) -> None:
+    def off(self, bmc: power_drivers.Bmc, force: bool) -> None:
         _run(bmc, 'force-off' if force else 'off')
 
 
-def _words(bmc: power.Bmc) -> list[str]:
+def _words(bmc: power_drivers.Bmc) -> list[str]:
     """
     :raises ConfigurationError: when the command cannot be read
     """
@@ -61,7 +61,7 @@ def _words(bmc: power.Bmc) -> list[str]:
             'for a shell.') from exc
 
 
-def _run(bmc: power.Bmc, what: str) -> str:
+def _run(bmc: power_drivers.Bmc, what: str) -> str:
     """Run the command; returns what it has printed.
 
     :raises PowerUnavailable: when it takes too long

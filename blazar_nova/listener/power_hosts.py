@@ -25,7 +25,7 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.common import errors
-from blazar_core.plugins import power
+from blazar_nova.listener import power_drivers
 from blazar_nova.resource_types import extensions
 
 __all__ = ['GROUP', 'PowerHosts']
@@ -39,13 +39,13 @@ _OWN = ('driver', 'password_file', 'identity')
 
 
 class _Entry(ty.NamedTuple):
-    driver: power.PowerDriver
-    bmc: power.Bmc
+    driver: power_drivers.PowerDriver
+    bmc: power_drivers.Bmc
     #: By what name or UUID the BMC knows the host; None: by its own.
     identity: str | None
 
 
-class PowerHosts(power.Switches):
+class PowerHosts:
     """Switches hosts, as the file says.
 
     :param path: of the file
@@ -55,7 +55,7 @@ class PowerHosts(power.Switches):
 
     def __init__(self, path: str, timeout: int) -> None:
         self._path, self._timeout = path, timeout
-        self._drivers = extensions.load(GROUP, power.PowerDriver)
+        self._drivers = extensions.load(GROUP, power_drivers.PowerDriver)
         self._lock = threading.Lock()
         self._seen: tuple[int, ...] = self._version()
         self._entries = self._read()
@@ -114,8 +114,9 @@ class PowerHosts(power.Switches):
         if 'username' in values and path is None:
             raise errors.ConfigurationError(
                 f'Host {host}: "username" needs a password_file.')
-        bmc = power.Bmc(host, values, self._timeout,
-                        lambda: '' if path is None else _password(host, path))
+        bmc = power_drivers.Bmc(
+            host, values, self._timeout,
+            lambda: '' if path is None else _password(host, path))
         driver.check(bmc)
         return _Entry(driver, bmc, own['identity'])
 
@@ -131,13 +132,25 @@ class PowerHosts(power.Switches):
         return found
 
     def known(self, host: str, service: str) -> bool:
+        """Return whether it is known what switches a host.
+
+        :param host: its name
+        :param service: that of its nova-compute
+        """
         return self._find(host, service) is not None
 
     def is_on(self, host: str, service: str) -> bool:
+        """Return whether a host is on, or about to be.
+
+        :raises PowerError: as all that follow
+        """
         driver, bmc, _identity = self._entry_of(host, service)
         return driver.is_on(bmc)
 
     def mismatch(self, host: str, service: str) -> str:
+        """Return why a BMC seems to be that of another host, a sentence;
+        empty: it is the host's.
+        """
         driver, bmc, identity = self._entry_of(host, service)
         wanted = {_plain(one) for one in (
             [identity] if identity else [host, service])}
@@ -152,10 +165,12 @@ class PowerHosts(power.Switches):
                 f'{self._path}.')
 
     def on(self, host: str, service: str) -> None:
+        """Request that a host is switched on."""
         driver, bmc, _identity = self._entry_of(host, service)
         driver.on(bmc)
 
     def off(self, host: str, service: str, force: bool) -> None:
+        """Request that a host is switched off."""
         driver, bmc, _identity = self._entry_of(host, service)
         driver.off(bmc, force)
 

@@ -10,7 +10,7 @@ import typing as ty
 import urllib.parse
 
 from blazar_core.common import errors
-from blazar_core.plugins import power
+from blazar_nova.listener import power_drivers
 
 __all__ = ['Redfish']
 
@@ -20,12 +20,12 @@ _AUTH = ('session', 'basic')
 _CONNECT = 10
 
 
-class Redfish(power.PowerDriver):
+class Redfish(power_drivers.PowerDriver):
     """By the Redfish service of each BMC, over HTTPS with a certificate that
     is verified.
     """
 
-    def check(self, bmc: power.Bmc) -> None:
+    def check(self, bmc: power_drivers.Bmc) -> None:
         _check_keys(bmc, _KEYS)
         url = urllib.parse.urlsplit(bmc.settings.get('address', ''))
         if url.scheme not in ('https', 'http') or not url.hostname or (
@@ -41,23 +41,23 @@ class Redfish(power.PowerDriver):
             raise errors.ConfigurationError(
                 f'Host {bmc.host}: "auth" must be one of {", ".join(_AUTH)}.')
 
-    def is_on(self, bmc: power.Bmc) -> bool:
+    def is_on(self, bmc: power_drivers.Bmc) -> bool:
         with _system(bmc) as system:
             if system.power_state is None:
                 raise errors.PowerError(
                     f'Host {bmc.host}: its BMC reports no power state.')
             return str(system.power_state.value) != 'Off'
 
-    def names(self, bmc: power.Bmc) -> ty.Collection[str]:
+    def names(self, bmc: power_drivers.Bmc) -> ty.Collection[str]:
         with _system(bmc) as system:
             return [one for one in (system.hostname, system.name, system.uuid)
                     if one]
 
-    def on(self, bmc: power.Bmc) -> None:
+    def on(self, bmc: power_drivers.Bmc) -> None:
         with _system(bmc) as system:
             _reset(system, 'On')
 
-    def off(self, bmc: power.Bmc, force: bool) -> None:
+    def off(self, bmc: power_drivers.Bmc, force: bool) -> None:
         with _system(bmc) as system:
             allowed = {one.value for one in
                        system.get_allowed_reset_system_values()}
@@ -73,10 +73,10 @@ def _reset(system: ty.Any, kind: str) -> None:
 
 
 @contextlib.contextmanager
-def _system(bmc: power.Bmc) -> ty.Iterator[ty.Any]:
+def _system(bmc: power_drivers.Bmc) -> ty.Iterator[ty.Any]:
     """The system of a BMC, as it is now.
 
-    :raises PowerError: see :class:`power.PowerDriver`
+    :raises PowerError: see :class:`power_drivers.PowerDriver`
     """
     try:
         import sushy
@@ -111,7 +111,7 @@ def _system(bmc: power.Bmc) -> ty.Iterator[ty.Any]:
             f'Host {bmc.host}: its BMC refuses: {exc!r}') from exc
 
 
-def _chosen(bmc: power.Bmc, root: ty.Any) -> ty.Any:
+def _chosen(bmc: power_drivers.Bmc, root: ty.Any) -> ty.Any:
     if 'system' in bmc.settings:
         return root.get_system(bmc.settings['system'])
     paths = root.get_system_collection().members_identities
@@ -122,7 +122,7 @@ def _chosen(bmc: power.Bmc, root: ty.Any) -> ty.Any:
     return root.get_system(paths[0])
 
 
-def _check_keys(bmc: power.Bmc, known: ty.Collection[str]) -> None:
+def _check_keys(bmc: power_drivers.Bmc, known: ty.Collection[str]) -> None:
     unknown = sorted(bmc.settings.keys() - set(known))
     if unknown:
         raise errors.ConfigurationError(

@@ -61,6 +61,7 @@ _HOSTS = entry.subject(
         entry.fields(
             'host disabled forced_down last_seen_up created_at updated_at',
             'hosts that are up'),
+        entry.fields('disabled_reason', 'hosts that are switched off'),
         entry.called(
             'get_by_compute_host(context, host, use_slave=)',
             'hosts that are up'),

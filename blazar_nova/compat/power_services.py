@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The nova-compute services of hosts that are switched off and on.
+
+The service is disabled before, with a reason by which it is found again, so
+that Nova's scheduler leaves the host alone. Nova then marks the host with a
+trait in placement, by which leases are not reserved on disabled hosts either:
+it is removed, as from its boot time on the host can be reserved.
+"""
+
+import fnmatch
+import typing as ty
+
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+
+from blazar_core.common import errors
+from blazar_nova.compat import aggregates
+from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import host_servers
+from blazar_nova.compat import pool
+from blazar_nova.compat import process
+from blazar_nova.compat import providers
+from blazar_nova.compat import server_demand
+from blazar_nova.compat import timestamps
+
+__all__ = ['ComputeService', 'Computes', 'REASON']
+
+#: Why a service is disabled.
+REASON = 'nova-leases: switched off while no lease needs the host'
+
+
+class ComputeService(ty.NamedTuple):
+    """What Nova says of the service of a host.
+
+    :ivar up: whether it reports
+    :ivar seen_at: when it has reported last
+    :ivar ours: whether it is disabled for being switched off
+    :ivar theirs: whether somebody else has disabled it, or forced it down
+    """
+
+    up: bool
+    seen_at: int
+    ours: bool
+    theirs: bool
+
+
+class Computes:
+    """What Nova knows of hosts, and does, where they are switched. All of its
+    methods raise CloudUnavailable when that cannot be done now.
+
+    :param exclude: ``[blazar_power] exclude``
+    """
+
+    def __init__(self, exclude: ty.Sequence[str]) -> None:
+        self._exclude = exclude
+        self._zones: ty.Mapping[str, str] = {}
+        self._groups: ty.Mapping[str, ty.Collection[str]] = {}
+
+    def services(self) -> dict[str, ComputeService]:
+        """Return the services of hosts, by their names; nothing of those of a
+        cell that does not answer.
+        """
+        self._zones = aggregates.zones(reserved=False)
+        if any(one.startswith('aggregate:') for one in self._exclude):
+            self._groups = aggregates.of_hosts()
+        found = bounded_calls.of_cells(
+            nova_context.get_admin_context(),
+            objects.ServiceList.get_by_binary, 'nova-compute',
+            include_disabled=True)
+        return {one.host: _service(one) for services in found.values()
+                if not nova_context.is_cell_failure_sentinel(services)
+                for one in services}
+
+    def zone(self, service: str) -> str:
+        """Return the zone of a service, as it was read last."""
+        return self._zones.get(
+            service, process.CONF.default_availability_zone)
+
+    def excluded(self, host: str, service: str,
+                 properties: ty.Mapping[str, ty.Any]) -> str:
+        """Return why a host stays on, as it was read last; empty: it need not.
+        """
+        for one in self._exclude:
+            kind, _colon, name = one.partition(':')
+            key, _equals, value = name.partition('=')
+            if (name in self._groups.get(service, ()) if kind == 'aggregate'
+                    else str(properties.get(key)) == value
+                    if kind == 'property' else any(
+                        fnmatch.fnmatchcase(it, one)
+                        for it in (host, service))):
+                return f'it is excluded by {one}'
+        return ''
+
+    def disable(self, service: str) -> bool:
+        """Disable a service, unless somebody else has.
+
+        :returns: whether it is disabled for being switched off
+        """
+        return bounded_calls.of_api(_disable, service)
+
+    def enable(self, service: str, uuid: str) -> None:
+        """Enable a service again, unless somebody else has disabled it."""
+        if bounded_calls.of_api(_enable, service):
+            _unmark(uuid)
+
+    def forget_disabled(self, service: str, uuid: str) -> None:
+        """Let a host that is off be reserved from its boot time on, unless
+        somebody else has disabled its service.
+        """
+        if bounded_calls.of_api(_disable, service):
+            _unmark(uuid)
+
+    def occupied(self, uuid: str, service: str) -> str:
+        """Return what is on a host, or on its way there; empty: nothing."""
+        there = sorted(host_servers.everybody(pool.Member(uuid, service)))
+        return f'it has servers: {", ".join(there[:3])}' if there else ''
+
+
+def _service(one: ty.Any) -> ComputeService:
+    state = compute_hosts.state_of(one)
+    ours = _is_ours(one)
+    seen = one.last_seen_up or one.updated_at or one.created_at
+    return ComputeService(
+        state.up, timestamps.epoch(seen), ours,
+        bool(one.forced_down or one.disabled and not ours))
+
+
+def _is_ours(service: ty.Any) -> bool:
+    return bool(service.disabled and service.disabled_reason == REASON)
+
+
+def _found(service: str, work: ty.Callable[[ty.Any], bool]) -> bool:
+    """
+    :raises CloudUnavailable: when Nova has no such service
+    """
+    context = nova_context.get_admin_context()
+    try:
+        mapping = objects.HostMapping.get_by_host(context, service)
+        with nova_context.target_cell(
+                context, mapping.cell_mapping) as in_cell:
+            found = objects.Service.get_by_compute_host(in_cell, service)
+            return work(found)
+    except (exception.HostMappingNotFound,
+            exception.ComputeHostNotFound) as exc:
+        raise errors.CloudUnavailable(
+            f'Nova has no service nova-compute on {service}.') from exc
+
+
+def _disable(service: str) -> bool:
+    def work(found: ty.Any) -> bool:
+        if not found.disabled and not found.forced_down:
+            found.disabled, found.disabled_reason = True, REASON
+            found.save()
+        return _is_ours(found) and not found.forced_down
+
+    return _found(service, work)
+
+
+def _enable(service: str) -> bool:
+    """Return whether a service is enabled."""
+    def work(found: ty.Any) -> bool:
+        if _is_ours(found):
+            found.disabled, found.disabled_reason = False, None
+            found.save()
+        return not found.disabled
+
+    return _found(service, work)
+
+
+def _unmark(uuid: str) -> None:
+    """Remove the trait of hosts whose service is disabled."""
+    providers.change(uuid, 'traits', remove=[server_demand.DISABLED])

@@ -1,0 +1,605 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Switch hosts off that no lease needs, and on again in time.
+
+While a host is off, an outage is booked from then until it could be back, and
+moved on as time goes by: so every search, quote and decision has it from its
+boot time on, and no lease that needs it earlier gets it. To begin, the outage
+is booked like a lease, which fails if anything is reserved there soon.
+
+One process at a time decides what is switched
+(:mod:`~blazar_core.capacity.power_planner`); each host is then worked on by
+who has claimed its row, in a thread of its own. All that is done may be
+repeated: a process that has died is followed by another one when its claim is
+over. A command is sent right after a write that its claim allows.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from blazar_core.capacity import host_generations
+from blazar_core.capacity import ledger
+from blazar_core.capacity import outages
+from blazar_core.capacity import power_planner
+from blazar_core.common import background
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import clock_skew
+from blazar_core.db import leader_election
+from blazar_core.db import models
+from blazar_core.healing import host_status
+from blazar_core.lifecycle import fault_points
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import power_services
+from blazar_nova.compat import process
+from blazar_nova.listener import power_hosts
+from blazar_nova.services import wiring
+
+__all__ = ['LEADER', 'OFF_SECONDS', 'PAUSE', 'Power', 'SWITCHED', 'WAITED',
+           'of_parts', 'retry']
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between two looks, and the name of what one process does.
+PAUSE, LEADER = power_planner.ROUND, 'power'
+#: Counters: hosts that were switched, by ``action``; the seconds that they
+#: were off; and hosts that were needed before they were back.
+SWITCHED, OFF_SECONDS, WAITED = (
+    'blazar_power_switched', 'blazar_power_off_seconds', 'blazar_power_waits')
+
+#: Seconds by which an outage is moved on at once, and for which a host is left
+#: alone that could not be switched.
+_STEP, _RETRY = 60, 3600
+#: Seconds after which a host that is off no longer reports.
+_SILENT = 120
+#: As many requests are sent to a BMC while its host is claimed, and more than
+#: that time no process works on it.
+_REQUESTS = 12
+#: Of so many boots it is kept how long they took.
+_KEPT = 10
+
+_HOST, _BOOKING = models.Host.__table__.c, models.Booking.__table__.c
+_OURS = sa.and_(_HOST.pool == model.COMPUTE, sa.or_(
+    _HOST.enrolment == states.Enrollment.ENROLLED,
+    _HOST.power_state.is_not(None)))
+_ROWS = sa.select(
+    _HOST.id, _HOST.uuid, _HOST.name, _HOST.service_host, _HOST.capacity,
+    _HOST.usage, _HOST.interruptible, _HOST.properties, _HOST.extra,
+    _HOST.enrolment, _HOST.assigned_to, _HOST.power_state, _HOST.power_at,
+    _HOST.power_until, _HOST.power_error, _HOST.power_claimed_until,
+    _HOST.boot_times).where(_OURS).order_by(_HOST.id)
+_BOOKED = sa.select(
+    _BOOKING.host_id, _BOOKING.outage,
+    sa.func.min(_BOOKING.start_date).label('start'),
+    sa.func.max(_BOOKING.end_date).label('end')).where(
+        _BOOKING.host_id.in_(sa.select(_HOST.id).where(_OURS)), sa.or_(
+            _BOOKING.end_date > sa.bindparam('now'),
+            _BOOKING.claimed_at.is_not(None))).group_by(
+                _BOOKING.host_id, _BOOKING.outage)
+_CLAIM = sa.update(models.Host.__table__).where(
+    _HOST.id == sa.bindparam('host'),
+    sa.func.coalesce(_HOST.power_state, '') == sa.bindparam('state'), sa.or_(
+        _HOST.power_claimed_until.is_(None), clock_skew.is_over(
+            _HOST.power_claimed_until, sa.bindparam('now'),
+            sa.bindparam('longest')))).values(
+                power_claimed_until=sa.bindparam('until'))
+_MINE = sa.update(models.Host.__table__).where(
+    _HOST.id == sa.bindparam('host'),
+    _HOST.power_claimed_until == sa.bindparam('token'))
+
+_State = states.Power
+_Point = fault_points.FaultPoint
+_Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
+
+
+class _Seen(ty.NamedTuple):
+    """A host as it was read.
+
+    :ivar away_until: until when it is away for other reasons; 0: it is not
+    :ivar off_until: until when it is booked for being off; 0: it is not
+    """
+
+    row: ty.Any
+    host: power_planner.PowerHost
+    service: power_services.ComputeService | None
+    away_until: int
+    off_until: int
+
+
+class _Work(ty.NamedTuple):
+    """A host that this process has claimed.
+
+    :ivar needed_at: when a lease needs it
+    :ivar token: until when, which nobody else has written
+    """
+
+    row: ty.Any
+    lead: int
+    needed_at: int | None
+    token: int
+    deadline: cloud_api.Deadline
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.row.name, self.row.service_host
+
+
+class Power:
+    """Switches hosts.
+
+    :param later: does something in another thread
+    """
+
+    def __init__(self, parts: wiring.Parts, computes: power_services.Computes,
+                 switches: power_hosts.PowerHosts,
+                 policy: power_planner.Policy, notify: _Notify,
+                 later: background.Later = background.at_once) -> None:
+        self._database = parts.database
+        self._clock = parts.clock
+        self._host_status = parts.host_status
+        self._computes = computes
+        self._switches = switches
+        self._policy = policy
+        self._notify = notify
+        self._later = later
+
+    def look(self, leader: leader_election.Leader) -> None:
+        """Switch what has to be, if no other process does.
+
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        if leader.take() is not None:
+            return
+        self._database.check_clock()
+        try:
+            self._switch()
+        except errors.CloudUnavailable as exc:
+            LOG.info('Hosts are switched later: %s', exc)
+        leader.done()
+
+    def _switch(self) -> None:
+        found = self._survey()
+        for seen in found:
+            self._move_on(seen)
+        under_way = [seen for seen in found if self._is_due(seen)]
+        decided = self.decide([seen.host for seen in found])
+        room = self._policy.max_switching
+        stopping = sum(seen.host.state == _State.STOPPING for seen in found)
+        rows = {seen.host.id: seen for seen in found}
+        for one in decided:
+            if room and (one.on or stopping < self._policy.max_switching):
+                room, stopping = room - 1, stopping + (not one.on)
+                self._begin(rows[one.host.id], one)
+        for seen in under_way:
+            self._claim(seen)
+
+    def hosts(self) -> list[power_planner.PowerHost]:
+        """Return what is known of all hosts that may be switched."""
+        return [seen.host for seen in self._survey()]
+
+    def decide(self, hosts: ty.Iterable[power_planner.PowerHost],
+               ) -> list[power_planner.Decision]:
+        """Return what would be switched now."""
+        return power_planner.plan(hosts, self._policy, self._clock.now())
+
+    # -- what is so ----------------------------------------------------------
+
+    def _survey(self) -> list[_Seen]:
+        services, now = self._computes.services(), self._clock.now()
+        booked: dict[int, dict[str | None, ty.Any]] = (
+            collections.defaultdict(dict))
+        with self._database.connection() as connection:
+            rows = connection.execute(_ROWS).all()
+            for one in connection.execute(_BOOKED, {'now': now}):
+                booked[one.host_id][one.outage] = one
+        return [self._seen(row, services.get(row.service_host),
+                           booked[row.id], now) for row in rows]
+
+    def _seen(self, row: ty.Any, service: power_services.ComputeService | None,
+              booked: ty.Mapping[str | None, ty.Any], now: int) -> _Seen:
+        off = booked.get(outages.POWER)
+        others = [one for kind, one in booked.items()
+                  if kind != outages.POWER]
+        away_until = max((one.end for one in others if one.outage is not None
+                          and one.start <= now), default=0)
+        state = None if row.power_state == _State.FAILED and (
+            row.power_until is not None and
+            row.power_until <= now) else row.power_state
+        needed_at = min((one.start for one in others), default=None)
+        if row.assigned_to or row.interruptible or any(row.usage.values()):
+            needed_at = now
+        kept_on = self._computes.excluded(
+            row.name, row.service_host,
+            {**row.properties, **(row.extra or {})})
+        if row.enrolment != states.Enrollment.ENROLLED:
+            kept_on = 'it is not enrolled'
+        elif state == _State.OFF and service is not None and service.up and (
+                service.seen_at > row.power_at + _SILENT):
+            kept_on = 'it reports, so it was switched on'
+        return _Seen(row, power_planner.PowerHost(
+            row.id, row.name, (self._computes.zone(row.service_host),
+                               frozenset(row.capacity.items())), state,
+            row.power_at, needed_at, self._policy.lead(row.boot_times),
+            self._held(row, state, service, away_until), kept_on), service,
+            away_until, off.end if off is not None else 0)
+
+    def _held(self, row: ty.Any, state: str | None,
+              service: power_services.ComputeService | None,
+              away_until: int) -> str:
+        """Return why a host is not switched; empty: it may be."""
+        if state == _State.FAILED:
+            return row.power_error or 'it could not be switched'
+        if not self._switches.known(row.name, row.service_host):
+            return 'it is not in hosts_file'
+        if away_until:
+            return 'it has failed, or is in maintenance'
+        if state is None and (service is None or not service.up):
+            return 'its service does not report'
+        if state is None and service is not None and service.theirs:
+            return 'its service was disabled or forced down'
+        return ''
+
+    def _is_due(self, seen: _Seen) -> bool:
+        """Whether something is to be done about what is under way."""
+        row, service, now = seen.row, seen.service, self._clock.now()
+        up = service is not None and service.up
+        if row.power_state == _State.BOOTING:
+            return bool(row.power_until is None or up or
+                        now - row.power_at > seen.host.lead // 2)
+        return row.power_state == _State.STOPPING or bool(
+            service is not None and up and service.ours and
+            row.power_state != _State.OFF)
+
+    def _move_on(self, seen: _Seen) -> None:
+        """Book an outage for as long as the host could not be back."""
+        row, now = seen.row, self._clock.now()
+        until = max(now, seen.away_until) + seen.host.lead + (
+            self._policy.shutdown_timeout
+            if row.power_state == _State.STOPPING else 0)
+        if row.power_state in (_State.OFF, _State.STOPPING) and not (
+                until <= seen.off_until <= until + 2 * _STEP):
+            try:
+                self._database.retried(
+                    self._book, row.uuid, row.power_state, until + _STEP,
+                    bool(seen.away_until))
+            except errors.ConcurrentUpdate as exc:
+                LOG.info('Host %s: its outage is moved on later: %s', row.name,
+                         exc)
+
+    def _book(self, uuid: str, state: str, until: int, force: bool) -> None:
+        try:
+            with self._database.writer() as session:
+                host = outages.locked(session, uuid)
+                if host is not None and host.power_state == state and (
+                        outage := session.get(
+                            models.Outage, (host.id, outages.POWER))):
+                    outages.last(session, self._clock.now(), outage,
+                                 model.Window(outage.began_at or 0, until),
+                                 force)
+        except ledger.OverCapacity:
+            # A lease needs it by then, and has it switched on.
+            LOG.debug('Host %s is needed before %s', uuid, until)
+
+    # -- who works on what ---------------------------------------------------
+
+    def _begin(self, seen: _Seen, decision: power_planner.Decision) -> None:
+        token = self._clock.now() + self._policy.claim
+        begin = self._begin_on if decision.on else self._begin_off
+        try:
+            row = self._database.retried(begin, seen, token)
+        except errors.ConcurrentUpdate as exc:
+            LOG.info('Host %s is not switched now: %s', seen.row.name, exc)
+            return
+        if row is not None:
+            LOG.info('Host %s is switched %s: %s', row.name,
+                     'on' if decision.on else 'off', decision.why)
+            self._start(row, seen, token)
+
+    def _claim(self, seen: _Seen) -> None:
+        now = self._clock.now()
+        token = now + self._policy.claim
+
+        def attempt() -> ty.Any:
+            with self._database.begin() as connection:
+                return connection.execute(_CLAIM, {
+                    'host': seen.row.id, 'now': now, 'until': token,
+                    'state': seen.row.power_state or '',
+                    'longest': 2 * self._policy.claim,
+                }).rowcount and connection.execute(_ROWS.where(
+                    _HOST.id == seen.row.id)).one_or_none()
+
+        if row := self._database.retried(attempt):
+            self._start(row, seen, token)
+
+    def _start(self, row: ty.Any, seen: _Seen, token: int) -> None:
+        work = _Work(
+            row, seen.host.lead, seen.host.needed_at, token,
+            cloud_api.Deadline(self._clock, self._policy.claim // 2))
+        self._later(lambda: self._carry_out(work))
+
+    def _carry_out(self, work: _Work) -> None:
+        step = {_State.STOPPING: self._stop, _State.BOOTING: self._boot}.get(
+            work.row.power_state, self._recover)
+        try:
+            step(work)
+        except errors.DatabaseUnavailable as exc:
+            LOG.info('Host %s: goes on later: %s', work.row.name, exc)
+        except Exception as exc:
+            # A driver may be anybody's.
+            LOG.warning('Host %s: %s', work.row.name, exc, exc_info=not (
+                isinstance(exc, errors.BlazarError)))
+            waited = self._clock.now() - work.row.power_at
+            if step == self._boot and waited > work.lead:
+                self._fail_boot(work, str(exc))
+            elif step == self._stop and waited > (
+                    2 * self._policy.shutdown_timeout):
+                self._go_back(work, str(exc), _RETRY)
+        finally:
+            with contextlib.suppress(errors.DatabaseUnavailable):
+                self._write(work, power_claimed_until=None)
+
+    def _write(self, work: _Work, **values: ty.Any) -> bool:
+        """Write something about a host; whether it is still claimed."""
+        def attempt() -> bool:
+            with self._database.begin() as connection:
+                return connection.execute(_MINE.values(**values), {
+                    'host': work.row.id, 'token': work.token}).rowcount == 1
+
+        return self._database.retried(attempt)
+
+    def _may_send(self, work: _Work, until: int) -> bool:
+        """Whether a command may be sent, and is recorded."""
+        return not work.deadline.passed() and self._write(
+            work, power_until=until) and not work.deadline.passed()
+
+    def _enter(self, work: _Work, state: str | None, until: int | None,
+               **values: ty.Any) -> bool:
+        """Get a host into another state; whether it is still claimed.
+
+        :param until: of its outage; None: it is over
+        """
+        return self._database.retried(
+            self._entered, work, state, until, values)
+
+    def _entered(self, work: _Work, state: str | None, until: int | None,
+                 values: ty.Mapping[str, ty.Any]) -> bool:
+        with self._database.writer() as session:
+            host = outages.locked(session, work.row.uuid)
+            if host is None or host.power_claimed_until != work.token:
+                return False
+            now = self._clock.now()
+            outage = session.get(models.Outage, (host.id, outages.POWER))
+            if outage is not None and until is None:
+                outages.end(session, now, outage)
+            elif outage is not None and until is not None:
+                outages.last(session, now, outage, model.Window(
+                    outage.began_at or now, until))
+            session.flush()
+            session.refresh(host)
+            host_generations.advance(
+                session.connection(), now, [host], {}, **{
+                    'power_state': state, 'power_at': now, 'power_until': None,
+                    'power_error': None, **values})
+            return True
+
+    def _told(self, work: _Work, action: str, why: str = '') -> None:
+        self._database.counters.add(SWITCHED, action=action)
+        self._notify(f'host.power_{action}', {
+            'host': work.row.name, 'service_host': work.row.service_host,
+            'reason': why})
+
+    # -- off -----------------------------------------------------------------
+
+    def _begin_off(self, seen: _Seen, token: int) -> ty.Any:
+        """
+        :returns: None: something uses or needs the host by now
+        """
+        with contextlib.suppress(ledger.OverCapacity), (
+                self._database.writer()) as session:
+            host = self._free(session, seen, (None, _State.FAILED))
+            if host is None or host.assigned_to or host.interruptible or (
+                    host.enrolment != states.Enrollment.ENROLLED or
+                    any(host.usage.values())):
+                return None
+            now, lead = self._clock.now(), seen.host.lead
+            if left := session.get(models.Outage, (host.id, outages.POWER)):
+                outages.end(session, now, left)
+                session.flush()
+            outage = models.Outage(
+                host_id=host.id, kind=outages.POWER, seen_at=now,
+                reason='It is switched off, as no lease needs it.')
+            session.add(outage)
+            session.flush()
+            outages.plan(session, now, outage, model.Window(
+                now, now + lead + self._policy.minimum_off), force=False)
+            outages.last(session, now, outage, model.Window(
+                now, now + lead + self._policy.shutdown_timeout))
+            return self._take(session, host, now, _State.STOPPING, token)
+        return None
+
+    def _free(self, session: orm.Session, seen: _Seen,
+              among: ty.Collection[str | None]) -> models.Host | None:
+        """A host that is in one of some states, and that nobody has claimed;
+        locked.
+        """
+        host = outages.locked(session, seen.row.uuid)
+        return None if host is None or host.power_state not in among or (
+            (host.power_claimed_until or 0) > self._clock.now()) else host
+
+    def _take(self, session: orm.Session, host: models.Host, now: int,
+              state: str, token: int) -> ty.Any:
+        session.flush()
+        session.refresh(host)
+        host_generations.advance(
+            session.connection(), now, [host], {}, power_state=state,
+            power_at=now, power_until=None, power_error=None,
+            power_claimed_until=token)
+        return session.execute(_ROWS.where(_HOST.id == host.id)).one()
+
+    def _stop(self, work: _Work) -> None:
+        """Switch a host off, as far as that can be done now."""
+        row, now = work.row, self._clock.now()
+        fault_points.fault_point(_Point.POWER_OFF_RECORDED, row.name)
+        why = ('' if self._computes.disable(row.service_host) else
+               'its service was disabled or forced down by somebody else')
+        fault_points.fault_point(_Point.POWER_OFF_DISABLED, row.name)
+        why = why or self._computes.occupied(row.uuid, row.service_host)
+        if why and row.power_until is None:
+            self._go_back(work, why)
+        elif not self._switches.is_on(*work.names):
+            # Its outage ends when it could be back.
+            self._computes.forget_disabled(row.service_host, row.uuid)
+            if self._enter(work, _State.OFF, now + work.lead):
+                self._told(work, 'off')
+        elif row.power_until is None:
+            wrong = self._switches.mismatch(*work.names)
+            if wrong:
+                self._go_back(work, wrong, None)
+            elif self._may_send(work, now + self._policy.shutdown_timeout):
+                self._switches.off(*work.names, force=False)
+                fault_points.fault_point(_Point.POWER_OFF_SENT, row.name)
+        elif now >= row.power_until:
+            if why:
+                self._go_back(work, why)
+            elif now - row.power_until > self._policy.shutdown_timeout:
+                self._go_back(work, 'It does not go off.', _RETRY)
+            elif self._may_send(work, row.power_until):
+                self._switches.off(*work.names, force=True)
+
+    def _go_back(self, work: _Work, why: str, retry: int | None = 0) -> None:
+        """Leave a host on.
+
+        :param retry: after so many seconds, as it could not be switched off;
+            None: not before its operator says so; 0: nothing has failed
+        """
+        self._computes.enable(work.row.service_host, work.row.uuid)
+        LOG.warning('Host %s is not switched off: %s', work.row.name, why)
+        if retry == 0:
+            self._enter(work, None, None)
+        elif self._enter(
+                work, _State.FAILED, None, power_error=why, power_until=retry
+                and self._clock.now() + retry):
+            self._told(work, 'failed', why)
+
+    # -- on ------------------------------------------------------------------
+
+    def _begin_on(self, seen: _Seen, token: int) -> ty.Any:
+        with self._database.writer() as session:
+            host = self._free(session, seen, (_State.OFF,))
+            if host is None:
+                return None
+            now = self._clock.now()
+            outage = session.get(models.Outage, (host.id, outages.POWER))
+            # Who needs it waits for it; others do not get it before.
+            until = min(now + seen.host.lead, max(
+                seen.host.needed_at or model.FOREVER, now + 1))
+            if outage is not None:
+                outages.last(session, now, outage, model.Window(
+                    outage.began_at or now, until))
+            self._database.counters.add(
+                OFF_SECONDS, max(0, now - (host.power_at or now)))
+            return self._take(session, host, now, _State.BOOTING, token)
+
+    def _boot(self, work: _Work) -> None:
+        """Switch a host on, as far as that can be done now."""
+        row, now = work.row, self._clock.now()
+        fault_points.fault_point(_Point.POWER_ON_RECORDED, row.name)
+        service = self._computes.services().get(row.service_host)
+        if service is not None and service.up and (
+                service.seen_at > row.power_at):
+            self._arrive(work, 'It reports, but its BMC says that it is off.'
+                         if not self._switches.is_on(*work.names) else '')
+        elif now - row.power_at > work.lead:
+            self._fail_boot(work, 'It was switched on and does not report '
+                                  f'after {now - row.power_at} s.')
+        elif not self._switches.is_on(*work.names) and self._may_send(
+                work, row.power_at + work.lead):
+            self._switches.on(*work.names)
+            fault_points.fault_point(_Point.POWER_ON_SENT, row.name)
+        elif row.power_until is None:
+            # Somebody else has switched it on.
+            self._write(work, power_until=row.power_at + work.lead)
+
+    def _arrive(self, work: _Work, wrong: str = '') -> None:
+        """A host is back."""
+        row, took = work.row, self._clock.now() - work.row.power_at
+        self._computes.enable(row.service_host, row.uuid)
+        fault_points.fault_point(_Point.POWER_ON_ENABLED, row.name)
+        times = [*(row.boot_times or ()), *([took] if row.power_until or (
+            row.power_state == _State.FAILED) else [])][-_KEPT:]
+        if self._enter(work, _State.FAILED if wrong else None, None,
+                       power_error=wrong or None, boot_times=times):
+            LOG.info('Host %s is back after %s s', row.name, took)
+            if (work.needed_at or model.FOREVER) <= self._clock.now():
+                self._database.counters.add(WAITED)
+            self._told(work, 'failed' if wrong else 'on', wrong)
+
+    def _fail_boot(self, work: _Work, why: str) -> None:
+        """A host does not come back: its bookings are reassigned."""
+        LOG.error('Host %s: %s', work.row.name, why)
+        self._host_status.update({
+            work.row.uuid: host_status.Down(why, certain=True)})
+        if self._enter(work, _State.FAILED, None, power_error=why,
+                       power_at=work.row.power_at):
+            self._told(work, 'failed', why)
+
+    def _recover(self, work: _Work) -> None:
+        """A host reports that was late, or whose service was left disabled."""
+        if work.row.power_state == _State.FAILED:
+            self._arrive(work)
+        else:
+            self._computes.enable(work.row.service_host, work.row.uuid)
+
+
+def of_parts(parts: wiring.Parts) -> Power:
+    """Return what switches the hosts of a process.
+
+    :raises ConfigurationError: when hosts_file cannot be read, or is wrong
+    """
+    conf = parts.conf.blazar_power
+    policy = power_planner.Policy(**{
+        field.name: conf[field.name]
+        for field in dataclasses.fields(power_planner.Policy)
+        if field.name != 'claim'}, claim=_REQUESTS * conf.command_timeout)
+    return Power(parts, power_services.Computes(conf.exclude),
+                 power_hosts.PowerHosts(conf.hosts_file, conf.command_timeout),
+                 policy, process.notify, _in_thread)
+
+
+def _in_thread(work: ty.Callable[[], object]) -> None:
+    """Do something in a thread, of which nobody waits for the end: what a BMC
+    takes for an answer is for it to say.
+    """
+    def run() -> None:
+        try:
+            work()
+        except Exception:
+            LOG.exception('Switching a host failed')
+
+    threading.Thread(target=run, name='power', daemon=True).start()
+
+
+def retry(database: api.Database, name: str) -> None:
+    """Let a host be switched again that could not be.
+
+    :param name: of the host
+    :raises NotFound: when no host of that name could not be switched
+    """
+    def attempt() -> int:
+        with database.begin() as connection:
+            return connection.execute(sa.update(models.Host.__table__).where(
+                _HOST.name == name, _HOST.power_state == _State.FAILED).values(
+                    power_until=0)).rowcount
+
+    if not database.retried(attempt):
+        raise errors.NotFound(
+            f'There is no host {name} that could not be switched.')

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The interface of power drivers: what switches hosts on and off.
+
+Each is an entry point of the group ``blazar_nova.power_drivers``.
+"""
+
+import abc
+import dataclasses
+import typing as ty
+
+__all__ = ['Bmc', 'PowerDriver']
+
+
+@dataclasses.dataclass(frozen=True)
+class Bmc:
+    """What switches one host: its baseboard management controller.
+
+    :ivar host: the name of the host
+    :ivar settings: what its operator has written for its driver
+    :ivar timeout: seconds that one request may take
+    :ivar password: reads the password; empty: there is none
+    """
+
+    host: str
+    settings: ty.Mapping[str, str]
+    timeout: int
+    password: ty.Callable[[], str] = dataclasses.field(repr=False)
+
+
+class PowerDriver(abc.ABC):
+    """Speaks with BMCs of one kind. Used by several threads at a time.
+
+    Each method raises :class:`~blazar_core.common.errors.PowerUnavailable` if
+    the BMC does not answer within its time-out, and
+    :class:`~blazar_core.common.errors.PowerError` if it refuses.
+    """
+
+    @abc.abstractmethod
+    def check(self, bmc: Bmc) -> None:
+        """Check the settings of a BMC, without asking it.
+
+        :raises ConfigurationError: when one is missing or wrong
+        """
+
+    @abc.abstractmethod
+    def is_on(self, bmc: Bmc) -> bool:
+        """Return whether the host is on, or about to be."""
+
+    @abc.abstractmethod
+    def names(self, bmc: Bmc) -> ty.Collection[str]:
+        """Return the names and UUIDs by which the BMC knows its host."""
+
+    @abc.abstractmethod
+    def on(self, bmc: Bmc) -> None:
+        """Request that the host is switched on; does not wait for that.
+        Nothing when it is on.
+        """
+
+    @abc.abstractmethod
+    def off(self, bmc: Bmc, force: bool) -> None:
+        """Request that the host is switched off; does not wait for that.
+        Nothing when it is off.
+
+        :param force: at once; else its operating system is shut down
+        """

@@ -1,0 +1,570 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hosts are off while no lease needs them, and on before one starts."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import fixtures
+import sqlalchemy as sa
+
+from blazar_core.capacity import enrollment
+from blazar_core.capacity import outages
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import leader_election
+from blazar_core.db import models
+from blazar_core.lifecycle import fault_points
+from blazar_nova.listener import power
+from tests import databases
+from tests import imports
+from tests import machines
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+#: Seconds that a host needs to be back: its boot and the margin.
+LEAD = 780
+State = states.Power
+
+
+class PowerTestCase(base.LeaseTestCase):
+
+    names = ('one', 'two')
+    spare_hosts = 0
+
+    def setUp(self):
+        super().setUp()
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'all')
+        self.machines = machines.Machines(path, self.clock)
+        for name in self.names:
+            self.host(name, VCPU=4)
+            self.enroll(name)
+            self.machines.add(name)
+        self.told = []
+        self.power = self.another()
+        self.leader = leader_election.Leader(
+            self.database, self.clock, power.LEADER, 'listener', power.PAUSE,
+            60)
+
+    def another(self, **values):
+        """What switches the machines in another listener."""
+        return machines.switcher(
+            self.books.connect(), self.clock, self.machines,
+            lambda event, payload: self.told.append(
+                (event, payload['host'])),
+            **{'spare_hosts': self.spare_hosts, **values})
+
+    def enroll(self, name):
+        with self.database.writer() as session:
+            attempt = enrollment.start(
+                session, NOW, self.uuid_of(name), {})
+        with self.database.writer() as session:
+            enrollment.complete(session, NOW, attempt)
+
+    def look(self, after=power.PAUSE):
+        self.clock.advance(after)
+        self.power.look(self.leader)
+
+    def pass_(self, seconds, step=60):
+        """Let some time pass, in which a listener looks now and then."""
+        until = self.clock.now() + seconds
+        while self.clock.now() < until:
+            self.look(min(step, until - self.clock.now()))
+
+    def states(self):
+        with self.database.reader() as session:
+            return {row.name: row.power_state for row in session.execute(
+                sa.select(models.Host.name, models.Host.power_state))}
+
+    def all_off(self):
+        self.pass_(20, 10)
+        self.assertEqual(dict.fromkeys(self.names, State.OFF), self.states())
+
+    def wants(self, start, end=None, **demand):
+        """A lease of servers that come later, on enrolled hosts."""
+        return self.reserve(
+            start, start + 3600 if end is None else end,
+            self.places(among=model.HostPool.ENROLLED, **demand))
+
+    def outage(self, name):
+        """Until when a host is booked for being off, seconds from now."""
+        with self.database.reader() as session:
+            found = session.scalar(sa.select(models.Booking.end_date).join(
+                models.Host, models.Host.id == models.Booking.host_id).where(
+                    models.Host.name == name,
+                    models.Booking.outage == outages.POWER))
+            return None if found is None else found - self.clock.now()
+
+
+class TestSwitching(PowerTestCase):
+
+    def test_what_nothing_needs_is_off(self):
+        self.look()
+        self.assertEqual(['off', 'off'], self.machines.commands())
+        self.assertEqual('ours', self.machines.get('one')['reason'])
+        self.look()
+        self.assertEqual(dict.fromkeys(self.names, State.OFF), self.states())
+        self.assertEqual(
+            [('host.power_off', 'one'), ('host.power_off', 'two')],
+            sorted(self.told))
+        self.pass_(1200)
+        self.assertEqual(2, len(self.machines.commands()))
+
+    def test_it_counts_as_available_from_its_boot_time_on(self):
+        self.all_off()
+        for _hour in range(3):
+            self.pass_(240)
+            for name in self.names:
+                self.assertTrue(
+                    LEAD <= self.outage(name) <= LEAD + 180,
+                    self.outage(name))
+        exc = self.assertRaises(errors.Refused, self.wants, self._ago(60))
+        self.assertIsNotNone(exc.refusal.next_start)
+        ahead = exc.refusal.next_start - self.clock.now()
+        self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
+        self.wants(exc.refusal.next_start - NOW)
+
+    def _ago(self, seconds):
+        """A start that is so many seconds from now."""
+        return self.clock.now() - NOW + seconds
+
+    def test_it_is_on_before_its_lease_starts(self):
+        self.all_off()
+        start = self._ago(7200)
+        self.wants(start)
+        name = self.booked()
+        self.pass_(7200 - LEAD - 20, 600)
+        self.assertEqual(State.OFF, self.states()[name])
+        self.pass_(30, 10)
+        self.assertEqual(State.BOOTING, self.states()[name])
+        self.pass_(250)
+        self.assertIsNone(self.states()[name])
+        self.assertIsNone(self.outage(name))
+        self.assertIsNone(self.machines.get(name)['reason'])
+        self.assertIn(('host.power_on', name), self.told)
+        self.assertEqual(['off', 'on'], self.machines.commands(name))
+        self.assertLess(self.clock.now() - NOW, start)
+        other, = {*self.names} - {name}
+        self.assertEqual(State.OFF, self.states()[other])
+
+    def booked(self):
+        name, = self.scalars(
+            models.Host.name, models.Host.id == models.Booking.host_id,
+            models.Booking.outage.is_(None))
+        return name
+
+    def test_one_at_the_last_moment_is_not_late(self):
+        """Nor has its host to be exchanged for another one."""
+        self.all_off()
+        exc = self.assertRaises(errors.Refused, self.wants, self._ago(1))
+        start = exc.refusal.next_start - NOW
+        self.wants(start)
+        name = self.booked()
+        while self.clock.now() - NOW < start:
+            self.look()
+            with self.admission.index.fresh() as timeline:
+                self.assertEqual([], list(timeline.overfull(
+                    self.clock.now())))
+        self.assertIsNone(self.states()[name])
+        self.assertTrue(self.machines.get(name)['on'])
+
+    def test_how_long_boots_take_is_learned(self):
+        self.machines.boots = 90
+        for _number in range(5):
+            self.all_off()
+            self.machines.change('one', excluded='x')
+            self.machines.change('two', excluded='x')
+            self.pass_(200)
+            self.machines.change('one', excluded='')
+            self.machines.change('two', excluded='')
+            self.pass_(900)
+        times, = self.scalars(
+            models.Host.boot_times, models.Host.name == 'one')
+        self.assertEqual([120] * 5, times)
+        self.all_off()
+        self.pass_(600)
+        # The floor and the margin.
+        self.assertTrue(300 <= self.outage('one') <= 480, self.outage('one'))
+
+    def test_what_is_needed_soon_stays_on(self):
+        self.wants(LEAD + 1800)
+        self.wants(60, 100)
+        self.pass_(60)
+        name = self.scalars(
+            models.Host.name, models.Host.id == models.Booking.host_id,
+            models.Booking.outage.is_(None))
+        self.assertEqual([], self.machines.commands(*name))
+
+    def test_one_that_is_booked_at_that_moment_stays_on(self):
+        """By a process that has read nothing of the lease."""
+        decided = self.power.hosts()
+        self.wants(1800, amount=2, affinity=False)
+        for seen in self.power._survey():
+            stale = seen._replace(host=next(
+                one for one in decided if one.id == seen.host.id))
+            self.power._begin(stale, power.power_planner.Decision(
+                stale.host, False, 'it looked so'))
+        self.assertEqual([], self.machines.commands())
+        self.assertEqual({None}, {*self.states().values()})
+
+    def test_a_lease_prefers_hosts_that_are_on(self):
+        self.machines.change('two', excluded='x')
+        self.pass_(20, 10)
+        self.assertEqual({'one': State.OFF, 'two': None}, self.states())
+        self.wants(self._ago(7200))
+        self.assertEqual('two', self.booked())
+
+    def test_what_does_not_shut_down_is_forced_off(self):
+        self.machines.change('one', dies=False)
+        self.pass_(420)
+        self.assertEqual(['off', 'force-off'], self.machines.commands('one'))
+        self.pass_(20)
+        self.assertEqual(State.OFF, self.states()['one'])
+
+
+class TestSpare(PowerTestCase):
+
+    names = ('one', 'two', 'three')
+    spare_hosts = 1
+
+    def test_some_stay_on(self):
+        self.pass_(3600)
+        self.assertEqual(
+            [State.OFF] * 2 + [''],
+            sorted((one or '' for one in self.states().values()),
+                   reverse=True))
+        # One that is used is followed by another one.
+        self.pass_(1800)
+        self.reserve(self.clock.now() - NOW, self.clock.now() - NOW + 9000,
+                     self.places(among=model.HostPool.ENROLLED))
+        self.pass_(400)
+        self.assertEqual(1, [*self.states().values()].count(State.OFF))
+
+
+class TestRefusing(PowerTestCase):
+    """What is used or belongs to somebody else is left alone."""
+
+    names = ('one',)
+
+    def assert_on(self, seconds=180):
+        self.pass_(seconds)
+        self.assertEqual([], self.machines.commands())
+        self.assertEqual({'one': None}, self.states())
+
+    def test_with_a_server(self):
+        self.machines.change('one', servers=['server'])
+        self.assert_on()
+        self.assertIsNone(self.machines.get('one')['reason'])
+        self.assertIsNone(self.outage('one'))
+
+    def test_one_that_an_operator_has_disabled(self):
+        self.machines.change('one', reason='broken fan')
+        self.assert_on()
+        self.assertEqual('broken fan', self.machines.get('one')['reason'])
+
+    def test_one_that_is_forced_down(self):
+        self.machines.change('one', forced=True)
+        self.assert_on()
+
+    def test_one_in_maintenance(self):
+        self.new_maintenance().announce('one', model.Window(
+            NOW, NOW + 7200), 'fan')
+        self.assert_on()
+
+    def test_one_that_is_excluded(self):
+        self.machines.change('one', excluded='it is excluded')
+        self.assert_on()
+
+    def test_one_that_is_not_enrolled(self):
+        with self.database.writer() as session:
+            enrollment.remove(session, NOW, self.scalars(models.Host.id)[0])
+        self.assert_on()
+
+    def test_the_bmc_of_another_host(self):
+        self.machines.change('one', bmc='two')
+        self.pass_(1200)
+        self.assertEqual([], self.machines.commands())
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.assertEqual(['The BMC is that of two.'],
+                         self.scalars(models.Host.power_error))
+        self.assertIsNone(self.machines.get('one')['reason'])
+        self.assertIsNone(self.outage('one'))
+        self.assertEqual([('host.power_failed', 'one')], self.told)
+        self.machines.change('one', bmc='one')
+        power.retry(self.database, 'one')
+        self.pass_(20, 10)
+        self.assertEqual({'one': State.OFF}, self.states())
+        self.assertRaises(errors.NotFound, power.retry, self.database, 'one')
+
+    def test_a_server_that_comes_while_it_shuts_down(self):
+        self.machines.change('one', dies=False)
+        self.look()
+        self.machines.change('one', servers=['forced there'])
+        self.pass_(600)
+        self.assertEqual(['off'], self.machines.commands())
+        self.assertEqual({'one': None}, self.states())
+        self.assertIsNone(self.machines.get('one')['reason'])
+
+    def test_an_operator_who_disables_it_while_it_is_off(self):
+        self.pass_(20, 10)
+        self.machines.change('one', reason='mine')
+        self.wants(7200)
+        self.pass_(7200)
+        self.assertEqual(['off', 'on'], self.machines.commands())
+        self.assertEqual('mine', self.machines.get('one')['reason'])
+        self.assertEqual({'one': None}, self.states())
+
+    def test_maintenance_of_one_that_is_off(self):
+        """It is not switched while somebody works on it, and counts as
+        available from its boot time after that.
+        """
+        self.pass_(20, 10)
+        self.new_maintenance().announce('one', model.Window(
+            self.clock.now(), NOW + 9000), 'fan')
+        self.look()
+        exc = self.assertRaises(errors.Refused, self.wants, 8900)
+        start = exc.refusal.next_start - NOW
+        self.assertGreaterEqual(start, 9000 + LEAD)
+        self.wants(start)
+        self.pass_(8900)
+        self.assertEqual(['off'], self.machines.commands())
+        self.pass_(start - (self.clock.now() - NOW))
+        self.assertEqual(['off', 'on'], self.machines.commands())
+        self.assertEqual({'one': None}, self.states())
+
+    def test_before_maintenance_it_is_on(self):
+        self.pass_(20, 10)
+        self.new_maintenance().announce('one', model.Window(
+            NOW + 3600, NOW + 7200), 'fan')
+        self.pass_(3600)
+        self.assertEqual({'one': None}, self.states())
+
+    def test_what_an_operator_switches_on_stays_on(self):
+        self.pass_(20, 10)
+        self.machines.change('one', on=True, up_at=self.clock.now() + 240)
+        self.pass_(450)
+        self.assertEqual({'one': None}, self.states())
+        self.assertIsNone(self.machines.get('one')['reason'])
+        self.assertEqual(['off'], self.machines.commands())
+
+
+class TestFailing(PowerTestCase):
+    """A BMC that lies, hangs or refuses, and a host that does not come back.
+    """
+
+    names = ('one',)
+
+    def test_one_that_cannot_be_asked_stays_on(self):
+        self.machines.broken = machines.Error('It hangs.')
+        self.pass_(700)
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.assertIsNone(self.machines.get('one')['reason'])
+        self.assertIsNone(self.outage('one'))
+        # It is tried again.
+        self.machines.broken = None
+        self.pass_(3700)
+        self.assertEqual({'one': State.OFF}, self.states())
+
+    def test_a_driver_may_raise_anything(self):
+        self.machines.broken = ZeroDivisionError('What?')
+        self.pass_(700)
+        self.assertEqual({'one': State.FAILED}, self.states())
+
+    def test_one_that_says_off_and_does_nothing(self):
+        self.machines.change('one', lies=True)
+        self.pass_(1000)
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.assertIsNone(self.machines.get('one')['reason'])
+
+    def test_one_that_says_it_is_off_while_it_runs(self):
+        """Nova hears of the host all the same."""
+        with fixtures.MonkeyPatch('tests.machines.Machines.is_on',
+                                  lambda *_names: False):
+            self.pass_(300)
+            self.assertEqual({'one': State.FAILED}, self.states())
+        self.assertIn('says that it is off',
+                      self.scalars(models.Host.power_error)[0])
+        self.assertIsNone(self.machines.get('one')['reason'])
+
+    def test_one_that_does_not_come_back_has_failed(self):
+        self.pass_(20, 10)
+        lease = self.wants(7200)
+        self.machines.boots = 90_000
+        self.pass_(7400)
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.assertIn(('host.power_failed', 'one'), self.told)
+        with self.database.reader() as session:
+            self.assertEqual(
+                [outages.FAILURE], [row.kind for row in outages.failures(
+                    session).values() if row.began_at])
+        self.assertIsNone(self.outage('one'))
+        self.assertIsNotNone(lease)
+
+    def test_one_that_is_late_is_taken_back_and_known_to_be_slow(self):
+        self.pass_(20, 10)
+        self.wants(7200)
+        self.machines.boots = 1000
+        self.pass_(7600)
+        self.assertEqual({'one': None}, self.states())
+        self.assertIsNone(self.machines.get('one')['reason'])
+        times, = self.scalars(models.Host.boot_times)
+        self.assertGreaterEqual(times[0], 1000)
+
+    def test_an_on_that_is_lost_is_repeated(self):
+        self.pass_(20, 10)
+        self.wants(7200)
+        self.machines.change('one', lies=True)
+        self.pass_(7200 - LEAD - (self.clock.now() - NOW) + 100)
+        self.machines.change('one', lies=False)
+        self.pass_(LEAD - 100)
+        self.assertEqual({'one': None}, self.states())
+
+
+#: A process that dies at a point of its work.
+DIES = """
+import os, signal, sys
+from blazar_core.db import api, leader_election
+from blazar_core.lifecycle import fault_points
+from blazar_nova.listener import power
+from tests import databases, driven, machines
+
+url, now, path, point = sys.argv[1:]
+clock = driven.ManualClock(int(now))
+
+def die(step, what):
+    if step.name == point:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+fault_points.fault_point = die
+database = api.Database(databases.configuration(url))
+machines.switcher(database, clock, machines.Machines(path, clock)).look(
+    leader_election.Leader(
+        database, clock, power.LEADER, 'dying', power.PAUSE, 60))
+"""
+
+
+class TestDeaths(PowerTestCase):
+    """Another listener goes on where one has died."""
+
+    scenarios = databases.SQL
+    names = ('one',)
+
+    def die(self, point):
+        self.clock.advance(power.PAUSE)
+        self.leader.leave(done=False)
+        done = subprocess.run(
+            [sys.executable, '-c', DIES, self.books.url,
+             str(self.clock.now()), self.machines.path, point],
+            cwd=imports.ROOT, env={**os.environ}, timeout=60,
+            capture_output=True)
+        self.assertEqual(-signal.SIGKILL, done.returncode, done.stderr)
+
+    def test_on_the_way_off(self):
+        for point in ('POWER_OFF_RECORDED', 'POWER_OFF_DISABLED',
+                      'POWER_OFF_SENT'):
+            self.die(point)
+            self.assertEqual({'one': State.STOPPING}, self.states())
+            self.assertIsNotNone(self.outage('one'))
+            self.pass_(240)
+            self.assertEqual({'one': State.OFF}, self.states())
+            self.assertEqual(['off'], self.machines.commands())
+            self.back()
+
+    def back(self):
+        """It is on again, as if nothing had been."""
+        self.machines.change('one', excluded='x')
+        self.pass_(400)
+        self.assertEqual({'one': None}, self.states())
+        self.machines.change('one', excluded='')
+        with self.machines._all() as known:
+            known['log'].clear()
+        self.clock.advance(900)
+
+    def test_on_the_way_on_the_lease_is_not_late(self):
+        for point, commands in (
+                ('POWER_ON_RECORDED', ['off', 'on']),
+                ('POWER_ON_SENT', ['off', 'on']),
+                ('POWER_ON_ENABLED', ['off', 'on'])):
+            self.pass_(20, 10)
+            self.assertEqual({'one': State.OFF}, self.states())
+            start = self.clock.now() - NOW + 3000
+            lease = self.wants(start, start + 60)
+            self.pass_(3000 - LEAD - 10, 300)
+            if point == 'POWER_ON_ENABLED':
+                self.pass_(20, 10)
+                self.clock.advance(240)
+            self.die(point)
+            self.assertEqual({'one': State.BOOTING}, self.states())
+            self.pass_(start - (self.clock.now() - NOW))
+            self.assertEqual({'one': None}, self.states(), point)
+            self.assertIsNone(self.machines.get('one')['reason'])
+            self.assertEqual(commands, self.machines.commands())
+            self.lifecycle.lease_end.delete(lease['id'])
+            self.back()
+
+
+class TestOnce(PowerTestCase):
+
+    scenarios = databases.SQL
+    names = ('one',)
+
+    def test_of_listeners_one_sends_a_command(self):
+        """Though both believe that they are the one that decides."""
+        both = [self.another(), self.another()]
+        barrier = threading.Barrier(2)
+
+        def look(one):
+            seen, = one._survey()
+            barrier.wait(20)
+            one._begin(seen, power.power_planner.Decision(
+                seen.host, False, 'so'))
+
+        threads = [self.in_thread(lambda one=one: look(one)) for one in both]
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual(['off'], self.machines.commands())
+
+    def test_what_is_claimed_is_left_alone(self):
+        threads = []
+        held = self.another(later=threads.append)
+        seen, = held._survey()
+        held._begin(seen, power.power_planner.Decision(
+            seen.host, False, 'so'))
+        self.pass_(100, 10)
+        self.assertEqual([], self.machines.commands())
+        # One that stood still comes too late.
+        self.pass_(20, 10)
+        self.assertEqual(['off'], self.machines.commands())
+        self.back_on()
+        threads[0]()
+        self.assertEqual(['off', 'on'], self.machines.commands())
+
+    def back_on(self):
+        self.machines.change('one', excluded='x')
+        self.pass_(400)
+
+    def test_where_nothing_is_switched_nothing_is_written(self):
+        self.machines.change('one', excluded='x')
+        self.look()
+        before = self.everything()
+        del before['turns']
+        self.look()
+        after = self.everything()
+        del after['turns']
+        self.assertEqual(before, after)
+
+
+class TestPoints(base.TestCase):
+
+    def test_all_points_are_tried(self):
+        self.assertEqual(
+            {'POWER_OFF_RECORDED', 'POWER_OFF_DISABLED', 'POWER_OFF_SENT',
+             'POWER_ON_RECORDED', 'POWER_ON_SENT', 'POWER_ON_ENABLED'},
+            {one.name for one in fault_points.FaultPoint
+             if one.name.startswith('POWER_')})

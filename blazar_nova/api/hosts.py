@@ -119,7 +119,8 @@ def _public(host: ty.Mapping[str, ty.Any], private: ty.Collection[str],
     """A host as those see it who may not know which one it is."""
     return {**{key: value for key, value in host.items()
                if key not in private},
-            'hypervisor_hostname': None, 'service_name': None}
+            'hypervisor_hostname': None, 'service_name': None,
+            'power_state': None, 'power_since': None, 'power_until': None}
 
 
 def _who(request: webob.Request, rule: str,

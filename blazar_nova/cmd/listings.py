@@ -96,7 +96,7 @@ def _date(time: int | None) -> str | None:
 
 _LEASE = {'id': 'ID', 'name': 'Name', 'project_id': 'Project'}
 #: What hosts are that are away, or may be.
-_AWAY = ('suspected', 'failed', 'coming back', 'maintenance')
+_AWAY = ('suspected', 'failed', 'coming back', 'maintenance', 'switched off')
 #: What reservations say of themselves.
 _FLAGS = ('missing_resources', 'resources_changed')
 _TIMES = {'start_date': 'Start (UTC)', 'end_date': 'End (UTC)'}
@@ -145,7 +145,28 @@ def hosts(found: ty.Iterable[ty.Mapping[str, ty.Any]]) -> Listing:
     """The hosts that serve leases only, as the API describes them."""
     return Listing('hosts', {
         'id': 'ID', 'hypervisor_hostname': 'Host', 'status': 'Status',
-        'reservable': 'Reservable', 'availability_zone': 'Zone'}, [*found])
+        'reservable': 'Reservable', 'availability_zone': 'Zone',
+        'power_state': 'Power', 'power_since': 'Since (UTC)',
+        'power_until': 'Until (UTC)'}, [*found])
+
+
+def switched(found: ty.Iterable[ty.Any],
+             decided: ty.Iterable[ty.Any]) -> Listing:
+    """What would be switched, and why the other hosts are left as they are.
+
+    :param found: of :class:`blazar_core.capacity.power_planner.PowerHost`
+    :param decided: of :class:`blazar_core.capacity.power_planner.Decision`
+    """
+    decisions = {one.host.id: one for one in decided}
+    return Listing('switched', {
+        'name': 'Host', 'state': 'Power', 'needed_at': 'Needed from (UTC)',
+        'lead': 'Lead time (s)', 'switch': 'Switch', 'why': 'Why'}, [
+            {'name': one.name, 'state': one.state or 'on',
+             'needed_at': _date(one.needed_at), 'lead': one.lead,
+             'switch': '' if one.id not in decisions else
+             'on' if decisions[one.id].on else 'off',
+             'why': decisions[one.id].why if one.id in decisions
+             else one.held or one.kept_on} for one in found])
 
 
 def healths(database: api.Database, now: int,
@@ -189,8 +210,15 @@ def _degraded(database: api.Database) -> Listing:
 def _away(host: host_status.HostOutage) -> dict[str, ty.Any]:
     planned = host.began_at if host.kind == outages.MAINTENANCE else None
     return {
-        'name': host.name, 'status': 'maintenance' if planned else
-        'suspected' if host.began_at is None else
-        'failed' if host.back_at is None else 'coming back',
+        'name': host.name, 'status': _status(host),
         'since': _date(planned or host.seen_at), 'until': _date(host.until),
         'reason': host.reason}
+
+
+def _status(host: host_status.HostOutage) -> str:
+    if host.kind != outages.FAILURE:
+        return ('maintenance' if host.kind == outages.MAINTENANCE else
+                'switched off')
+    if host.began_at is None:
+        return 'suspected'
+    return 'failed' if host.back_at is None else 'coming back'

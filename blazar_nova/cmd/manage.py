@@ -59,7 +59,8 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    if parsed.action in (_verify, _import, _lease_orphans, _host_maintain):
+    if parsed.action in (_verify, _import, _lease_orphans, _host_maintain,
+                         _host_power):
         return int(parsed.action(parsed))
     try:
         if 'of_host' in parsed:
@@ -161,6 +162,17 @@ def _add_hosts(nouns: ty.Any) -> None:
              'leases that have it have ended; if interrupted, blazar-listener '
              'completes the removal')
     maintenance.add(verbs).set_defaults(action=_host_maintain)
+    switching = _verb(
+        verbs, 'power', 'list whether the enrolled hosts are on or off, and '
+                        'what would be switched now', _host_power)
+    switching.add_argument(
+        '--dry-run', action='store_true',
+        help='print which hosts would be switched now, and why; nothing is '
+             'switched by this command in any case')
+    switching.add_argument(
+        '--retry', metavar='HOST',
+        help='let a host be switched again whose power state is "failed"')
+    listings.add_format(switching)
 
 
 def _add_verify(nouns: ty.Any) -> None:
@@ -206,7 +218,7 @@ def _noun(nouns: ty.Any, name: str, text: str) -> ty.Any:
 
 
 def _verb(verbs: ty.Any, name: str, text: str,
-          action: ty.Callable[..., None], kind: str = 'action') -> ty.Any:
+          action: ty.Callable[..., object], kind: str = 'action') -> ty.Any:
     verb = verbs.add_parser(name, help=text, description=text)
     verb.set_defaults(**{'action': action, kind: action})
     return verb
@@ -340,6 +352,28 @@ def _host_maintain(parsed: argparse.Namespace) -> int:
     except errors.BlazarError as exc:
         print(exc, file=sys.stderr)
         return 1
+
+
+def _host_power(parsed: argparse.Namespace) -> int:
+    try:
+        parts = _parts(parsed)
+        from blazar_nova.listener import power
+        from blazar_nova.services import host_enrollment
+
+        if parsed.retry:
+            power.retry(parts.database, parsed.retry)
+        if parsed.dry_run:
+            switch = power.of_parts(parts)
+            found = switch.hosts()
+            listing = listings.switched(found, switch.decide(found))
+        else:
+            listing = listings.hosts(
+                host_enrollment.HostEnrollment(parts).listed())
+    except errors.BlazarError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    listings.show(parsed.format, listing)
+    return 0
 
 
 def _enrollment(parsed: argparse.Namespace) -> 'HostEnrollment':

@@ -32,6 +32,7 @@ from blazar_core.leases import accounting
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import eviction
 from blazar_nova.compat import aggregates
+from blazar_nova.listener import power
 from blazar_nova.services import wiring
 
 __all__ = ['MOST', 'Metrics', 'PAUSE']
@@ -147,7 +148,8 @@ class Metrics:
                             lease.status, lease.lease_type)):
                 leases.add_metric([row.status, row.lease_type], row.number)
         away = core.GaugeMetricFamily(
-            'blazar_hosts_away', 'Hosts that are down, or in maintenance.',
+            'blazar_hosts_away', 'Hosts that are down, in maintenance or '
+            'switched off.',
             labels=['kind'])
         for kind, number in sorted(collections.Counter(
                 one.kind for one in host_status.away(
@@ -328,6 +330,9 @@ _GOING_ON = [one for one in states.Lease if one != states.Lease.TERMINATED]
 _COUNTED = {
     engine.EVENTS: 'Events of leases that were carried out, by how they went.',
     eviction.COUNTER: 'Evictions of interruptible servers, by the action.',
+    power.SWITCHED: 'Hosts that were switched off and on, or could not be.',
+    power.OFF_SECONDS: 'Seconds for which hosts were switched off.',
+    power.WAITED: 'Hosts that a lease needed before they were on again.',
     'blazar_notifications': 'Notifications about leases, by their type.',
     'blazar_refusals': 'Requests that were refused, by the reason.'}
 

@@ -36,7 +36,8 @@ FACTS = ('hypervisor_hostname', 'hypervisor_type', 'hypervisor_version',
          'vcpus', 'memory_mb', 'local_gb')
 #: The fields of every host in the API.
 FIELDS = ('id', *FACTS, 'cpu_info', 'service_name', 'reservable', 'status',
-          'trust_id', 'availability_zone', 'created_at', 'updated_at')
+          'trust_id', 'availability_zone', 'power_state', 'power_since',
+          'power_until', 'created_at', 'updated_at')
 _OWN = frozenset(['name', *FIELDS])
 
 _Object: ty.TypeAlias = dict[str, object]

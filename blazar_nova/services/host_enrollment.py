@@ -375,11 +375,18 @@ def _described(host: models.Host, zones: ty.Mapping[str, str],
         'reservable': bool(host.reservable), 'status': host.enrolment,
         'trust_id': None,
         'availability_zone': zones.get(host.service_host, ''),
+        'power_state': host.power_state or 'on',
+        'power_since': _stamp(host.power_at),
+        # Of one that is left alone: 0 says that it is so no longer.
+        'power_until': _stamp(host.power_until or None),
         # Unknown of hosts that an earlier release has enrolled.
-        'created_at': None if host.enrolled_at is None else clocks.stamp(
-            host.enrolled_at),
+        'created_at': _stamp(host.enrolled_at),
         # That of the row is of its bookings, too.
         'updated_at': None}
+
+
+def _stamp(date: int | None) -> str | None:
+    return None if date is None else clocks.stamp(date)
 
 
 def _where(of: ty.Mapping[str, str]) -> list[ty.Any]:

@@ -65,6 +65,7 @@ class TestHosts(HostsTestCase):
              'hypervisor_type': 'fake', 'vcpus': 4, 'memory_mb': 8192,
              'local_gb': 100, 'reservable': True, 'trust_id': None,
              'status': 'enrolled', 'cpu_info': '', 'availability_zone': '',
+             'power_state': 'on', 'power_since': None, 'power_until': None,
              'gpu': 'A100', 'ssd': 'True', 'rack': '7', 'height': '1.5'},
             {key: value for key, value in made.items()
              if key not in ('id', 'hypervisor_version', 'created_at',
@@ -225,7 +226,8 @@ class TestRefusals(HostsTestCase):
         self.hosts_api('PATCH', '/properties/rack', {'private': True})
         self.assertEqual('host1', made['hypervisor_hostname'])
         del made['rack']
-        made.update(hypervisor_hostname=None, service_name=None)
+        made.update(hypervisor_hostname=None, service_name=None,
+                    power_state=None)
         self.assertEqual({'hosts': [made]}, self.hosts_api(
             'GET', client=self.alice))
 

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Enrolled hosts are off while no lease needs them, as Nova sees it."""
+
+import datetime
+import os
+import threading
+
+import fixtures
+from nova import context as nova_context
+from nova import objects
+
+from blazar_core.common import errors
+from blazar_core.db import leader_election
+from blazar_nova.cmd import listings
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import power_services
+from blazar_nova.compat import providers
+from blazar_nova.listener import power
+from tests.functional import test_whole_hosts
+from tests import machines
+from tests import redfish
+
+DISABLED = 'COMPUTE_STATUS_DISABLED'
+
+
+class Switches:
+    """BMCs that do as they are told, and keep what that was."""
+
+    def __init__(self, *names):
+        self.on_now, self.done = {*names}, []
+
+    def known(self, host, service):
+        return True
+
+    def is_on(self, host, service):
+        return host in self.on_now
+
+    def mismatch(self, host, service):
+        return ''
+
+    def on(self, host, service):
+        self.done.append(('on', host))
+        self.on_now.add(host)
+
+    def off(self, host, service, force):
+        self.done.append(('off', host))
+        self.on_now.discard(host)
+
+
+class PowerTest(test_whole_hosts.HostsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        # A host whose time the test drives reports, or not, for hours.
+        self.flags(service_down_time=100_000)
+        self.switches = Switches('host1', 'host2', 'plain')
+        self.enrol('host1', 'host2')
+        parts = self.listener.parts
+        self.told = []
+        self.power = power.Power(
+            parts, power_services.Computes(['host2']), self.switches,
+            machines.policy(), lambda event, payload: self.told.append(
+                (event, payload['host'])))
+        self.leader = leader_election.Leader(
+            parts.database, parts.clock, power.LEADER, 'test', power.PAUSE,
+            60)
+
+    def switch(self, after=power.PAUSE):
+        self.clock.advance(after)
+        self.power.look(self.leader)
+
+    def service(self, host='host1'):
+        return objects.Service.get_by_compute_host(
+            nova_context.get_admin_context(), host)
+
+    def mark(self):
+        """Say in placement that host1 is disabled, as its nova-compute does.
+        """
+        providers.change(self.uuid_of('host1'), 'traits', add=[DISABLED])
+        self.assertTrue(self.is_marked())
+
+    def is_marked(self):
+        return DISABLED in compute_hosts.ask_placement(
+            f'/resource_providers/{self.uuid_of("host1")}/traits')['traits']
+
+    def uuid_of(self, host):
+        uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
+                 if one.name == host)
+        return uuid
+
+    def power_states(self):
+        return {one['service_name']: one['power_state']
+                for one in self.ask(
+                    'GET', '/os-hosts', client=self.admin)['hosts']}
+
+    def report(self, at, host='host1'):
+        """Its nova-compute has reported last at a time."""
+        service = self.service(host)
+        service.last_seen_up = datetime.datetime.fromtimestamp(
+            at, datetime.timezone.utc)
+        service.save()
+
+    def go_off(self):
+        """Have host1 switched off."""
+        self.switch()
+        self.mark()
+        self.switch()
+        self.assertEqual([('off', 'host1')], self.switches.done)
+        self.report(self.clock.now() - 200)
+
+    def test_one_is_off_and_on_before_its_lease(self):
+        self.go_off()
+        self.assertEqual((True, power_services.REASON), (
+            self.service().disabled, self.service().disabled_reason))
+        self.assertEqual({'host1': 'off', 'host2': 'on'}, self.power_states())
+        # Leases may have it from its boot time on.
+        self.assertFalse(self.is_marked())
+        self.assertEqual([('host.power_off', 'host1')], self.told)
+        wanted = [self.hosts_wanted(2, 2)]
+        refused = self.make(reservations=wanted, code=409)
+        self.assertIn('next_start', str(refused))
+        lease = self.make(1500, reservations=wanted)
+        self.listener.monitors.look()
+        self.listener.overbooking.look()
+        self.switch(650)
+        self.assertEqual([('off', 'host1')], self.switches.done)
+        self.switch(100)
+        self.assertEqual(('on', 'host1'), self.switches.done[-1])
+        self.assertEqual('booting', self.power_states()['host1'])
+        # It boots, and marks itself again.
+        self.clock.advance(300)
+        self.report(self.clock.now())
+        self.mark()
+        self.switch()
+        self.assertEqual({'host1': 'on', 'host2': 'on'}, self.power_states())
+        self.assertEqual((False, None), (
+            self.service().disabled, self.service().disabled_reason))
+        self.assertFalse(self.is_marked())
+        self.run_until(self.began + 1500)
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+        self.assertFalse(self.get(lease)['degraded'])
+
+    def test_one_with_a_server_stays_on(self):
+        """Whatever our books say of it."""
+        _lease, reservation_id = self.lease_hosts()
+        host, = (name for name, in self.books(
+            'SELECT hosts.name FROM bookings JOIN hosts ON '
+            'hosts.id = bookings.host_id WHERE outage IS NULL'))
+        server = self.boot_active('vm1', hints={
+            'reservation': reservation_id})
+        self.assertEqual(host, server['OS-EXT-SRV-ATTR:host'])
+        computes = power_services.Computes([])
+        self.assertIn(server['id'], computes.occupied(
+            self.uuid_of(host), host))
+        other, = {'host1', 'host2'} - {host}
+        self.assertEqual('', computes.occupied(self.uuid_of(other), other))
+        for _look in range(3):
+            self.switch()
+        self.assertNotIn(('off', host), self.switches.done)
+
+    def test_what_an_operator_has_disabled_is_his(self):
+        service = self.service()
+        service.disabled, service.disabled_reason = True, 'fan'
+        service.save()
+        for _look in range(3):
+            self.switch()
+        self.assertEqual([], self.switches.done)
+        self.assertEqual('fan', self.service().disabled_reason)
+        computes = power_services.Computes([])
+        self.assertFalse(computes.disable('host1'))
+        computes.enable('host1', 'unused')
+        self.assertTrue(self.service().disabled)
+
+    def test_hosts_are_excluded_by_aggregates_names_and_properties(self):
+        computes = power_services.Computes(
+            ['aggregate:gold', 'ho*2', 'property:gpu=A100'])
+        aggregate = self.admin.post_aggregate(
+            {'aggregate': {'name': 'gold'}})
+        self.admin.add_host_to_aggregate(aggregate['id'], 'plain')
+        computes.services()
+        self.assertEqual(
+            {'plain': 'it is excluded by aggregate:gold',
+             'host2': 'it is excluded by ho*2', 'host1': ''},
+            {one: computes.excluded(one, one, {}) for one in (
+                'plain', 'host2', 'host1')})
+        self.assertIn('property', computes.excluded(
+            'host1', 'host1', {'gpu': 'A100'}))
+
+    def test_one_that_does_not_come_back_has_failed(self):
+        self.go_off()
+        lease = self.make(1500, reservations=[self.hosts_wanted(2, 2)])
+        self.switch(800)
+        for _look in range(3):
+            self.switch(300)
+        self.assertEqual('failed', self.power_states()['host1'])
+        self.listener.overbooking.look()
+        self.assertIs(True, self.get(lease)['reservations'][0][
+            'missing_resources'])
+
+
+class ListenerTest(test_whole_hosts.HostsTestCase):
+    """A listener and the operator's command, with BMCs that speak Redfish."""
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1', 'host2')
+        self.emulator = self.useFixture(redfish.Emulator('host1', 'host2'))
+        folder = self.useFixture(fixtures.TempDir()).path
+        path = os.path.join(folder, 'power.conf')
+        with open(path, 'w') as file:
+            file.write('[DEFAULT]\ndriver = redfish\n'
+                       f'address = {self.emulator.url}\n')
+            for uuid, name in self.emulator.names.items():
+                file.write(f'[{name}]\n'
+                           f'system = /redfish/v1/Systems/{uuid}\n')
+        self.flags(group='blazar_power', enabled=True, hosts_file=path,
+                   spare_hosts=1)
+
+    def test_one_of_two_goes_off_and_is_seen(self):
+        code, text = self.command('host', 'power', '--dry-run')
+        self.assertEqual(0, code, text)
+        self.assertIn('nothing needs it', text)
+        self.assertEqual({'host1', 'host2'}, self.emulator.on)
+        listener = self.new_listener(self.clock)
+        leader = leader_election.Leader(
+            listener.parts.database, self.clock, power.LEADER, 'test',
+            power.PAUSE, 60)
+
+        def is_off():
+            self.clock.advance(power.PAUSE)
+            listener._look_at_power(leader)
+            for one in threading.enumerate():
+                if one.name == 'power':
+                    one.join(20)
+            return len(self.emulator.on) == 1 and '"off"' in self.command(
+                'host', 'power', '--format', 'json')[1]
+
+        self.wait_for(is_off, what='one of them to be off')
+        off, = {'host1', 'host2'} - self.emulator.on
+        self.assertEqual([(off, 'GracefulShutdown')],
+                         self.emulator.requested)
+        code, text = self.command('host', 'power', '--retry', off)
+        self.assertEqual(1, code)
+        self.assertIn(f'no host {off} that could not be switched', text)
+        hosts, _leases, counts = listings.healths(
+            listener.parts.database, self.clock.now())
+        self.assertEqual([(off, 'switched off')], [
+            (one['name'], one['status']) for one in hosts.rows])
+        self.assertIn({'name': 'hosts_switched_off', 'count': 1},
+                      counts.rows)
+
+    def test_without_its_file_a_listener_does_not_start(self):
+        self.flags(group='blazar_power', hosts_file='/nowhere')
+        exc = self.assertRaises(
+            errors.ConfigurationError, self.new_listener, self.clock)
+        self.assertIn('hosts_file /nowhere cannot be read', str(exc))

@@ -52,9 +52,17 @@ class Computes:
     methods raise CloudUnavailable when that cannot be done now.
 
     :param exclude: ``[blazar_power] exclude``
+    :raises ConfigurationError: when that says what cannot be
     """
 
     def __init__(self, exclude: ty.Sequence[str]) -> None:
+        for one in exclude:
+            kind, colon, name = one.partition(':')
+            if colon and (kind not in ('aggregate', 'property') or not name or
+                          kind == 'property' and '=' not in name):
+                raise errors.ConfigurationError(
+                    f'[blazar_power] exclude has "{one}". Write the pattern '
+                    'of a name, aggregate:NAME, or property:KEY=VALUE.')
         self._exclude = exclude
         self._zones: ty.Mapping[str, str] = {}
         self._groups: ty.Mapping[str, ty.Collection[str]] = {}

@@ -342,7 +342,7 @@ class Power:
                 self._fail_boot(work, str(exc))
             elif step == self._stop and waited > (
                     2 * self._policy.shutdown_timeout):
-                self._go_back(work, str(exc), _RETRY)
+                self._give_up(work, str(exc))
         finally:
             with contextlib.suppress(errors.DatabaseUnavailable):
                 self._write(work, power_claimed_until=None)
@@ -453,7 +453,12 @@ class Power:
                'its service was disabled or forced down by somebody else')
         fault_points.fault_point(_Point.POWER_OFF_DISABLED, row.name)
         why = why or self._computes.occupied(row.uuid, row.service_host)
-        if why and row.power_until is None:
+        wrong = '' if why or row.power_until is not None else (
+            # Also of one that is off already: it may be another one.
+            self._switches.mismatch(*work.names))
+        if wrong:
+            self._go_back(work, wrong, None)
+        elif why and row.power_until is None:
             self._go_back(work, why)
         elif not self._switches.is_on(*work.names):
             # Its outage ends when it could be back.
@@ -461,10 +466,7 @@ class Power:
             if self._enter(work, _State.OFF, now + work.lead):
                 self._told(work, 'off')
         elif row.power_until is None:
-            wrong = self._switches.mismatch(*work.names)
-            if wrong:
-                self._go_back(work, wrong, None)
-            elif self._may_send(work, now + self._policy.shutdown_timeout):
+            if self._may_send(work, now + self._policy.shutdown_timeout):
                 self._switches.off(*work.names, force=False)
                 fault_points.fault_point(_Point.POWER_OFF_SENT, row.name)
         elif now >= row.power_until:
@@ -489,6 +491,15 @@ class Power:
                 work, _State.FAILED, None, power_error=why, power_until=retry
                 and self._clock.now() + retry):
             self._told(work, 'failed', why)
+
+    def _give_up(self, work: _Work, why: str) -> None:
+        """It is not known whether a host goes off: it is left on, or switched
+        on if its shutdown was requested.
+        """
+        if work.row.power_until is None:
+            self._go_back(work, why, _RETRY)
+        else:
+            self._enter(work, _State.BOOTING, self._clock.now() + work.lead)
 
     # -- on ------------------------------------------------------------------
 
@@ -516,8 +527,7 @@ class Power:
         service = self._computes.services().get(row.service_host)
         if service is not None and service.up and (
                 service.seen_at > row.power_at):
-            self._arrive(work, 'It reports, but its BMC says that it is off.'
-                         if not self._switches.is_on(*work.names) else '')
+            self._arrive(work, self._doubt(work))
         elif now - row.power_at > work.lead:
             self._fail_boot(work, 'It was switched on and does not report '
                                   f'after {now - row.power_at} s.')
@@ -528,6 +538,16 @@ class Power:
         elif row.power_until is None:
             # Somebody else has switched it on.
             self._write(work, power_until=row.power_at + work.lead)
+
+    def _doubt(self, work: _Work) -> str:
+        """Return what is wrong with the BMC of a host that reports."""
+        try:
+            return '' if self._switches.is_on(*work.names) else (
+                'It reports, but its BMC says that it is off.')
+        except Exception as exc:
+            # The host can be used all the same.
+            LOG.info('Host %s: %s', work.row.name, exc)
+            return ''
 
     def _arrive(self, work: _Work, wrong: str = '') -> None:
         """A host is back."""

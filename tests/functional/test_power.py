@@ -117,6 +117,7 @@ class PowerTest(test_whole_hosts.HostsTestCase):
         # Leases may have it from its boot time on.
         self.assertFalse(self.is_marked())
         self.assertEqual([('host.power_off', 'host1')], self.told)
+        self.assert_verified()
         wanted = [self.hosts_wanted(2, 2)]
         refused = self.make(reservations=wanted, code=409)
         self.assertIn('next_start', str(refused))
@@ -186,6 +187,9 @@ class PowerTest(test_whole_hosts.HostsTestCase):
                 'plain', 'host2', 'host1')})
         self.assertIn('property', computes.excluded(
             'host1', 'host1', {'gpu': 'A100'}))
+        for wrong in 'aggregates:gold', 'property:gpu', 'aggregate:':
+            self.assertRaises(errors.ConfigurationError,
+                              power_services.Computes, [wrong])
 
     def test_one_that_does_not_come_back_has_failed(self):
         self.go_off()

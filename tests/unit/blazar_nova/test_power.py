@@ -416,6 +416,38 @@ class TestFailing(PowerTestCase):
         times, = self.scalars(models.Host.boot_times)
         self.assertGreaterEqual(times[0], 1000)
 
+    def test_the_bmc_of_another_host_that_is_off(self):
+        self.machines.change('one', bmc='two')
+        with fixtures.MonkeyPatch('tests.machines.Machines.is_on',
+                                  lambda *_names: False):
+            self.pass_(60)
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.assertIsNone(self.machines.get('one')['reason'])
+
+    def test_one_whose_bmc_falls_silent_after_it_was_switched_on(self):
+        """It is on, and so it is used."""
+        self.pass_(20, 10)
+        self.wants(7200)
+        self.pass_(7200 - LEAD - 20, 600)
+        self.pass_(30, 10)
+        self.assertEqual(['off', 'on'], self.machines.commands())
+        self.machines.broken = machines.Error('It hangs.')
+        self.pass_(300)
+        self.assertEqual({'one': None}, self.states())
+        self.assertIsNone(self.machines.get('one')['reason'])
+
+    def test_one_whose_bmc_falls_silent_while_it_shuts_down(self):
+        """It is switched on again when the BMC answers."""
+        self.look()
+        self.assertEqual(['off'], self.machines.commands())
+        self.machines.broken = machines.Error('It hangs.')
+        self.pass_(700)
+        self.assertEqual({'one': State.BOOTING}, self.states())
+        self.machines.broken = None
+        self.pass_(400)
+        self.assertEqual({'one': None}, self.states())
+        self.assertEqual(['off', 'on'], self.machines.commands())
+
     def test_an_on_that_is_lost_is_repeated(self):
         self.pass_(20, 10)
         self.wants(7200)

@@ -248,6 +248,13 @@ class Admission:
         :raises LimitExceeded: when they name hosts of which the project would
             have too many
         """
+        if any(demand.required for demand in demands):
+            parts = [demand.parts() for demand in demands]
+            picked = iter(self.pick_all(
+                [*itertools.chain(*parts)], window, last, instead_of, lag,
+                kept, coming, host_bound, own, gather))
+            return [[*itertools.chain(*itertools.islice(picked, len(each)))]
+                    for each in parts]
         alike = _alike(demands)
         merged: ty.Sequence[model.Demand] = [
             dataclasses.replace(demands[numbers[0]], count=sum(
@@ -308,10 +315,8 @@ class Admission:
         :param coming: as for :meth:`pick_all`
         """
         with self.selector.asked_for(
-                [demand], 0, instead_of, coming) as (timeline, (demand,)):
-            rooms = timeline.fits(
-                demand, window, self.selector.allowed(timeline, demand))
-        return min(selection.most_of(demand, rooms), demand.count)
+                demand.parts(), 0, instead_of, coming) as (timeline, parts):
+            return self.selector.fitting(timeline, parts)(window)
 
     def safe_for(self, demand: model.Demand, lead_time: int, wanted: int,
                  ) -> int | None:

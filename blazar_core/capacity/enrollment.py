@@ -6,6 +6,8 @@ A host is enrolled in two steps, as the cloud has to be asked in between:
 :func:`start` keeps out new servers without a lease, and :func:`complete`
 makes the host reservable once the cloud has no server there. A host is
 removed in the same way, at once or when it has no bookings left.
+
+A host of another pool, which a resource type has, is enrolled in one step.
 """
 
 import typing as ty
@@ -14,18 +16,21 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.capacity import host_generations
+from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Attempt', 'MAX_EXTRA', 'Property', 'cancel', 'allocations',
-           'start', 'change', 'check_unbooked', 'complete', 'exists', 'get',
-           'is_replaced', 'remove', 'left', 'listed', 'properties', 'public',
-           'retire', 'set_private']
+__all__ = ['Attempt', 'MAX_EXTRA', 'Property', 'add', 'cancel',
+           'allocations', 'start', 'change', 'check_unbooked', 'complete',
+           'exists', 'facts_of', 'get', 'holders', 'is_replaced', 'pooled',
+           'remove', 'left', 'listed', 'properties', 'public', 'retire',
+           'set_private', 'take_out']
 
 #: No more may be said of a host beside what the cloud says.
 MAX_EXTRA = 100
@@ -306,6 +311,80 @@ def allocations(session: orm.Session, *where: ty.Any,
             .where(models.Host.enrolment.is_not(None), *where).distinct()
             .order_by(models.Lease.start_date, models.Reservation.id)):
         found.setdefault(row.host_id, []).append(row)
+    return found
+
+
+# -- hosts of other pools ------------------------------------------------
+
+def pooled(session: orm.Session, pool: str, uuid: str | None = None,
+           ) -> ty.Sequence[models.Host]:
+    """The enrolled hosts of a pool, the oldest first.
+
+    :param uuid: of the one that is wanted; None: all
+    :raises NotFound: when that is not enrolled
+    """
+    found = session.scalars(sa.select(models.Host).where(
+        models.Host.pool == pool, models.Host.enrolled_at.is_not(None), *(
+            [] if uuid is None else [models.Host.uuid == uuid]),
+    ).order_by(models.Host.id)).all()
+    if uuid is not None and not found:
+        raise errors.NotFound(f'{uuid} could not be found.')
+    return found
+
+
+def facts_of(host: models.Host) -> model.HostFacts:
+    """What is recorded of a host."""
+    return model.HostFacts(host.uuid, host.name, host.service_host,
+                           host.capacity, host.properties, host.pool)
+
+
+def add(session: orm.Session, now: int, facts: model.HostFacts,
+        ) -> models.Host:
+    """Enroll a host of a pool.
+
+    :raises Conflict: when it is enrolled
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    host = session.scalars(sa.select(models.Host).where(
+        models.Host.uuid == facts.uuid)).one_or_none()
+    if host is not None and host.enrolled_at is not None:
+        raise errors.Conflict(
+            f'{host.name} is enrolled already: its id is {host.uuid}.')
+    inventory.report(session, now, facts, {},
+                     None if host is None else host.generation)
+    host = session.scalars(sa.select(models.Host).where(
+        models.Host.uuid == facts.uuid).execution_options(
+            populate_existing=True)).one()
+    _write(session, now, host, enrolled_at=now)
+    return host
+
+
+def take_out(session: orm.Session, now: int, pool: str, uuid: str) -> None:
+    """Remove a host of a pool. Its row stays, without capacity: ended leases
+    may refer to it, and it may be enrolled again.
+
+    :raises NotFound: when it is not enrolled
+    :raises Conflict: when something is booked there
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    host, = pooled(session, pool, uuid)
+    check_unbooked(session, now, host, 'taken out')
+    _write(session, now, host, enrolled_at=None, capacity={})
+
+
+def holders(session: orm.Session, now: int, pool: str) -> dict[str, set[str]]:
+    """By the uuid of a host of a pool, the projects of the leases that have
+    bookings there now, or had until now.
+    """
+    found: dict[str, set[str]] = {}
+    for uuid, project_id in session.execute(sa.select(
+            models.Host.uuid, models.Lease.project_id).join_from(
+                models.Booking, models.Host,
+                models.Host.id == models.Booking.host_id).join(
+                models.Reservation, models.Reservation.id ==
+                models.Booking.reservation_id).join(models.Lease).where(
+                    models.Host.pool == pool, _BOOKING.start_date <= now)):
+        found.setdefault(uuid, set()).add(project_id)
     return found
 
 

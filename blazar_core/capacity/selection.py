@@ -347,6 +347,26 @@ class Selection:
             return None
         raise errors.LimitExceeded(_too_wide(host_bound, len(own)))
 
+    def fitting(self, timeline: timelines.Timeline,
+                parts: ty.Sequence[model.Demand]) -> ty.Callable[
+                    [model.Window], int]:
+        """Return what says how many servers of a demand there is capacity for
+        over a window; none where a required host has none.
+
+        :param parts: see :meth:`.model.Demand.parts`; they name their hosts
+        """
+        allowed = [self.allowed(timeline, part) for part in parts]
+
+        def fits(window: model.Window) -> int:
+            found = [min(part.count, most_of(part, timeline.fits(
+                part, window, hosts)))
+                for part, hosts in zip(parts, allowed, strict=True)]
+            return sum(found) if all(
+                fit == part.count for fit, part in zip(found[:-1], parts)
+            ) else 0
+
+        return fits
+
     def allowed(self, timeline: timelines.Timeline, demand: model.Demand,
                 ) -> npt.NDArray[np.bool_] | None:
         """Which hosts a demand may use at all, by position; None: any.

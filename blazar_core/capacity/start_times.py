@@ -54,7 +54,7 @@ class StartTimes:
             and until when that is known, or None: to the end of the window
         """
         late = self._clock.elapsed() + PATIENCE
-        demand, = self._selector.named([demand])
+        parts = self._selector.named(demand.parts())
         found: list[tuple[int, int]] = []
         with self._index.fresh() as timeline:
             instants = timeline.instants(window, duration)
@@ -66,11 +66,9 @@ class StartTimes:
                 known = starts[done]
                 break
             with self._index.fresh(PATIENCE) as timeline:
-                hosts = self._selector.allowed(timeline, demand)
+                count = self._selector.fitting(timeline, parts)
                 for start in starts[done:done + SLICE]:
-                    rooms = timeline.fits(
-                        demand, model.Window(start, start + duration), hosts)
-                    fits = min(selection.most_of(demand, rooms), demand.count)
+                    fits = count(model.Window(start, start + duration))
                     if not found or found[-1][1] != fits:
                         found.append((start, fits))
         return found, known

@@ -3,6 +3,7 @@
 """Parse values that users write, or answer them with a sentence."""
 
 import difflib
+import ipaddress
 import re
 import typing as ty
 
@@ -10,8 +11,8 @@ from oslo_utils import strutils
 
 from blazar_core.common import errors
 
-__all__ = ['affinity_of', 'boolean', 'check_keys', 'integer', 'json_object',
-           'kind_of', 'needed', 'shown', 'text', 'texts']
+__all__ = ['address', 'affinity_of', 'boolean', 'check_keys', 'integer',
+           'json_object', 'kind_of', 'needed', 'shown', 'text', 'texts']
 
 #: More than any host has, less than what a database column or a sum of many
 #: could not hold.
@@ -129,6 +130,19 @@ def texts(value: object, key: str, most: int) -> list[str]:
         raise errors.InvalidLeaseParams(
             f'"{key}" has {len(several)} entries. Write at most {most}.')
     return list(dict.fromkeys(text(one, key) for one in several))
+
+
+def address(value: object, key: str) -> str:
+    """An IP address, as it is written shortest.
+
+    :raises InvalidLeaseParams: when it is none
+    """
+    try:
+        return str(ipaddress.ip_address(text(value, key).strip()))
+    except ValueError as exc:
+        raise errors.InvalidLeaseParams(
+            f'"{key}" is {shown(str(value))}, which is not an IP address. '
+            'Write one such as "203.0.113.10".') from exc
 
 
 def affinity_of(value: object) -> bool | None:

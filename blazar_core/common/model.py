@@ -23,7 +23,8 @@ import typing as ty
 
 from blazar_core.common import host_properties
 
-__all__ = ['Affinity', 'COMPUTE', 'Demand', 'FOREVER', 'Group', 'HOST',
+__all__ = ['Affinity', 'COMPUTE', 'Demand', 'FLOATING_IP', 'FOREVER',
+           'Group', 'HOST',
            'Host', 'HostFacts', 'LATEST', 'LEAVING', 'Providers', 'Resources',
            'Units', 'WHOLE', 'Window', 'stay', 'total']
 
@@ -35,6 +36,8 @@ COMPUTE = 'compute'
 #: One of it is all that a host has, whatever that is: no host offers so much
 #: of this class, and none is asked for more than one.
 HOST = 'HOST'
+#: The resource class of floating IP addresses.
+FLOATING_IP = 'CUSTOM_FLOATING_IP'
 #: The demand for a whole host.
 WHOLE: Resources = {HOST: 1}
 #: The end of a window that has no end (9999-12-31 23:59:59 UTC).
@@ -154,7 +157,8 @@ class Demand:
     ``cleaning_time`` seconds after the last of them is gone. ``groups`` are
     the request groups that make up ``resources``, and if ``isolated`` the
     single ones among them use different providers; without groups the
-    capacity of a host decides alone.
+    capacity of a host decides alone. One of them goes to each of the hosts
+    ``required``, by their uuids.
     """
 
     resources: Resources
@@ -171,6 +175,23 @@ class Demand:
     groups: tuple[Group, ...] = ()
     isolated: bool = False
     ungrouped: frozenset[str] | None = None
+    required: frozenset[str] = frozenset()
+
+    def parts(self) -> 'tuple[Demand, ...]':
+        """Return the demands for the required hosts and for all others; of
+        what requires none, itself.
+        """
+        if not self.required:
+            return (self,)
+        first = dataclasses.replace(
+            self, count=min(self.count, len(self.required)),
+            affinity=Affinity.DIFFERENT, per_host=1, required=frozenset(),
+            hosts=self.required if self.hosts is None
+            else self.required & self.hosts)
+        rest = dataclasses.replace(
+            self, count=self.count - first.count, required=frozenset(),
+            avoid=self.avoid | self.required)
+        return (first, rest) if rest.count else (first,)
 
     def kind(self) -> ty.Hashable:
         """The same for demands that differ in nothing but their count."""

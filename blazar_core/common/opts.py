@@ -493,6 +493,11 @@ LIMIT_OPTS: list[cfg.Opt] = [
         help='Maximum number of whole hosts that the leases of a project hold '
              'at the same time. Their CPUs, memory and disk are not counted.'),
     cfg.IntOpt(
+        'max_reserved_floating_ips_per_project', default=-1, min=-1,
+        help='Maximum number of floating IPs that the leases of a project '
+             'hold at the same time. Neutron\'s own quota counts them from '
+             'the start of each lease.'),
+    cfg.IntOpt(
         'max_host_spread', default=2, min=-1,
         help='How many times as many hosts, plus 2, the leases of a project '
              'may use over all times as they use at the same time. A host '

@@ -251,8 +251,10 @@ def _named(session: orm.Session, name: str) -> models.Host:
     :raises NotFound: when there is no such host
     :raises Conflict: when there are several
     """
-    found = session.scalars(sa.select(models.Host).where(sa.or_(
-        models.Host.name == name, models.Host.service_host == name))).all()
+    found = session.scalars(sa.select(models.Host).where(
+        models.Host.pool == model.COMPUTE, sa.or_(
+            models.Host.name == name,
+            models.Host.service_host == name))).all()
     if not found:
         raise errors.NotFound(
             f'There is no host {name} in the reservation database. Write the '

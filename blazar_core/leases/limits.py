@@ -46,6 +46,7 @@ _CLASSES = {
     'max_reserved_disk_gb_per_project': ('DISK_GB',),
     # Whole hosts count as such, however large they are.
     'max_reserved_hosts_per_project': (model.HOST,),
+    'max_reserved_floating_ips_per_project': (model.FLOATING_IP,),
 }
 #: What takes no look into the books, unless a lease is changed.
 _DATES = frozenset({_DURATION, _AHEAD})
@@ -469,4 +470,5 @@ _WHAT = {
     'max_reserved_ram_mb_per_project': 'MiB of memory in leases',
     'max_reserved_disk_gb_per_project': 'GiB of disk in leases',
     'max_reserved_hosts_per_project': 'whole hosts in leases',
+    'max_reserved_floating_ips_per_project': 'floating IPs in leases',
 }

@@ -272,8 +272,9 @@ def _added(session: orm.Session, reservation: models.Reservation,
     there = len(reservation.bookings) - others_beside(reservation)
     hosts = frozenset(_uuids(session, reservation.bookings))
     demand = dataclasses.replace(
-        demand, count=demand.count - there, least=None
-        if demand.least is None else max(0, demand.least - there))
+        demand, count=demand.count - there, required=demand.required - hosts,
+        least=None if demand.least is None
+        else max(0, demand.least - there))
     if demand.affinity is model.Affinity.SAME and hosts:
         return dataclasses.replace(demand, hosts=hosts)
     if demand.affinity is model.Affinity.DIFFERENT:

@@ -8,6 +8,7 @@ import json
 import typing as ty
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.capacity import rule
 from blazar_core.capacity import selection
@@ -139,26 +140,33 @@ def host_bound(connection: sa.Connection, project_id: str,
     :returns: None: it has reservations on all of these already
     """
     booking = models.Booking.__table__.c
+    node = orm.aliased(models.Host)
+    own: ty.Sequence[int] = ()
     of_project = (
-        models.Lease.project_id == project_id, booking.host_id.is_not(None),
+        models.Lease.project_id == project_id,
+        # Hosts of other pools are kept from no server.
+        node.pool == model.COMPUTE,
         models.Lease.status.not_in(states.LEASE.final()),
         models.Lease.id.not_in([one for one in lease_ids if one]))
 
     def asked(*columns: ty.Any) -> sa.Select[ty.Any]:
         return sa.select(*columns).select_from(models.Lease).join(
             models.Reservation, models.Reservation.lease_id == models.Lease.id,
-        ).join(models.Booking).where(*of_project)
+        ).join(models.Booking).join(
+            node, node.id == booking.host_id).where(*of_project)
 
     if wanted is not None:
         host = models.Host.__table__.c
         # One booking on each tells it, however many there are.
         own = connection.scalars(sa.select(host.id).where(
-            host.id.in_(wanted), asked(booking.id).where(
-                booking.host_id == host.id).correlate(
-                    models.Host.__table__).exists())).all()
+            host.id.in_(wanted), sa.or_(
+                host.pool != model.COMPUTE, asked(booking.id).where(
+                    booking.host_id == host.id).correlate(
+                        models.Host.__table__).exists()))).all()
         if set(own).issuperset(wanted):
             return None
-    hosts = frozenset(connection.scalars(asked(booking.host_id).distinct()))
+    hosts = frozenset(own).union(
+        connection.scalars(asked(booking.host_id).distinct()))
     if not hosts:
         return selection.HostBound(times, hosts, ())
     leases = connection.execute(asked(

@@ -215,15 +215,18 @@ class LeaseClose:
                     enrollment.remove(session, now, host_id, booked=True)
             assignments.unassign(session, now, [reserved.id], clean)
 
-    def left_open(self) -> list[tuple[resource_types.BaseResourceType,
-                                      resource_types.ReservationContext]]:
+    def left_open(self, kinds: ty.Iterable[
+            resource_types.ResourceType] | None = None) -> list[tuple[
+                resource_types.BaseResourceType,
+                resource_types.ReservationContext]]:
         """What can be used in the cloud though its lease has not begun, or is
         over and has given its hosts back; also what the books do not know.
 
+        :param kinds: of these types; None: of all
         :raises CloudUnavailable: when that cannot be said now
         """
         there: dict[str, resource_types.BaseResourceType] = {}
-        for kind in self._types.named.values():
+        for kind in self._types.named.values() if kinds is None else kinds:
             there |= dict.fromkeys(kind.opened() or (), kind)
         if not there:
             return []
@@ -246,7 +249,14 @@ class LeaseClose:
         still has opened it after all. What the books do not know is left to
         an operator: they may be older than the cloud.
         """
-        for kind, reserved in self.left_open():
+        left = []
+        for name, of in self._types.named.items():
+            try:
+                left += self.left_open([of])
+            except errors.CloudUnavailable as exc:
+                LOG.warning('Reservations of %s that can still be used are '
+                            'not known: %s', name, exc)
+        for kind, reserved in left:
             if reserved.lease_id:
                 with lease_status.apart(reserved.lease_id,
                                         reserved.project_id):

@@ -284,6 +284,30 @@ class ResourceType(BaseResourceType):
         """
         return None
 
+    #: Under which name leases show the hosts of a reservation; empty: they
+    #: do not.
+    shows_hosts: ty.ClassVar[str] = ''
+
+    def examined(self, known: ty.Sequence[model.HostFacts],
+                 holders: ty.Mapping[str, ty.Collection[str]],
+                 ) -> ty.Iterable[model.HostFacts]:
+        """What those hosts have now that an operator enrolls one by one; asked
+        as :meth:`hosts` is, where that has none.
+
+        :param known: as they are recorded
+        :param holders: by uuid, the projects of the leases that are there now
+        :raises CloudUnavailable: when that cannot be said now
+        """
+        return known
+
+    def check_change(self, before: ty.Mapping[str, ty.Any], params: Values,
+                     ) -> None:
+        """Make sure that a reservation may become something else.
+
+        :param before: see :meth:`show`
+        :raises InvalidLeaseParams: when it may not; says why
+        """
+
     def opened(self) -> ty.Collection[str] | None:
         """The ids of all reservations that can be used now, as the cloud
         has them; None: it has nothing to show for them.

@@ -16,6 +16,7 @@ import webob
 import webob.dec
 
 from blazar_nova.api import calendar
+from blazar_nova.api import floating_ips
 from blazar_nova.api import host_maintenance
 from blazar_nova.api import hosts
 from blazar_nova.api import interruptible
@@ -69,14 +70,16 @@ ROUTES = tuple(
         (r'/os-hosts/properties', hosts.HostController, {'GET': 'properties'}),
         (r'/os-hosts/properties/(?P<name>.+)', hosts.HostController,
          {'PATCH': 'update_property'}),
+        (r'/floatingips', floating_ips.FloatingIPController,
+         {'GET': 'index', 'POST': 'create'}),
+        (r'/floatingips/(?P<address_id>[^/\0]{1,255})',
+         floating_ips.FloatingIPController,
+         {'GET': 'show', 'DELETE': 'delete'}),
         (r'/maintenance', host_maintenance.HostMaintenance, {'GET': 'index'}),
         (r'/maintenance/(?P<host_name>[^/\0]{1,255})',
          host_maintenance.HostMaintenance,
          {'GET': 'show', 'PUT': 'update', 'DELETE': 'delete'}),
     ))
-
-#: What clients know and this installation does not have.
-_OTHERS = re.compile(r'/floatingips(?:/.*)?')
 
 _VERSION = 'reservation 1.0'
 
@@ -131,11 +134,6 @@ class Application:
                     f'{", ".join(methods)}.', Allow=', '.join(methods))
             handler = getattr(self._controllers[of], methods[method])
             return handler, match.groupdict()
-        if _OTHERS.fullmatch(path):
-            raise error_answers.Fault(
-                'NOT_IMPLEMENTED',
-                'Floating IPs cannot be reserved here; servers and hosts can, '
-                'by /leases.')
         raise error_answers.Fault(
             'URL_NOT_FOUND', 'There is nothing at this URL. '
             'Leases are at /v1/leases, hosts at /v1/os-hosts.')

@@ -18,8 +18,8 @@ __all__ = ['check', 'known']
 #: The resource types whose reservations are not carried over, and why.
 _LEFT_BEHIND = {
     'virtual:floatingip':
-        'Floating IPs cannot be reserved here. Let the lease end in Blazar '
-        'first, or delete it there.',
+        'Floating IPs are not imported. Let the lease end in Blazar first, '
+        'or delete it there; then enroll the addresses here.',
 }
 
 #: In which state events go on; no process of Blazar is at one any more.

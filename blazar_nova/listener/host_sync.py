@@ -2,16 +2,19 @@
 
 """Makes the books true to what hosts have, and to what runs there."""
 
+import contextlib
 import dataclasses
 import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
 
+from blazar_core.capacity import enrollment
 from blazar_core.capacity import inventory
 from blazar_core.capacity import pending
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import compute_hosts
@@ -101,11 +104,32 @@ class HostSync:
         asked = self._parts.clock.now()
         found = kind.hosts()
         if found is None:
+            self._examine(name, kind)
             return
         hosts = [dataclasses.replace(one, pool=name) for one in found]
         for host in hosts:
             self._parts.database.retried(self._report, host)
         self.retain({host.uuid for host in hosts}, asked, name)
+
+    def _examine(self, name: str, kind: resource_types.ResourceType) -> None:
+        """Make the books true for the enrolled hosts of a pool."""
+        now = self._parts.clock.now()
+        with self._parts.database.reader() as session:
+            rows = {row.uuid: row for row in enrollment.pooled(session, name)}
+            holders = enrollment.holders(session, now, name) if rows else {}
+        known = [enrollment.facts_of(row) for row in rows.values()]
+        if not known:
+            return
+        for host in kind.examined(known, holders):
+            if host == enrollment.facts_of(rows[host.uuid]):
+                continue
+            LOG.warning('%s: %s has the capacity %s from now on', name,
+                        host.name, dict(host.capacity))
+            with (contextlib.suppress(api.LostRace),
+                  self._parts.database.writer() as session):
+                # What somebody decided meanwhile is looked at next time.
+                inventory.report(
+                    session, now, host, {}, rows[host.uuid].generation)
 
     def _report(self, host: model.HostFacts) -> None:
         now, seen = self._before(host.uuid)

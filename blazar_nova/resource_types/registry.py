@@ -76,6 +76,8 @@ class Asking:
                           f'a reservation of {name}')
         before = kind.written(old['params']) if old else {}
         params = kind.read(before | given)
+        if old:
+            kind.check_change(old, params)
         for key in kind.parameters:
             # What was asked for when more was public stays what it is.
             if key.endswith('_properties') and (

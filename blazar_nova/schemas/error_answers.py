@@ -49,7 +49,6 @@ class Full(errors.ReservationFull):
 HTTP: dict[str, int] = {
     'URL_NOT_FOUND': 404,
     'METHOD_NOT_ALLOWED': 405,
-    'NOT_IMPLEMENTED': 501,
     'INTERNAL_SERVER_ERROR': 500,
 }
 

@@ -26,6 +26,8 @@ PROJECT_READER_OR_ADMIN = 'rule:blazar_project_reader_or_admin'
 _LEASE = '/v1/leases/{lease_id}'
 _HOSTS = '/v1/os-hosts'
 _HOST = f'{_HOSTS}/{{host_id}}'
+_ADDRESSES = '/v1/floatingips'
+_ADDRESS = f'{_ADDRESSES}/{{floatingip_id}}'
 _INTERRUPTIBLE = '/v1/interruptible'
 _MAINTENANCE = '/v1/maintenance/{host_name}'
 
@@ -151,6 +153,14 @@ _RULES = [
     _rule('oshosts:update_resource_properties', ADMIN,
           'Make a host property private or public.',
           f'PATCH {_HOSTS}/properties/{{name}}'),
+    _rule('floatingips:get', PROJECT_READER_OR_ADMIN,
+          'List the addresses that leases can reserve as floating IPs, or '
+          'show one.', f'GET {_ADDRESSES}', f'GET {_ADDRESS}'),
+    _rule('floatingips:post', ADMIN,
+          'Enroll an address: leases can reserve it as a floating IP.',
+          f'POST {_ADDRESSES}'),
+    _rule('floatingips:delete', ADMIN, 'Remove an enrolled address.',
+          f'DELETE {_ADDRESS}'),
     _rule('maintenance:get', ADMIN,
           'List the hosts in maintenance, and their bookings of leases of any '
           'project.', 'GET /v1/maintenance',

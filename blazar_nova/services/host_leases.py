@@ -36,11 +36,12 @@ class HostLeases:
     def complete(self, context: ty.Any, leases: ty.Sequence[_Lease],
                  ) -> list[_Lease]:
         """Return leases with ``hosts`` and ``servers`` of their reservations
-        of whole hosts.
+        of whole hosts, and the hosts that other types show.
 
         One statement and one query for each cell, where there is such a
         reservation; none where there is none.
         """
+        leases = self._naming_hosts(leases)
         kinds = {one['id']: kind for lease in leases
                  for one, kind in self._of_hosts(lease)}
         if not kinds:
@@ -56,6 +57,22 @@ class HostLeases:
                         for host in hosts.get(one['id'], ())]
             for one, _kind in self._of_hosts(lease)}, unknown)
             for lease in leases]
+
+    def _naming_hosts(self, leases: ty.Sequence[_Lease],
+                      ) -> ty.Sequence[_Lease]:
+        """Return leases with the hosts of the types that show them."""
+        names = {one['id']: kind.shows_hosts for lease in leases
+                 for one in lease['reservations'] if (
+                     kind := self._parts.types.named.get(
+                         one['resource_type'])) and kind.shows_hosts}
+        if not names:
+            return leases
+        with self._parts.database.reader() as session:
+            hosts = hosted_servers.booked(session, names)
+        return [{**lease, 'reservations': [
+            one if one['id'] not in names else {**one, names[one['id']]: [
+                host.name for host in hosts.get(one['id'], ())]}
+            for one in lease['reservations']]} for lease in leases]
 
     @contextlib.contextmanager
     def naming(self, context: ty.Any, lease: _Lease) -> ty.Iterator[None]:

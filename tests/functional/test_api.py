@@ -709,8 +709,6 @@ class TestAnswers(ApiTestCase):
         for method, path, code, name in (
                 ('GET', '/nothing', 404, 'URL_NOT_FOUND'),
                 ('PATCH', '/leases', 405, 'METHOD_NOT_ALLOWED'),
-                ('GET', '/floatingips', 501, 'NOT_IMPLEMENTED'),
-                ('POST', '/floatingips', 501, 'NOT_IMPLEMENTED'),
                 ('GET', '/leases/unheard-of', 404, 'NOT_FOUND')):
             answer = self.ask(method, path, {}, code=code)
             self.assertEqual((code, name), (answer['error_code'],

@@ -14,6 +14,7 @@ import os
 import re
 import urllib.parse
 
+import fixtures
 import jsonschema
 import requests
 import testtools
@@ -22,11 +23,13 @@ from blazar_core.common import clocks
 from blazar_core.common import states
 from blazar_core.leases import views
 from blazar_nova.api import rest
+from blazar_nova.resource_types import registry
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import error_answers
 from tests import driven
 from tests.functional import openapi
 from tests.functional import test_api
+from tests.unit.blazar_nova import fake_network
 
 SAMPLES = os.path.join(openapi.DOCUMENTS, 'samples')
 WRITE = 'BLAZAR_WRITE_SAMPLES' in os.environ
@@ -80,7 +83,8 @@ class DescriptionTest(testtools.TestCase):
             if operation.server is None:
                 path = operation.path.format(
                     lease_id='an-id', host_id='1', name='gpu',
-                    host_name='host1', server_id='an-id')
+                    host_name='host1', server_id='an-id',
+                    floatingip_id='an-id')
                 described |= {
                     (pattern.pattern, operation.method)
                     for pattern, _controller, _methods in rest.ROUTES
@@ -218,6 +222,36 @@ class SamplesTest(test_api.ApiTestCase):
         self.sample('GET', f'/interruptible/{server["id"]}',
                     'interruptible', 200)
 
+    def test_floating_ips(self):
+        network = fake_network.FakeNetwork(self.clock)
+        network.networks = {
+            '1e17587e-a7ed-4b82-a17b-4beb32523e28': [
+                network.networks[fake_network.NETWORK][0]._replace(
+                    id='a2fa9b7e-8451-4868-85f4-92ee7c77eed6')]}
+        self.useFixture(fixtures.MockPatchObject(
+            registry.available()['virtual:floatingip'], 'network', network))
+        made = self.sample('POST', '/floatingips', 'floatingip-create', 201,
+                           client=self.admin)['floatingip']
+        self.assertEqual([made], self.ask(
+            'GET', '/floatingips')['floatingips'])
+        path = f'/floatingips/{made["id"]}'
+        self.assertEqual(made, self.ask('GET', path)['floatingip'])
+        lease = self.make_active(reservations=[{
+            'resource_type': 'virtual:floatingip',
+            'network_id': made['floating_network_id'], 'amount': '1',
+            'required_floatingips': [made['floating_ip_address']]}])
+        self.assertEqual([made['floating_ip_address']],
+                         self.get(lease)['reservations'][0]['floating_ips'])
+        self.assertEqual([made['floating_ip_address']],
+                         network.addresses(self.alice.who.project))
+        self.ask('DELETE', path, client=self.admin, code=409)
+        self.ask('DELETE', path, code=403)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.run_until(clocks.SystemClock().now())
+        self.assertEqual({}, network.found)
+        self.ask('DELETE', path, client=self.admin, code=204)
+        self.ask('GET', path, code=404)
+
     def test_the_versions(self):
         self.sample('GET', '', 'versions', 300, root='/reservation')
 
@@ -265,6 +299,8 @@ class SamplesTest(test_api.ApiTestCase):
                                        '{host_name}'),
                                       (r'/interruptible/', '[^/]+',
                                        '{server_id}'),
+                                      (r'/floatingips/', '[^/]+',
+                                       '{floatingip_id}'),
                                       (r'/os-hosts/', r'\d+', '{host_id}'),
                                       (r'/properties/', '.+', '{name}')):
             path = re.sub(rf'(?<={before}){pattern}', name, path)

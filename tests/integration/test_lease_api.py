@@ -497,10 +497,16 @@ POST   /v1/maintenance/nowhere       405   405    405   405    401     401
 PUT    /v1/maintenance/nowhere       403   403    403   400    401     401
 PATCH  /v1/maintenance/nowhere       405   405    405   405    401     401
 DELETE /v1/maintenance/nowhere       403   403    403   404    401     401
-GET    /v1/floatingips               501   501    501   501    401     401
-POST   /v1/floatingips               501   501    501   501    401     401
-GET    /v1/floatingips/{nothing}     501   501    501   501    401     401
-DELETE /v1/floatingips/{nothing}     501   501    501   501    401     401
+GET    /v1/floatingips               200   200    200   200    401     401
+POST   /v1/floatingips               403   403    403   400    401     401
+PUT    /v1/floatingips               405   405    405   405    401     401
+PATCH  /v1/floatingips               405   405    405   405    401     401
+DELETE /v1/floatingips               405   405    405   405    401     401
+GET    /v1/floatingips/{nothing}     404   404    404   404    401     401
+POST   /v1/floatingips/{nothing}     405   405    405   405    401     401
+PUT    /v1/floatingips/{nothing}     405   405    405   405    401     401
+PATCH  /v1/floatingips/{nothing}     405   405    405   405    401     401
+DELETE /v1/floatingips/{nothing}     403   403    403   404    401     401
 '''
 METHODS = ('GET', 'POST', 'PUT', 'PATCH', 'DELETE')
 

@@ -52,6 +52,9 @@ LEAST = {
     'blazar:oshosts:get_allocations': 'admin',
     'blazar:oshosts:get_resource_properties': 'reader',
     'blazar:oshosts:update_resource_properties': 'admin',
+    'blazar:floatingips:get': 'reader',
+    'blazar:floatingips:post': 'admin',
+    'blazar:floatingips:delete': 'admin',
     'blazar:maintenance:get': 'admin',
     'blazar:maintenance:put': 'admin',
     'blazar:maintenance:delete': 'admin',
@@ -96,14 +99,15 @@ class PolicyTestCase(base.TestCase):
         return {rule for rule in LEAST if rules.allows(who, rule, target)}
 
 
-#: The rules of Blazar 18, but for those of floating IP addresses.
+#: The rules of Blazar 18.
 OF_BLAZAR = {
     'admin', 'admin_or_owner', 'project_member_api', 'project_reader_api',
     'project_member_or_admin', 'project_reader_or_admin',
     *(f'blazar:leases:{name}' for name in ('get', 'post', 'put', 'delete')),
     *(f'blazar:oshosts:{name}' for name in (
         'get', 'post', 'put', 'delete', 'get_allocations',
-        'get_resource_properties', 'update_resource_properties'))}
+        'get_resource_properties', 'update_resource_properties')),
+    *(f'blazar:floatingips:{name}' for name in ('get', 'post', 'delete'))}
 
 
 class TestRulesOfBlazar(PolicyTestCase):

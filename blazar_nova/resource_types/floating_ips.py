@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""virtual:floatingip: so many floating IPs of an external network.
+
+The operator enrolls addresses outside of the allocation pools of its subnets,
+so that neutron gives them to nobody else. Each is a host of the pool of this
+type with one unit of a resource class of its own: so capacity over time, the
+next start, limits and usage records are those of all other hosts, and the
+choice of an address is the choice of a host. The id of a host follows from
+network and address, so that required addresses need no look-up.
+"""
+
+import dataclasses
+import functools
+import typing as ty
+import uuid
+
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_core.common import host_properties
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import network_api
+
+__all__ = ['FloatingIPs', 'Network', 'host_of', 'NAME', 'NETWORK', 'SUBNET']
+
+LOG = logging.getLogger(__name__)
+
+Values: ty.TypeAlias = resource_types.Values
+
+#: Of the entry point, and so of the pool.
+NAME = 'virtual:floatingip'
+#: Properties of its hosts.
+NETWORK, SUBNET = 'floating_network_id', 'subnet_id'
+#: Addresses that one reservation requires, at most.
+_MANY = 100
+_IDS = uuid.UUID('9b8f3d1c-5a57-4d0e-9f2a-6f6b1c2d3e4f')
+
+
+class Network(ty.Protocol):
+    """What is needed of neutron; see :class:`.network_api.Neutron`."""
+
+    def is_configured(self) -> bool:
+        ...
+
+    def subnets(self, network_id: str) -> list[network_api.Subnet] | None:
+        ...
+
+    def floating_ips(self, **limits: str) -> list[network_api.FloatingIP]:
+        ...
+
+    def port_addresses(self, network_id: str) -> set[str]:
+        ...
+
+    def of_reservation(self, reservation_id: str,
+                       ) -> list[network_api.FloatingIP]:
+        ...
+
+    def reserved(self) -> list[network_api.FloatingIP]:
+        ...
+
+    def allocate(self, network_id: str, address: str, project_id: str) -> str:
+        ...
+
+    def tag(self, floating_ip_id: str, reservation_id: str) -> None:
+        ...
+
+    def release(self, floating_ip_id: str) -> None:
+        ...
+
+
+def host_of(network_id: str, subnet_id: str, address: str) -> model.HostFacts:
+    """The host that an address is."""
+    return model.HostFacts(
+        _uuid_of(network_id, address), address, address,
+        {model.FLOATING_IP: 1}, {NETWORK: network_id, SUBNET: subnet_id},
+        NAME)
+
+
+def _uuid_of(network_id: str, address: str) -> str:
+    return str(uuid.uuid5(_IDS, f'{network_id} {address}'))
+
+
+class FloatingIPs(resource_types.ResourceType):
+    """Addresses that the project of a lease has as floating IPs while the
+    lease lasts.
+
+    :ivar network: neutron
+    """
+
+    changeable = ('amount', 'required_floatingips')
+    shows_hosts = 'floating_ips'
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'network_id': '"the ID of an external network"', 'amount': '2',
+        'required_floatingips': '["203.0.113.10"]'}
+
+    def __init__(self) -> None:
+        self.network: Network = network_api.neutron()
+
+    # -- what is asked for -------------------------------------------------
+
+    def read(self, values: Values) -> Values:
+        amount = inputs.integer(values.get('amount', 1), 'amount', 1)
+        key = 'required_floatingips'
+        required = [*dict.fromkeys(
+            inputs.address(one, key)
+            for one in inputs.texts(values.get(key, []), key, _MANY))]
+        if len(required) > amount:
+            raise errors.InvalidLeaseParams(
+                f'"{key}" has {len(required)} addresses, and "amount" is '
+                f'{amount}. Write an amount of at least {len(required)}.')
+        return {
+            'network_id': inputs.text(
+                inputs.needed(values, 'network_id'), 'network_id'),
+            'amount': amount, key: required}
+
+    def check_change(self, before: ty.Mapping[str, ty.Any],
+                     params: Values) -> None:
+        was = before['params']
+        if params['network_id'] != was['network_id']:
+            raise errors.InvalidLeaseParams(
+                '"network_id" of a reservation cannot be changed. Create '
+                'another lease.')
+        if params['required_floatingips'] not in (
+                [], was['required_floatingips']):
+            raise errors.InvalidLeaseParams(
+                '"required_floatingips" of a reservation can only be changed '
+                'to []. Create another lease.')
+        if before['status'] == states.Reservation.ACTIVE and (
+                params['amount'] < was['amount']):
+            raise errors.InvalidLeaseParams(
+                'The addresses of a started reservation are not taken from '
+                f'it: write an amount of at least {was["amount"]}.')
+
+    def wanted(self, asking: ty.Any,
+               params: Values) -> resource_types.Requirements:
+        return resource_types.Requirements(_demand_of(params), {})
+
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
+        demand = _demand_of(reserved.params)
+        # One that is lost is replaced by another, so that its server can be
+        # reached again.
+        return dataclasses.replace(
+            demand, required=frozenset()) if reserved.hosts else demand
+
+    # -- what happens in neutron -------------------------------------------
+
+    def start(self, reserved: resource_types.ReservationContext) -> None:
+        wanted = set(reserved.services.values())
+        for one in self.network.of_reservation(reserved.id):
+            if one.address not in wanted:
+                self._release(one, reserved, 'is not reserved any longer')
+        for address in sorted(wanted):
+            self._allocate(reserved, address)
+
+    def changed(self, reserved: resource_types.ReservationContext) -> None:
+        self.start(reserved)
+
+    def belongs(self, reserved: resource_types.ReservationContext) -> None:
+        self.start(reserved)
+
+    def end(self, reserved: resource_types.ReservationContext) -> None:
+        found = {one.id: one
+                 for one in self.network.of_reservation(reserved.id)}
+        for address in sorted(set(reserved.services.values())):
+            # Its owner may have changed the tags.
+            found |= {one.id: one for one in self._of_address(
+                reserved, address) if one.project_id == (
+                    reserved.project_id) and not _is_next(one, reserved)}
+        for one in found.values():
+            self._release(one, reserved, 'has ended')
+
+    def opened(self) -> ty.Collection[str] | None:
+        if not self.network.is_configured():
+            return None
+        return {its_id for one in self.network.reserved()
+                for its_id in one.reservations}
+
+    def _of_address(self, reserved: resource_types.ReservationContext,
+                    address: str) -> list[network_api.FloatingIP]:
+        return self.network.floating_ips(
+            floating_network_id=reserved.params['network_id'],
+            floating_ip_address=address)
+
+    def _allocate(self, reserved: resource_types.ReservationContext,
+                  address: str) -> None:
+        """Give an address to the project of a lease; safe to repeat."""
+        for one in self._of_address(reserved, address):
+            if one.project_id == reserved.project_id:
+                if reserved.id not in one.reservations:
+                    # A process died before it had tagged it.
+                    self.network.tag(one.id, reserved.id)
+                return
+            if reserved.id not in one.reservations:
+                raise errors.CloudUnavailable(
+                    f'Address {address} is used by another project; an '
+                    f'operator has to delete floating IP {one.id} there.')
+            self._release(one, reserved, 'is of another project now')
+        made = self.network.allocate(
+            reserved.params['network_id'], address, reserved.project_id)
+        self.network.tag(made, reserved.id)
+        LOG.info('Lease %s: floating IP %s of reservation %s is allocated',
+                 reserved.lease_id, address, reserved.id)
+
+    def _release(self, one: network_api.FloatingIP,
+                 reserved: resource_types.ReservationContext, why: str,
+                 ) -> None:
+        self.network.release(one.id)
+        LOG.info('Lease %s: floating IP %s is released: reservation %s %s',
+                 reserved.lease_id, one.address, reserved.id, why)
+
+    # -- the pool ----------------------------------------------------------
+
+    def examined(self, known: ty.Sequence[model.HostFacts],
+                 holders: ty.Mapping[str, ty.Collection[str]],
+                 ) -> ty.Iterable[model.HostFacts]:
+        taken: dict[tuple[str, str], str | None] = {}
+        subnets: set[tuple[str, str]] = set()
+        for network_id in {str(one.properties[NETWORK]) for one in known}:
+            subnets |= {(network_id, one.id) for one in
+                        self.network.subnets(network_id) or ()}
+            taken |= {(network_id, address): None for address in
+                      self.network.port_addresses(network_id)}
+            taken |= {(network_id, one.address): one.project_id
+                      for one in self.network.floating_ips(
+                          floating_network_id=network_id)}
+        for host in known:
+            network_id = str(host.properties[NETWORK])
+            place = network_id, host.name
+            usable = (network_id, host.properties[SUBNET]) in subnets and (
+                place not in taken or taken[place] in holders.get(
+                    host.uuid, ()))
+            yield dataclasses.replace(
+                host, capacity={model.FLOATING_IP: 1} if usable else {})
+
+
+def _is_next(one: network_api.FloatingIP,
+             reserved: resource_types.ReservationContext) -> bool:
+    """Whether a floating IP is that of the next lease of the same project,
+    and another process is done with this one.
+    """
+    return reserved.window is not None and bool(one.reservations) and (
+        reserved.id not in one.reservations) and (
+        one.created_at >= reserved.window.end)
+
+
+def _demand_of(params: ty.Mapping[str, ty.Any]) -> model.Demand:
+    return model.Demand(
+        {model.FLOATING_IP: 1}, params['amount'],
+        properties=_in_network(params['network_id']),
+        required=frozenset(_uuid_of(params['network_id'], one)
+                           for one in params['required_floatingips']))
+
+
+@functools.lru_cache(1000)
+def _in_network(network_id: str) -> host_properties.Expression | None:
+    return host_properties.parse(['==', f'${NETWORK}', network_id])

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the JSON of an API request to an address that is enrolled."""
+
+from blazar_core.common import inputs
+
+__all__ = ['EXAMPLE', 'create']
+
+EXAMPLE = ('{"floating_network_id": "the ID of an external network", '
+           '"floating_ip_address": "203.0.113.10"}')
+
+
+def create(body: object) -> tuple[str, str]:
+    """Read the body of ``POST /floatingips``.
+
+    :returns: the id of the network, and the address
+    :raises InvalidLeaseParams: with the sentence that the user reads
+    """
+    values = inputs.json_object(body, 'The body of the request')
+    known = {'floating_network_id': '', 'floating_ip_address': ''}
+    inputs.check_keys(values, known, 'a floating IP')
+    network_id, address = (inputs.needed(values, key) for key in known)
+    return (inputs.text(network_id, 'floating_network_id'),
+            inputs.address(address, 'floating_ip_address'))

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Enrolling the addresses of which floating IPs are reserved."""
+
+import ipaddress
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.capacity import enrollment
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_nova.compat import network_api
+from blazar_nova.resource_types import floating_ips
+from blazar_nova.services import wiring
+
+__all__ = ['AddressEnrollment']
+
+LOG = logging.getLogger(__name__)
+
+
+class AddressEnrollment:
+    """Enrolls addresses, and says which are."""
+
+    def __init__(self, parts: wiring.Parts) -> None:
+        self._parts = parts
+        self._database = parts.database
+
+    def add(self, network_id: str, address: str) -> dict[str, ty.Any]:
+        """Let leases reserve an address.
+
+        :returns: it, as :meth:`show` has it
+        :raises InvalidLeaseParams: when it is none of that network, or
+            neutron gives it to others
+        :raises Conflict: when it is enrolled, or used
+        :raises CloudUnavailable: when neutron does not answer
+        """
+        network = self._network()
+        subnets = network.subnets(network_id)
+        if subnets is None:
+            raise errors.InvalidLeaseParams(
+                f'There is no external network {network_id}. Write the ID of '
+                'one, as "openstack network list --external" shows it.')
+        host = floating_ips.host_of(
+            network_id, _subnet_of(subnets, address, network_id), address)
+        if network.floating_ips(floating_network_id=network_id,
+                                floating_ip_address=address) or (
+                address in network.port_addresses(network_id)):
+            raise errors.Conflict(
+                f'{address} is in use in network {network_id}. Delete the '
+                'floating IP or port that has it, or enroll another address.')
+        row = self._database.retried(self._add, host)
+        LOG.info('Address %s of network %s is enrolled', address, network_id)
+        return _described(row)
+
+    def _network(self) -> floating_ips.Network:
+        kind = ty.cast(floating_ips.FloatingIPs,
+                       self._parts.types.named[floating_ips.NAME])
+        return kind.network
+
+    def _add(self, host: model.HostFacts) -> models.Host:
+        with self._database.writer() as session:
+            return enrollment.add(session, self._parts.clock.now(), host)
+
+    def remove(self, address_id: str) -> None:
+        """Let no lease reserve an address.
+
+        :raises NotFound: when it is not enrolled
+        :raises Conflict: when leases have reserved it
+        """
+        self._database.retried(self._remove, address_id)
+
+    def _remove(self, address_id: str) -> None:
+        with self._database.writer() as session:
+            enrollment.take_out(session, self._parts.clock.now(),
+                                floating_ips.NAME, address_id)
+
+    def show(self, address_id: str) -> dict[str, ty.Any]:
+        """An enrolled address.
+
+        :raises NotFound: when it is not enrolled
+        """
+        with self._database.reader() as session:
+            row, = enrollment.pooled(session, floating_ips.NAME, address_id)
+            return _described(row)
+
+    def listed(self) -> list[dict[str, ty.Any]]:
+        """All enrolled addresses."""
+        with self._database.reader() as session:
+            return [_described(row) for row in enrollment.pooled(
+                session, floating_ips.NAME)]
+
+
+def _subnet_of(subnets: ty.Iterable[network_api.Subnet], address: str,
+               network_id: str) -> str:
+    """The id of the subnet of an address that neutron gives to nobody.
+
+    :raises InvalidLeaseParams: when there is none
+    """
+    wanted = ipaddress.ip_address(address)
+    for one in subnets:
+        cidr = ipaddress.ip_network(one.cidr)
+        if wanted not in cidr:
+            continue
+        if address == one.gateway or wanted.version == 4 and (
+                cidr.num_addresses > 2 and wanted in (
+                    cidr.network_address, cidr.broadcast_address)):
+            raise errors.InvalidLeaseParams(
+                f'{address} is the gateway, the network or the broadcast '
+                f'address of subnet {one.id}. Write another address.')
+        if any(int(ipaddress.ip_address(first)) <= int(wanted) <=
+               int(ipaddress.ip_address(last)) for first, last in one.pools):
+            raise errors.InvalidLeaseParams(
+                f'{address} is in an allocation pool of subnet {one.id}, so '
+                'that neutron gives it to others. Take it out of the pool, '
+                'or write an address outside of it.')
+        return one.id
+    raise errors.InvalidLeaseParams(
+        f'{address} is in no subnet of network {network_id}. Write an '
+        'address of one.')
+
+
+def _described(row: models.Host) -> dict[str, ty.Any]:
+    """An address in the API's words."""
+    return {
+        'id': row.uuid,
+        floating_ips.NETWORK: row.properties[floating_ips.NETWORK],
+        floating_ips.SUBNET: row.properties[floating_ips.SUBNET],
+        'floating_ip_address': row.name,
+        # Others have it, or its network or subnet does not exist.
+        'reservable': bool(row.capacity),
+        'created_at': clocks.stamp(row.enrolled_at or 0), 'updated_at': None}

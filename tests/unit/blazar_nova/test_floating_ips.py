@@ -1,0 +1,529 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Floating IPs, from the addresses that are enrolled to their release."""
+
+import dataclasses
+import types
+from unittest import mock
+
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.healing import overbooking
+from blazar_core.leases import reassignment
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_nova.compat import network_api
+from blazar_nova.listener import host_sync
+from blazar_nova.resource_types import floating_ips
+from blazar_nova.resource_types import registry
+from blazar_nova.schemas import floating_ip_schema
+from blazar_nova.services import address_enrollment
+from blazar_nova.services import host_leases
+from tests import databases
+from tests import driven
+from tests.unit import base
+from tests.unit.blazar_nova import fake_network
+
+NOW = base.NOW
+NETWORK = fake_network.NETWORK
+FIRST, SECOND, THIRD = (f'203.0.113.{number}' for number in (10, 11, 12))
+
+load_tests = databases.load_tests
+
+
+class FloatingIPTestCase(base.LeaseTestCase):
+    """Three addresses are enrolled."""
+
+    def more_types(self):
+        self.network = fake_network.FakeNetwork(self.clock)
+        self.kind = floating_ips.FloatingIPs()
+        self.kind.network = self.network
+        return {floating_ips.NAME: self.kind}
+
+    def setUp(self):
+        super().setUp()
+        self.host('compute', VCPU=10)
+        self.parts = types.SimpleNamespace(
+            database=self.database, clock=self.clock, types=self.types)
+        self.enrolled = address_enrollment.AddressEnrollment(self.parts)
+        self.ids = {address: self.enrolled.add(NETWORK, address)['id']
+                    for address in (FIRST, SECOND, THIRD)}
+        self.engine = self.new_engine()
+
+    def asking(self):
+        return registry.Asking(
+            types.SimpleNamespace(project_id='project', user_id='user',
+                                  is_admin=False),
+            lambda: (), self.types, lambda _projects: None)
+
+    def ips(self, amount=1, *required, old=None, **more):
+        values = {'resource_type': floating_ips.NAME, 'network_id': NETWORK,
+                  'amount': str(amount),
+                  'required_floatingips': [*required], **more}
+        return self.asking().new_reservation(values, old)
+
+    def allocated(self, lease):
+        """The addresses that a lease shows."""
+        answers, = host_leases.HostLeases(self.parts, mock.Mock()).complete(
+            None, [views.get(self.database, lease['id'])])
+        return answers['reservations'][0]['floating_ips']
+
+    def run_for(self, seconds):
+        self.clock.advance(seconds)
+        for _time in range(3):
+            driven.run_due(self.engine)
+            self.clock.advance(1)
+
+    def started(self, *args, **more):
+        lease = self.reserve(0, 1000, self.ips(*args), **more)
+        driven.run_due(self.engine)
+        return lease
+
+    def update(self, lease, old=None, **values):
+        old = views.get(self.database, lease['id'])['reservations'][0]
+        return self.leases.updates.update(lease['id'], updates.LeaseChange(
+            reservations={old['id']: self.asking().new_reservation(
+                values, old)}))
+
+    def sync(self):
+        host_sync.HostSync(self.parts).compare_pools(
+            lambda _what, work, *args: work(*args))
+
+
+class TestLife(FloatingIPTestCase):
+
+    def test_they_are_had_from_start_to_end(self):
+        lease = self.reserve(50, 100, self.ips(2))
+        self.assertEqual([], self.network.addresses())
+        self.assertEqual(2, len(self.allocated(lease)))
+        self.run_for(50)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(self.allocated(lease), self.network.addresses())
+        self.assertEqual([lease['reservations'][0]['id']],
+                         [*self.kind.opened()])
+        self.run_for(100)
+        self.assertEqual(('TERMINATED', []), (
+            self.status(lease), self.network.addresses()))
+
+    def test_the_required_ones_are_among_them(self):
+        lease = self.started(2, THIRD)
+        self.assertIn(THIRD, self.network.addresses())
+        self.assertEqual(2, len(self.allocated(lease)))
+
+    def test_all_may_be_required(self):
+        self.started(3, THIRD, FIRST, SECOND)
+        self.assertEqual([FIRST, SECOND, THIRD], self.network.addresses())
+
+    def test_one_that_another_lease_requires_is_refused(self):
+        self.reserve(0, 100, self.ips(1, THIRD))
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 50, 150, self.ips(2, THIRD))
+        self.assertEqual(NOW + 100, refused.refusal.next_start)
+        self.reserve(50, 150, self.ips(2))
+
+    def test_one_that_is_not_enrolled_is_refused(self):
+        for address in ('203.0.113.77', '203.0.113.200', '2001:db8::1'):
+            refused = self.assertRaises(
+                errors.Refused, self.reserve, 0, 100, self.ips(1, address))
+            self.assertIsNone(refused.refusal.next_start)
+
+    def test_another_network_has_none(self):
+        self.assertRaises(errors.Refused, self.reserve, 0, 100, self.ips(
+            network_id='other'))
+
+    def test_there_are_no_more_than_are_enrolled(self):
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 0, 100, self.ips(4))
+        self.assertIsNone(refused.refusal.next_start)
+
+    def test_availability_knows_the_required_ones(self):
+        self.reserve(0, 100, self.ips(1, THIRD))
+        window = self.request(0, 1000).window
+        for required, first in (((), 2), ((THIRD,), 0)):
+            found, _known = self.leases.creation.availability(
+                self.ips(3, *required).demand, window, 10, 5)
+            self.assertEqual([(NOW, first), (NOW + 100, 3)], found)
+
+    def test_servers_and_addresses_in_one_lease(self):
+        lease = self.reserve(0, 100, self.ips(2), self.places())
+        driven.run_due(self.engine)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(2, len(self.network.addresses()))
+
+    def test_compute_nodes_are_no_addresses(self):
+        self.assertEqual(3, self.admission.fits(
+            self.ips(10).demand, self.request(0, 100).window))
+
+
+class TestCrash(FloatingIPTestCase):
+    """A process dies between two steps; another one goes on."""
+
+    def dies(self, method):
+        self.network.dies_after[method] = RuntimeError('killed')
+
+    def test_an_address_is_created_once(self):
+        for method in ('allocate', 'tag'):
+            self.dies(method)
+            lease = self.started(2)
+            self.assertEqual('STARTING', self.status(lease))
+            self.run_for(60)
+            self.assertEqual('ACTIVE', self.status(lease))
+            self.assertEqual(self.allocated(lease), self.network.addresses())
+            self.assertEqual(2, len(self.network.reserved()))
+            self.dies('release')
+            self.lifecycle.lease_end.delete(lease['id'])
+            self.run_for(400)
+            self.assertEqual([], self.network.addresses())
+
+    def test_neutron_that_does_not_answer_is_waited_for(self):
+        self.network.broken['allocate'] = errors.CloudUnavailable('away')
+        lease = self.started()
+        self.run_for(4000 // 10)
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertIn('away', self.reason(lease))
+        self.network.broken.clear()
+        self.run_for(300)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.network.broken['release'] = errors.CloudUnavailable('away')
+        self.run_for(1000)
+        self.assertEqual('TERMINATING', self.status(lease))
+        # The others get the address when it is free.
+        self.assertRaises(errors.Refused, self.reserve, 2000, 2100,
+                          self.ips(4))
+        self.network.broken.clear()
+        self.run_for(1000)
+        self.assertEqual(('TERMINATED', []), (
+            self.status(lease), self.network.addresses()))
+
+    def test_what_is_left_of_an_ended_lease_is_released(self):
+        lease = self.started()
+        self.run_for(1100)
+        self.network.allocate(NETWORK, FIRST, 'project')
+        self.network.tag('fip2', lease['reservations'][0]['id'])
+        self.network.broken['floating_ips'] = errors.CloudUnavailable('away')
+        self.lifecycle.lease_close.close_left()
+        self.network.broken.clear()
+        self.lifecycle.lease_close.close_left()
+        self.assertEqual([], self.network.addresses())
+
+    def test_one_who_is_late_leaves_the_next_lease_its_address(self):
+        first = self.reserve(0, 100, self.ips(3))
+        second = self.reserve(100, 1000, self.ips(3))
+        driven.run_due(self.engine)
+        with self.database.reader() as session:
+            (kind, reserved), = self.types.reserved(
+                session, api.found(session, first['id']))
+        self.run_for(100)
+        self.run_for(100)
+        self.assertEqual('ACTIVE', self.status(second))
+        kind.end(reserved)
+        self.assertEqual(3, len(self.network.addresses()))
+
+
+class TestMembers(FloatingIPTestCase):
+    """What the owner of a floating IP may do to keep it."""
+
+    def check_released(self, *tags):
+        lease = self.started(1, FIRST)
+        self.network.change(FIRST, reservations=frozenset(tags))
+        self.sync()
+        driven.run_due(self.engine)
+        self.assertEqual([FIRST], self.network.addresses())
+        self.run_for(1100)
+        self.assertEqual(('TERMINATED', []), (
+            self.status(lease), self.network.addresses()))
+
+    def test_one_without_tags_is_released(self):
+        self.check_released()
+
+    def test_one_with_the_tag_of_another_reservation_is_released(self):
+        self.check_released('another')
+
+    def test_one_that_its_owner_has_deleted(self):
+        lease = self.started(1, FIRST)
+        self.network.found.clear()
+        self.run_for(1100)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_of_another_project_stays(self):
+        lease = self.started(1, FIRST)
+        self.network.found.clear()
+        self.network.allocate(NETWORK, FIRST, 'other')
+        self.run_for(1100)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([FIRST], self.network.addresses('other'))
+
+
+class TestTaken(FloatingIPTestCase):
+    """An address is used by others meanwhile."""
+
+    def overbooking_check(self):
+        database = self.books.connect()
+        overbooking.OverbookingCheck(
+            database, self.clock, self.admission,
+            reassignment.Reassignment(database, self.clock, self.types),
+            self.new_demands(), lambda event, lease: None,
+            self.start_timeout).look()
+
+    def test_another_one_is_allocated(self):
+        lease = self.reserve(50, 1000, self.ips(1, FIRST))
+        self.network.allocate(NETWORK, FIRST, 'other')
+        self.sync()
+        self.assertFalse(self.enrolled.show(self.ids[FIRST])['reservable'])
+        self.overbooking_check()
+        reservation, = views.get(self.database, lease['id'])['reservations']
+        self.assertTrue(reservation['resources_changed'])
+        self.run_for(50)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(self.allocated(lease), self.network.addresses())
+        self.assertEqual([FIRST], self.network.addresses('other'))
+
+    def test_it_is_told_at_the_start(self):
+        lease = self.reserve(50, 1000, self.ips(1, FIRST))
+        self.network.allocate(NETWORK, FIRST, 'other')
+        self.run_for(50)
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertIn(f'Address {FIRST} is used by another project',
+                      self.reason(lease))
+        # The next comparison finds it, and the lease another address.
+        self.sync()
+        self.overbooking_check()
+        self.run_for(300)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(1, len(self.network.addresses()))
+
+    def test_it_is_free_again(self):
+        self.network.allocate(NETWORK, FIRST, 'other')
+        self.network.ports = {SECOND}
+        self.sync()
+        self.assertRaises(errors.Refused, self.reserve, 0, 10, self.ips(2))
+        self.network.found.clear()
+        self.network.ports = set()
+        self.sync()
+        self.reserve(0, 10, self.ips(3))
+
+    def test_a_network_that_is_deleted_has_none(self):
+        lease = self.reserve(50, 1000, self.ips())
+        self.network.networks.clear()
+        self.sync()
+        self.overbooking_check()
+        reservation, = views.get(self.database, lease['id'])['reservations']
+        self.assertTrue(reservation['missing_resources'])
+
+    def test_one_that_has_just_been_taken_out_stays_so(self):
+        examined = self.kind.examined
+
+        def late(known, holders):
+            self.enrolled.remove(self.ids[FIRST])
+            return [*examined(known, holders)]
+
+        self.network.allocate(NETWORK, FIRST, 'other')
+        self.kind.examined = late
+        self.sync()
+        self.assertEqual([SECOND, THIRD], [
+            one['floating_ip_address'] for one in self.enrolled.listed()])
+
+
+class TestChanges(FloatingIPTestCase):
+
+    def test_more_of_them_when_it_has_started(self):
+        lease = self.started(1, FIRST)
+        self.update(lease, amount=2)
+        driven.run_due(self.engine)
+        self.assertEqual(2, len(self.network.addresses()))
+        self.assertIn(FIRST, self.network.addresses())
+
+    def test_fewer_of_them_only_before_the_start(self):
+        lease = self.reserve(50, 1000, self.ips(2, FIRST))
+        self.update(lease, amount=1)
+        self.assertEqual([FIRST], self.allocated(lease))
+        self.update(lease, amount=2)
+        self.run_for(50)
+        self.assertIn('an amount of at least 2', str(self.assertRaises(
+            errors.InvalidLeaseParams, self.update, lease, amount=1)))
+
+    def test_required_ones_are_only_given_up(self):
+        for start in (0, 50):
+            lease = self.reserve(start, 1000, self.ips(1, FIRST))
+            driven.run_due(self.engine)
+            self.assertIn('only be changed to []', str(self.assertRaises(
+                errors.InvalidLeaseParams, self.update, lease,
+                required_floatingips=[SECOND])))
+            self.update(lease, required_floatingips=[])
+            reservation, = views.get(
+                self.database, lease['id'])['reservations']
+            self.assertEqual(
+                [], reservation['params']['required_floatingips'])
+            self.assertEqual([FIRST], self.allocated(lease))
+            self.lifecycle.lease_end.delete(lease['id'])
+            self.run_for(0)
+
+    def test_the_network_stays(self):
+        lease = self.reserve(50, 1000, self.ips())
+        self.assertIn('"network_id"', str(self.assertRaises(
+            errors.InvalidLeaseParams, self.update, lease,
+            network_id='other')))
+
+    def test_they_go_to_another_project_with_the_lease(self):
+        lease = self.started(2)
+        with self.database.reader() as session:
+            (kind, reserved), = self.types.reserved(
+                session, api.found(session, lease['id']))
+        kind.belongs(dataclasses.replace(reserved, project_id='other'))
+        self.assertEqual(([], 2), (
+            self.network.addresses(), len(self.network.addresses('other'))))
+
+
+class TestWhatUsersWrite(base.RefusalTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.kind = floating_ips.FloatingIPs()
+
+    def test_what_is_wrong_gets_a_sentence(self):
+        for wrong, part in (
+                ({'network_id': 7}, '"network_id"'),
+                ({'amount': 0}, '"amount" is 0'),
+                ({'amount': 'x'}, '"amount" is x'),
+                ({'required_floatingips': ['10.0.0.300']}, '10.0.0.300'),
+                ({'required_floatingips': [7]}, 'required_floatingips'),
+                ({'required_floatingips': {}}, 'required_floatingips'),
+                ({'required_floatingips': [FIRST, SECOND]}, 'at least 2')):
+            self.assert_refused(part, self.kind.read, {
+                'network_id': NETWORK, 'amount': 1, **wrong})
+        self.assert_refused('Missing parameter network_id', self.kind.read,
+                            {'amount': 1})
+
+    def test_what_clients_send_is_read(self):
+        self.assertEqual(
+            {'network_id': NETWORK, 'amount': 2,
+             'required_floatingips': [FIRST, '2001:db8::1']},
+            self.kind.read({
+                'network_id': NETWORK, 'amount': '2',
+                'required_floatingips': [
+                    FIRST, FIRST, '2001:0db8:0:0:0:0:0:1']}))
+
+    def test_what_is_enrolled(self):
+        body = {'floating_network_id': NETWORK, 'floating_ip_address': FIRST}
+        self.assertEqual((NETWORK, FIRST), floating_ip_schema.create(body))
+        for wrong, part in (
+                (None, 'Write a JSON object'), ({'x': 1}, '"x" is not known'),
+                ({'floating_network_id': NETWORK}, 'floating_ip_address'),
+                ({**body, 'floating_ip_address': 'a'}, 'not an IP address'),
+                ({**body, 'floating_network_id': []}, 'must be a text')):
+            self.assert_refused(part, floating_ip_schema.create, wrong)
+
+
+class TestEnrollment(FloatingIPTestCase):
+
+    def test_they_are_shown(self):
+        self.assertEqual({
+            'id': self.ids[FIRST], 'floating_network_id': NETWORK,
+            'subnet_id': 'subnet', 'floating_ip_address': FIRST,
+            'reservable': True, 'created_at': '2027-01-15 08:00:00',
+            'updated_at': None}, self.enrolled.show(self.ids[FIRST]))
+        self.assertEqual([FIRST, SECOND, THIRD], [
+            one['floating_ip_address'] for one in self.enrolled.listed()])
+
+    def test_what_neutron_gives_to_others_is_refused(self):
+        for address, part in (
+                ('203.0.113.1', 'gateway'), ('203.0.113.0', 'gateway'),
+                ('203.0.113.255', 'broadcast'),
+                ('203.0.113.128', 'allocation pool'),
+                ('203.0.113.200', 'allocation pool'),
+                ('198.51.100.1', 'in no subnet'),
+                ('2001:db8::1', 'in no subnet')):
+            self.assertIn(part, str(self.assertRaises(
+                errors.InvalidLeaseParams, self.enrolled.add, NETWORK,
+                address)))
+        self.assertIn('no external network', str(self.assertRaises(
+            errors.InvalidLeaseParams, self.enrolled.add, 'other', FIRST)))
+
+    def test_what_is_in_use_is_refused(self):
+        self.network.ports = {'203.0.113.20'}
+        self.network.allocate(NETWORK, '203.0.113.21', 'other')
+        for address in ('203.0.113.20', '203.0.113.21'):
+            self.assertIn('in use', str(self.assertRaises(
+                errors.Conflict, self.enrolled.add, NETWORK, address)))
+        self.assertIn('enrolled already', str(self.assertRaises(
+            errors.Conflict, self.enrolled.add, NETWORK, FIRST)))
+
+    def test_one_is_taken_out_and_enrolled_again(self):
+        lease = self.reserve(0, 100, self.ips(1, FIRST))
+        self.assertIn('booking', str(self.assertRaises(
+            errors.Conflict, self.enrolled.remove, self.ids[FIRST])))
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.run_for(0)
+        self.enrolled.remove(self.ids[FIRST])
+        for work in (self.enrolled.show, self.enrolled.remove):
+            self.assertRaises(errors.NotFound, work, self.ids[FIRST])
+        self.assertRaises(
+            errors.Refused, self.reserve, 0, 100, self.ips(1, FIRST))
+        self.sync()
+        self.assertEqual(2, len(self.enrolled.listed()))
+        self.assertEqual(self.ids[FIRST],
+                         self.enrolled.add(NETWORK, FIRST)['id'])
+        self.reserve(0, 100, self.ips(1, FIRST))
+
+    def test_a_compute_node_is_no_address(self):
+        uuid, = self.scalars(models.Host.uuid,
+                             models.Host.name == 'compute')
+        self.assertRaises(errors.NotFound, self.enrolled.remove, uuid)
+
+    def test_an_address_is_no_host_of_maintenance(self):
+        self.assertRaises(errors.NotFound, self.new_maintenance().announce,
+                          FIRST, self.request(0, 100).window, '')
+
+
+class TestNeutron(base.TestCase):
+    """What is asked of neutron's API."""
+
+    def setUp(self):
+        super().setUp()
+        self.neutron = network_api.Neutron()
+        self.adapter = mock.Mock()
+        self.neutron.__dict__['_adapter'] = self.adapter
+
+    def answer(self, body):
+        self.adapter.request.return_value = mock.Mock(
+            content=b'{}', json=lambda: body)
+
+    def test_floating_ips(self):
+        self.answer({'floatingips': [{
+            'id': '1', 'floating_ip_address': FIRST, 'project_id': 'p',
+            'created_at': '2027-01-15T08:00:00Z',
+            'tags': ['blazar', 'reservation:r', 'mine']}]})
+        self.assertEqual(
+            [network_api.FloatingIP('1', FIRST, 'p', NOW, frozenset('r'))],
+            self.neutron.of_reservation('r'))
+        self.adapter.request.assert_called_once_with(
+            '/v2.0/floatingips?tags=reservation%3Ar', 'GET', timeout=30)
+
+    def test_what_is_no_external_network(self):
+        for found in ([], [{'id': NETWORK, 'router:external': False}]):
+            self.answer({'networks': found})
+            self.assertIsNone(self.neutron.subnets(NETWORK))
+
+    def test_no_credentials(self):
+        self.neutron.__dict__['_adapter'] = None
+        self.assertIn('auth_type', str(self.assertRaises(
+            errors.CloudUnavailable, self.neutron.reserved)))
+
+    def test_errors_may_pass(self):
+        refusal = network_api.exceptions.Conflict(response=mock.Mock(
+            json=lambda: {'NeutronError': {'message': 'Quota exceeded'}}))
+        for exc, part in (
+                (refusal, 'Neutron refuses: Quota exceeded'),
+                (network_api.exceptions.ConnectFailure('no'),
+                 'does not answer'),
+                (network_api.exceptions.NotFound(), 'Neutron refuses'),
+                (ValueError('html'), 'does not answer')):
+            self.adapter.request.side_effect = exc
+            self.assertIn(part, str(self.assertRaises(
+                errors.CloudUnavailable, self.neutron.allocate, NETWORK,
+                FIRST, 'p')))
+
+    def test_what_is_gone_is_released(self):
+        self.adapter.request.side_effect = network_api.exceptions.NotFound()
+        self.neutron.release('1')

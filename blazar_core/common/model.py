@@ -26,7 +26,7 @@ from blazar_core.common import host_properties
 __all__ = ['Affinity', 'COMPUTE', 'Demand', 'FLOATING_IP', 'FOREVER',
            'Group', 'HOST',
            'Host', 'HostFacts', 'LATEST', 'LEAVING', 'Providers', 'Resources',
-           'Units', 'WHOLE', 'Window', 'stay', 'total']
+           'SEGMENT', 'Units', 'WHOLE', 'Window', 'stay', 'total']
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
@@ -38,6 +38,8 @@ COMPUTE = 'compute'
 HOST = 'HOST'
 #: The resource class of floating IP addresses.
 FLOATING_IP = 'CUSTOM_FLOATING_IP'
+#: The resource class of network segments.
+SEGMENT = 'CUSTOM_NETWORK_SEGMENT'
 #: The demand for a whole host.
 WHOLE: Resources = {HOST: 1}
 #: The end of a window that has no end (9999-12-31 23:59:59 UTC).

@@ -47,6 +47,7 @@ _CLASSES = {
     # Whole hosts count as such, however large they are.
     'max_reserved_hosts_per_project': (model.HOST,),
     'max_reserved_floating_ips_per_project': (model.FLOATING_IP,),
+    'max_reserved_networks_per_project': (model.SEGMENT,),
 }
 #: What takes no look into the books, unless a lease is changed.
 _DATES = frozenset({_DURATION, _AHEAD})
@@ -471,4 +472,5 @@ _WHAT = {
     'max_reserved_disk_gb_per_project': 'GiB of disk in leases',
     'max_reserved_hosts_per_project': 'whole hosts in leases',
     'max_reserved_floating_ips_per_project': 'floating IPs in leases',
+    'max_reserved_networks_per_project': 'networks in leases',
 }

@@ -54,10 +54,12 @@ class Closed(ty.NamedTuple):
 
     :ivar guests: servers that have to go first
     :ivar again: what else is, with when to look at it again
+    :ivar why: what keeps reservations from being closed, in sentences
     """
 
     guests: list[str]
     again: list[lease_status.RetryAfter]
+    why: list[str]
 
     @property
     def done(self) -> bool:
@@ -92,20 +94,26 @@ class LeaseClose:
         self._opens = opens
         self._notify = notify
 
-    def close(self, lease_id: str) -> Closed:
+    def close(self, lease_id: str, has_servers: bool = False) -> Closed:
         """Let nobody use the reservations of a lease. One that cannot be
         closed yet keeps nothing else from ending.
+
+        :param has_servers: whether there are servers, which may use what is
+            reserved beside them: that is left to them
         """
         with self._database.reader() as session:
             over = self._types.reserved(session, api.found(session, lease_id))
-        closed = Closed([], [])
+        closed = Closed([], [], [])
         for kind, reserved in over:
+            if has_servers and not kind.is_for_boots:
+                continue
             try:
                 one = self.shut(kind, reserved)
                 closed.guests.extend(one.guests)
                 closed.again.extend(one.again)
             except errors.CloudUnavailable as exc:
                 closed.again.append(FAILED)
+                closed.why.append(str(exc))
                 LOG.warning('Lease %s: reservation %s could not be closed '
                             'yet: %s', lease_id, reserved.id, exc)
             except Exception:
@@ -121,7 +129,7 @@ class LeaseClose:
 
         :raises Exception: what its type raises
         """
-        closed = Closed([*kind.guests(reserved)], [])
+        closed = Closed([*kind.guests(reserved)], [], [])
         if closed.guests:
             self._cleaning.mark_dirty(kind, reserved)
         elif (again := self._cleaning.clean(kind, reserved)) is not None:

@@ -247,7 +247,7 @@ class LeaseEnd:
         if isinstance(begun, lease_status.RetryAfter):
             return begun
         fault_points.fault_point(fault_points.FaultPoint.END_BEGUN, lease_id)
-        closed = self._closer.close(lease_id)
+        closed = self._closer.close(lease_id, bool(begun.servers))
         ends_of = begun.servers | {
             one: begun.others for one in closed.guests}
         if ends_of and begun.grace > 0:
@@ -277,10 +277,12 @@ class LeaseEnd:
                 if begun.others[-1].for_guests else
                 # Of what a user does to them meanwhile, nothing tells.
                 lease_status.LONGEST_WAIT)
+        if begun.servers:
+            closed = self._closer.close(lease_id)
         if not closed.done:
             again = closed.soonest
             self._database.retried(
-                self._explain, lease_id, lease_status.NOT_CLOSED
+                self._explain, lease_id, lease_status.not_closed(closed.why)
                 if again is lease_close.FAILED else lease_status.CLEANING)
             return again
         if not self._database.retried(

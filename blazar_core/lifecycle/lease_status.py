@@ -32,8 +32,9 @@ __all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'Failed', 'GRACE', 'LEFT',
            'NOT_LEFT', 'ORPHANED', 'Result', 'RetryAfter', 'apart',
            'booking_of', 'comes_first', 'deferred', 'explain',
            'fail_waiting', 'finish', 'follow', 'give_room_back',
-           'has_servers', 'is_building', 'no_image', 'pause', 'put_off',
-           'refused', 'server_counts', 'servers', 'update_status', 'waiting']
+           'has_servers', 'is_building', 'no_image', 'not_closed', 'pause',
+           'put_off', 'refused', 'server_counts', 'servers',
+           'update_status', 'waiting']
 
 LOG = logging.getLogger(__name__)
 
@@ -81,6 +82,15 @@ ORPHANED = {
         'The user of the lease no longer exists.')}
 
 Lease: ty.TypeAlias = dict[str, ty.Any]
+
+
+def not_closed(why: ty.Iterable[str]) -> conditions.Condition:
+    """What keeps a lease from its end.
+
+    :param why: sentences
+    """
+    return dataclasses.replace(NOT_CLOSED, message=' '.join(
+        [NOT_CLOSED.message, *why]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

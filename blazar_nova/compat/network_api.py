@@ -17,7 +17,8 @@ from oslo_utils import timeutils
 from blazar_core.common import errors
 from blazar_nova.compat import process
 
-__all__ = ['FloatingIP', 'Neutron', 'Subnet', 'neutron']
+__all__ = ['FloatingIP', 'Network', 'Neutron', 'Port', 'Segment', 'Subnet',
+           'neutron']
 
 #: Seconds that neutron has to answer.
 _SECONDS = 30
@@ -51,6 +52,40 @@ class Subnet(ty.NamedTuple):
     cidr: str
     gateway: str | None
     pools: tuple[tuple[str, str], ...]
+
+
+class Segment(ty.NamedTuple):
+    """A segment of a network.
+
+    :ivar physical: the physical network; None where the type has none
+    """
+
+    type: str
+    physical: str | None
+    number: int
+
+
+class Network(ty.NamedTuple):
+    """A network of any project.
+
+    :ivar created_at: seconds since the epoch
+    :ivar reservations: as :class:`FloatingIP` has them
+    """
+
+    id: str
+    name: str
+    project_id: str
+    segment: Segment
+    created_at: int
+    reservations: frozenset[str] = frozenset()
+
+
+class Port(ty.NamedTuple):
+    """A port, and what has it."""
+
+    id: str
+    device_owner: str
+    device_id: str
 
 
 class Neutron:
@@ -89,8 +124,7 @@ class Neutron:
         """
         return [FloatingIP(
             one['id'], one['floating_ip_address'], one['project_id'],
-            int(timeutils.parse_isotime(one['created_at']).timestamp()),
-            _reservations(one))
+            _created(one), _reservations(one))
             for one in self._list('floatingips', **limits)]
 
     def port_addresses(self, network_id: str) -> set[str]:
@@ -129,6 +163,94 @@ class Neutron:
         """Delete a floating IP, whatever uses it; nothing when it is gone."""
         self._ask('DELETE', f'/floatingips/{floating_ip_id}', missing={})
 
+    def segments(self) -> list[Segment]:
+        """The segments of the ranges that are for our own project alone, so
+        that neutron gives them to no one else.
+        """
+        query = urllib.parse.urlencode({
+            'shared': 'False', 'project_id': self._own_project()})
+        # Not every neutron has them.
+        found = self._ask('GET', f'/network_segment_ranges?{query}',
+                          missing={'network_segment_ranges': []})
+        return [Segment(one['network_type'], one.get('physical_network'),
+                        number)
+                for one in found['network_segment_ranges']
+                for number in range(one['minimum'], one['maximum'] + 1)]
+
+    def _own_project(self) -> str:
+        try:
+            return ty.cast(str, self._adapter and
+                           self._adapter.get_project_id())
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone does not answer: {exc}') from exc
+
+    def networks(self, **limits: str) -> list[Network]:
+        """Networks of all projects."""
+        return [Network(
+            one['id'], one['name'], one['project_id'], Segment(
+                one['provider:network_type'],
+                one['provider:physical_network'],
+                one['provider:segmentation_id']),
+            _created(one), _reservations(one))
+            for one in self._list('networks', **limits)
+            if one.get('provider:network_type')]
+
+    def networks_of(self, reservation_id: str) -> list[Network]:
+        """The networks that are tagged by a reservation."""
+        return self.networks(tags=f'{_RESERVATION}{reservation_id}')
+
+    def networks_on(self, segment: Segment) -> list[Network]:
+        """The networks that have a segment."""
+        limits = {'provider:network_type': segment.type,
+                  'provider:segmentation_id': str(segment.number)}
+        if segment.physical is not None:
+            limits['provider:physical_network'] = segment.physical
+        return self.networks(**limits)
+
+    def reserved_networks(self) -> list[Network]:
+        """The networks that are tagged by any reservation."""
+        return self.networks(tags=_TAG)
+
+    def create_network(self, segment: Segment, name: str, project_id: str,
+                       ) -> str:
+        """Create a network on a segment for a project; returns its id."""
+        physical = {} if segment.physical is None else {
+            'provider:physical_network': segment.physical}
+        made = self._ask('POST', '/networks', json={'network': {
+            'name': name, 'project_id': project_id,
+            'provider:network_type': segment.type,
+            'provider:segmentation_id': segment.number, **physical}})
+        return ty.cast(str, made['network']['id'])
+
+    def tag_network(self, network_id: str, reservation_id: str) -> None:
+        """Write to a network which reservation it is of."""
+        self._ask('PUT', f'/networks/{network_id}/tags', json={
+            'tags': [_TAG, f'{_RESERVATION}{reservation_id}']})
+
+    def ports(self, network_id: str) -> list[Port]:
+        """The ports of a network."""
+        return [Port(one['id'], one['device_owner'], one['device_id'])
+                for one in self._list('ports', network_id=network_id)]
+
+    def detach(self, port: Port) -> None:
+        """Remove the interface that a router has in a network."""
+        self._ask('PUT', f'/routers/{port.device_id}/remove_router_interface',
+                  json={'port_id': port.id}, missing={})
+
+    def disable(self, network_id: str) -> None:
+        """Have a network forward nothing; nothing when it is gone."""
+        self._ask('PUT', f'/networks/{network_id}', missing={}, json={
+            'network': {'admin_state_up': False}})
+
+    def delete_port(self, port_id: str) -> None:
+        """Delete a port; nothing when it is gone."""
+        self._ask('DELETE', f'/ports/{port_id}', missing={})
+
+    def delete_network(self, network_id: str) -> None:
+        """Delete a network with its subnets; nothing when it is gone."""
+        self._ask('DELETE', f'/networks/{network_id}', missing={})
+
     def _list(self, kind: str, **limits: str) -> list[dict[str, ty.Any]]:
         query = urllib.parse.urlencode(limits)
         found = self._ask('GET', f'/{kind}?{query}')
@@ -162,6 +284,10 @@ class Neutron:
                 f'Neutron does not answer: {exc}') from exc
 
 
+def _created(found: ty.Mapping[str, ty.Any]) -> int:
+    return int(timeutils.parse_isotime(found['created_at']).timestamp())
+
+
 def _reservations(found: ty.Mapping[str, ty.Any]) -> frozenset[str]:
     return frozenset(tag.removeprefix(_RESERVATION)
                      for tag in found.get('tags', ())
@@ -174,7 +300,7 @@ def _refusal(exc: ty.Any) -> str:
         said = exc.response.json()['NeutronError']['message']
     except Exception:
         said = str(exc)
-    return f'Neutron refuses: {said}'
+    return f'Neutron refuses: {said.rstrip(".")}.'
 
 
 @functools.cache

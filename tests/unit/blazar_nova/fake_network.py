@@ -19,7 +19,11 @@ class FakeNetwork:
     :ivar found: the floating IPs that there are, by id
     :ivar broken: by method, raised instead of what is asked for
     :ivar dies_after: by method, raised when it is done
-    :ivar ports: addresses that ports have
+    :ivar taken: addresses that ports have
+    :ivar ranges: the enrolled segments
+    :ivar made: the networks on segments, by id
+    :ivar of_network: the ports of each of them
+    :ivar disabled: those that forward nothing
     """
 
     def __init__(self, clock: ty.Any) -> None:
@@ -28,7 +32,13 @@ class FakeNetwork:
         self.found: dict[str, network_api.FloatingIP] = {}
         self.broken: dict[str, Exception] = {}
         self.dies_after: dict[str, Exception] = {}
-        self.ports: set[str] = set()
+        self.taken: set[str] = set()
+        self.ranges = [network_api.Segment('vlan', 'physnet1', number)
+                       for number in (300, 301)] + [
+            network_api.Segment('vxlan', None, 7)]
+        self.made: dict[str, network_api.Network] = {}
+        self.of_network: dict[str, list[network_api.Port]] = {}
+        self.disabled: set[str] = set()
         self.networks = {NETWORK: [network_api.Subnet(
             'subnet', '203.0.113.0/24', '203.0.113.1',
             (('203.0.113.128', '203.0.113.254'),))]}
@@ -59,7 +69,7 @@ class FakeNetwork:
         return self.networks.get(network_id)
 
     def port_addresses(self, network_id: str) -> set[str]:
-        return self.ports
+        return self.taken
 
     def floating_ips(self, **limits: str) -> list[network_api.FloatingIP]:
         self._calls('floating_ips')
@@ -96,3 +106,65 @@ class FakeNetwork:
         self._calls('release')
         self.found.pop(floating_ip_id, None)
         self._done('release')
+
+    # -- networks ----------------------------------------------------------
+
+    def segments(self) -> list[network_api.Segment]:
+        self._calls('segments')
+        return self.ranges
+
+    def networks_of(self, reservation_id: str) -> list[network_api.Network]:
+        return [one for one in self.reserved_networks()
+                if reservation_id in one.reservations]
+
+    def networks_on(self, segment: network_api.Segment,
+                    ) -> list[network_api.Network]:
+        return [one for one in self.made.values() if one.segment == segment]
+
+    def reserved_networks(self) -> list[network_api.Network]:
+        self._calls('networks')
+        return [one for one in self.made.values() if one.reservations]
+
+    def create_network(self, segment: network_api.Segment, name: str,
+                       project_id: str) -> str:
+        self._calls('create_network')
+        if self.networks_on(segment):
+            raise errors.CloudUnavailable('Neutron refuses: in use.')
+        made = network_api.Network(
+            f'net{next(self._ids)}', name, project_id, segment,
+            self._clock.now())
+        self.made[made.id] = made
+        self._done('create_network')
+        return made.id
+
+    def tag_network(self, network_id: str, reservation_id: str) -> None:
+        self.made[network_id] = self.made[network_id]._replace(
+            reservations=frozenset([reservation_id]))
+        self._done('tag_network')
+
+    def ports(self, network_id: str) -> list[network_api.Port]:
+        return self.of_network.get(network_id, [])
+
+    def detach(self, port: network_api.Port) -> None:
+        self._gone(port.id)
+        self._done('detach')
+
+    def disable(self, network_id: str) -> None:
+        self.disabled.add(network_id)
+
+    def delete_port(self, port_id: str) -> None:
+        self._gone(port_id)
+        self._done('delete_port')
+
+    def _gone(self, port_id: str) -> None:
+        for network_id, ports in self.of_network.items():
+            self.of_network[network_id] = [
+                one for one in ports if one.id != port_id]
+
+    def delete_network(self, network_id: str) -> None:
+        left = [one for one in self.ports(network_id)
+                if one.device_owner != 'network:dhcp']
+        if left:
+            raise errors.CloudUnavailable(f'Neutron refuses: {left} in use.')
+        self.made.pop(network_id, None)
+        self._done('delete_network')

@@ -295,11 +295,11 @@ class TestTaken(FloatingIPTestCase):
 
     def test_it_is_free_again(self):
         self.network.allocate(NETWORK, FIRST, 'other')
-        self.network.ports = {SECOND}
+        self.network.taken = {SECOND}
         self.sync()
         self.assertRaises(errors.Refused, self.reserve, 0, 10, self.ips(2))
         self.network.found.clear()
-        self.network.ports = set()
+        self.network.taken = set()
         self.sync()
         self.reserve(0, 10, self.ips(3))
 
@@ -441,7 +441,7 @@ class TestEnrollment(FloatingIPTestCase):
             errors.InvalidLeaseParams, self.enrolled.add, 'other', FIRST)))
 
     def test_what_is_in_use_is_refused(self):
-        self.network.ports = {'203.0.113.20'}
+        self.network.taken = {'203.0.113.20'}
         self.network.allocate(NETWORK, '203.0.113.21', 'other')
         for address in ('203.0.113.20', '203.0.113.21'):
             self.assertIn('in use', str(self.assertRaises(

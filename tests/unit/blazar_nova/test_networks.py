@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Networks on reserved segments."""
+
+import dataclasses
+import types
+
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.leases import views
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import network_api
+from blazar_nova.listener import host_sync
+from blazar_nova.resource_types import networks
+from blazar_nova.resource_types import registry
+from tests import databases
+from tests import driven
+from tests.unit import base
+from tests.unit.blazar_nova import fake_network
+
+NAME = 'virtual:network'
+SERVER = network_api.Port('of a server', 'compute:nova', 'server')
+ROUTER = network_api.Port('of a router', 'network:router_interface', 'router')
+DHCP = network_api.Port('of dhcp', 'network:dhcp', 'dhcp1')
+UNUSED = network_api.Port('unused', '', '')
+
+load_tests = databases.load_tests
+
+
+class NetworkTestCase(base.LeaseTestCase):
+    """Two VLANs and a VXLAN are enrolled."""
+
+    def more_types(self):
+        self.network = fake_network.FakeNetwork(self.clock)
+        self.kind = networks.Networks()
+        self.kind.network = self.network
+        return {NAME: self.kind}
+
+    def setUp(self):
+        super().setUp()
+        self.host('compute', VCPU=10)
+        self.parts = types.SimpleNamespace(
+            database=self.database, clock=self.clock, types=self.types)
+        self.sync()
+        self.engine = self.new_engine()
+
+    def sync(self):
+        host_sync.HostSync(self.parts).compare_pools(
+            lambda _what, work, *args: work(*args))
+
+    def wanted(self, **values):
+        asking = registry.Asking(
+            types.SimpleNamespace(project_id='project', user_id='user',
+                                  is_admin=False),
+            lambda: (), self.types, lambda _projects: None)
+        return asking.new_reservation({'resource_type': NAME, **values})
+
+    def run_for(self, seconds):
+        self.clock.advance(seconds)
+        for _time in range(3):
+            driven.run_due(self.engine)
+            self.clock.advance(1)
+
+    def started(self, **values):
+        lease = self.reserve(0, 1000, self.wanted(**values))
+        driven.run_due(self.engine)
+        return lease
+
+    def reserved(self, lease):
+        with self.database.reader() as session:
+            (_kind, reserved), = self.types.reserved(
+                session, api.found(session, lease['id']))
+        return reserved
+
+    def only(self):
+        """The one network that there is."""
+        one, = self.network.made.values()
+        return one
+
+
+class TestLife(NetworkTestCase):
+
+    def test_it_is_there_from_start_to_end(self):
+        lease = self.reserve(50, 100, self.wanted(network_type='vxlan'))
+        self.run_for(50)
+        reservation_id = lease['reservations'][0]['id']
+        self.assertEqual(
+            (reservation_id, 'project',
+             network_api.Segment('vxlan', None, 7), {reservation_id}),
+            (self.only().name, self.only().project_id, self.only().segment,
+             self.only().reservations))
+        self.assertEqual({reservation_id}, self.kind.opened())
+        self.run_for(100)
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.network.made))
+
+    def test_there_are_as_many_as_segments(self):
+        wanted = [self.wanted(physical_network='physnet1')] * 3
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 0, 100, *wanted)
+        self.assertIsNone(refused.refusal.next_start)
+        self.reserve(0, 100, *wanted[:2])
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 50, 150, wanted[0])
+        self.assertEqual(base.NOW + 100, refused.refusal.next_start)
+        self.reserve(50, 150, self.wanted())
+
+    def test_a_range_that_is_gone_has_no_capacity(self):
+        self.clock.advance(1)
+        self.network.ranges = self.network.ranges[:1]
+        self.sync()
+        self.reserve(1, 100, self.wanted())
+        self.assertRaises(errors.Refused, self.reserve, 1, 2, self.wanted())
+
+    def test_what_is_wrong_gets_a_sentence(self):
+        for wrong, part in (({'amount': 2}, '"amount" is 2'),
+                            ({'network_type': 7}, '"network_type"'),
+                            ({'vlan': 7}, '"vlan" is not known')):
+            self.assertIn(part, str(self.assertRaises(
+                errors.InvalidLeaseParams, self.wanted, **wrong)))
+
+
+class TestEnd(NetworkTestCase):
+
+    def test_it_is_taken_apart_in_order(self):
+        lease = self.started()
+        self.network.of_network[self.only().id] = [DHCP, ROUTER, UNUSED]
+        for method in ('delete_port', 'detach', 'delete_network'):
+            self.network.dies_after[method] = RuntimeError('killed')
+        self.run_for(1000)
+        for _time in range(4):
+            self.run_for(300)
+        self.assertEqual(({}, 'TERMINATED', {}), (
+            self.network.dies_after, self.status(lease), self.network.made))
+
+    def test_what_is_in_the_way_is_named(self):
+        lease = self.started()
+        self.network.of_network[self.only().id] = [SERVER, ROUTER, UNUSED]
+        self.run_for(1000)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertIn('has 1 port in use: delete the servers, or detach port '
+                      'of a server', self.reason(lease))
+        # Nothing was done to the rest, but it is not used any more.
+        self.assertEqual(3, len(self.network.ports(self.only().id)))
+        self.assertEqual({self.only().id}, self.network.disabled)
+        self.network.of_network[self.only().id].remove(SERVER)
+        for _time in range(2):
+            self.run_for(300)
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.network.made))
+
+    def test_servers_of_the_lease_end_first(self):
+        lease = self.reserve(
+            0, 100, self.wanted(), self.places(),
+            request=self.request(0, 100, grace_period=50))
+        driven.run_due(self.engine)
+        server_id, = self.take_slots(lease, number=1)
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            cloud_api.ServerState.RUNNING, self.uuid_of('compute'))
+        self.lifecycle.reconciliation.check(server_id)
+        self.network.of_network[self.only().id] = [SERVER]
+        self.run_for(100)
+        self.assertEqual(('TERMINATING', set()), (
+            self.status(lease), self.network.disabled))
+        self.cloud.stubborn.add(server_id)
+        self.run_for(60)
+        self.assertEqual([server_id], self.cloud.deleted)
+        self.assertEqual(set(), self.network.disabled)
+        self.network.of_network.clear()
+        del self.cloud.servers[server_id]
+        self.lifecycle.reconciliation.check(server_id)
+        self.run_for(300)
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.network.made))
+
+    def test_one_with_other_tags_is_deleted(self):
+        for tags in ((), ('another',)):
+            lease = self.reserve(
+                self.clock.now() - base.NOW, self.clock.now() - base.NOW + 100,
+                self.wanted())
+            driven.run_due(self.engine)
+            made = self.only()
+            self.network.made[made.id] = made._replace(
+                reservations=frozenset(tags))
+            self.run_for(100)
+            self.assertEqual(('TERMINATED', {}), (
+                self.status(lease), self.network.made))
+
+    def test_one_that_its_owner_has_deleted(self):
+        lease = self.started()
+        self.network.made.clear()
+        self.run_for(1000)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_who_is_late_leaves_the_next_lease_its_network(self):
+        first = self.reserve(0, 100, self.wanted())
+        driven.run_due(self.engine)
+        reserved = self.reserved(first)
+        second = self.reserve(100, 1000, *[self.wanted()] * 3)
+        self.run_for(100)
+        self.run_for(60)
+        self.assertEqual('ACTIVE', self.status(second))
+        self.kind.end(reserved)
+        self.assertEqual(3, len(self.network.made))
+
+
+class TestFailures(NetworkTestCase):
+
+    def test_one_that_dies_creates_it_once(self):
+        for method in ('create_network', 'tag_network'):
+            self.network.dies_after[method] = RuntimeError('killed')
+        lease = self.started()
+        self.run_for(60)
+        self.run_for(60)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual({lease['reservations'][0]['id']},
+                         self.only().reservations)
+
+    def test_a_segment_that_others_use_is_named(self):
+        self.clock.advance(1)
+        self.network.ranges = self.network.ranges[:1]
+        self.sync()
+        theirs = self.network.create_network(
+            self.network.ranges[0], 'theirs', 'other')
+        lease = self.reserve(1, 1000, self.wanted())
+        driven.run_due(self.engine)
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertIn('Segment vlan:physnet1:300 is used by another project',
+                      self.reason(lease))
+        self.network.delete_network(theirs)
+        self.run_for(60)
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_one_of_another_project_stays_at_the_end(self):
+        lease = self.started()
+        segment = self.only().segment
+        self.network.made.clear()
+        self.network.create_network(segment, 'theirs', 'other')
+        self.run_for(1000)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual('theirs', self.only().name)
+
+    def test_it_goes_to_another_project_with_the_lease(self):
+        lease = self.started()
+        reserved = dataclasses.replace(
+            self.reserved(lease), project_id='other')
+        self.network.of_network[self.only().id] = [SERVER]
+        self.assertRaises(
+            errors.CloudUnavailable, self.kind.belongs, reserved)
+        self.network.of_network.clear()
+        self.kind.belongs(reserved)
+        self.assertEqual('other', self.only().project_id)
+        self.assertEqual('ACTIVE', views.get(
+            self.database, lease['id'])['status'])

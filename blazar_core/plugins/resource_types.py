@@ -66,6 +66,12 @@ class ReservationContext:
     window: model.Window | None = None
     servers: tuple[str, ...] = ()
 
+    def may_own(self, project_id: str) -> bool:
+        """Return whether something of a project that says that it is of this
+        reservation may be: of one that is :func:`unknown`, whatever says so.
+        """
+        return self.project_id in ('', project_id)
+
 
 class HostedServer(ty.NamedTuple):
     """A server on a host of a reservation of hosts.

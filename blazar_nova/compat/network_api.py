@@ -25,6 +25,9 @@ _SECONDS = 30
 #: What a reservation writes to its objects: as Blazar does.
 _TAG, _RESERVATION = 'blazar', 'reservation:'
 _GROUP = 'neutron'
+#: What is read of ranges; the segments in use would be many.
+_OF_RANGES = ('shared', 'project_id', 'network_type', 'physical_network',
+              'minimum', 'maximum')
 
 
 class FloatingIP(ty.NamedTuple):
@@ -167,14 +170,15 @@ class Neutron:
         """The segments of the ranges that are for our own project alone, so
         that neutron gives them to no one else.
         """
-        query = urllib.parse.urlencode({
-            'shared': 'False', 'project_id': self._own_project()})
-        # Not every neutron has them.
-        found = self._ask('GET', f'/network_segment_ranges?{query}',
-                          missing={'network_segment_ranges': []})
-        return [Segment(one['network_type'], one.get('physical_network'),
+        # They are not filtered by these, and not every neutron has them.
+        found = self._ask('GET', '/network_segment_ranges?' + '&'.join(
+            f'fields={name}' for name in _OF_RANGES),
+            missing={'network_segment_ranges': []})['network_segment_ranges']
+        mine = self._own_project() if found else ''
+        return [Segment(one['network_type'], one['physical_network'] or None,
                         number)
-                for one in found['network_segment_ranges']
+                for one in found
+                if not one['shared'] and one['project_id'] == mine
                 for number in range(one['minimum'], one['maximum'] + 1)]
 
     def _own_project(self) -> str:
@@ -190,7 +194,7 @@ class Neutron:
         return [Network(
             one['id'], one['name'], one['project_id'], Segment(
                 one['provider:network_type'],
-                one['provider:physical_network'],
+                one['provider:physical_network'] or None,
                 one['provider:segmentation_id']),
             _created(one), _reservations(one))
             for one in self._list('networks', **limits)

@@ -151,7 +151,7 @@ class FloatingIPs(resource_types.ResourceType):
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
         wanted = set(reserved.services.values())
-        for one in self.network.of_reservation(reserved.id):
+        for one in self._tagged(reserved):
             if one.address not in wanted:
                 self._release(one, reserved, 'is not reserved any longer')
         for address in sorted(wanted):
@@ -164,8 +164,7 @@ class FloatingIPs(resource_types.ResourceType):
         self.start(reserved)
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
-        found = {one.id: one
-                 for one in self.network.of_reservation(reserved.id)}
+        found = {one.id: one for one in self._tagged(reserved)}
         for address in sorted(set(reserved.services.values())):
             # Its owner may have changed the tags.
             found |= {one.id: one for one in self._of_address(
@@ -179,6 +178,12 @@ class FloatingIPs(resource_types.ResourceType):
             return None
         return {its_id for one in self.network.reserved()
                 for its_id in one.reservations}
+
+    def _tagged(self, reserved: resource_types.ReservationContext,
+                ) -> list[network_api.FloatingIP]:
+        # Others may write such a tag, too.
+        return [one for one in self.network.of_reservation(reserved.id)
+                if reserved.may_own(one.project_id)]
 
     def _of_address(self, reserved: resource_types.ReservationContext,
                     address: str) -> list[network_api.FloatingIP]:

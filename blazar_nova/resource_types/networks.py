@@ -113,7 +113,7 @@ class Networks(resource_types.ResourceType):
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
         wanted = set(map(_segment_of, reserved.services.values()))
-        for one in self.network.networks_of(reserved.id):
+        for one in self._tagged(reserved):
             if one.segment not in wanted:
                 self._take_apart(one, reserved)
         for segment in wanted:
@@ -126,7 +126,7 @@ class Networks(resource_types.ResourceType):
         self.start(reserved)
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
-        found = {one.id: one for one in self.network.networks_of(reserved.id)}
+        found = {one.id: one for one in self._tagged(reserved)}
         for segment in map(_segment_of, reserved.services.values()):
             # Its owner may have changed the tags.
             found |= {one.id: one for one in self.network.networks_on(segment)
@@ -140,6 +140,12 @@ class Networks(resource_types.ResourceType):
             return None
         return {its_id for one in self.network.reserved_networks()
                 for its_id in one.reservations}
+
+    def _tagged(self, reserved: resource_types.ReservationContext,
+                ) -> list[network_api.Network]:
+        # Others may write such a tag, too.
+        return [one for one in self.network.networks_of(reserved.id)
+                if reserved.may_own(one.project_id)]
 
     def _create(self, reserved: resource_types.ReservationContext,
                 segment: network_api.Segment) -> None:

@@ -100,13 +100,16 @@ def _subnet_of(subnets: ty.Iterable[network_api.Subnet], address: str,
     :raises InvalidLeaseParams: when there is none
     """
     wanted = ipaddress.ip_address(address)
+    if wanted.version != 4:
+        raise errors.InvalidLeaseParams(
+            f'{address} is no IPv4 address, and neutron has no other floating '
+            'IPs. Write an IPv4 address.')
     for one in subnets:
         cidr = ipaddress.ip_network(one.cidr)
         if wanted not in cidr:
             continue
-        if address == one.gateway or wanted.version == 4 and (
-                cidr.num_addresses > 2 and wanted in (
-                    cidr.network_address, cidr.broadcast_address)):
+        if address == one.gateway or cidr.num_addresses > 2 and wanted in (
+                cidr.network_address, cidr.broadcast_address):
             raise errors.InvalidLeaseParams(
                 f'{address} is the gateway, the network or the broadcast '
                 f'address of subnet {one.id}. Write another address.')

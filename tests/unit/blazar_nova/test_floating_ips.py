@@ -10,7 +10,10 @@ from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.healing import overbooking
+from blazar_core.leases import creation
+from blazar_core.leases import limits
 from blazar_core.leases import reassignment
+from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_nova.compat import network_api
@@ -137,6 +140,22 @@ class TestLife(FloatingIPTestCase):
             errors.Refused, self.reserve, 0, 100, self.ips(4))
         self.assertIsNone(refused.refusal.next_start)
 
+    def test_one_that_waits_gets_what_it_requires(self):
+        self.reserve(0, 100, self.ips(1, FIRST))
+        lease = self.leases.creation.create(self.waiting(
+            2, FIRST), None)
+        driven.run_due(self.engine)
+        self.assertEqual('WAITING', self.status(lease))
+        self.assertEqual([], self.allocated(lease))
+        self.run_for(110)
+        self.run_for(60)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertIn(FIRST, self.allocated(lease))
+
+    def waiting(self, *ips):
+        return creation.NewLease('project', 'user', self.request(
+            0, 1000, retry=requests.Retry(10, 50)), (self.ips(*ips),))
+
     def test_availability_knows_the_required_ones(self):
         self.reserve(0, 100, self.ips(1, THIRD))
         window = self.request(0, 1000).window
@@ -245,6 +264,31 @@ class TestMembers(FloatingIPTestCase):
         self.network.found.clear()
         self.run_for(1100)
         self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_the_tag_of_another_lease_harms_nobody(self):
+        lease = self.started(1, FIRST)
+        made = self.network.allocate(NETWORK, '203.0.113.200', 'other')
+        self.network.tag(made, lease['reservations'][0]['id'])
+        self.run_for(1100)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(['203.0.113.200'], self.network.addresses('other'))
+
+    def test_limits(self):
+        conf = self.books.conf
+        limited = limits.Limits(conf, self.database, self.clock)
+        conf.set_override('max_reserved_floating_ips_per_project', 2,
+                          'blazar_enforcement')
+        self.started(1)
+
+        def ask(amount, start):
+            limited.check(limits.Asked(
+                'project', 'user', self.request(start, start + 100).window,
+                amount, {'CUSTOM_FLOATING_IP': amount}))
+
+        ask(1, 500)
+        ask(2, 1000)
+        self.assertIn('2 floating IPs in leases at most', str(
+            self.assertRaises(errors.LimitExceeded, ask, 2, 500)))
 
     def test_one_of_another_project_stays(self):
         lease = self.started(1, FIRST)
@@ -433,7 +477,7 @@ class TestEnrollment(FloatingIPTestCase):
                 ('203.0.113.128', 'allocation pool'),
                 ('203.0.113.200', 'allocation pool'),
                 ('198.51.100.1', 'in no subnet'),
-                ('2001:db8::1', 'in no subnet')):
+                ('2001:db8::1', 'no IPv4 address')):
             self.assertIn(part, str(self.assertRaises(
                 errors.InvalidLeaseParams, self.enrolled.add, NETWORK,
                 address)))
@@ -504,6 +548,38 @@ class TestNeutron(base.TestCase):
         for found in ([], [{'id': NETWORK, 'router:external': False}]):
             self.answer({'networks': found})
             self.assertIsNone(self.neutron.subnets(NETWORK))
+
+    def test_segments_are_those_of_our_own_private_ranges(self):
+        self.adapter.get_project_id.return_value = 'service'
+        one = {'shared': False, 'project_id': 'service', 'minimum': 7,
+               'network_type': 'vlan', 'physical_network': 'physnet1',
+               'maximum': 8}
+        self.answer({'network_segment_ranges': [
+            one, {**one, 'shared': True}, {**one, 'project_id': 'other'},
+            {**one, 'network_type': 'vxlan', 'physical_network': '',
+             'maximum': 7}]})
+        self.assertEqual(
+            [network_api.Segment('vlan', 'physnet1', 7),
+             network_api.Segment('vlan', 'physnet1', 8),
+             network_api.Segment('vxlan', None, 7)], self.neutron.segments())
+
+    def test_a_neutron_without_ranges(self):
+        self.adapter.request.side_effect = network_api.exceptions.NotFound()
+        self.assertEqual([], self.neutron.segments())
+
+    def test_networks_on_a_segment(self):
+        self.answer({'networks': [{
+            'id': '1', 'name': 'n', 'project_id': 'p', 'tags': [],
+            'created_at': '2027-01-15T08:00:00Z',
+            'provider:network_type': 'vxlan',
+            'provider:physical_network': None,
+            'provider:segmentation_id': 7}]})
+        segment = network_api.Segment('vxlan', None, 7)
+        self.assertEqual([network_api.Network('1', 'n', 'p', segment, NOW)],
+                         self.neutron.networks_on(segment))
+        self.adapter.request.assert_called_once_with(
+            '/v2.0/networks?provider%3Anetwork_type=vxlan&'
+            'provider%3Asegmentation_id=7', 'GET', timeout=30)
 
     def test_no_credentials(self):
         self.neutron.__dict__['_adapter'] = None

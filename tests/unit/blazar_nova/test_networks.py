@@ -9,6 +9,7 @@ from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import networks
@@ -239,6 +240,22 @@ class TestFailures(NetworkTestCase):
         self.run_for(1000)
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual('theirs', self.only().name)
+
+    def test_others_do_not_keep_it_by_a_tag(self):
+        lease = self.started()
+        made = self.network.create_network(
+            network_api.Segment('vxlan', None, 9), 'theirs', 'other')
+        self.network.tag_network(made, lease['reservations'][0]['id'])
+        self.network.of_network[made] = [SERVER]
+        self.run_for(1000)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual('theirs', self.only().name)
+
+    def test_what_is_of_no_lease_is_closed_by_its_tag(self):
+        self.started()
+        (its_id,) = self.kind.opened()
+        self.kind.end(resource_types.unknown(its_id))
+        self.assertEqual({}, self.network.made)
 
     def test_it_goes_to_another_project_with_the_lease(self):
         lease = self.started()

@@ -89,6 +89,14 @@ class FloatingIPTestCase(base.LeaseTestCase):
             reservations={old['id']: self.asking().new_reservation(
                 values, old)}))
 
+    def overbooking_check(self):
+        database = self.books.connect()
+        overbooking.OverbookingCheck(
+            database, self.clock, self.admission,
+            reassignment.Reassignment(database, self.clock, self.types),
+            self.new_demands(), lambda event, lease: None,
+            self.start_timeout).look()
+
     def sync(self):
         host_sync.HostSync(self.parts).compare_pools(
             lambda _what, work, *args: work(*args))
@@ -247,6 +255,7 @@ class TestMembers(FloatingIPTestCase):
         lease = self.started(1, FIRST)
         self.network.change(FIRST, reservations=frozenset(tags))
         self.sync()
+        self.overbooking_check()
         driven.run_due(self.engine)
         self.assertEqual([FIRST], self.network.addresses())
         self.run_for(1100)
@@ -301,14 +310,6 @@ class TestMembers(FloatingIPTestCase):
 
 class TestTaken(FloatingIPTestCase):
     """An address is used by others meanwhile."""
-
-    def overbooking_check(self):
-        database = self.books.connect()
-        overbooking.OverbookingCheck(
-            database, self.clock, self.admission,
-            reassignment.Reassignment(database, self.clock, self.types),
-            self.new_demands(), lambda event, lease: None,
-            self.start_timeout).look()
 
     def test_another_one_is_allocated(self):
         lease = self.reserve(50, 1000, self.ips(1, FIRST))

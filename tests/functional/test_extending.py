@@ -90,8 +90,8 @@ class TestExtending(test_api.ApiTestCase):
         self.run_until(self.clock.now() + HOUR // 2)
         self.assertIn(('sweep', lots['id']), self.lots.swept)
         self.run_until(self.clock.now() + HOUR)
-        self.assertEqual({}, self.lots.barrier)
         self.wait_for(lambda: self.ends(lease))
+        self.assertEqual({}, self.lots.barrier)
         self.assertNotIn(server['id'], [
             one['id'] for one in self.alice.get_servers()])
 

@@ -150,15 +150,28 @@ class TestEnd(NetworkTestCase):
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.network.made))
 
-    def test_servers_of_the_lease_end_first(self):
+    def with_server(self, **request):
+        """A lease of a network and a server, and the server."""
         lease = self.reserve(
             0, 100, self.wanted(), self.places(),
-            request=self.request(0, 100, grace_period=50))
+            request=self.request(0, 100, **request))
         driven.run_due(self.engine)
         server_id, = self.take_slots(lease, number=1)
         self.cloud.servers[server_id] = cloud_api.ObservedServer(
             cloud_api.ServerState.RUNNING, self.uuid_of('compute'))
         self.lifecycle.reconciliation.check(server_id)
+        return lease, server_id
+
+    def test_it_goes_with_a_server_that_is_gone_by_then(self):
+        lease, server_id = self.with_server()
+        del self.cloud.servers[server_id]
+        self.clock.advance(100)
+        driven.run_due(self.engine)
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.network.made))
+
+    def test_servers_of_the_lease_end_first(self):
+        lease, server_id = self.with_server(grace_period=50)
         self.network.of_network[self.only().id] = [SERVER]
         self.run_for(100)
         self.assertEqual(('TERMINATING', set()), (

@@ -364,10 +364,14 @@ class TestTaken(FloatingIPTestCase):
             return [*examined(known, holders)]
 
         self.network.allocate(NETWORK, FIRST, 'other')
+        self.sync()
+        self.network.found.clear()
         self.kind.examined = late
         self.sync()
         self.assertEqual([SECOND, THIRD], [
             one['floating_ip_address'] for one in self.enrolled.listed()])
+        self.assertRaises(
+            errors.Refused, self.reserve, 0, 10, self.ips(1, FIRST))
 
 
 class TestChanges(FloatingIPTestCase):

@@ -178,7 +178,7 @@ class Metrics:
             'as it is planned now.', labels=[*by, 'in_hours'])
         used = core.GaugeMetricFamily(
             'blazar_capacity_used', 'What servers use of what is reserved '
-            'now.', labels=by)
+            'now; a whole host is used from the first server on.', labels=by)
         with self._parts.database.connection() as connection:
             hosts = connection.execute(sa.select(
                 host.id, host.service_host, host.capacity, host.usage,
@@ -188,16 +188,20 @@ class Metrics:
         zone_of = {row.id: zones.get(
             row.service_host, self._parts.conf.default_availability_zone)
             for row in hosts}
+        # What there is none of is 0, and not missing.
+        none = [(row.id, dict.fromkeys(row.capacity, 0)) for row in hosts]
         _add(capacity, zone_of, ((row.id, row.capacity) for row in hosts))
-        _add(others, zone_of, ((row.id, row.usage) for row in hosts))
+        _add(others, zone_of, [
+            *none, *((row.id, row.usage) for row in hosts)])
         _add(evictable, zone_of, (
             (row.id, amounts) for row in hosts for amounts in
             rule.by_lead_time(row.interruptible).values()))
         for hours in AHEAD:
-            _add(reserved, zone_of, ((one, amounts[0]) for one, amounts in
-                                     at[hours].items()), str(hours))
-        _add(used, zone_of, ((one, amounts[1])
-                             for one, amounts in at[0].items()))
+            _add(reserved, zone_of, [*none, *(
+                (one, amounts[0]) for one, amounts in at[hours].items())],
+                str(hours))
+        _add(used, zone_of, [*none, *(
+            (one, amounts[1]) for one, amounts in at[0].items())])
         yield from (capacity, others, evictable, reserved, used)
 
     def _of_projects(self, now: int) -> ty.Iterator[_Family]:
@@ -217,16 +221,18 @@ class Metrics:
         with self._parts.database.connection() as connection:
             for row in connection.execute(sa.select(
                     lease.project_id, amounts.label('amounts'),
-                    booking.running, sa.func.count().label('number'),
+                    booking.running, *accounting.OF_WHOLE,
+                    sa.func.count().label('number'),
             ).select_from(models.Booking).join(
                 models.Reservation).join(models.Lease).where(
                     booking.host_id.is_not(None), booking.start_date <= now,
                     booking.end_date > now).group_by(
-                        lease.project_id, amounts, booking.running)):
+                        lease.project_id, amounts, booking.running,
+                        *accounting.OF_WHOLE)):
                 for rc, amount in json.loads(row.amounts).items():
                     both = sums.setdefault((row.project_id, rc), [0, 0])
                     both[0] += amount * row.number
-                    both[1] += amount * row.number * bool(row.running)
+                    both[1] += amount * row.number * accounting.is_used(row)
         projects = sorted({project_id for project_id, _rc in sums})
         if len(projects) > MOST:
             LOG.warning('Metrics by project: %s projects have leases, and '

@@ -115,7 +115,7 @@ EVERYTHING = (
     ('leases/views.py', 'listed', 'leases', 'An operator lists all.'),
     ('leases/accounting.py', '_of_window', 'usage_records leases',
      'An operator asks for the usage of all projects.'),
-    ('leases/accounting.py', 'reserved_at', 'bookings',
+    ('leases/accounting.py', 'reserved_at', 'bookings reservations leases',
      'Metrics are of all that is reserved at an instant.'),
     ('leases/calendar.py', 'free', 'bookings',
      'How much is free depends on all that is reserved.'),

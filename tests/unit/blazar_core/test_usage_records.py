@@ -137,6 +137,12 @@ class TestRecords(UsageTestCase):
         self.assertEqual((600, 200, 0), self.vcpus(project_id='project'))
         self.assertEqual((0, 400, 0), self.vcpus(project_id='new'))
 
+    def used_now(self):
+        with self.database.connection() as connection:
+            return sum(used['VCPU'] for _reserved, used in (
+                accounting.reserved_at(
+                    connection, self.clock.now()).values()))
+
     def test_whole_hosts_are_used_from_the_first_server_on(self):
         params = {'min': 2, 'max': 2}
         lease = self.reserve(0, 300, creation.NewReservation(
@@ -145,6 +151,7 @@ class TestRecords(UsageTestCase):
         self.clock.advance(30)
         self.assertEqual((24000, 24000, 0), self.vcpus())
         for _time in range(2):
+            self.assertEqual(80 * bool(_time), self.used_now())
             self.leases.slots.use(lease['reservations'][0]['id'])
         self.clock.advance(30)
         seen = self.leases.transfer.look(lease['id']).generation

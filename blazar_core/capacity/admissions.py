@@ -282,7 +282,7 @@ class Admission:
         refusal = self._refusal([demand.fewest() for demand in merged],
                                 window, found, instead_of, kept)
         self._explain(refusal, window)
-        raise errors.Refused(refusal)
+        raise errors.Refused(refusal, (demands, window))
 
     def candidates(self, demand: model.Demand) -> set[int]:
         """The ids of the hosts of which a demand could have all, if nothing

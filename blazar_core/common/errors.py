@@ -64,11 +64,17 @@ class InvalidLeaseParams(BlazarError):
 
 
 class Refused(BlazarError):
-    """There is no capacity for a demand; ``refusal`` says why and when."""
+    """There is no capacity for a demand; ``refusal`` says why and when.
 
-    def __init__(self, refusal: refusals.Refusal) -> None:
+    :ivar wanted: the demands and their window; None: not known
+    """
+
+    def __init__(self, refusal: refusals.Refusal,
+                 wanted: tuple[ty.Sequence[ty.Any], ty.Any] | None = None,
+                 ) -> None:
         super().__init__(refusal.sentence())
         self.refusal = refusal
+        self.wanted = wanted
 
 
 class Forbidden(BlazarError):

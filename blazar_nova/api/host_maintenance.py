@@ -15,9 +15,9 @@ from blazar_core.common import words
 from blazar_core.healing import host_status
 from blazar_core.healing import maintenance
 from blazar_nova.schemas import dates
+from blazar_nova.schemas import host_schema
 from blazar_nova.schemas import policy
 from blazar_nova.schemas import web_requests
-from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
 __all__ = ['HostMaintenance']
@@ -73,7 +73,7 @@ class HostMaintenance:
                 f'done. Ask with dry_run=true for all of them; with "force": '
                 f'true the host is taken all the same.')
         self._hosts.announce(host_name, asked.window, asked.reason)
-        self._notify('host.maintenance', notifications.of_maintenance(
+        self._notify('host.maintenance', host_schema.maintenance_payload(
             body['host'], asked.window, asked.reason))
         return 200, {'maintenance': body}
 
@@ -83,7 +83,7 @@ class HostMaintenance:
         inputs.check_keys(web_requests.query(request), {}, 'the query')
         self._planned(host_name)
         self._hosts.give_back(host_name)
-        self._notify('host.maintenance', notifications.of_maintenance(
+        self._notify('host.maintenance', host_schema.maintenance_payload(
             self._hosts.name_of(host_name)))
         return 204, None
 

@@ -92,6 +92,7 @@ class Application:
             of: of(parts) for of in {route.controller for route in ROUTES}}
         self._follow = parts.follow
         self._database = parts.database
+        self._clock = parts.clock
 
     @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def __call__(self, request: webob.Request) -> webob.Response:
@@ -101,7 +102,11 @@ class Application:
             response = self._respond(request)
         except Exception as exc:
             response = error_answers.answer(
-                error_answers.unless_skewed(exc, self._database))
+                error_answers.unless_skewed(
+                    exc, self._database,
+                    getattr(request.environ.get('nova.context'),
+                            'project_id', '') or '',
+                    self._clock.now()))
             if response.status_int == 500:
                 LOG.exception('%s %s failed', request.method,
                               request.environ['PATH_INFO'])

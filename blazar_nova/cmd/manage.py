@@ -22,6 +22,7 @@ from blazar_core.db import encryption
 from blazar_core.db import migration
 from blazar_core.leases import credentials
 from blazar_core.lifecycle import orphans
+from blazar_nova.cmd import forecast
 from blazar_nova.cmd import listings
 from blazar_nova.cmd import maintenance
 from blazar_nova.cmd import purge
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         nouns, 'health', 'list failed hosts, and leases whose hosts are '
                          'missing or were replaced', _health))
     usage.add(nouns).set_defaults(action=usage.run)
+    forecast.add(nouns).set_defaults(action=forecast.run)
     _add_hosts(nouns)
     _add_verify(nouns)
     _add_import(nouns)

@@ -33,6 +33,7 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import eviction
 from blazar_nova.compat import aggregates
 from blazar_nova.listener import power
+from blazar_nova.schemas import refused_demands
 from blazar_nova.services import wiring
 
 __all__ = ['MOST', 'Metrics', 'PAUSE']
@@ -249,7 +250,8 @@ class Metrics:
             rows = counters.read(connection)
         families: dict[str, core.CounterMetricFamily] = {}
         for row in rows:
-            if row.name.startswith(engine.LATENESS):
+            if row.name.startswith((engine.LATENESS,
+                                    refused_demands.COUNTER)):
                 continue
             names = sorted(row.labels)
             families.setdefault(row.name, core.CounterMetricFamily(

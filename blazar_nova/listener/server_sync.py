@@ -28,6 +28,7 @@ from blazar_nova.compat import process
 from blazar_nova.listener import batches
 from blazar_nova.listener import change_hints
 from blazar_nova.listener import host_sync
+from blazar_nova.schemas import refused_demands
 from blazar_nova.services import wiring
 
 __all__ = ['ServerSync']
@@ -198,6 +199,8 @@ class ServerSync:
         feed.trim(self._parts.database, now - booking_index.KEEP)
         self._parts.database.retried(idempotency.trim, self._parts.database,
                                      now)
+        self._parts.database.retried(refused_demands.forget,
+                                     self._parts.database, now)
 
     def recheck(self) -> None:
         """Look at the hosts whose recheck is due.

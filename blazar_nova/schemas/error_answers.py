@@ -13,6 +13,7 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import refusals
 from blazar_core.db import api
+from blazar_nova.schemas import refused_demands
 
 __all__ = ['ERRORS', 'Fault', 'Full', 'answer', 'code_of', 'facts_of',
            'refusal_of', 'sentence', 'unless_skewed']
@@ -73,13 +74,18 @@ ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
 _BY_CLOCK = (errors.InvalidLeaseParams, errors.LimitExceeded, errors.Conflict)
 
 
-def unless_skewed(exc: Exception, database: api.Database) -> Exception:
+def unless_skewed(exc: Exception, database: api.Database,
+                  project_id: str = '', now: int = 0) -> Exception:
     """The error to answer with: when the clock of this process is wrong, a
     date that seems to be wrong may be right. Refusals are counted.
+
+    :param project_id: of the user, and the time; empty: not known
     """
     if isinstance(exc, errors.Refused):
         database.counters.add('blazar_refusals',
                               reason=exc.refusal.reason.value)
+        if project_id:
+            refused_demands.count(database, exc, project_id, now)
     elif isinstance(exc, errors.LimitExceeded | errors.ConcurrentUpdate):
         database.counters.add('blazar_refusals', reason=(
             'limit' if isinstance(exc, errors.LimitExceeded) else 'busy'))

@@ -10,12 +10,14 @@ import collections.abc
 import math
 import typing as ty
 
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from blazar_core.common import model
 
 __all__ = ['CHANGE', 'EXAMPLE', 'FACTS', 'FIELDS', 'MAX_KEY', 'MAX_VALUE',
-           'PRIVATE', 'allocations', 'change', 'create', 'page', 'private',
-           'properties']
+           'PRIVATE', 'allocations', 'change', 'create', 'maintenance_payload',
+           'page', 'private', 'properties']
 
 #: How long an extra capability may be, and its key, in characters.
 MAX_KEY = 64
@@ -178,3 +180,14 @@ def _boolean(values: _Object, key: str) -> bool:
         raise errors.InvalidLeaseParams(
             f'"{key}" is {inputs.kind_of(value)}. Write true or false.')
     return inputs.boolean(value, key)
+
+
+def maintenance_payload(name: str, window: model.Window | None = None,
+                        reason: str = '') -> dict[str, ty.Any]:
+    """Return what a notification says of the maintenance of a host.
+
+    :param window: None: it has none any more
+    """
+    return {'id': None, 'name': name, 'message': reason,
+            'start_date': window and clocks.iso(window.start),
+            'end_date': window and clocks.iso(window.end)}

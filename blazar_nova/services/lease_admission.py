@@ -93,7 +93,9 @@ class LeaseAdmission:
             # Nothing of a refused boot is left if that fails.
             if isinstance(exc, errors.ReservationFull):
                 exc = self._with_start(exc, call)
-            why = error_answers.unless_skewed(exc, self._parts.database)
+            why = error_answers.unless_skewed(
+                exc, self._parts.database, call.context.project_id or '',
+                self._parts.clock.now())
             if boot is not None:
                 boot.refused = error_answers.facts_of(why)
             code, _name = error_answers.code_of(why)

@@ -25,9 +25,7 @@ from oslo_log import log as logging
 from oslo_versionedobjects import base
 from oslo_versionedobjects import fields
 
-from blazar_core.common import clocks
 from blazar_core.common import conditions
-from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import no_show_check
@@ -35,7 +33,7 @@ from blazar_core.lifecycle import preflight
 from blazar_nova.schemas import lease_views
 
 __all__ = ['COUNTER', 'Notifications', 'OBJECTS', 'PREFIX', 'Reason', 'diff',
-           'of_maintenance', 'versioned']
+           'versioned']
 
 LOG = logging.getLogger(__name__)
 
@@ -291,17 +289,6 @@ def diff(before: ty.Mapping[str, ty.Any], after: _Object, reason: str,
     return {**after, 'reason': reason, 'changed': sorted(
         name for name in lease_views.FIELDS if name != 'updated_at' and
         before.get(name) != after.get(name))}
-
-
-def of_maintenance(name: str, window: model.Window | None = None,
-                   reason: str = '') -> _Object:
-    """Return what is told of the maintenance of a host.
-
-    :param window: None: it has none any more
-    """
-    return {'id': None, 'name': name, 'message': reason,
-            'start_date': window and clocks.iso(window.start),
-            'end_date': window and clocks.iso(window.end)}
 
 
 def versioned(event_type: str, of: _Object, payload: _Object,

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is planned, what was refused, and what more hosts would do."""
+
+from blazar_core.common import errors
+from blazar_core.db import counters
+from blazar_nova.schemas import error_answers
+from blazar_nova.schemas import refused_demands
+from blazar_nova.services import forecast
+from tests import databases
+from tests.unit import base
+
+load_tests = databases.load_tests
+
+NOW = base.NOW
+DAY = 86400
+
+
+class ForecastTestCase(base.LeaseTestCase):
+    """Two hosts with 8 VCPU, of which a server without a lease uses 1."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', {'VCPU': 1}, VCPU=8)
+        self.host('two', VCPU=8)
+        refused_demands._known.clear()
+
+    def refuse(self, start, end, *places, project='p', now=NOW):
+        """Have a lease refused, as a request is."""
+        exc = self.assertRaises(
+            errors.Refused, self.reserve, start, end, *places)
+        error_answers.unless_skewed(exc, self.database, project, now)
+
+    def found(self):
+        self.database.counters.flush()
+        with self.database.connection() as connection:
+            return refused_demands.found(connection)
+
+
+class TestDays(ForecastTestCase):
+
+    def test_each_day_has_its_average_and_its_peak(self):
+        self.reserve(0, DAY // 2, self.places(2, 2))
+        self.reserve(DAY // 4, DAY + DAY // 4, self.places(1, 6))
+        with self.database.connection() as connection:
+            first, second = forecast.days(connection, NOW, 2)
+        self.assertEqual(forecast.Day(
+            NOW, 'VCPU', 16, 1, 6.5, 10, NOW + DAY // 4, 5), first)
+        self.assertEqual(forecast.Day(
+            NOW + DAY, 'VCPU', 16, 1, 1.5, 6, NOW + DAY, 9), second)
+
+
+class TestRefused(ForecastTestCase):
+
+    def test_what_was_refused_and_why_is_counted_and_never_at_once(self):
+        self.refuse(0, 100, self.places(3, 7))
+        self.refuse(0, 100, self.places(3, 7))
+        self.refuse(0, 100, self.places(1, 99))
+        with self.database.connection() as connection:
+            self.assertEqual([], refused_demands.found(connection))
+        many, large = sorted(self.found(), key=lambda one: one.parts[0][1],
+                             reverse=True)
+        self.assertEqual(
+            ('2027-01-15', 'p', (({'VCPU': 7}, 3),), NOW, NOW + 100, 2),
+            (many.day, many.project_id, many.parts, many.window.start,
+             many.window.end, many.tries))
+        self.assertEqual((({'VCPU': 99}, 1),), large.parts)
+
+    def test_a_project_cannot_have_many_of_a_day(self):
+        for number in range(2 * refused_demands.MOST):
+            self.refuse(number, 100 + number, self.places(9, 8))
+        self.refuse(0, 100, self.places(9, 8), project='other')
+        found = self.found()
+        self.assertEqual(refused_demands.MOST + 2, len(found))
+        (rest,) = [one for one in found if not one.parts]
+        self.assertEqual(('p', refused_demands.MOST, None), (
+            rest.project_id, rest.tries, rest.window))
+        # The next day they may again.
+        self.refuse(0, 100, self.places(9, 8), now=NOW + DAY)
+        self.assertEqual(len(found) + 1, len(self.found()))
+        self.assertEqual(1, len(refused_demands._known))
+
+    def test_what_is_old_is_forgotten(self):
+        self.refuse(0, 100, self.places(9, 8))
+        self.refuse(0, 100, self.places(9, 8), now=NOW + DAY)
+        self.found()
+        refused_demands.forget(
+            self.database, NOW + (refused_demands.KEEP + 1) * DAY)
+        self.assertEqual(['2027-01-16'], [one.day for one in self.found()])
+        with self.database.connection() as connection:
+            self.assertIn('blazar_refusals', {
+                one.name for one in counters.read(connection)})
+
+    def test_ids_and_demands_that_are_too_long_are_left_out(self):
+        exc = self.assertRaises(
+            errors.Refused, self.reserve, 0, 100, self.places(9, 8))
+        exc.wanted[0][0].resources.update(
+            {f'CUSTOM_{number}': 1 for number in range(20)})
+        error_answers.unless_skewed(exc, self.database, 'p' * 250, NOW)
+        (one,) = self.found()
+        self.assertEqual(('', ()), (one.project_id, one.parts))
+
+
+class TestReplay(ForecastTestCase):
+
+    def replayed(self, hosts):
+        self.database.counters.flush()
+        with self.database.connection() as connection:
+            return [one[1:] for one in forecast.replay(connection, hosts)]
+
+    def test_so_many_of_the_refused_fit_on_more_hosts(self):
+        self.refuse(0, 100, self.places(4, 8))
+        self.refuse(0, 100, self.places(3, 8))
+        # Asked again: it counts once.
+        self.refuse(0, 100, self.places(3, 8))
+        self.refuse(50, 200, self.places(5, 4))
+        self.refuse(0, 100, self.places(1, 99))
+        self.assertEqual([(4, 0, 0), (4, 0, 0), (4, 1, 3), (4, 1, 3)],
+                         self.replayed(4)[:4])
+
+    def test_demands_one_after_the_other_use_the_same_hosts(self):
+        for start in (0, 100, 200):
+            self.refuse(start, start + 100, self.places(3, 8))
+        self.refuse(250, 300, self.places(3, 8))
+        self.assertEqual((4, 3, 9), self.replayed(3)[-1])
+
+    def test_without_hosts_there_is_nothing_to_say(self):
+        self.assertEqual([(0, 0, 0)], self.replayed(1))

@@ -9,6 +9,7 @@ others only that there were some. They are forgotten after :data:`KEEP` days.
 """
 
 import collections
+import re
 import threading
 import typing as ty
 
@@ -29,8 +30,10 @@ COUNTER = 'refused_demands'
 MOST = 20
 #: Days for which they are kept.
 KEEP = 31
-#: Characters of a demand, and of the id of a project, that are kept.
-_LONGEST, _LONGEST_PROJECT = 80, 36
+#: Characters of a demand, and ids of projects, that are kept: both together
+#: are never longer than the column.
+_LONGEST = 80
+_PROJECT = re.compile(r'[A-Za-z0-9_.-]{1,36}')
 
 _COUNTERS = models.Counter.__table__.c
 _lock = threading.Lock()
@@ -59,7 +62,7 @@ def count(database: api.Database, exc: errors.Refused, project_id: str,
     """Count a lease that is refused; costs no statement."""
     day = f'{clocks.utc(now):%Y-%m-%d}'
     lot = _written(exc)
-    if len(project_id) > _LONGEST_PROJECT:
+    if not _PROJECT.fullmatch(project_id):
         project_id, lot = '', ''
     with _lock:
         if _known and next(iter(_known))[0] != day:

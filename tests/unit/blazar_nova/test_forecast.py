@@ -3,6 +3,8 @@
 """What is planned, what was refused, and what more hosts would do."""
 
 from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import refusals
 from blazar_core.db import counters
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import refused_demands
@@ -90,6 +92,17 @@ class TestRefused(ForecastTestCase):
         with self.database.connection() as connection:
             self.assertIn('blazar_refusals', {
                 one.name for one in counters.read(connection)})
+
+    def test_the_longest_that_is_kept_fits_into_its_column(self):
+        for reason in refusals.Reason:
+            for project in ('p' * 36, 'ä' * 36, '\\' * 36, '"' * 36):
+                exc = errors.Refused(refusals.Refusal(reason, 1, 0, None), (
+                    [model.Demand({'CUSTOM_' + 'A' * 45: 1})],
+                    model.Window(NOW, NOW + 100)))
+                refused_demands.count(self.database, exc, project, NOW)
+        for _name, labels in self.database.counters._counts:
+            self.assertLessEqual(len(labels), 190)
+        self.assertTrue(self.found())
 
     def test_ids_and_demands_that_are_too_long_are_left_out(self):
         exc = self.assertRaises(

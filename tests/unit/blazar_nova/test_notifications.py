@@ -146,6 +146,14 @@ class NotificationsTest(base.TestCase):
         # Once, in whatever form.
         self.assertEqual(['lease.update'] * 3, self.counted)
 
+    def test_an_event_of_a_user_may_have_the_name_of_another_one(self):
+        for name in ('would_end', 'low_use', 'host.failed', 'no_show'):
+            sent = self.notify('both', f'lease.event.{name}', LEASE)
+            self.assertEqual(self.words.payload(LEASE),
+                             sent[f'lease.event.{name}'])
+            self.assertEqual('LeasePayload', sent[
+                f'blazar.lease.event.{name}']['blazar_object.name'])
+
     def test_types_of_users_are_counted_together(self):
         self.notify('both', 'lease.event.remind', LEASE)
         self.assertEqual(['other'], self.counted)

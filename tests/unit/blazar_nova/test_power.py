@@ -581,6 +581,15 @@ class TestOnce(PowerTestCase):
         self.machines.change('one', excluded='x')
         self.pass_(400)
 
+    def test_one_that_somebody_else_works_on_is_left_alone(self):
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Host.__table__).values(
+                power_claimed_until=self.clock.now() + 100))
+        self.pass_(90, 10)
+        self.assertEqual([], self.machines.commands())
+        self.pass_(20, 10)
+        self.assertEqual(['off'], self.machines.commands())
+
     def test_where_nothing_is_switched_nothing_is_written(self):
         self.machines.change('one', excluded='x')
         self.look()

@@ -149,16 +149,16 @@ class TestLife(FloatingIPTestCase):
         self.assertIsNone(refused.refusal.next_start)
 
     def test_one_that_waits_gets_what_it_requires(self):
-        self.reserve(0, 100, self.ips(1, FIRST))
+        self.reserve(0, 100, self.ips(1, THIRD))
         lease = self.leases.creation.create(self.waiting(
-            2, FIRST), None)
+            1, THIRD), None)
         driven.run_due(self.engine)
         self.assertEqual('WAITING', self.status(lease))
         self.assertEqual([], self.allocated(lease))
         self.run_for(110)
         self.run_for(60)
         self.assertEqual('ACTIVE', self.status(lease))
-        self.assertIn(FIRST, self.allocated(lease))
+        self.assertEqual([THIRD], self.allocated(lease))
 
     def waiting(self, *ips):
         return creation.NewLease('project', 'user', self.request(

@@ -89,11 +89,11 @@ def loaded_clients() -> clients.Clients:
 
 def start(cloud: stack.Stack, hosts: int, token_expiry: int | None = None,
           pythons: dict[str, str] | None = None, api: str | None = None,
-          ) -> None:
+          services: list[str] | None = None) -> None:
     """Start a stack, on the database that is to be tested on."""
     begun = time.monotonic()
     cloud.up(os.environ.get('BLAZAR_STACK_DATABASE'), hosts, token_expiry,
-             api or os.environ.get('BLAZAR_STACK_API'), pythons)
+             api or os.environ.get('BLAZAR_STACK_API'), pythons, services)
     say(f'  {cloud.folder} is up with {len(cloud.hosts())} hosts, after '
         f'{time.monotonic() - begun:.0f} s')
 
@@ -189,6 +189,7 @@ _SERVICES = {'nova-api': ('/v2.1', 'compute', MICROVERSION),
              'placement': ('', 'placement', '1.39'),
              'keystone': ('/v3', 'identity', '3'),
              'glance': ('/v2', 'image', '2'),
+             'neutron': ('/v2.0', 'network', '2'),
              'reservation': ('/reservation/v1', 'reservation', '1.0')}
 
 

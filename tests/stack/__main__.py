@@ -12,6 +12,7 @@ import sys
 
 from tests import stack as stacks
 from tests.stack import configuration
+from tests.stack import stack as cloud
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
@@ -26,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument('--hosts', type=int)
     up.add_argument('--token-expiry', type=int)
     up.add_argument('--api', choices=('waitress', 'uwsgi'))
+    up.add_argument('--with', dest='services', type=_services)
     # ./tools/stack has chosen the environment by it.
     up.add_argument('--nova', choices=('33', '34'))
     commands.add_parser('down')
@@ -43,6 +45,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _services(text: str) -> list[str]:
+    services = sorted({*text.split(',')})
+    if not {*services} <= {*cloud.SERVICES}:
+        raise argparse.ArgumentTypeError(
+            f'there are {", ".join(cloud.SERVICES)}')
+    return services
+
+
 def main() -> int:
     words = _parser().parse_args()
     stack = stacks.Stack(words.folder, lambda line: print(line, flush=True))
@@ -54,7 +64,8 @@ def main() -> int:
 
 
 def _up(stack: stacks.Stack, words: argparse.Namespace) -> None:
-    stack.up(words.database, words.hosts, words.token_expiry, words.api)
+    stack.up(words.database, words.hosts, words.token_expiry, words.api,
+             services=words.services)
     print('It is up. For the openstack client, as an ordinary user:\n'
           '  eval "$(./tools/stack shell demo)"')
 

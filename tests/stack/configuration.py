@@ -65,7 +65,8 @@ class Site(ty.NamedTuple):
 def write(site: Site) -> None:
     """Write all of them."""
     for folder in ('etc/keystone', 'etc/placement', 'etc/glance', 'etc/nova',
-                   'etc/rabbitmq', 'etc/nginx', 'data/nginx', 'data/images',
+                   'etc/rabbitmq', 'etc/nginx', 'etc/neutron', 'data/nginx',
+                   'data/neutron', 'data/images',
                    'data/staging', 'data/tasks', 'data/locks', 'data/nova',
                    'data/guests'):
         os.makedirs(os.path.join(site.folder, folder), exist_ok=True)
@@ -73,6 +74,8 @@ def write(site: Site) -> None:
     write_file(f'{site.etc("placement")}/placement.conf', _placement(site))
     write_file(f'{site.etc("glance")}/glance-api.conf', _glance(site))
     control, conductor, compute = _nova(site)
+    write_file(f'{site.etc("neutron")}/neutron.conf', _neutron(site))
+    _write_entry_point(site.data('neutron', 'stack_ports-1.dist-info'))
     write_file(f'{site.etc("nova")}/nova.conf', control)
     write_file(f'{site.etc("nova")}/scheduler.conf', {
         section: options for section, options in control.items()
@@ -206,6 +209,43 @@ def _glance(site: Site) -> Lines:
         'keystone_authtoken': _middleware(site, 'glance'),
         'oslo_concurrency': {'lock_path': site.data('locks')},
     }
+
+
+def _neutron(site: Site) -> Lines:
+    """Of the API alone: there are no agents."""
+    return {
+        'DEFAULT': {
+            'core_plugin': 'ml2', 'auth_strategy': 'keystone',
+            'service_plugins': 'router,segments,network_segment_range,tag',
+            'transport_url': site.transport_url,
+            'state_path': site.data('neutron'),
+            'api_paste_config': os.path.join(
+                sys.prefix, 'etc/neutron/api-paste.ini'),
+            'rpc_workers': 0, 'rpc_state_report_workers': 0,
+            'dhcp_agent_notification': False},
+        'database': {'connection': site.urls['neutron']},
+        'keystone_authtoken': _middleware(site, 'neutron'),
+        'nova': _credentials(site, 'nova'),
+        'placement': _credentials(site, 'placement'),
+        'oslo_concurrency': {'lock_path': site.data('locks')},
+        'ml2': {'type_drivers': 'flat,vlan,vxlan,local',
+                'tenant_network_types': 'vxlan',
+                'mechanism_drivers': 'stack',
+                'extension_drivers': 'port_security'},
+        'ml2_type_flat': {'flat_networks': '*'},
+        'ml2_type_vlan': {'network_vlan_ranges': 'physnet1:100:109'},
+        'ml2_type_vxlan': {'vni_ranges': '1:1000'},
+    }
+
+
+def _write_entry_point(folder: str) -> None:
+    """Have neutron find a mechanism driver that nothing installs."""
+    os.makedirs(folder, exist_ok=True)
+    write_file(os.path.join(folder, 'entry_points.txt'), {
+        'neutron.ml2.mechanism_drivers': {
+            'stack': 'tests.stack.port_binding:Driver'}})
+    with open(os.path.join(folder, 'METADATA'), 'w') as file:
+        file.write('Metadata-Version: 2.1\nName: stack-ports\nVersion: 1\n')
 
 
 def _nova(site: Site) -> tuple[Lines, Lines, Lines]:

@@ -21,7 +21,8 @@ __all__ = ['DATABASES', 'Mariadb', 'Postgresql', 'database', 'erlang',
 #: database -> the user it belongs to
 DATABASES = {'keystone': 'keystone', 'placement': 'placement',
              'glance': 'glance', 'nova_api': 'nova', 'nova_cell0': 'nova',
-             'nova': 'nova', 'blazar_nova': 'blazar'}
+             'nova': 'nova', 'neutron': 'neutron',
+             'blazar_nova': 'blazar'}
 _BIN = '/usr/lib/rabbitmq/bin'
 
 

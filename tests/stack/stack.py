@@ -31,6 +31,8 @@ __all__ = ['ROOT', 'Stack', 'Status', 'free_ports', 'wsgi_command']
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 DATABASES = ('mariadb', 'postgresql')
+#: What a stack may have beside what every stack has.
+SERVICES = ('neutron',)
 PORTS = ('database', 'epmd', 'erlang', 'rabbitmq', 'keystone', 'placement',
          'glance', 'neutron', 'nova-api', 'nova-api-uwsgi')
 #: Seconds that anything may take to be up.
@@ -63,6 +65,8 @@ class Settings:
     token_expiry: int | None = None
     #: What serves nova-api: uwsgi stands behind nginx.
     api: str = 'waitress'
+    #: The services that are there beside what every stack has.
+    services: list[str] = dataclasses.field(default_factory=list)
     #: The Python, and so the Nova, of all processes; of some another one.
     python: str = sys.executable
     pythons: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -98,7 +102,8 @@ class Stack:
 
     def up(self, database: str | None = None, hosts: int | None = None,
            token_expiry: int | None = None, api: str | None = None,
-           pythons: dict[str, str] | None = None) -> None:
+           pythons: dict[str, str] | None = None,
+           services: list[str] | None = None) -> None:
         """Start what is missing, and return when a server can be booted.
 
         What is left out is as before, or ``mariadb``, 3, a day and
@@ -111,11 +116,14 @@ class Stack:
         :param api: what serves nova-api, ``waitress`` or ``uwsgi``
         :param pythons: by the name of a process, the Python that it runs by
             instead of this one
+        :param services: of :data:`SERVICES`; without neutron there is a
+            substitute that has no networks
         :raises Failure: when something does not come up
         """
         wanted = {'database': database, 'hosts': hosts,
                   'token_expiry': token_expiry, 'api': api,
-                  'python': sys.executable, 'pythons': pythons}
+                  'python': sys.executable, 'pythons': pythons,
+                  'services': services}
         wanted = {name: value for name, value in wanted.items()
                   if value is not None}
         with self._lock():
@@ -350,8 +358,11 @@ class Stack:
                          'setup-placement')
         yield self._wsgi('glance', 'glance', 'glance.wsgi.api',
                          'setup-glance')
-        yield self._module('neutron', 'network', str(settings.ports[
-            'neutron']), ready='Serving requests')
+        if 'neutron' in settings.services:
+            yield from self._neutron()
+        else:
+            yield self._module('neutron', 'network', str(settings.ports[
+                'neutron']), ready='Serving requests')
         nova = ('setup-nova', 'rabbitmq', 'accounts')
         yield self._nova('nova-conductor', 'conductor', nova)
         for name in dict.fromkeys(self.hosts().values()):
@@ -373,15 +384,32 @@ class Stack:
                  '--config-file', f'{site.etc("nova")}/nova.conf'], 'Started',
                 needs=(*nova, 'setup-blazar', 'hosts'))
 
+    def _neutron(self) -> collections.abc.Iterator[Program]:
+        conf = os.path.join(self.site.etc('neutron'), 'neutron.conf')
+        yield self._program(
+            'setup-neutron',
+            ['sh', '-c', '"$@" && echo "exit 0"', 'sh',
+             self._binary('setup-neutron', 'neutron-db-manage'),
+             '--config-file', conf, 'upgrade', 'heads'],
+            'exit 0', once=True, needs=('databases',))
+        yield self._program(
+            'neutron', wsgi_command(
+                self._python('neutron'), self.settings.ports['neutron'],
+                'neutron.wsgi.api'), 'Serving requests',
+            needs=('setup-neutron', 'rabbitmq', 'accounts'), environ={
+                'OS_NEUTRON_CONFIG_FILES': conf,
+                'PYTHONPATH': f'{ROOT}:{self.site.data("neutron")}'})
+
     def _program(self, name: str, command: list[str], ready: str,
-                 **more: ty.Any) -> Program:
+                 environ: dict[str, str] | None = None, **more: ty.Any,
+                 ) -> Program:
         """A program in Python."""
-        environ = {f'OS_{service.upper()}_CONFIG_DIR': self.site.etc(service)
+        folders = {f'OS_{service.upper()}_CONFIG_DIR': self.site.etc(service)
                    for service in ('keystone', 'placement', 'glance', 'nova')}
         return Program(
             name, command, ready, options={'cwd': ROOT}, environ={
-                **environ, 'OS_NOVA_DISABLE_EVENTLET_PATCHING': '1',
-                'PYTHONWARNINGS': 'ignore'}, **more)
+                **folders, 'OS_NOVA_DISABLE_EVENTLET_PATCHING': '1',
+                'PYTHONWARNINGS': 'ignore', **(environ or {})}, **more)
 
     def _module(self, name: str, module: str, *words: str,
                 **more: ty.Any) -> Program:

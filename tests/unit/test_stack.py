@@ -2,6 +2,7 @@
 
 """The stack's own processes, without its services."""
 
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -44,3 +45,20 @@ class StackTest(base.TestCase):
             self.assertEqual((0, ''), (done.returncode, done.stderr))
             self.assertEqual(
                 packages, {*done.stdout.split()} - {'rabbitmq-server'})
+
+    def test_neutron_is_there_if_it_is_asked_for(self):
+        folder = self.useFixture(fixtures.TempDir()).path
+        for services, words in (
+                ([], 'tests.stack.network'),
+                (['neutron'], 'neutron.wsgi.api')):
+            cloud = stack.Stack(folder)
+            cloud._create(stack.Settings(services=services))
+            self.addCleanup(cloud.down)
+            self.assertIn(words, cloud._process('neutron').program.command)
+            self.assertEqual(
+                bool(services), 'setup-neutron' in cloud._processes)
+        found, = importlib.metadata.Distribution.discover(
+            path=[os.path.join(folder, 'data', 'neutron')])
+        entry, = found.entry_points
+        self.assertEqual(('neutron.ml2.mechanism_drivers', 'stack'),
+                         (entry.group, entry.name))

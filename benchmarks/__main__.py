@@ -27,7 +27,7 @@ from benchmarks import records
 
 #: The modules that are run, in this order.
 NAMES = ('search', 'upkeep', 'growth', 'availability', 'abuse', 'coldload',
-         'wide', 'admission', 'large', 'due', 'healing', 'filters',
+         'wide', 'devices', 'admission', 'large', 'due', 'healing', 'filters',
          'planning', 'comparison')
 #: Those that are run only when they are named.
 ON_REQUEST = ('boots', 'latency', 'galera')

@@ -163,8 +163,10 @@ def _wish(timeline: timelines.Timeline, demand: model.Demand, allowed: ty.Any,
     usable = set(ids) if allowed is None else {
         host_id for host_id, may in zip(timeline.ids, allowed, strict=True)
         if may} & set(ids)
+    first, *others = timeline.units.ways(demand)
     return move_planner.PlannedDemand(
-        {model.HOST: _PARTS} if demand.whole else demand.resources,
+        {model.HOST: _PARTS} if demand.whole else demand.resources if others
+        else {**demand.resources, **first},
         demand.count, demand.most_per_host(),
         frozenset(usable), demand.affinity is model.Affinity.SAME)
 

@@ -24,7 +24,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Eligibility', 'Eligible', 'bound', 'own_of']
+__all__ = ['Candidates', 'Eligibility', 'Eligible', 'bound', 'own_of']
 
 #: The bookings of the reservation of a server, and what was asked for.
 _OWN = sa.select(
@@ -42,11 +42,21 @@ class Eligible(ty.NamedTuple):
     ``booked`` is the uuid of the host of its booking; ``by_host`` says how
     many such servers may go to each host (by uuid) that is judged, and
     ``elsewhere`` how many to each other one that was asked about.
+    ``candidates`` are the numbers of the candidates of a host that it may
+    have; of others, it may have all.
     """
 
     booked: str | None
     by_host: dict[str, int]
     elsewhere: float
+    candidates: ty.Mapping[str, ty.Collection[int]] = {}
+
+
+#: By the uuid of a host, the ways to place a server there: each what it takes
+#: of each provider, by uuid. Only for hosts where these differ in the kinds of
+#: providers.
+Candidates: ty.TypeAlias = ty.Mapping[
+    str, ty.Sequence[ty.Mapping[str, model.Resources]]]
 
 
 class Eligibility:
@@ -63,7 +73,8 @@ class Eligibility:
 
     def for_server(self, server_id: str, resources: model.Resources,
                    uuids: ty.Collection[str],
-                   reservation_id: str | None = None) -> Eligible:
+                   reservation_id: str | None = None,
+                   candidates: Candidates | None = None) -> Eligible:
         """Where a server, and those that come with it, may be placed now.
 
         A server with a booking may go to its booked host, and to any host
@@ -110,13 +121,18 @@ class Eligibility:
                 by_host = self._fits_by_host(
                     timeline, resources, uuids, window,
                     everywhere=bool(affinity))
+                fitting = self._fitting(timeline, resources, window,
+                                        candidates or {})
             hosts = self._index.hosts
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = booked.uuid if booked else None
             shut = _shut_to(booked, apart)
             own_on = _own_on(own, hosts, shut, now)
             by_host |= dict.fromkeys(shut.intersection(uuids), 0)
-            found = Eligible(uuid, _with_own(by_host, own_on, hosts), math.inf)
+            by_host |= {one: 0 for one, some in fitting.items() if not some}
+            found = Eligible(uuid, _with_own(by_host, own_on, hosts), math.inf,
+                             {one: some for one, some in fitting.items()
+                              if some})
         if affinity is None:
             return found
         if mine.claimed_at is None:
@@ -125,15 +141,22 @@ class Eligibility:
             found, mine, siblings, hosts)
 
     def for_unreserved(self, resources: model.Resources,
-                       uuids: ty.Collection[str], lag: float = 0) -> Eligible:
+                       uuids: ty.Collection[str], lag: float = 0,
+                       candidates: Candidates | None = None) -> Eligible:
         """Where a server that has no booking may be placed, for half as much.
 
         :param uuids: of the hosts that are asked about
         :param lag: see :meth:`blazar_core.capacity.booking_index.Index.fresh`
         """
         with self._index.fresh(lag) as timeline:
-            return self._fits_for_ever(
+            found = self._fits_for_ever(
                 timeline, resources, uuids, self._clock.now())
+            fitting = self._fitting(timeline, resources, model.Window(
+                self._clock.now(), model.FOREVER), candidates or {})
+        return found._replace(
+            by_host=found.by_host | {
+                one: 0 for one, some in fitting.items() if not some},
+            candidates=fitting)
 
     def from_stale_index(self, resources: model.Resources,
                          uuids: ty.Collection[str]) -> Eligible:
@@ -176,6 +199,48 @@ class Eligibility:
             peaks=peaks)
         return dict(zip(self._index.uuids()[judged].tolist(),
                         rooms[judged].tolist(), strict=True))
+
+    def _fitting(self, timeline: timelines.Timeline,
+                 resources: model.Resources, window: model.Window,
+                 candidates: Candidates) -> dict[str, list[int]]:
+        """Return which candidates of each host leave others the providers
+        that are booked for them.
+        """
+        alike: dict[frozenset[tuple[str, int]], list[tuple[str, int]]] = (
+            collections.defaultdict(list))
+        for uuid, ways in candidates.items():
+            host = self._index.hosts.get(self._index.ids_by_uuid.get(uuid, 0))
+            if host is None or host.providers is None:
+                continue
+            kinds = host.providers.kinds()
+            for number, way in enumerate(ways):
+                amounts: dict[str, int] = {}
+                for provider, taken in way.items():
+                    kind = kinds.get(provider, {})
+                    for rc, amount in taken.items():
+                        if rc in kind:
+                            amounts[kind[rc]] = amount + amounts.get(
+                                kind[rc], 0)
+                if amounts:
+                    alike[frozenset(amounts.items())].append((uuid, number))
+        if not alike:
+            return {}
+        ids = self._index.ids_by_uuid
+        asked = timeline.mask(ids[uuid] for uuid in candidates if uuid in ids)
+        peaks = timeline.peaks(window, asked)
+        judged = asked & timeline.busy(peaks)
+        found: dict[str, list[int]] = {}
+        for some, those in alike.items():
+            rooms = timeline.fits(
+                model.Demand({**resources, **dict(some)}), window, judged &
+                timeline.mask(ids[uuid] for uuid, _number in those),
+                peaks=peaks)
+            for uuid, number in those:
+                found.setdefault(uuid, [])
+                place = timeline.index(ids[uuid])
+                if rooms[place] or not judged[place]:
+                    found[uuid].append(number)
+        return found
 
 
 def _window_of(connection: sa.Connection, server_id: str, mine: ty.Any,
@@ -253,7 +318,7 @@ def _as_booked(found: Eligible, siblings: ty.Iterable[ty.Any],
     awaited = {one.migrating_to for one in siblings}
     return Eligible(found.booked, {
         hosts[host_id].uuid: count for host_id, count in own_on.items()
-        if host_id not in awaited}, 0)
+        if host_id not in awaited}, 0, found.candidates)
 
 
 def _apart(found: Eligible, mine: ty.Any, siblings: ty.Iterable[ty.Any],
@@ -279,7 +344,8 @@ def _together(found: Eligible, mine: ty.Any, siblings: ty.Iterable[ty.Any],
     return Eligible(found.booked, {
         uuid: room for uuid, room in found.by_host.items()
         if uuid == found.booked or (
-            uuid in uuids if only else room > len(siblings))}, 0)
+            uuid in uuids if only else room > len(siblings))}, 0,
+        found.candidates)
 
 
 def bound(affinity: bool | None, mine: ty.Any, siblings: ty.Iterable[ty.Any],

@@ -18,6 +18,7 @@ from sqlalchemy import orm
 from blazar_core.capacity import host_generations
 from blazar_core.capacity import ledger
 from blazar_core.capacity import pending
+from blazar_core.capacity import units
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
@@ -394,8 +395,11 @@ def _report(session: orm.Session, now: int, row: models.Host,
         server_id in allocations and booking.resources != (
             takes := of_server(booking, allocations[
                 ty.cast(str, server_id)]))]
+    changed = {one.row for one in (*sized, *failed)}
     resized = [*grown(session, row, values.get('capacity')), *sized,
-               *failed]
+               *failed, *(one for one in _of_new_kinds(
+                   session, row, values.get('units', row.units))
+                   if one.row not in changed)]
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
     values = {**values, **counted(
@@ -561,6 +565,43 @@ def grown(session: orm.Session, row: models.Host,
             if booking.whole]
 
 
+def _of_new_kinds(session: orm.Session, row: models.Host,
+                  changed: ty.Mapping[str, ty.Collection[str]] | None,
+                  ) -> list[ledger.Edit]:
+    """Bookings keep their providers when these become of another kind, by
+    other traits.
+
+    :param changed: what the host's providers are to have; None: nothing that
+        its capacity does not say
+    """
+    was, is_now = (units.kinds_of((some or {}).items())
+                   for some in (row.units, changed))
+    if was == is_now:
+        return []
+    renamed: dict[str, str] = {}
+    added: dict[str, str] = {}
+    for rc, kinds in is_now.items():
+        of = {uuid: name for name in kinds for uuid, classes in (
+            changed or {}).items() if name in classes}
+        renamed |= {name: of[uuid] for name in was.get(rc, ())
+                    for uuid, classes in (row.units or {}).items()
+                    if name in classes and uuid in of and name not in kinds}
+        if rc not in was:
+            added[rc] = next(iter(kinds))
+    edits = []
+    for booking in session.scalars(sa.select(models.Booking).where(
+            models.Booking.host_id == row.id).options(
+                orm.joinedload(models.Booking.reservation))):
+        amounts = {renamed.get(rc, rc): amount
+                   for rc, amount in booking.resources.items()} | {
+            name: booking.resources[rc] for rc, name in added.items()
+            if rc in booking.resources}
+        if not booking.whole and amounts != booking.resources:
+            edits.append(ledger.Edit(booking, ledger.new_of(
+                booking, resources=amounts)))
+    return edits
+
+
 def of_server(booking: models.Booking, takes: model.Resources,
               ) -> dict[str, int]:
     """What is booked for a server that runs, and takes so much.
@@ -583,7 +624,7 @@ def tell(edits: ty.Iterable[ledger.Edit]) -> None:
     for reservation in {edit.row.reservation for edit in edits if edit.row}:
         first, *others = [one.resources for one in reservation.bookings]
         if reservation.booted and all(one == first for one in others):
-            reservation.resources = dict(first)
+            reservation.resources = model.plain(first)
 
 
 def left_behind(session: orm.Session, row: models.Host, now: int,

@@ -33,6 +33,7 @@ from sqlalchemy import orm
 
 from blazar_core.capacity import host_generations
 from blazar_core.capacity import rule
+from blazar_core.capacity import units
 from blazar_core.capacity import usage_records
 from blazar_core.common import model
 from blazar_core.common import states
@@ -62,6 +63,8 @@ class NewBooking:
     :ivar claimed_at: when a scheduler let its server onto the host
     :ivar outage: why the host is away then, of no reservation; None: it is not
     :ivar host_failed_at: since when its host is known to have failed under it
+    :ivar groups: the request groups of its resources; none: any provider of
+        its host will do
     :ivar recorded_at: see :mod:`blazar_core.capacity.usage_records`; it is set
         when this is written
     """
@@ -78,6 +81,7 @@ class NewBooking:
     outage: str | None = None
     host_failed_at: int | None = None
     recorded_at: int | None = None
+    groups: tuple[model.Group, ...] = ()
     failed_at: ty.ClassVar[None] = None  # What is new has not.
 
 
@@ -99,8 +103,22 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
                       row.running, row.dispatched_at, row.claimed_at,
                       outage=row.outage)
     new = dataclasses.replace(same, **changed)
+    if new.host_id == row.host_id or not new.groups:
+        # What it has, or what it was promised, stays of its kind.
+        new = dataclasses.replace(new, resources=_of_same_kinds(
+            new.resources, row.resources))
     return new if new.host_id != row.host_id else dataclasses.replace(
         new, host_failed_at=row.host_failed_at)
+
+
+def _of_same_kinds(amounts: model.Resources, before: model.Resources,
+                   ) -> model.Resources:
+    """Return amounts, of the kinds of others where they are the same."""
+    known = {model.base_of(rc) for rc in amounts.keys() - model.plain(amounts)}
+    kinds = {rc: amount for rc, amount in before.items()
+             if (base := model.base_of(rc)) != rc and base not in known and
+             amounts.get(base) == before.get(base)}
+    return {**amounts, **kinds} if kinds else amounts
 
 
 def follow(booking: models.Booking, host_id: int, swap: bool = True,
@@ -169,6 +187,11 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
            for edit in edits):
         edits = _spelled_out(edits, hosts)
         changes = _changes(edits)
+    if any(host.units for host in hosts) or any(
+            edit.new is not None and model.plain(edit.new.resources) !=
+            edit.new.resources for edit in edits):
+        edits = _of_kinds(edits, hosts, others, now)
+        changes = _changes(edits)
     if not force:
         for host in hosts:
             _check(host, now, others[host.id], changes[host.id])
@@ -207,6 +230,80 @@ def _spelled_out(edits: ty.Iterable[Edit], hosts: ty.Iterable['HostLoad'],
                 new, resources=capacity[new.host_id])
         spelled.append(Edit(row, new))
     return spelled
+
+
+def _of_kinds(edits: ty.Sequence[Edit], hosts: ty.Iterable['HostLoad'],
+              others: ty.Mapping[int, ty.Sequence['_Change']], now: int,
+              ) -> list[Edit]:
+    """Edits that say of which kind of provider their host gives the amounts:
+    the first ones of which it has enough.
+
+    Where it has not, the rule does not hold for what is returned.
+    """
+    found = [*edits]
+    for host in hosts:
+        kinds = units.kinds_of((host.units or {}).items())
+        found = [_without_kinds(edit, host, kinds) for edit in found]
+        open_: dict[int, list[dict[str, int]]] = {}
+        for number, (_row, new) in enumerate(found):
+            if kinds and new is not None and new.host_id == host.id and (
+                    any(ways := units.ways(
+                        new.resources, new.groups, kinds))):
+                open_[number] = ways
+        if not open_:
+            continue
+        stays = [*(one.taken(now) for one in others[host.id]), *rule.evictable(
+            rule.by_lead_time(host.interruptible), now), *(
+                (new.window, new.resources)
+                for number, (_row, new) in enumerate(found)
+                if number not in open_ and new is not None and
+                new.host_id == host.id)]
+        # All of the first way, if they fit so: then of the next.
+        chosen = next(filter(None, (
+            _chosen(host, stays, [
+                (ty.cast(NewBooking, found[number].new).window,
+                 [*some[first:], *some[:first]])
+                for number, some in open_.items()])
+            for first in range(max(map(len, open_.values()))))), None)
+        for (number, ways), way in zip(
+                open_.items(), chosen or [one[0] for one in open_.values()],
+                strict=True):
+            row, new = found[number]
+            assert new is not None
+            found[number] = Edit(row, dataclasses.replace(
+                new, resources={**new.resources, **way}))
+    return found
+
+
+def _without_kinds(edit: Edit, host: 'HostLoad', kinds: units.Kinds) -> Edit:
+    """Return an edit by which a host gives what it has itself."""
+    row, new = edit
+    if new is None or new.host_id != host.id:
+        return edit
+    amounts = {rc: amount for rc, amount in new.resources.items()
+               if rc in host.capacity or model.base_of(rc) in kinds or
+               model.base_of(rc) == rc}
+    return edit if len(amounts) == len(new.resources) else Edit(
+        row, dataclasses.replace(new, resources=amounts))
+
+
+def _chosen(host: 'HostLoad', stays: ty.Iterable[rule.Taken],
+            wanted: ty.Iterable[tuple[
+                model.Window, ty.Sequence[model.Resources]]],
+            ) -> list[model.Resources] | None:
+    """Return one of several amounts for each window, so that a host has all
+    of them; None: not in this order.
+    """
+    taken, chosen = [*stays], []
+    for window, ways in wanted:
+        way = next((one for one in ways if not rule.lacking(
+            host.capacity, host.usage,
+            rule.peaks(taken, [(window, one)]))), None)
+        if way is None:
+            return None
+        taken.append((window, way))
+        chosen.append(way)
+    return chosen
 
 
 def hold(connection: sa.Connection, host_ids: ty.Collection[int],
@@ -251,6 +348,7 @@ class HostLoad(ty.NamedTuple):
     enrolment: str | None = None
     reservable: bool | None = None
     interruptible: ty.Mapping[str, models.Interruptible] | None = None
+    units: ty.Mapping[str, ty.Mapping[str, ty.Sequence[int]]] | None = None
 
     def is_among(self, among: model.HostPool) -> bool:
         """Whether it is one of such hosts, and may be reserved if it serves
@@ -317,7 +415,8 @@ _BOOKINGS = models.Booking.__table__
 RESERVABLE = sa.case((_HOSTS.c.overdue_at.is_not(None), sa.false()),
                      else_=_HOSTS.c.reservable).label('reservable')
 SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
-        _HOSTS.c.enrolment, RESERVABLE, _HOSTS.c.interruptible)
+        _HOSTS.c.enrolment, RESERVABLE, _HOSTS.c.interruptible,
+        _HOSTS.c.units)
 #: Whether a booking is in anybody's way: one within a reservation that has all
 #: of the host is not.
 TAKES = sa.cast(_BOOKINGS.c.resources, sa.Text) != '{}'

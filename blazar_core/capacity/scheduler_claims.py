@@ -212,9 +212,8 @@ class Claims:
                         session.connection(), mine.lease_id, server_id,
                         booking.resources, takes)
                 if not booking.running:
-                    return self._place(session, now, booking, host, {
-                        rc: max(amount, takes.get(rc, 0))
-                        for rc, amount in booking.resources.items()}, forced)
+                    return self._place(session, now, booking, host,
+                                       _as_placed(booking, takes), forced)
                 if booking.reservation.lease.status in states.ENDING:
                     # What becomes of it is judged by where it is.
                     raise Denied('its lease has ended')
@@ -334,8 +333,11 @@ def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],
     amounts: dict[str, int] = {}
     if host is None:
         return None, amounts
-    for resources in takes.values():
-        for rc, amount in resources.items():
+    kinds = host.providers.kinds() if host.providers else {}
+    for provider, resources in takes.items():
+        kind = kinds.get(provider, {})
+        for rc, amount in (*resources.items(), *(
+                (kind[rc], resources[rc]) for rc in resources if rc in kind)):
             if amount and rc in host.capacity:
                 amounts[rc] = amounts.get(rc, 0) + amount
     return (host if amounts else None), amounts
@@ -353,14 +355,34 @@ def _owner(connection: sa.Connection, booking: ty.Any) -> str | None:
         models.Lease.id == booking.lease_id))
 
 
+def _as_placed(booking: models.Booking, takes: model.Resources,
+               ) -> dict[str, int]:
+    """Return what is booked for a server that is placed: what was, or more;
+    of the kinds of providers that the cloud has chosen.
+    """
+    booked = {rc: max(amount, takes.get(rc, 0))
+              for rc, amount in model.plain(booking.resources).items()}
+    kinds = takes.keys() - model.plain(takes)
+    return booked | {rc: amount for rc, amount in booking.resources.items()
+                     if rc not in booked and not kinds} | {
+        rc: takes[rc] for rc in kinds}
+
+
 def _followed(booking: models.Booking, host_id: int,
               resources: model.Resources) -> list[ledger.Edit]:
     """Return the edits by which a booking goes where its server does, and is
     of its size.
     """
     if booking.host_id == host_id:
+        # One that has what it gets has what it had.
         return [ledger.Edit(booking, ledger.new_of(
-            booking, resources=resources))]
+            booking, resources=resources)), *(
+                ledger.Edit(one, ledger.new_of(
+                    one, resources=booking.resources))
+                for one in booking.reservation.bookings
+                if one.host_id == host_id and one.claimed_at is None and
+                one.id != booking.id and
+                one.resources == resources != booking.resources)][:2]
     edits = ledger.follow(booking, host_id)
     if dict(booking.resources) != resources:
         edits[0] = ledger.Edit(booking, ledger.new_of(

@@ -509,7 +509,7 @@ def _add(timeline: timelines.Timeline, beside: timelines.Tentative,
          places: npt.NDArray[np.intp], demand: model.Demand) -> None:
     """Put what was picked for a demand beside the timeline."""
     beside.add(np.bincount(places, minlength=len(timeline)),
-               timeline.capacity if demand.whole else demand.resources)
+               timeline.capacity if demand.whole else timeline.takes(demand))
 
 
 def _on_one(demand: model.Demand) -> int:

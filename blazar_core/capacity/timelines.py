@@ -339,17 +339,39 @@ class Timeline(Calendar):
         :param beside: what is there too, over all of the window
         :param peaks: what :meth:`peaks` says of the window, if that is known
         """
-        rooms = np.zeros(len(self), np.int64)
-        scan = self._scan(demand, demand.resources, demand.most_per_host(),
-                          self._which(hosts), beside)
-        if scan is None:
-            return rooms
+        which = self._which(hosts)
         if peaks is None and end_of(window) == NEVER:
             peaks = self.peaks(window)
-        rooms[scan.which] = scan.room(
-            window.start, end_of(window)) if (
-            peaks is None) else scan.room_over(peaks)
-        return rooms
+
+        def fits(resources: model.Resources) -> Ints:
+            rooms = np.zeros(len(self), np.int64)
+            scan = self._scan(demand, resources, demand.most_per_host(),
+                              which, beside)
+            if scan is not None:
+                rooms[scan.which] = scan.room(
+                    window.start, end_of(window)) if (
+                    peaks is None) else scan.room_over(peaks)
+            return rooms
+
+        first, *others = self.units.ways(demand)
+        if not others:
+            return fits({**demand.resources, **first})
+        ways = [first, *others]
+        rooms = fits(demand.resources)
+        which = np.flatnonzero(rooms)
+        by_way = [fits(way) for way in ways]
+        # Servers of several ways fit beside each other where these are of
+        # different kinds.
+        combine = np.add if all(len(way) == 1 for way in ways) else np.maximum
+        return np.asarray(np.minimum(rooms, combine.reduce(by_way)), np.int64)
+
+    def takes(self, demand: model.Demand) -> dict[str, int]:
+        """Return what a server of a demand takes of a host, at most."""
+        found = dict(demand.resources)
+        for way in self.units.ways(demand):
+            for rc, amount in way.items():
+                found[rc] = max(amount, found.get(rc, 0))
+        return found
 
     def earliest(self, demand: model.Demand, duration: int, not_before: int,
                  hosts: Hosts = None) -> int | None:
@@ -375,12 +397,16 @@ class Timeline(Calendar):
             resources = {rc: amount * wanted
                          for rc, amount in resources.items()}
             most = wanted = 1
-        scan = self._scan(demand, resources, most, self._which(hosts),
-                          least=demand.count if (
-                              demand.affinity is model.Affinity.SAME) else 1)
-        if scan is None:
-            return None
-        return scan.earliest(duration, not_before, wanted)
+        times = demand.count if (
+            demand.affinity is model.Affinity.SAME) else 1
+        found = []
+        for way in self.units.ways(demand):
+            scan = self._scan(demand, {**resources, **{
+                rc: amount * times for rc, amount in way.items()}}, most,
+                self._which(hosts), least=times)
+            if scan is not None:
+                found.append(scan.earliest(duration, not_before, wanted))
+        return min((one for one in found if one is not None), default=None)
 
     def peak(self, host_id: int, window: model.Window) -> dict[str, int]:
         """The most that is booked on a host at any instant, by class.
@@ -499,6 +525,13 @@ class Timeline(Calendar):
     def _free(self, rc: str, beside: Tentative | None) -> Ints:
         """What is free of a class on each host, if nothing is booked."""
         free = self._classes[rc].free[:len(self)]
+        if (base := model.base_of(rc)) != rc:
+            # Hosts that have the class themselves are judged by that.
+            free = np.where(np.logical_or.reduce([
+                self._classes[one].capacity[:len(self)] > 0
+                for one in self.units.kinds.get(base, ())
+                if one in self._classes] or [np.ones(len(self), bool)]),
+                free, search.HUGE)
         return free if beside is None or rc not in beside.amounts else (
             free - beside.amounts[rc])
 

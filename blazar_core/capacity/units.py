@@ -16,7 +16,8 @@ import numpy as np
 from blazar_core.capacity.step_functions import Ints
 from blazar_core.common import model
 
-__all__ = ['Limits', 'ExceedsHost', 'UNLIMITED', 'UnitsOfHosts', 'limits_of']
+__all__ = ['ExceedsHost', 'Kinds', 'Limits', 'UNLIMITED', 'UnitsOfHosts',
+           'kinds_of', 'limits_of', 'ways']
 
 #: More servers than any host takes.
 UNLIMITED = 2 ** 31
@@ -25,6 +26,13 @@ _REMEMBERED = 100
 #: So many combinations of providers are tried for a server; if none of these
 #: fits, placement decides.
 _TRIES = 10_000
+
+#: So many ways to choose kinds of providers for a server are compared.
+_WAYS = 64
+
+#: For each class, the classes of the kinds of providers that have it, and a
+#: provider of each.
+Kinds: ty.TypeAlias = dict[str, dict[str, str]]
 
 #: What each provider of a host has, and for each set of providers that the
 #: groups of a demand name, whether it is one of them.
@@ -67,6 +75,51 @@ class ExceedsHost(ty.NamedTuple):
     steps: tuple[int, ...]
 
 
+def kinds_of(providers: ty.Iterable[tuple[str, ty.Iterable[str]]]) -> Kinds:
+    """Return the kinds of some providers.
+
+    :param providers: their uuids, each with its classes
+    """
+    found: Kinds = {}
+    for uuid, classes in providers:
+        for rc in classes:
+            if (base := model.base_of(rc)) != rc:
+                found.setdefault(base, {}).setdefault(rc, uuid)
+    return found
+
+
+def ways(resources: model.Resources, groups: ty.Sequence[model.Group],
+         kinds: Kinds) -> list[dict[str, int]]:
+    """Return what one server may take by kind of provider: one of these.
+
+    Amounts that say already of which kind they are have one way. So have those
+    of which no provider has a kind: none of it.
+
+    :param groups: its request groups; none: any provider will do
+    """
+    known = {model.base_of(rc) for rc in resources
+             if model.base_of(rc) != rc}
+    choices = []
+    for group in groups or (model.Group(tuple(resources.items())),):
+        for rc, amount in group.resources:
+            if not amount or rc not in kinds or rc in known:
+                continue
+            required = [some for some in group.required if group.single or any(
+                one in some for one in kinds[rc].values())]
+            usable = [name for name, one in kinds[rc].items()
+                      if one not in group.forbidden and all(
+                          one in some for some in required)]
+            if usable:
+                choices.append([(name, amount) for name in usable])
+    found: dict[ty.Hashable, dict[str, int]] = {}
+    for chosen in itertools.islice(itertools.product(*choices), _WAYS):
+        amounts: dict[str, int] = {}
+        for name, amount in chosen:
+            amounts[name] = amounts.get(name, 0) + amount
+        found.setdefault(frozenset(amounts.items()), amounts)
+    return [*found.values()]
+
+
 class UnitsOfHosts:
     """The units of hosts, in the order of a timeline.
 
@@ -80,6 +133,12 @@ class UnitsOfHosts:
         self._numbers: Ints = np.zeros(16, np.int64)
         self._units: dict[ty.Hashable, int] = {_ALONE.units: 0}
         self._known: dict[ty.Hashable, Limits] = {}
+        #: The kinds of providers of all hosts.
+        self.kinds: Kinds = {}
+
+    def ways(self, demand: model.Demand) -> list[dict[str, int]]:
+        """Return what a server of a demand may take by kind of provider."""
+        return ways(demand.resources, demand.groups, self.kinds)
 
     def set(self, place: int, uuid: str,
             providers: model.Providers | None) -> None:
@@ -97,6 +156,10 @@ class UnitsOfHosts:
         providers = providers or _ALONE
         if (self._uuids[place], self._providers[place]) != (uuid, providers):
             self._uuids[place], self._providers[place] = uuid, providers
+            for rc, some in kinds_of(zip(providers.ids, (
+                    (name for name, _units in one)
+                    for one in providers.units))).items():
+                self.kinds.setdefault(rc, {}).update(some)
             self._numbers[place] = self._units.setdefault(
                 providers.units, len(self._units))
             self._known.clear()

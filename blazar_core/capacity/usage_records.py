@@ -194,7 +194,7 @@ def _segments(booking: ty.Any, start: int, end: int, owner: Owner,
     # One within a reservation that has all of the host takes nothing.
     if booking.host_id is None or not booking.resources:
         return {}
-    amounts = dict(booking.resources)
+    amounts = model.plain(booking.resources)
     found = {Kind.RESERVED: _Segment(booking.host_id, start, end, amounts)}
     if booking.running or owner.used:
         found[Kind.USED] = _Segment(

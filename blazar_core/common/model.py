@@ -24,9 +24,9 @@ import typing as ty
 from blazar_core.common import host_properties
 
 __all__ = ['Affinity', 'COMPUTE', 'Demand', 'FLOATING_IP', 'FOREVER',
-           'Group', 'HOST',
-           'Host', 'HostFacts', 'LATEST', 'LEAVING', 'Providers', 'Resources',
-           'SEGMENT', 'Units', 'WHOLE', 'Window', 'stay', 'total']
+           'Group', 'HOST', 'Host', 'HostFacts', 'LATEST', 'LEAVING',
+           'Providers', 'Resources', 'SEGMENT', 'Units', 'WHOLE', 'Window',
+           'base_of', 'class_of_kind', 'plain', 'stay', 'total']
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
@@ -110,6 +110,32 @@ class Units(ty.NamedTuple):
         return self.least <= amount <= self.most and not amount % self.step
 
 
+#: Between a resource class and the kind of provider that gives it.
+_OF_KIND = '@'
+
+
+def class_of_kind(rc: str, kind: str) -> str:
+    """Return the name under which a class is counted by kind of provider.
+
+    The child providers of hosts that have the same traits are of one kind:
+    what asks for one of them may have any other. So what they have of a class
+    counts twice: by the class, and by the class of their kind.
+    """
+    return f'{rc}{_OF_KIND}{kind}'
+
+
+def base_of(rc: str) -> str:
+    """Return the class that a class of a kind is of; else the class itself.
+    """
+    return rc.partition(_OF_KIND)[0]
+
+
+def plain(resources: Resources) -> dict[str, int]:
+    """Return amounts by the classes of the cloud alone."""
+    return {rc: amount for rc, amount in resources.items()
+            if _OF_KIND not in rc}
+
+
 class Providers(ty.NamedTuple):
     """The providers of a host, where its capacity alone does not say what one
     server can get.
@@ -123,6 +149,12 @@ class Providers(ty.NamedTuple):
 
     ids: tuple[str, ...]
     units: tuple[tuple[tuple[str, Units], ...], ...]
+
+    def kinds(self) -> dict[str, dict[str, str]]:
+        """Return the classes of the kind of each provider, by class."""
+        return {one: {base_of(rc): rc for rc, _units in some
+                      if base_of(rc) != rc}
+                for one, some in zip(self.ids, self.units, strict=True)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

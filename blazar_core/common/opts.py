@@ -115,6 +115,17 @@ OPTS: list[cfg.Opt] = [
              'and checked again every ten minutes. A lease created after the '
              'last of these times is checked within a minute. An empty list '
              'disables the check.'),
+    cfg.StrOpt(
+        'uncounted', default='warn', choices=(
+            ('warn', 'Accept it, with a warning in the lease and before its '
+                     'start. A server is built only where that is free when '
+                     'its build starts.'),
+            ('refuse', 'Refuse it.')),
+        help='How to handle a lease of servers that need what placement does '
+             'not count: PCI devices without ``[filter_scheduler] '
+             'pci_in_placement``, SR-IOV ports, and NUMA topologies (CPUs or '
+             'memory pages of certain nodes). A change does not affect leases '
+             'that exist.'),
     cfg.IntOpt(
         'max_occurrences', default=100, min=1, max=1000,
         help='Maximum number of occurrences of a recurring lease. Each '

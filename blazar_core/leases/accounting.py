@@ -234,7 +234,7 @@ def reserved_at(connection: sa.Connection, instant: int,
     ).group_by(booking.host_id, amounts, booking.running, *OF_WHOLE)):
         reserved, used = found.setdefault(
             row.host_id, (collections.Counter(), collections.Counter()))
-        for rc, amount in json.loads(row.amounts).items():
+        for rc, amount in model.plain(json.loads(row.amounts)).items():
             reserved[rc] += amount * row.number
             used[rc] += amount * row.number * is_used(row)
     return found

@@ -120,8 +120,8 @@ def free(connection: sa.Connection, window: model.Window) -> list[Free]:
     usage: collections.Counter[str] = collections.Counter()
     for row in connection.execute(sa.select(_HOST.capacity, _HOST.usage)):
         if row.capacity:
-            capacity.update(row.capacity)
-            usage.update(row.usage)
+            capacity.update(model.plain(row.capacity))
+            usage.update(model.plain(row.usage))
     amounts = sa.cast(_BOOKING.resources, sa.Text)
     changes: dict[int, collections.Counter[str]] = collections.defaultdict(
         collections.Counter)
@@ -132,7 +132,7 @@ def free(connection: sa.Connection, window: model.Window) -> list[Free]:
                 _BOOKING.start_date < window.end,
                 _BOOKING.end_date > window.start).group_by(
                     _BOOKING.start_date, _BOOKING.end_date, amounts)):
-        for rc, amount in json.loads(row.amounts).items():
+        for rc, amount in model.plain(json.loads(row.amounts)).items():
             changes[max(row.start_date, window.start)][rc] += (
                 amount * row.number)
             changes[row.end_date][rc] -= amount * row.number

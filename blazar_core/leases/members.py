@@ -304,12 +304,12 @@ def _like(session: orm.Session, lease: models.Lease,
     """
     for one in lease.reservations:
         if one.status == states.Reservation.ACTIVE and (
-                dict(one.resources) == dict(wanted.demand.resources)):
+                one.resources == model.plain(wanted.demand.resources)):
             return one
     row = models.Reservation(
         id=uuidutils.generate_uuid(), lease_id=lease.id,
         resource_type=wanted.resource_type, amount=0,
-        resources=dict(wanted.demand.resources),
+        resources=model.plain(wanted.demand.resources),
         status=states.Reservation.ACTIVE, params=None, spec=None,
         moved_at=None, created_at=now, updated_at=now)
     session.add(row)

@@ -192,7 +192,7 @@ class Planned(ty.NamedTuple):
             'status'] in states.SEEKING else new.booked
         return [ledger.Edit(None, ledger.NewBooking(
             row['id'], host_id, server_id, window, one.demand.resources,
-            among=one.demand.among))
+            among=one.demand.among, groups=one.demand.groups))
             for row, one, host_ids in zip(
                 rows.reservations, new.reservations, picked, strict=True)
             for server_id, host_id in zip(
@@ -247,7 +247,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
     }, [{
         'id': reservation_id, 'lease_id': lease_id,
         'resource_type': one.resource_type, 'amount': len(host_ids),
-        'resources': dict(one.demand.resources),
+        'resources': model.plain(one.demand.resources),
         'status': states.Reservation.PENDING,
         'params': None if one.params is None else dict(one.params),
         'spec': None if one.spec is None else dict(one.spec),

@@ -151,7 +151,7 @@ def of(always: ty.Iterable[str], lease: models.Lease,
         raise api.Outdated('its bookings have changed')
     changed: dict[str, ty.Any] = {} if wanted is None else {
         'resources': wanted.demand.resources,
-        'among': wanted.demand.among}
+        'among': wanted.demand.among, 'groups': wanted.demand.groups}
     return [
         *(ledger.Edit(row, None) for row in rows if row not in kept),
         *(ledger.Edit(row, ledger.new_of(

@@ -171,7 +171,8 @@ class DeferredAdmission:
                 edits += [ledger.Edit(
                     row, None if host_id is None else ledger.new_of(
                         row, window=booked, host_id=host_id,
-                        resources=demand.resources, among=demand.among))
+                        resources=demand.resources, among=demand.among,
+                        groups=demand.groups))
                     for row, host_id in itertools.zip_longest(
                         wanting(one), picked[one.id])]
             # First: what it has from now on is recorded as its own.

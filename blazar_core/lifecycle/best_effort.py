@@ -424,7 +424,8 @@ def _edits(lease: models.Lease, plan: _Plan,
             raise api.Outdated('some of its servers were deleted')
         edits += [ledger.Edit(row, ledger.new_of(
             row, host_id=host_id, resources=demand.resources,
-            among=demand.among)) for row, host_id in itertools.zip_longest(
+            among=demand.among, groups=demand.groups))
+            for row, host_id in itertools.zip_longest(
                 rows, plan.picked[one.id])]
     return edits
 

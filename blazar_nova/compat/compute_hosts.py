@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import re
 import typing as ty
 
@@ -25,9 +26,9 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import timestamps
 
 __all__ = ['ComputeHost', 'Facts', 'Provider', 'ServiceState', 'Tree',
-           'all_hosts', 'allocations', 'ask_placement', 'counted', 'facts',
-           'named', 'on_service_host', 'service_states', 'services_up',
-           'taken', 'taken_by', 'tell_placement', 'trees']
+           'all_hosts', 'allocations', 'ask_placement', 'consumers', 'counted',
+           'facts', 'named', 'on_service_host', 'service_states',
+           'services_up', 'taken', 'taken_by', 'tell_placement', 'trees']
 
 LOG = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class Provider(ty.NamedTuple):
 
     :ivar generation: that it had before
     :ivar units: what placement lets be claimed of each class, and how much of
-        it one server may claim
+        it one server may claim; of a child provider for each class a second
+        time, for the class of its kind
     :ivar taken: whether any consumer had anything of it
     """
 
@@ -162,7 +164,8 @@ def facts(uuid: str, tree: Tree | None = None, known: Facts | None = None,
     providers = {}
     before = known.providers if known is not None else {}
     for one, generation in (tree or _tree(uuid)).items():
-        providers[one] = _look_at(one, generation, before.get(one), amounts)
+        providers[one] = _look_at(
+            one, one == uuid, generation, before.get(one), amounts)
         capacity.update({rc: units.capacity for rc, units in
                          providers[one].units.items()})
     if not capacity:
@@ -188,26 +191,39 @@ def _units(uuid: str, providers: ty.Mapping[str, Provider],
     return {'': found.pop(uuid, {}), **found}
 
 
-def _look_at(uuid: str, generation: int, before: Provider | None,
-             amounts: dict[str, dict[str, int]]) -> Provider:
+def _look_at(uuid: str, is_root: bool, generation: int,
+             before: Provider | None, amounts: dict[str, dict[str, int]],
+             ) -> Provider:
     """What a provider has.
 
-    Whatever adds to what is taken of it, or changes its inventory, moves its
-    generation. What gives back need not: a ``DELETE`` of what a consumer has
-    does not, nor does a ``PUT`` that names other providers only.
+    Whatever adds to what is taken of it, or changes its inventory or traits,
+    moves its generation. What gives back need not: a ``DELETE`` of what a
+    consumer has does not, nor does a ``PUT`` that names other providers only.
 
     :param amounts: what consumers take of it is added to these
     """
     is_same = before is not None and before.generation == generation
     if before is not None and is_same and not before.taken:
         return before
-    answer = _add_allocations(uuid, amounts)
+    answer = ask_placement(f'/resource_providers/{uuid}/allocations') or {}
     # It may have moved since the tree was asked for.
     now = answer.get('resource_provider_generation', generation)
-    return Provider(
-        now, before.units if before is not None and is_same and (
-            now == generation) else _inventory(uuid),
-        bool(answer.get('allocations')))
+    units = before.units if before is not None and is_same and (
+        now == generation) else _inventory(uuid)
+    if not is_root and units and not (
+            before is not None and units is before.units):
+        kind = _kind_of(uuid)
+        units = {**units, **{model.class_of_kind(rc, kind): some
+                             for rc, some in units.items()}}
+    _add_allocations(answer, units, amounts)
+    return Provider(now, units, bool(answer.get('allocations')))
+
+
+def _kind_of(provider: str) -> str:
+    """Return the same for child providers that have the same traits."""
+    answer = ask_placement(f'/resource_providers/{provider}/traits') or {}
+    traits = ','.join(sorted(answer.get('traits', [])))
+    return hashlib.sha256(traits.encode()).hexdigest()[:8]
 
 
 def taken_by(consumer: str, uuid: str) -> model.Resources:
@@ -215,7 +231,12 @@ def taken_by(consumer: str, uuid: str) -> model.Resources:
     amounts: collections.Counter[str] = collections.Counter()
     held = allocations(consumer)
     for provider in held.keys() & set(_tree(uuid)):
-        amounts.update(counted(held[provider]['resources']))
+        some = counted(held[provider]['resources'])
+        amounts.update(some)
+        if provider != uuid and some:
+            kind = _kind_of(provider)
+            amounts.update({model.class_of_kind(rc, kind): amount
+                            for rc, amount in some.items()})
     return amounts
 
 
@@ -245,12 +266,20 @@ def trees() -> dict[str, Tree]:
     return dict(found)
 
 
-def taken(providers: ty.Iterable[str]) -> dict[str, dict[str, int]]:
+def taken(providers: ty.Mapping[str, Provider]) -> dict[str, dict[str, int]]:
     """What each consumer takes of a host's providers."""
     amounts: dict[str, dict[str, int]] = {}
-    for provider in providers:
-        _add_allocations(provider, amounts)
+    for uuid, provider in providers.items():
+        _add_allocations(
+            ask_placement(f'/resource_providers/{uuid}/allocations') or {},
+            provider.units, amounts)
     return amounts
+
+
+def consumers(provider: str) -> set[str]:
+    """Return the consumers that have anything of a provider."""
+    return {*(ask_placement(f'/resource_providers/{provider}/allocations')
+              or {}).get('allocations', {})}
 
 
 def allocations(consumer: str) -> dict[str, ty.Any]:
@@ -336,15 +365,20 @@ def _units_of(total: int, reserved: int, ratio: float, least: int, most: int,
     return model.Units(capacity, least, min(most, capacity), step)
 
 
-def _add_allocations(provider: str, taken: dict[str, dict[str, int]],
-                     ) -> dict[str, ty.Any]:
-    """Add what consumers take of a provider; returns placement's answer."""
-    answer = ask_placement(f'/resource_providers/{provider}/allocations') or {}
+def _add_allocations(answer: ty.Mapping[str, ty.Any],
+                     units: ty.Mapping[str, model.Units],
+                     taken: dict[str, dict[str, int]]) -> None:
+    """Add what consumers take of a provider, by the class of its kind too.
+
+    :param answer: what placement says of its allocations
+    :param units: what the provider has
+    """
+    kinds = {base: rc for rc in units if (base := model.base_of(rc)) != rc}
     for consumer, allocation in answer.get('allocations', {}).items():
         amounts = taken.setdefault(consumer, {})
         for rc, amount in counted(allocation['resources']).items():
-            amounts[rc] = amounts.get(rc, 0) + amount
-    return answer
+            for name in (rc, kinds[rc]) if rc in kinds else (rc,):
+                amounts[name] = amounts.get(name, 0) + amount
 
 
 def ask_placement(url: str) -> dict[str, ty.Any] | None:

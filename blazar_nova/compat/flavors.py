@@ -139,9 +139,13 @@ def amounts_of(facts: ty.Mapping[str, ty.Any]) -> model.Resources:
 
 def unreserved(context: ty.Any, facts: ty.Mapping[str, ty.Any],
                host_ids: ty.Collection[str]) -> tuple[str, ...]:
-    """What servers of a flavor need and no lease reserves, in sentences."""
-    return tuple(host_filters.notes(
-        context, _spec_of(context, facts), host_ids)[0])
+    """What servers of a flavor need and no lease reserves, in sentences.
+
+    :raises InvalidLeaseParams: when such leases are refused
+    """
+    spec = _spec_of(context, facts)
+    host_filters.require_counted(spec)
+    return tuple(host_filters.notes(context, spec, host_ids)[0])
 
 
 def _spec_of(context: ty.Any, facts: ty.Mapping[str, ty.Any]) -> ty.Any:

@@ -20,9 +20,10 @@ from nova import objects
 from nova.scheduler import filters
 from nova.scheduler import host_manager
 
+from blazar_core.common import errors
 from blazar_nova.compat import bounded_calls
 
-__all__ = ['fixed', 'notes', 'refused', 'unreserved']
+__all__ = ['fixed', 'notes', 'refused', 'require_counted', 'unreserved']
 
 CONF = nova.conf.CONF
 
@@ -57,7 +58,7 @@ def unreserved(spec: ty.Any) -> list[str]:
     """
     asks = {
         _NUMA: _asks_numa(spec),
-        _PCI: _devices(spec) and not CONF.filter_scheduler.pci_in_placement}
+        _PCI: _devices(spec, uncounted=True)}
     return [name for name, is_asked in asks.items() if is_asked]
 
 
@@ -65,10 +66,17 @@ def _asks_numa(spec: ty.Any) -> bool:
     return 'numa_topology' in spec and spec.numa_topology is not None
 
 
-def _devices(spec: ty.Any) -> bool:
-    """Return whether a request is for PCI devices."""
+def _devices(spec: ty.Any, uncounted: bool = False) -> bool:
+    """Return whether a request is for PCI devices.
+
+    :param uncounted: whether those do not count that placement counts: Nova
+        asks it for devices of aliases, and for none of ports
+    """
     devices = spec.pci_requests if 'pci_requests' in spec else None
-    return bool(devices and devices.requests)
+    return any(
+        not (uncounted and CONF.filter_scheduler.pci_in_placement) or
+        one.source == objects.InstancePCIRequest.NEUTRON_PORT
+        for one in (devices.requests if devices else ()))
 
 
 def _is_enabled(name: str) -> bool:
@@ -123,6 +131,20 @@ def _state(node: ty.Any, cell_id: str, aggregates: list[ty.Any]) -> ty.Any:
 @functools.cache
 def _filters() -> dict[str, ty.Any]:
     return {one.__name__: one for one in filters.all_filters()}
+
+
+def require_counted(spec: ty.Any) -> None:
+    """Make sure that a lease may be admitted for a request.
+
+    :raises InvalidLeaseParams: when it needs what placement does not count,
+        and the operator has such leases refused
+    """
+    names = unreserved(spec)
+    if names and CONF.blazar.uncounted == 'refuse':
+        what = ' and '.join(_WHAT[name] for name in names)
+        raise errors.InvalidLeaseParams(
+            f'This cloud has no leases of {what}, as they cannot be reserved. '
+            'Use a flavor and ports without them, or boot without a lease.')
 
 
 def notes(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],

@@ -133,9 +133,9 @@ def _everybody(host: pool.Member) -> dict[str, str | None]:
             found = {one.uuid: bound_servers.reservation_of(one.flavor)
                      for one in objects.InstanceList.get_by_host(
                          in_cell, host.service_host, ['flavor'])}
-    there = compute_hosts.taken([host.uuid]) if host.uuid else {}
+    there = compute_hosts.consumers(host.uuid) if host.uuid else set()
     return found | {one: bound_servers.reservation_of_server(one)
-                    for one in there.keys() - found.keys()}
+                    for one in there - found.keys()}
 
 
 def everybody(host: pool.Member) -> set[str]:

@@ -28,8 +28,9 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
 
-__all__ = ['HostFilter', 'HostWeigher', 'install', 'is_rebuild',
-           'may_be_leased', 'on_start', 'servers_of', 'takes']
+__all__ = ['HostFilter', 'HostWeigher', 'candidates_of', 'install',
+           'is_rebuild', 'keep_candidates', 'may_be_leased', 'on_start',
+           'servers_of', 'takes']
 
 LOG = logging.getLogger(__name__)
 
@@ -97,6 +98,35 @@ def takes(hosts: ty.Iterable[ty.Any], spec: ty.Any) -> model.Resources:
     for provider in candidate['allocations'].values():
         total.update(provider['resources'])
     return compute_hosts.counted(total)
+
+
+def candidates_of(hosts: ty.Iterable[ty.Any],
+                  ) -> dict[str, list[dict[str, model.Resources]]]:
+    """Return what placement could give a server of the providers of hosts:
+    of those that would give it something of a child provider.
+    """
+    return {host.uuid: [{
+        uuid: compute_hosts.counted(one['resources'])
+        for uuid, one in candidate['allocations'].items()}
+        for candidate in host.allocation_candidates]
+        for host in hosts if any(
+            len(candidate['allocations']) > 1
+            for candidate in host.allocation_candidates)}
+
+
+def keep_candidates(hosts: ty.Iterable[ty.Any],
+                    candidates: ty.Mapping[str, ty.Collection[int]]) -> None:
+    """Leave hosts those candidates alone that a server may have.
+
+    Nova claims the first one, and tries none after it.
+
+    :param candidates: their numbers, by the uuid of a host; of others, all
+    """
+    for host in hosts:
+        if host.uuid in candidates:
+            host.allocation_candidates = [
+                one for number, one in enumerate(host.allocation_candidates)
+                if number in candidates[host.uuid]]
 
 
 #: How many claims are remembered, for requests that fail after them: several

@@ -76,7 +76,9 @@ def unreserved(call: build_calls.BuildCall, demand: model.Demand,
     """What servers of a boot need and no lease reserves, in sentences.
 
     :raises Conflict: when they have to be built now, and cannot be for that
+    :raises InvalidLeaseParams: when such leases are refused
     """
+    host_filters.require_counted(call.request_spec[0])
     found, has_some = host_filters.notes(
         call.context, call.request_spec[0], demand.hosts or ())
     if request.starts_now:

@@ -82,12 +82,14 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         takes = nova_scheduler.takes(hosts, spec_obj)
         leased = nova_scheduler.may_be_leased(spec_obj)
         uuids = [host.uuid for host in hosts]
-        found = self._rooms(spec_obj, takes, uuids, leased)
+        candidates = nova_scheduler.candidates_of(hosts)
+        found = self._rooms(spec_obj, takes, uuids, leased, candidates)
         kept = _kept(hosts, found)
         if not leased and len(kept) < min(
                 len(hosts), FEW * nova_scheduler.servers_of(spec_obj)):
-            found = self._rooms(spec_obj, takes, uuids, True)
+            found = self._rooms(spec_obj, takes, uuids, True, candidates)
             kept = _kept(hosts, found)
+        nova_scheduler.keep_candidates(kept, found.candidates)
         marks.mark_booked(spec_obj, found.booked)
         if len(kept) < len(hosts):
             LOG.log(logging.DEBUG if kept else logging.INFO,
@@ -97,20 +99,23 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         return kept
 
     def _rooms(self, spec: ty.Any, resources: model.Resources,
-               uuids: ty.Collection[str],
-               wholly: bool) -> eligibility.Eligible:
+               uuids: ty.Collection[str], wholly: bool,
+               candidates: eligibility.Candidates) -> eligibility.Eligible:
         """Where a server may go.
 
         :param uuids: of the hosts that Nova asks about
         :param wholly: whether to look for its booking, in books of now
+        :param candidates: what it could take of the providers of hosts
         """
         reservation_id = bound_servers.reservation_of(spec.flavor) or (
             flavors.reservation_of(spec.flavor))
         try:
             if not wholly:
-                return self._eligibility.for_unreserved(resources, uuids, LAG)
+                return self._eligibility.for_unreserved(
+                    resources, uuids, LAG, candidates)
             return self._eligibility.for_server(
-                spec.instance_uuid, resources, uuids, reservation_id)
+                spec.instance_uuid, resources, uuids, reservation_id,
+                candidates)
         except errors.DatabaseUnavailable as exc:
             if self._alone and reservation_id is None:
                 return self._eligibility.from_stale_index(resources, uuids)

@@ -447,8 +447,9 @@ class NewsTest(leased.LeasedTestCase):
     def allocated(self, host: str) -> dict[str, int]:
         """The same as placement has it."""
         total: collections.Counter[str] = collections.Counter()
-        for amounts in compute_hosts.taken(
-                [self.host_rows()[host].uuid]).values():
+        facts = compute_hosts.facts(self.host_rows()[host].uuid)
+        assert facts is not None
+        for amounts in facts.allocations.values():
             total.update(amounts)
         return dict(total)
 

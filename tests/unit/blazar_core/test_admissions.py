@@ -202,7 +202,7 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
 
         def check(world, resources, own, followed):
             server_id = f'server-{own}'
-            booked, judged, elsewhere = self.in_books(
+            booked, judged, elsewhere, _some = self.in_books(
                 world, followed, lambda admitting: self.eligibility(
                     admitting).for_server(
                         server_id, resources,
@@ -210,7 +210,7 @@ class TestRoomsForAgainstBruteForce(AgainstBruteForce):
             if own == 10:
                 # Who knows that it has no booking need not ask for it.
                 self.assertEqual(
-                    (booked, judged, elsewhere), self.in_books(
+                    (booked, judged, elsewhere, _some), self.in_books(
                         world, followed, lambda admitting: self.eligibility(
                             admitting).for_unreserved(
                                 resources, self.scalars(models.Host.uuid))))
@@ -1044,7 +1044,7 @@ class TestRoomsFor(AdmissionTestCase):
 
     def fits(self, server_id='unleased', **resources):
         """The booked host, and the room of the judged ones, by name."""
-        booked, rooms, _elsewhere = self.eligibility.for_server(
+        booked, rooms, *_others = self.eligibility.for_server(
             server_id, resources, self.scalars(models.Host.uuid))
         names = {host.uuid: host.name for host in self.scalars(models.Host)}
         return names.get(booked), {

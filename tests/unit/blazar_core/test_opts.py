@@ -66,7 +66,7 @@ class TestOpts(base.BaseTestCase):
              'metrics_by_project': False, 'metrics_port': 0,
              'metrics_host': '127.0.0.1',
              'lost_build_timeout': None, 'event_max_retries': 10,
-             'max_occurrences': 100,
+             'max_occurrences': 100, 'uncounted': 'warn',
              'max_amount': 1000,
              'randomize_host_selection': False,
              'admission_retries': 20},

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of a host one server can get, whatever is booked there."""
 
+import collections
 import itertools
+import random
 
 import fixtures
 
 from blazar_core.capacity import admissions
 from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
 from blazar_core.capacity import timelines
 from blazar_core.capacity import units
 from blazar_core.common import errors
@@ -319,3 +322,101 @@ class AdmissionTest(worlds.BooksTestCase):
             hosts = self.admission.index.hosts
         self.assertEqual(1, len({
             id(host.providers) for host in hosts.values()}))
+
+
+class KindsTest(worlds.BooksTestCase):
+    """Providers of a host that have one class and different traits."""
+
+    def setUp(self):
+        super().setUp()
+        self.admission = admissions.Admission(self.database, self.clock)
+        one = [1, 1, 1, 1]
+        self.units = {
+            '': {}, **{uuid: {'GPU': one, f'GPU@{kind}': one}
+                       for uuid, kind in (('a1', 'a'), ('a2', 'a'),
+                                          ('b1', 'b'))}}
+        self.report(self.capacity, self.units)
+
+    def report(self, capacity, limited, **allocations):
+        with self.database.writer() as session:
+            inventory.report(session, NOW, model.HostFacts(
+                'gpus', 'gpus', 'gpus', capacity, {}, units=limited),
+                allocations,
+                inventory.generations(session, ['gpus']).get('gpus'))
+
+    capacity = {'VCPU': 9, 'GPU': 3, 'GPU@a': 2, 'GPU@b': 1}
+    #: The groups by which one of each kind is asked for.
+    of = {'a': group(True, [['a1', 'a2']], GPU=1),
+          'b': group(True, [['b1']], GPU=1), '': group(True, GPU=1),
+          'not a': group(True, (), ['a1', 'a2'], GPU=1)}
+
+    def book(self, *wanted, start=0, end=10, count=1):
+        """Admit a lease; returns what is booked for its servers."""
+        wanted = demand(group(VCPU=1), *(self.of[one] for one in wanted),
+                        count=count)
+        window = model.Window(NOW + start, NOW + end)
+
+        def write(connection, picked):
+            edits = ledger.decide(connection, NOW, [
+                ledger.Edit(None, ledger.NewBooking(
+                    None, host_id, None, window, wanted.resources,
+                    groups=wanted.groups)) for host_id in picked[0]])
+            ledger.add(connection, NOW, edits, {})
+            return [{rc: amount for rc, amount in new.resources.items()
+                     if '@' in rc} for _row, new in edits]
+
+        return self.admission.admit([wanted], window, write)
+
+    def refuse(self, *wanted, **how):
+        return self.assertRaises(
+            errors.Refused, self.book, *wanted, **how).refusal
+
+    def test_each_kind_is_counted(self):
+        self.assertEqual([{'GPU@b': 1}], self.book('b'))
+        self.assertEqual(NOW + 10, self.refuse('b').next_start)
+        self.assertEqual([{'GPU@b': 1}], self.book('not a', start=10, end=20))
+        self.assertEqual([{'GPU@a': 1}] * 2, self.book('', count=2))
+        self.refuse('')
+        self.refuse('a', end=1)
+
+    def test_a_server_may_have_one_of_each(self):
+        self.assertEqual([{'GPU@a': 1, 'GPU@b': 1}], self.book('b', ''))
+        self.refuse('', '')
+        self.assertEqual([{'GPU@a': 1}], self.book(''))
+
+    def test_all_free_ones_count(self):
+        with self.admission.index.fresh() as timeline:
+            for wanted, fits in (('', 3), ('a', 2), ('b', 1), ('not a', 1)):
+                self.assertEqual([fits], timeline.fits(
+                    demand(self.of[wanted], count=9),
+                    model.Window(NOW, NOW + 9)).tolist()[-1:])
+
+    def test_what_is_used_counts_by_kind(self):
+        self.report(self.capacity, self.units, vm={
+            'VCPU': 1, 'GPU': 1, 'GPU@b': 1})
+        self.refuse('b')
+        self.assertEqual([{'GPU@a': 1}] * 2, self.book('', count=2))
+
+    def test_no_provider_is_booked_twice(self):
+        """At random, against one look at each instant."""
+        chance = random.Random(7)
+        having, booked = {'GPU@a': 2, 'GPU@b': 1}, []
+        answers = collections.Counter()
+        for _number in range(150):
+            start = chance.randrange(60)
+            end = start + chance.randint(1, 15)
+            wanted = chance.choice(['a', 'b', '', ''])
+            free = [kind for kind, count in having.items() if all(
+                sum(one == kind and since <= at < until
+                    for one, since, until in booked) < count
+                for at in range(start, end))]
+            can = [one for one in free if one.endswith(wanted)]
+            if not can:
+                self.refuse(wanted, start=start, end=end)
+            else:
+                (kind, _one), = self.book(
+                    wanted, start=start, end=end)[0].items()
+                self.assertIn(kind, can)
+                booked.append((kind, start, end))
+            answers[bool(can)] += 1
+        self.assertGreater(min(answers.values()), 20)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Devices that placement counts, on hosts that have more than one kind."""
+
+from nova.pci import request
+from oslo_config import fixture as config_fixture
+
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import process
+from tests.functional import test_units
+
+HOUR = 3600
+A100, V100 = 'CUSTOM_A100', 'CUSTOM_V100'
+#: What Nova asks of the provider of a PCI device, and gives those it makes.
+OWNED = 'OWNER_NOVA'
+
+
+class DevicesTestCase(test_units.UnitsTestCase):
+    """One host with a GPU of each of two kinds, of one resource class."""
+
+    def setUp(self):
+        super().setUp()
+        compute_hosts.tell_placement('put', '/resource_classes/CUSTOM_GPU')
+        self.cards = {
+            trait: self.add_provider(f'card-{trait[-4]}', 'CUSTOM_GPU', 1,
+                                     trait, OWNED) for trait in (A100, V100)}
+        self.fill_books()
+        self.any_gpu = self.flavor(resources__CUSTOM_GPU='1')
+        self.a100, self.v100 = (self.of_kind(one) for one in (A100, V100))
+
+    def of_kind(self, trait):
+        return self.flavor(**{'resources1__CUSTOM_GPU': '1',
+                              f'trait1__{trait}': 'required'})
+
+    def reserve(self, flavor, code=201, amount=1, start_in=HOUR, **more):
+        return self.make(start_in=start_in, code=code, reservations=[{
+            'resource_type': 'flavor:instance', 'flavor_id': flavor,
+            'amount': amount, 'affinity': None}], **more)
+
+    def card_of(self, server):
+        """The trait of the card that a server has in placement."""
+        held = compute_hosts.allocations(server['id'])
+        found = [trait for trait, uuid in self.cards.items() if uuid in held]
+        self.assertEqual(1, len(found), held)
+        return found[0]
+
+
+class KindsTest(DevicesTestCase):
+
+    def test_each_kind_is_counted_by_itself(self):
+        self.reserve(self.a100)
+        refused = self.reserve(self.a100, code=409)
+        self.assertIn('next_start', str(refused))
+        self.reserve(self.v100)
+        for flavor in (self.v100, self.any_gpu):
+            self.reserve(flavor, code=409)
+
+    def test_all_that_is_left_is_of_the_other_kind(self):
+        self.reserve(self.any_gpu)
+        # One of both is left, whichever: not both, and not two.
+        self.reserve(self.any_gpu, code=409, amount=2)
+        self.reserve(self.any_gpu)
+        self.reserve(self.a100, code=409)
+
+    def test_two_kinds_in_one_server(self):
+        both = self.flavor(
+            resources1__CUSTOM_GPU='1', resources2__CUSTOM_GPU='1',
+            **{f'trait1__{A100}': 'required', 'group_policy': 'none'})
+        lease = self.reserve(both)
+        for flavor in (self.v100, self.a100, self.any_gpu):
+            self.reserve(flavor, code=409)
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.reserve(self.v100)
+        self.reserve(both, code=409)
+
+    def assert_left(self, left, **boot):
+        """A server that may have any kind gets the one that is left."""
+        server = self.boot('vm1', flavor=self.any_gpu, **boot)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual(left, self.card_of(server))
+
+    def test_a_boot_leaves_the_kind_that_is_reserved(self):
+        self.reserve(self.a100)
+        self.assert_left(V100)
+
+    def test_a_boot_leaves_the_other_kind_that_is_reserved(self):
+        self.reserve(self.v100)
+        self.assert_left(A100)
+
+    def test_a_leased_server_leaves_the_kind_of_the_next_lease(self):
+        self.reserve(self.a100)
+        self.assert_left(V100, hints=self.lease_hints(
+            'vm1', length=2 * HOUR))
+
+    def test_it_leaves_the_other_kind_of_the_next_lease(self):
+        self.reserve(self.v100)
+        self.assert_left(A100, hints=self.lease_hints(
+            'vm1', length=2 * HOUR))
+
+    def test_no_kind_is_had_for_all_of_a_lease_by_parts(self):
+        """Each instant has a free card, and no card is free throughout."""
+        self.reserve(self.a100, start_in=HOUR)
+        self.reserve(self.v100, start_in=3 * HOUR)
+        self.reserve(self.any_gpu, start_in=HOUR, length=3 * HOUR, code=409)
+        self.reserve(self.any_gpu, start_in=2 * HOUR, length=2 * HOUR)
+
+    def test_what_is_used_counts_by_its_kind(self):
+        server = self.boot('vm1', flavor=self.a100)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        self.reserve(self.a100, code=409)
+        self.reserve(self.v100)
+
+    def test_traits_that_change_change_no_promise(self):
+        self.reserve(self.a100)
+        url = f'/resource_providers/{self.cards[A100]}/traits'
+        compute_hosts.tell_placement('put', '/traits/CUSTOM_NEW')
+        self.assertTrue(compute_hosts.tell_placement('put', url, {
+            **self.ask_placement(url),
+            'traits': [A100, OWNED, 'CUSTOM_NEW']}))
+        self.fill_books()
+        self.listener.overbooking.look()
+        self.reserve(self.a100, code=409)
+        self.reserve(self.v100)
+        self.assertEqual(2, len([host for (host,) in self.books(
+            'SELECT host_id FROM bookings') if host is not None]))
+
+    def test_more_or_fewer_of_a_kind(self):
+        lease = self.reserve(self.v100)
+        self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [{
+            'id': lease['reservations'][0]['id'], 'amount': 2}]}, code=409)
+        self.reserve(self.a100)
+
+
+class AliasTest(DevicesTestCase):
+    """The same by PCI aliases: Nova makes request groups of them."""
+
+    def setUp(self):
+        super().setUp()
+        conf = self.useFixture(config_fixture.Config(process.CONF)).config
+        conf(group='filter_scheduler', pci_in_placement=True)
+        conf(group='pci', alias=[
+            '{"name": "%s", "resource_class": "GPU"%s}' % (
+                name, f', "traits": "{trait}"' if trait else '')
+            for name, trait in (('a100', A100), ('v100', V100), ('gpu', ''))])
+        # Nova reads them once.
+        request.get_alias_from_config.cache_clear()
+        self.addCleanup(request.get_alias_from_config.cache_clear)
+
+    def test_each_device_is_a_group(self):
+        one, two, three, a100, both = (
+            self.flavor(pci_passthrough__alias=alias) for alias in (
+                'gpu:1', 'gpu:2', 'gpu:3', 'a100:1', 'a100:1,v100:1'))
+        self.reserve(three, code=409)
+        for fits, others in ((two, (one, a100, both)), (both, (one, two)),
+                             (a100, (two, both, a100))):
+            lease = self.reserve(fits)
+            self.assertEqual([], lease['warnings'])
+            for other in others:
+                self.reserve(other, code=409)
+            self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.reserve(self.flavor(pci_passthrough__alias='a100:2'), code=409)

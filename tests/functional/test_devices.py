@@ -7,6 +7,7 @@ from oslo_config import fixture as config_fixture
 
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import process
+from tests.functional import nova_box
 from tests.functional import test_units
 
 HOUR = 3600
@@ -160,3 +161,68 @@ class AliasTest(DevicesTestCase):
                 self.reserve(other, code=409)
             self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.reserve(self.flavor(pci_passthrough__alias='a100:2'), code=409)
+
+
+class MovedTest(DevicesTestCase):
+    """Two hosts: the second has two cards of one kind, and one of the other.
+    """
+
+    hosts = {'host1': nova_box.Capacity(vcpus=16),
+             'host2': nova_box.Capacity(vcpus=16)}
+
+    def setUp(self):
+        super().setUp()
+        self.first = self.root
+        self.root, = (uuid for (uuid,) in self.books('SELECT uuid FROM hosts')
+                      if uuid != self.first)
+        for name, trait in (('v1', V100), ('v2', V100),
+                            ('a3', A100)):
+            self.add_provider(name, 'CUSTOM_GPU', 1, trait, OWNED)
+        self.fill_books()
+
+    def hosts_of(self, lease):
+        return [uuid for (uuid,) in self.books(
+            'SELECT uuid FROM bookings JOIN hosts ON '
+            'hosts.id = bookings.host_id JOIN reservations ON '
+            'reservations.id = bookings.reservation_id WHERE '
+            f"lease_id = '{lease['id']}'")]
+
+    def test_a_lease_that_has_to_move_keeps_its_kind(self):
+        leases = [self.reserve(self.a100) for _each in range(2)]
+        self.reserve(self.a100, code=409)
+        self.change('CUSTOM_GPU', self.cards[A100], total=1, max_unit=1,
+                    reserved=1)
+        self.fill_books()
+        self.listener.overbooking.look()
+        # Cards of the other kind are free, and of no use to it.
+        self.assertEqual([self.root], [
+            host for one in leases for host in self.hosts_of(one)])
+        self.reserve(self.v100, amount=3)
+        for one in leases:
+            self.ask('DELETE', f'/leases/{one["id"]}', code=204)
+        lease = self.reserve(self.a100)
+        self.assertEqual([self.root], self.hosts_of(lease))
+
+    def test_it_moves_to_where_its_kind_is(self):
+        lease = self.reserve(self.a100)
+        here, = self.hosts_of(lease)
+        there, = {self.first, self.root} - {here}
+        url = '/resource_providers?required=' + A100
+        card, = (one['uuid'] for one in self.ask_placement(url)[
+            'resource_providers'] if one['root_provider_uuid'] == here)
+        self.change('CUSTOM_GPU', card, total=1, max_unit=1, reserved=1)
+        self.fill_books()
+        self.listener.overbooking.look()
+        self.assertEqual([there], self.hosts_of(lease))
+
+    def test_a_reservation_of_any_kind_on_both(self):
+        self.reserve(self.any_gpu, amount=5)
+        for flavor in (self.a100, self.v100, self.any_gpu):
+            self.reserve(flavor, code=409)
+
+    def test_availability_is_by_kind(self):
+        for flavor, fits in ((self.a100, 2), (self.v100, 3),
+                             (self.any_gpu, 5)):
+            free = self.ask('GET', '/availability', code=200,
+                            flavor_id=flavor, amount=9)['availability']
+            self.assertEqual([fits], [one['fits'] for one in free])

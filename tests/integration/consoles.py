@@ -26,6 +26,9 @@ PAGES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ('A class of forty', 'few'),
         ('Create a lease without a boot', None),
         ('Boot into the lease', 'reserved')),
+    'doc/source/user/gpu-class.rst': (
+        ('A class of GPUs for a course', 'gpus'),
+        ('A class of GPUs for a course', 'gpus')),
     'doc/source/user/whole-hosts.rst': (
         ('Request hosts', 'enrolled'),
         ('Boot on the hosts', 'hosts_leased'),

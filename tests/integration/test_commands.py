@@ -169,6 +169,40 @@ class CommandsTestCase(test_hosts.HostsTestCase):
 
 class GuideTest(CommandsTestCase):
 
+    def gpus(self) -> Words:
+        """A host with two of a kind, and a flavor that asks for one."""
+        for path in ('/resource_classes/CUSTOM_GPU', '/traits/CUSTOM_A100'):
+            self.admin('PUT', path, service='placement')
+        root, = self.admin(
+            'GET', f'/resource_providers?name={self.hosts()[0]}',
+            service='placement')['resource_providers']
+        for _each in range(2):
+            card = self.admin('POST', '/resource_providers', {
+                'name': self.getUniqueString('gpu'),
+                'parent_provider_uuid': root['uuid']}, service='placement')
+            path = f'/resource_providers/{card["uuid"]}'
+            self.addCleanup(self.admin.request, 'DELETE', path,
+                            service='placement')
+            self.admin('PUT', f'{path}/inventories', {
+                'resource_provider_generation': card['generation'],
+                'inventories': {'CUSTOM_GPU': {'total': 1}}},
+                service='placement')
+            self.admin('PUT', f'{path}/traits', {
+                'resource_provider_generation': card['generation'] + 1,
+                'traits': ['CUSTOM_A100']}, service='placement')
+        name = self.getUniqueString('g1.a100')
+        flavor = self.admin('POST', '/flavors', {'flavor': {
+            'name': name, 'ram': 64, 'vcpus': 1, 'disk': 1}})['flavor']
+        self.addCleanup(self.admin.request, 'DELETE',
+                        f'/flavors/{flavor["id"]}')
+        self.admin('POST', f'/flavors/{flavor["id"]}/os-extra_specs', {
+            'extra_specs': {'resources1:CUSTOM_GPU': '1',
+                            'trait1:CUSTOM_A100': 'required'}})
+        self.wait_for(lambda: any(one['fits'] >= 2 for one in self.demo(
+            'GET', f'/availability?flavor_id={flavor["id"]}&amount=2',
+            service='reservation')['availability']), 'both GPUs are counted')
+        return {'g1.a100': name}
+
     def try_folder(self, folder: str) -> None:
         for page in consoles.PAGES:
             if page.startswith(folder):

@@ -30,9 +30,9 @@ _TRIES = 10_000
 #: So many ways to choose kinds of providers for a server are compared.
 _WAYS = 64
 
-#: For each class, the classes of the kinds of providers that have it, and a
-#: provider of each.
-Kinds: ty.TypeAlias = dict[str, dict[str, str]]
+#: For each class, the classes of the kinds of providers that have it, and the
+#: providers of each.
+Kinds: ty.TypeAlias = dict[str, dict[str, set[str]]]
 
 #: What each provider of a host has, and for each set of providers that the
 #: groups of a demand name, whether it is one of them.
@@ -84,7 +84,7 @@ def kinds_of(providers: ty.Iterable[tuple[str, ty.Iterable[str]]]) -> Kinds:
     for uuid, classes in providers:
         for rc in classes:
             if (base := model.base_of(rc)) != rc:
-                found.setdefault(base, {}).setdefault(rc, uuid)
+                found.setdefault(base, {}).setdefault(rc, set()).add(uuid)
     return found
 
 
@@ -105,10 +105,10 @@ def ways(resources: model.Resources, groups: ty.Sequence[model.Group],
             if not amount or rc not in kinds or rc in known:
                 continue
             required = [some for some in group.required if group.single or any(
-                one in some for one in kinds[rc].values())]
-            usable = [name for name, one in kinds[rc].items()
-                      if one not in group.forbidden and all(
-                          one in some for some in required)]
+                not some.isdisjoint(having) for having in kinds[rc].values())]
+            usable = [name for name, having in kinds[rc].items()
+                      if group.forbidden.isdisjoint(having) and not any(
+                          some.isdisjoint(having) for some in required)]
             if usable:
                 choices.append([(name, amount) for name in usable])
     found: dict[ty.Hashable, dict[str, int]] = {}
@@ -135,10 +135,38 @@ class UnitsOfHosts:
         self._known: dict[ty.Hashable, Limits] = {}
         #: The kinds of providers of all hosts.
         self.kinds: Kinds = {}
+        self._ways: dict[ty.Hashable, list[dict[str, int]]] = {}
 
     def ways(self, demand: model.Demand) -> list[dict[str, int]]:
         """Return what a server of a demand may take by kind of provider."""
-        return ways(demand.resources, demand.groups, self.kinds)
+        if not self.kinds:
+            return [{}]
+        key = frozenset(demand.resources.items()), demand.groups
+        if key not in self._ways:
+            if len(self._ways) >= _REMEMBERED:
+                self._ways.clear()
+            self._ways[key] = ways(
+                demand.resources, demand.groups, self.kinds)
+        return self._ways[key]
+
+    def _set_kinds(self, before: model.Providers, now: model.Providers,
+                   ) -> None:
+        """Say of which kinds the providers of a host are."""
+        for some, is_now in ((before, False), (now, True)):
+            for rc, kinds in kinds_of(zip(some.ids, (
+                    (name for name, _units in one)
+                    for one in some.units))).items():
+                for name, uuids in kinds.items():
+                    of = self.kinds.setdefault(rc, {})
+                    having = of.setdefault(name, set())
+                    if is_now:
+                        having |= uuids
+                    else:
+                        having -= uuids
+                    if not having:
+                        del of[name]
+        self.kinds = {rc: kinds for rc, kinds in self.kinds.items() if kinds}
+        self._ways.clear()
 
     def set(self, place: int, uuid: str,
             providers: model.Providers | None) -> None:
@@ -155,11 +183,9 @@ class UnitsOfHosts:
                 self._numbers, np.zeros(max(16, place // 2), np.int64)])
         providers = providers or _ALONE
         if (self._uuids[place], self._providers[place]) != (uuid, providers):
+            if self._providers[place].ids != ('',) or providers.ids != ('',):
+                self._set_kinds(self._providers[place], providers)
             self._uuids[place], self._providers[place] = uuid, providers
-            for rc, some in kinds_of(zip(providers.ids, (
-                    (name for name, _units in one)
-                    for one in providers.units))).items():
-                self.kinds.setdefault(rc, {}).update(some)
             self._numbers[place] = self._units.setdefault(
                 providers.units, len(self._units))
             self._known.clear()

@@ -50,7 +50,8 @@ class NovaQuota:
         """See :meth:`blazar_core.plugins.cloud_api.Quota.amounts`."""
         if limit_utils.use_unified_limits():
             return {'servers': servers, **{
-                f'class:{rc}': amount for rc, amount in resources.items()}}
+                f'class:{rc}': amount
+                for rc, amount in model.plain(resources).items()}}
         return {'instances': servers,
                 'cores': resources.get('VCPU', 0) + resources.get('PCPU', 0),
                 'ram': resources.get('MEMORY_MB', 0)}

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import rule
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import counters
 from blazar_core.db import leader_election
@@ -190,12 +191,14 @@ class Metrics:
             row.service_host, self._parts.conf.default_availability_zone)
             for row in hosts}
         # What there is none of is 0, and not missing.
-        none = [(row.id, dict.fromkeys(row.capacity, 0)) for row in hosts]
-        _add(capacity, zone_of, ((row.id, row.capacity) for row in hosts))
-        _add(others, zone_of, [
-            *none, *((row.id, row.usage) for row in hosts)])
+        none = [(row.id, dict.fromkeys(model.plain(row.capacity), 0))
+                for row in hosts]
+        _add(capacity, zone_of, (
+            (row.id, model.plain(row.capacity)) for row in hosts))
+        _add(others, zone_of, [*none, *(
+            (row.id, model.plain(row.usage)) for row in hosts)])
         _add(evictable, zone_of, (
-            (row.id, amounts) for row in hosts for amounts in
+            (row.id, model.plain(amounts)) for row in hosts for amounts in
             rule.by_lead_time(row.interruptible).values()))
         for hours in AHEAD:
             _add(reserved, zone_of, [*none, *(
@@ -230,7 +233,8 @@ class Metrics:
                     booking.end_date > now).group_by(
                         lease.project_id, amounts, booking.running,
                         *accounting.OF_WHOLE)):
-                for rc, amount in json.loads(row.amounts).items():
+                for rc, amount in model.plain(
+                        json.loads(row.amounts)).items():
                     both = sums.setdefault((row.project_id, rc), [0, 0])
                     both[0] += amount * row.number
                     both[1] += amount * row.number * accounting.is_used(row)

@@ -37,7 +37,7 @@ def asked_of(new: creation.NewLease, held: bool,
             'reservations': [
                 {'resource_type': one.resource_type,
                  'amount': one.demand.count,
-                 'resources': dict(one.demand.resources),
+                 'resources': model.plain(one.demand.resources),
                  **(one.params or {})} for one in new.reservations]})
 
 

@@ -397,6 +397,17 @@ class KindsTest(worlds.BooksTestCase):
         self.refuse('b')
         self.assertEqual([{'GPU@a': 1}] * 2, self.book('', count=2))
 
+    def test_a_kind_is_that_of_any_of_its_providers(self):
+        """Whichever of these are gone, whatever was read of them last."""
+        self.report({'VCPU': 9, 'GPU': 2, 'GPU@a': 1, 'GPU@b': 1}, {
+            uuid: some for uuid, some in self.units.items() if uuid != 'a2'})
+        wanted = demand(group(True, [['a1']], GPU=1))
+        with self.admission.index.fresh() as timeline:
+            self.assertEqual([{'GPU@a': 1}], timeline.units.ways(wanted))
+        self.report({'VCPU': 9}, None)
+        with self.admission.index.fresh() as timeline:
+            self.assertEqual({}, timeline.units.kinds)
+
     def test_no_provider_is_booked_twice(self):
         """At random, against one look at each instant."""
         chance = random.Random(7)

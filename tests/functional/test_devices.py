@@ -226,3 +226,21 @@ class MovedTest(DevicesTestCase):
             free = self.ask('GET', '/availability', code=200,
                             flavor_id=flavor, amount=9)['availability']
             self.assertEqual([fits], [one['fits'] for one in free])
+
+
+class UncountedTest(DevicesTestCase):
+    """PCI devices that placement does not know."""
+
+    def test_leases_of_them_may_be_refused(self):
+        conf = self.useFixture(config_fixture.Config(process.CONF)).config
+        conf(group='pci', alias=['{"name": "nic", "vendor_id": "8086", '
+                                 '"product_id": "1572"}'])
+        request.get_alias_from_config.cache_clear()
+        self.addCleanup(request.get_alias_from_config.cache_clear)
+        flavor = self.flavor(pci_passthrough__alias='nic:1')
+        self.assertIn('PCI devices', self.reserve(flavor)['warnings'][0])
+        conf(group='blazar', uncounted='refuse')
+        for why in (self.reserve(flavor, code=400)['error_message'],
+                    self.refused(400, self.boot, 'vm1', flavor=flavor,
+                                 hints=self.lease_hints('vm1', HOUR))):
+            self.assertIn('no leases of PCI devices', why)

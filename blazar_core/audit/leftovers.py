@@ -208,8 +208,8 @@ class Sealed:
                           models.Lease.id, models.Lease.name,
                           models.Lease.status).outerjoin(
             models.Lease, models.Lease.id == table.lease_id).where(
-                ~sa.exists().where(models.InterruptibleServer.server_id ==
-                                   table.lease_id)).order_by(
+                ~sa.exists().where(models.InterruptibleServer.credential_id
+                                   == table.lease_id)).order_by(
                                        table.lease_id).limit(_BATCH)
         if table is models.HeldBuild:
             query = query.where(models.Lease.status.in_(

@@ -128,7 +128,9 @@ class Index:
         self.judged: Alike | None = None
         self._overdue: list[_Entry] = []
         self._overstaying: ty.Sequence[ty.Any] = ()
-        #: What interruptible servers take, by host and lead time.
+        #: What interruptible servers take, by host and lead time, and the
+        #: entries of the timeline for that.
+        self._lent: list[_Entry] = []
         self._interruptible: dict[
             int, ty.Mapping[int, model.Resources]] = {}
         self._forgotten = 0
@@ -289,8 +291,8 @@ class Index:
         """
         with self.excluding((), [
                 _Kept(host_id, window.end, until, None, amounts)
-                for host_id, window, amounts in self._overdue
-                if host_id in self._interruptible and window.end < until]):
+                for host_id, window, amounts in self._lent
+                if window.end < until]):
             yield
 
     @contextlib.contextmanager
@@ -301,7 +303,7 @@ class Index:
         amounts, lead_time, _since = host.interruptible[server_id]
         with self.excluding([
                 _Kept(one, window.start, window.end, None, amounts)
-                for one, window, _amounts in self._overdue
+                for one, window, _amounts in self._lent
                 if one == host.id and window.end - window.start == (
                     lead_time + _MINUTE)][:1]):
             yield
@@ -402,10 +404,11 @@ class Index:
             row.host_id, model.Window(row.end_date, now + rule.OVERDUE),
             row.resources) for row in rows if row.host_id in self.hosts]
         self._overstaying, minute = rows, now - now % _MINUTE
-        overdue += [
+        self._lent = [
             (host_id, model.Window(minute, window.end), amounts)
             for host_id, some in self._interruptible.items()
             for window, amounts in rule.evictable(some, minute + _MINUTE)]
+        overdue += self._lent
         if overdue != self._overdue:
             for sign, entries in (
                     (-1, _without(self._overdue, overdue)),

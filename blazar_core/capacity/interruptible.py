@@ -28,8 +28,8 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['HostSafety', 'Server', 'conflicts', 'eviction_order', 'forget',
-           'hosts', 'make', 'make_ordinary', 'register', 'victims',
+__all__ = ['HostSafety', 'Server', 'among', 'conflicts', 'eviction_order',
+           'forget', 'hosts', 'make', 'make_ordinary', 'register', 'victims',
            'window_of']
 
 _HOSTS, _BOOKINGS, _SERVERS = (
@@ -113,6 +113,13 @@ def forget(connection: sa.Connection,
     """Servers do not exist any longer, or were never built."""
     connection.execute(sa.delete(models.InterruptibleServer.__table__).where(
         _SERVERS.server_id.in_(server_ids)))
+
+
+def among(connection: sa.Connection,
+          server_ids: ty.Collection[str]) -> set[str]:
+    """Return which servers are interruptible."""
+    return {*connection.scalars(sa.select(_SERVERS.server_id).where(
+        _SERVERS.server_id.in_(server_ids)))}
 
 
 def window_of(connection: sa.Connection, server_id: str, now: int,

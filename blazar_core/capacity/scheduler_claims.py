@@ -159,9 +159,16 @@ class Claims:
             now = self._clock.now()
             fits = not host.enrolled and (forced or self._fits(
                 timeline, host, amounts, model.Window(now, model.FOREVER)))
-            evictable = not (fits or host.enrolled) and (
-                self._fits_interruptible(
-                    timeline, host, amounts, server_id, now))
+            evictable = False
+            # Where nothing else can be evicted, what fits without an end is
+            # safe for any time.
+            if not (forced or host.enrolled) and (
+                    host.interruptible or not fits):
+                window = self._window_of(server_id, now)
+                if window is not None:
+                    with self._index.keeping_interruptible(window.end):
+                        fits = evictable = self._fits(
+                            timeline, host, amounts, window)
         try:
             with self._database.begin() as connection:
                 claimed = inventory.claim(connection, self._clock.now(), host,
@@ -308,16 +315,9 @@ class Claims:
             rooms = timeline.fits(model.Demand(amounts), window, [host.id])
             return bool(rooms[timeline.index(host.id)])
 
-    def _fits_interruptible(
-            self, timeline: timelines.Timeline, host: model.Host,
-            amounts: model.Resources, server_id: str, now: int) -> bool:
-        """Whether a server is interruptible, and fits until it can be
-        evicted.
-        """
+    def _window_of(self, server_id: str, now: int) -> model.Window | None:
         with self._database.connection() as connection:
-            window = interruptible.window_of(connection, server_id, now)
-        return window is not None and self._fits(
-            timeline, host, amounts, window)
+            return interruptible.window_of(connection, server_id, now)
 
 
 def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],

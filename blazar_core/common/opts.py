@@ -232,7 +232,8 @@ OPTS: list[cfg.Opt] = [
              'interruptible server at which its eviction starts. If the first '
              'of eviction_actions does not succeed, the next one follows '
              'within this time: increase it if shelving takes longer than '
-             'three minutes.'),
+             'three minutes. A change affects new interruptible servers '
+             'only.'),
     cfg.ListOpt(
         'eviction_actions', item_type=types.String(
             choices=['shelve', 'delete']),

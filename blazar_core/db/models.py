@@ -392,8 +392,11 @@ class InterruptibleServer(Base):
     capacity (:mod:`blazar_core.capacity.interruptible`).
 
     ``lead_time`` is how many seconds before its capacity is needed its owner
-    is notified. It is placed only where it is safe for ``safe_for`` seconds
-    from ``created_at`` on. ``on_evict`` is what is done to it first.
+    is notified, ``notice`` how many later its eviction begins;
+    ``credential_id`` is the credential for that, which the servers of one
+    boot share (None: it takes none). It is placed only where it is safe for
+    ``safe_for`` seconds from ``created_at`` on. ``on_evict`` is what is done
+    to it first.
     ``safe_until`` is the instant that its owner was notified of last (None:
     without an end), ``checked_at`` when it was checked last whether the server
     exists.
@@ -403,6 +406,7 @@ class InterruptibleServer(Base):
     __table_args__ = (
         sa.Index('interruptible_project_idx', 'project_id', 'server_id'),
         sa.Index('interruptible_checked_idx', 'checked_at'),
+        sa.Index('interruptible_credential_idx', 'credential_id'),
     )
 
     server_id: orm.Mapped[str] = orm.mapped_column(
@@ -410,6 +414,8 @@ class InterruptibleServer(Base):
     project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     lead_time: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    notice: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    credential_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
     safe_for: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     on_evict: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     safe_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
@@ -517,7 +523,7 @@ class Credential(Base):
     """What lets us act for the owner of a lease, sealed, until it has been
     revoked in the cloud: also beyond its lease.
 
-    ``lease_id``: or the id of an interruptible server.
+    ``lease_id``: or ``credential_id`` of interruptible servers.
     """
 
     __tablename__ = 'credentials'

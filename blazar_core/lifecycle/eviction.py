@@ -14,6 +14,8 @@ Which servers are evicted, and until when the others are safe:
 gets earlier.
 """
 
+import collections
+import functools
 import typing as ty
 
 from oslo_log import log as logging
@@ -21,6 +23,7 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
+from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import states
@@ -72,23 +75,22 @@ class Evictions:
     """Plans evictions, and carries them out.
 
     :param notify: told of an event type and its payload
-    :param credential: returns what lets us act for the owner of a server;
-        None: nothing does
+    :param credential: returns what is kept as this credential; None: nothing
+        is
     :param actions: what is done to evict a server, in this order
-    :param timeout: seconds that all of them may take together
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, notify: _Notify,
                  credential: ty.Callable[[str], str | None],
-                 actions: ty.Sequence[str], timeout: int) -> None:
+                 actions: ty.Sequence[str]) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
         self._credential = credential
         self._actions = actions
-        self._timeout = timeout
+        self._workers = background.Background()
         self._moves = server_moves.ServerMoves(database, clock, cloud)
         #: By host, its generation when it was looked at last, and the first
         #: instant at which a server is in the way.
@@ -184,7 +186,7 @@ class Evictions:
 
     def _schedule(self, host: interruptible.HostSafety,
                   row: models.InterruptibleServer, instant: int) -> None:
-        lease_id, at = host.needed_for(instant), instant - self._timeout
+        lease_id, at = host.needed_for(instant), instant - _time_of(row)
         if lease_id is None:
             return
         LOG.info('Server %s: interruptible; it is evicted from host %s at %s, '
@@ -216,12 +218,24 @@ class Evictions:
                 models.InterruptibleServer).where(
                     models.InterruptibleServer.server_id.in_(
                         [move.server_id for move in moves])))}
+        due = collections.defaultdict[int, list[tuple[
+            models.ServerMove, models.InterruptibleServer | None]]](list)
         for move in moves:
             row = rows.get(move.server_id)
             # A clock that was ahead has written what is later than that.
-            if clocks.is_within(move.next_at, now, 0 if row is None else (
+            if not clocks.is_within(move.next_at, now, 0 if row is None else (
                     _horizon([row.lead_time]))):
-                continue
+                due[move.source].append((move, row))
+        for done in [self._workers.start(functools.partial(
+                self._carry_out_all, some)) for some in due.values()]:
+            done.result()
+
+    def _carry_out_all(self, some: ty.Iterable[tuple[
+            models.ServerMove, models.InterruptibleServer | None]]) -> None:
+        """Those of one host, one after the other: whether one of them is
+        needed depends on which of the others are cancelled.
+        """
+        for move, row in some:
             try:
                 self._carry_out(move, row)
             except errors.DatabaseUnavailable:
@@ -291,11 +305,7 @@ class Evictions:
         actions = self._sequence(row)
         return move.attempts < len(actions) and (
             actions[move.attempts] != 'delete' or move.attempts > 0) and (
-                left > self._pause(actions) * (len(actions) - move.attempts))
-
-    def _pause(self, actions: ty.Sequence[str]) -> int:
-        """Return the seconds after which the next action follows."""
-        return self._timeout // (len(actions) + 1)
+                left > _pause(row, actions) * (len(actions) - move.attempts))
 
     def _request(self, move: models.ServerMove,
                  row: models.InterruptibleServer, left: int) -> None:
@@ -303,7 +313,8 @@ class Evictions:
         action = actions[min(move.attempts, len(actions) - 1)]
 
         def call(deadline: cloud_api.Deadline) -> str:
-            credential = self._credential(move.server_id)
+            credential = None if row.credential_id is None else (
+                self._credential(row.credential_id))
             # The eviction may have been cancelled while this process stood
             # still.
             if deadline.passed():
@@ -321,7 +332,7 @@ class Evictions:
         LOG.info('Server %s: evicting it (%s)', move.server_id, action)
         why = self._moves.request(
             move, call, next_at=self._clock.now() + min(
-                self._pause(actions), max(PAUSE, left // 2)))
+                _pause(row, actions), max(PAUSE, left // 2)))
         if why:
             LOG.warning('Server %s: it could not be evicted (%s): %s',
                         move.server_id, action, why)
@@ -404,6 +415,16 @@ def actions_of(first: str, known: ty.Sequence[str]) -> list[str]:
     :param known: all that may be done, in the operator's order
     """
     return [*known[known.index(first):]] if first in known else [*known]
+
+
+def _time_of(row: models.InterruptibleServer) -> int:
+    """Seconds that the eviction of a server may take."""
+    return row.lead_time - row.notice
+
+
+def _pause(row: models.InterruptibleServer, actions: ty.Sequence[str]) -> int:
+    """Seconds after which the next action follows."""
+    return _time_of(row) // (len(actions) + 1)
 
 
 def _horizon(lead_times: ty.Iterable[int]) -> int:

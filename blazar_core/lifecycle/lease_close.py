@@ -45,7 +45,7 @@ _OVER = sa.select(
     models.Lease, models.Lease.id == models.Credential.lease_id).where(sa.or_(
         models.Lease.id.is_(None),
         models.Lease.status == states.Lease.TERMINATED), ~sa.exists().where(
-            models.InterruptibleServer.server_id ==
+            models.InterruptibleServer.credential_id ==
             models.Credential.lease_id))
 
 

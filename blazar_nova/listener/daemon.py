@@ -107,7 +107,7 @@ class Listener:
             self.parts.database, self.parts.clock, self.parts.cloud,
             self.parts.notify, functools.partial(
                 self.parts.lifecycle.lease_close.credential, needed=False),
-            conf.blazar.eviction_actions, conf.blazar.eviction_timeout)
+            conf.blazar.eviction_actions)
         self.monitors = monitors.Monitors(self.parts)
         self.power = power.of_parts(
             self.parts) if conf.blazar_power.enabled else None

@@ -7,10 +7,10 @@ that lets its servers use reserved capacity is written before their build is
 sent, with the trust that shelving takes.
 """
 
-import contextlib
 import typing as ty
 
 from oslo_log import log as logging
+from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.capacity import interruptible
@@ -67,8 +67,9 @@ class InterruptibleServers:
         self._defaults = default_leases.DefaultLeases(parts)
         self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
         self._next = 0.0
-        self._lead_time = (parts.conf.blazar.interruptible_notice +
-                           parts.conf.blazar.eviction_timeout)
+        self._notice: int = parts.conf.blazar.interruptible_notice
+        self._lead_time: int = (
+            self._notice + parts.conf.blazar.eviction_timeout)
 
     # -- boots ---------------------------------------------------------------
 
@@ -97,46 +98,42 @@ class InterruptibleServers:
         self.authorize(context, 'put')
         if asked.safe_for:
             self._check_safe(call, asked.safe_for)
-        self._with_trusts(context, call.server_ids, asked, lambda connection:
-                          interruptible.register(connection, [
-                              self._row(context, server_id, asked)
-                              for server_id in call.server_ids]))
+        self._with_trust(context, call.server_ids, asked,
+                         interruptible.register)
 
-    def _with_trusts(self, context: ty.Any, server_ids: ty.Sequence[str],
-                     asked: interruptible_params.InterruptibleParams,
-                     write: ty.Callable[[sa.Connection], None]) -> None:
-        """Write something in one transaction with the trusts that shelving
-        takes: one for each server, as it is revoked with it.
+    def _with_trust(self, context: ty.Any, server_ids: ty.Sequence[str],
+                    asked: interruptible_params.InterruptibleParams,
+                    write: ty.Callable[[
+                        sa.Connection, list[dict[str, ty.Any]]], None],
+                    ) -> None:
+        """Write the records of servers in one transaction with the trust
+        that shelving takes: one for all, revoked with the last of them.
         """
-        trusts: dict[str, str] = {}
+        trust = self._trust(context, asked)
+        kept_as = None if trust is None else uuidutils.generate_uuid()
 
         def attempt() -> None:
             with self._database.begin() as connection:
-                write(connection)
-                if trusts:
-                    connection.execute(models.Credential.__table__.insert(), [
-                        {'lease_id': server_id, 'replaced': None,
-                         'created_at': self._clock.now(),
-                         'sealed': self._parts.encryption.seal(trust)}
-                        for server_id, trust in trusts.items()])
+                write(connection, [
+                    self._row(context, server_id, asked, kept_as)
+                    for server_id in server_ids])
+                if trust is not None:
+                    connection.execute(models.Credential.__table__.insert(), {
+                        'lease_id': kept_as, 'replaced': None,
+                        'created_at': self._clock.now(),
+                        'sealed': self._parts.encryption.seal(trust)})
 
-        with contextlib.ExitStack() as stack:
-            for server_id in server_ids:
-                trust = self._trust(context, asked)
-                if trust is None:
-                    break
-                trusts[server_id] = trust
-                stack.enter_context(
-                    lease_trusts.unless_reserved(self._parts, trust))
+        with lease_trusts.unless_reserved(self._parts, trust):
             self._database.retried(attempt)
 
     def _row(self, context: ty.Any, server_id: str,
              asked: interruptible_params.InterruptibleParams,
-             ) -> dict[str, ty.Any]:
+             credential_id: str | None) -> dict[str, ty.Any]:
         now = self._clock.now()
         # 0: nothing was shown yet.
         return {'server_id': server_id, 'project_id': context.project_id,
                 'user_id': context.user_id, 'lead_time': self._lead_time,
+                'notice': self._notice, 'credential_id': credential_id,
                 'safe_for': asked.safe_for, 'on_evict': asked.on_evict,
                 'safe_until': 0, 'created_at': now, 'checked_at': now}
 
@@ -197,10 +194,10 @@ class InterruptibleServers:
                 f'The host of server {server_id} is not known yet. Try again '
                 'in a minute.')
         try:
-            self._with_trusts(
-                context, [server_id], asked, lambda connection:
+            self._with_trust(
+                context, [server_id], asked, lambda connection, rows:
                 interruptible.make(connection, self._clock.now(), host_id,
-                                   self._row(context, server_id, asked)))
+                                   rows[0]))
         except inventory.Leased as exc:
             raise _leased(server_id) from exc
         LOG.info('Server %s of project %s is interruptible', server_id,

@@ -2,6 +2,7 @@
 
 """Every host's capacity and use, in the books and in placement."""
 
+import contextlib
 import functools
 import typing as ty
 
@@ -9,9 +10,9 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.audit.findings import Difference
+from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
 from blazar_core.capacity import pending
-from blazar_core.capacity import rule
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
@@ -115,13 +116,25 @@ class HostCapacity:
         runs = {**pending.awaited(row.consumers, self._parts.clock.now()),
                 **facts.allocations}
         # What runs on a host that a reservation has all of is its own.
-        usage = {} if row.assigned_to is not None else _sum(
-            amounts for consumer, amounts in runs.items()
-            if consumer not in bookings)
+        counted = {} if row.assigned_to is not None else {
+            consumer: amounts for consumer, amounts in runs.items()
+            if consumer not in bookings}
+        with self._parts.database.connection() as connection:
+            evictable = interruptible.among(connection, counted)
+        known = row.interruptible or {}
         about = {
             'capacity': (row.capacity, facts.capacity),
-            'in use without an end': (_sum([row.usage, *rule.by_lead_time(
-                row.interruptible).values()]), usage)}
+            'in use without an end': (row.usage, _sum(
+                amounts for consumer, amounts in counted.items()
+                if consumer not in evictable)),
+            'in use by interruptible servers': (_sum(
+                amounts for amounts, *_rest in known.values()), _sum(
+                    amounts for consumer, amounts in counted.items()
+                    if consumer in evictable))}
+        # What is new on the host is counted as what it is by itself.
+        wrong = (evictable ^ {*known}).intersection(row.consumers or ())
+        if wrong:
+            mend = functools.partial(self._reclassify, mend, row.id, wrong)
         for what, pair in about.items():
             written, truth = map(_amounts, pair)
             if written != truth:
@@ -149,6 +162,19 @@ class HostCapacity:
                     f'still holds capacity on host {host.name}, where it has '
                     'no allocation in '
                     'placement.', '--fix frees the capacity', mend)
+
+    def _reclassify(self, mend: ty.Callable[[], None], host_id: int,
+                    server_ids: ty.Collection[str]) -> None:
+        mend()
+        for server_id in server_ids:
+            self._parts.database.retried(
+                self._reclassify_one, host_id, server_id)
+
+    def _reclassify_one(self, host_id: int, server_id: str) -> None:
+        with contextlib.suppress(inventory.Leased), \
+                self._parts.database.begin() as connection:
+            inventory.reclassify(connection, self._parts.clock.now(), host_id,
+                                 server_id)
 
     def _booked_on(self, host_id: int) -> dict[str, ty.Any]:
         with self._parts.database.reader() as session:

@@ -2,6 +2,7 @@
 
 """Interruptible servers on a real Nova: booted, safe, evicted, kept."""
 
+import fixtures
 from nova import context as nova_context
 from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
@@ -200,3 +201,42 @@ class InterruptibleTest(InterruptibleTestCase):
         self.boot_active('vm2')
         self.fill_books()
         self.assert_verified()
+
+    def test_verify_tells_interruptible_servers_from_ordinary_ones(self):
+        server_id = self.boot_active('vm1', flavor='1', hints=YES)['id']
+        self.fill_books()
+        with self.listener.parts.database.writer() as session:
+            host = session.scalars(sa.select(models.Host).where(
+                models.Host.interruptible.is_not(None))).one()
+            host.usage, host.interruptible = {'VCPU': 1, 'MEMORY_MB': 512,
+                                              'DISK_GB': 1}, None
+        self.assertEqual([
+            'Host host1, in use without an end',
+            'Host host1, in use by interruptible servers'],
+            [one.text.partition(':')[0].replace(host.name, 'host1')
+             for one in self.compared(fix=True).mended])
+        self.assert_verified()
+        self.assertTrue(self.shown(server_id)['placed'])
+
+    def test_the_servers_of_a_boot_share_a_trust(self):
+        made = self.useFixture(fixtures.MockPatch(
+            'blazar_nova.services.user_credentials.Credentials.delegate',
+            return_value='trust')).mock
+        self.useFixture(fixtures.MockPatch(
+            'blazar_nova.services.user_credentials.Credentials.revoke'))
+        self.boot('vm', hints=YES, min_count=3, max_count=3)
+        self.assertEqual(1, made.call_count)
+        with self.listener.parts.database.reader() as session:
+            ids = session.scalars(sa.select(
+                models.InterruptibleServer.credential_id)).all()
+            kept = session.scalars(sa.select(models.Credential.lease_id)).all()
+        self.assertEqual((3, kept), (len(ids), [*{*ids}]))
+        close = self.listener.parts.lifecycle.lease_close
+        servers = self.ask('GET', '/interruptible', code=200)['interruptible']
+        for one in servers:
+            close.revoke_over()
+            self.assertIsNotNone(close.credential(kept[0]))
+            self.wait_for_status(one['server_id'], 'ACTIVE')
+            self.ask('DELETE', f'/interruptible/{one["server_id"]}', code=204)
+        close.revoke_over()
+        self.assertIsNone(close.credential(kept[0]))

@@ -325,7 +325,8 @@ def _rows() -> dict[str, list[dict[str, ty.Any]]]:
             'end_date': NOW + 300 * number + 3600, 'recorded_at': NOW})
         rows.setdefault('interruptible_servers', []).append({
             'server_id': _id(number), 'project_id': f'{number % 50}',
-            'user_id': 'user', 'lead_time': 600, 'safe_for': 0,
+            'user_id': 'user', 'lead_time': 600, 'notice': 300,
+            'credential_id': 'trust', 'safe_for': 0,
             'on_evict': 'shelve', 'safe_until': None, 'created_at': NOW - DAY,
             'checked_at': NOW - DAY * number // LEASES})
         rows.setdefault('request_keys', []).append({

@@ -5,6 +5,7 @@
 import dataclasses
 import itertools
 import random
+import threading
 
 import fixtures
 from oslo_utils import uuidutils
@@ -52,7 +53,7 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
             lambda event, payload: self.told.append((
                 event.rpartition('.')[2], payload['server_id'],
                 payload.get('evict_at') or payload.get('safe_until'))),
-            lambda _server_id: 'trust', ['shelve', 'delete'], 300)
+            lambda _credential_id: 'trust', ['shelve', 'delete'])
 
     def register(self, on_evict='shelve', safe_for=0, lead_time=LEAD):
         """A server of which a user says that it may be evicted."""
@@ -61,6 +62,7 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
             interruptible.register(connection, [{
                 'server_id': server_id, 'project_id': 'lender',
                 'user_id': 'user', 'lead_time': lead_time,
+                'notice': lead_time - 300, 'credential_id': 'trust',
                 'on_evict': on_evict,
                 'safe_for': safe_for, 'created_at': self.clock.now(),
                 'checked_at': self.clock.now()}])
@@ -239,6 +241,31 @@ class TestAdmission(InterruptibleTestCase):
                 self.register(safe_for=safe_for), {'VCPU': 1}, [uuid]
             ).by_host[uuid])
 
+    def test_the_claim_counts_other_interruptible_servers(self):
+        """Whether something is reserved there or not: what is ordinary would
+        fit.
+        """
+        self.host('one', VCPU=4)
+        self.lease(7200, 9000, resources={'VCPU': 1})
+        self.boot(vcpus=3)
+        self.assertFalse(self.fits('one', self.register(safe_for=7200)))
+        self.assertTrue(self.fits('one', self.register(safe_for=3600)))
+
+    def test_safe_for_does_not_count_what_overstays_for_longer(self):
+        self.host('one', VCPU=4)
+        self.running_lease(0, 1000, resources={'VCPU': 2})
+        self.boot(vcpus=1)
+        self.clock.advance(1000)
+        self.lease(self.clock.now() - NOW + 5000,
+                   self.clock.now() - NOW + 6000, resources={'VCPU': 2})
+        index = self.admission.index
+        with index.fresh() as timeline:
+            now, host_id = self.clock.now(), self.row('one').id
+            with index.keeping_interruptible(now + 7200):
+                self.assertEqual([3, 1], [timeline.peak(
+                    host_id, model.Window(now + at, now + at + 1)).get('VCPU')
+                    for at in (0, 4000)])
+
     def test_one_that_came_back_unnoticed_is_found(self):
         """It has left; nova-scheduler had no database when it came back."""
         self.host('one', VCPU=4)
@@ -278,6 +305,7 @@ class TestAdmission(InterruptibleTestCase):
                 self.clock.now(), host_id, {
                     'server_id': server_id, 'project_id': 'lender',
                     'user_id': 'user', 'lead_time': LEAD, 'safe_for': 0,
+                    'notice': 300, 'credential_id': None,
                     'on_evict': 'shelve', 'created_at': NOW,
                     'checked_at': NOW})
 
@@ -355,6 +383,36 @@ class TestEvictions(InterruptibleTestCase):
         self.run_until(start)
         self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
+
+    def test_its_own_times_count_after_a_change_of_the_options(self):
+        """Its owner gets the notice that it was created with."""
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3, lead_time=400)
+        start = self.clock.now() + 1000
+        self.lease(start - NOW, start - NOW + 1000, resources={'VCPU': 4})
+        self.until(start - 400)
+        self.evictions.plan()
+        self.assertEqual([start - 300], self.scalars(
+            models.ServerMove.next_at))
+
+    def test_evictions_of_one_instant_are_carried_out_at_once(self):
+        for name in 'one', 'two', 'three':
+            self.host(name, VCPU=4)
+            self.boot(name, vcpus=3)
+        start = self.clock.now() - NOW + LEAD + 60
+        self.lease(start, start + 1000, count=3, resources={'VCPU': 4})
+        self.until(NOW + start - LEAD)
+        self.evictions.plan()
+        self.until(NOW + start - 300)
+        all_there = threading.Barrier(3, timeout=30)
+
+        def credential(_credential_id):
+            all_there.wait()
+            return 'trust'
+
+        self.evictions._credential = credential
+        self.evictions.carry_out()
+        self.assertEqual(3, len(self.cloud.rests))
 
     def test_another_lease_takes_over_an_eviction(self):
         self.host('one', VCPU=4)
@@ -446,7 +504,7 @@ class TestEvictions(InterruptibleTestCase):
         self.boot(vcpus=3)
         _lease, start = self.needed()
         self.until(start - 300)
-        self.evictions._credential = lambda _server_id: self.clock.advance(60)
+        self.evictions._credential = lambda _id: self.clock.advance(60)
         self.evictions.carry_out()
         self.assertEqual(([], []), (self.cloud.rests, self.cloud.deleted))
 
@@ -555,19 +613,20 @@ class TestEvictions(InterruptibleTestCase):
         self.assertEqual([silent], self.scalars(
             models.InterruptibleServer.server_id))
 
-    def test_its_credential_is_revoked_when_it_is_gone(self):
+    def test_a_credential_is_revoked_with_the_last_that_share_it(self):
         self.host('one', VCPU=4)
-        server_id = self.boot()
+        server_id, other = self.boot(), self.boot()
         with self.database.writer() as session:
             session.add(models.Credential(
-                lease_id=server_id, sealed=self.encryption.seal('trust'),
+                lease_id='trust', sealed=self.encryption.seal('trust'),
                 created_at=NOW))
         self.lifecycle.lease_close.revoke_over()
         self.assertEqual([], self.cloud.revoked)
-        with self.database.begin() as connection:
-            interruptible.forget(connection, [server_id])
-        self.lifecycle.lease_close.revoke_over()
-        self.assertEqual(['trust'], self.cloud.revoked)
+        for one, revoked in (server_id, []), (other, ['trust']):
+            with self.database.begin() as connection:
+                interruptible.forget(connection, [one])
+            self.lifecycle.lease_close.revoke_over()
+            self.assertEqual(revoked, self.cloud.revoked)
 
 
 class TestStories(InterruptibleTestCase):

@@ -139,12 +139,15 @@ def _interruptible_servers() -> None:
         sa.Column('project_id', sa.String(255), nullable=False),
         sa.Column('user_id', sa.String(255), nullable=False),
         sa.Column('lead_time', sa.Integer, nullable=False),
+        sa.Column('notice', sa.Integer, nullable=False),
+        sa.Column('credential_id', sa.String(36)),
         sa.Column('safe_for', sa.Integer, nullable=False),
         sa.Column('on_evict', sa.String(16), nullable=False),
         sa.Column('safe_until', sa.BigInteger),
         sa.Column('created_at', sa.BigInteger, nullable=False),
         sa.Column('checked_at', sa.BigInteger, nullable=False),
         sa.Index('interruptible_checked_idx', 'checked_at'),
+        sa.Index('interruptible_credential_idx', 'credential_id'),
         sa.Index('interruptible_project_idx', 'project_id', 'server_id'))
 
 

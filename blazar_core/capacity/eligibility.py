@@ -24,8 +24,11 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Candidates', 'Eligibility', 'Eligible', 'bound', 'own_of']
+__all__ = ['Candidates', 'Eligibility', 'Eligible', 'ReservedLater', 'bound',
+           'own_of']
 
+#: Seconds, and minutes.
+_MINUTE, _YEAR = 60, 525_600
 #: The bookings of the reservation of a server, and what was asked for.
 _OWN = sa.select(
     models.Booking.__table__, models.Reservation.__table__.c.params,
@@ -57,6 +60,17 @@ class Eligible(ty.NamedTuple):
 #: providers.
 Candidates: ty.TypeAlias = ty.Mapping[
     str, ty.Sequence[ty.Mapping[str, model.Resources]]]
+
+
+class ReservedLater(ty.NamedTuple):
+    """Capacity that is free now, and reserved by leases for later.
+
+    :ivar hosts: how many have it
+    :ivar until: until when servers would fit, at the longest
+    """
+
+    hosts: int
+    until: int
 
 
 class Eligibility:
@@ -157,6 +171,47 @@ class Eligibility:
             by_host=found.by_host | {
                 one: 0 for one, some in fitting.items() if not some},
             candidates=fitting)
+
+    def reserved_later(self, server_id: str, resources: model.Resources,
+                       uuids: ty.Collection[str], count: int,
+                       ) -> ReservedLater | None:
+        """Return what servers without an end do not get only because leases
+        have reserved it for later.
+
+        Costs one search for each bit of a year's minutes.
+
+        :param uuids: of the hosts that Nova would take
+        :param count: how many servers there are
+        :returns: None: that is not why, or the server has a booking or is
+            interruptible
+        """
+        now = self._clock.now()
+        with self._database.connection() as connection, \
+                self._index.fresh(connection=connection) as timeline:
+            mine, _own = own_of(connection, server_id)
+            if mine is not None or interruptible.window_of(
+                    connection, server_id, now) is not None:
+                return None
+            common = {*uuids} - self._index.apart().enrolled
+
+            def fit(until: int) -> set[str]:
+                by_host = self._fits_by_host(
+                    timeline, resources, common, model.Window(now, until),
+                    everywhere=True)
+                return {one for one, fits in by_host.items() if fits} if (
+                    sum(by_host.values()) >= count) else set()
+
+            hosts = fit(now + _MINUTE) - fit(model.FOREVER)
+            if not hosts:
+                return None
+            known, over = 1, _YEAR
+            while over - known > 1:
+                middle = (known + over) // 2
+                known, over = (middle, over) if fit(
+                    now + middle * _MINUTE) else (known, middle)
+        # Users write minutes.
+        until = now + known * _MINUTE
+        return ReservedLater(len(hosts), until - until % _MINUTE)
 
     def from_stale_index(self, resources: model.Resources,
                          uuids: ty.Collection[str]) -> Eligible:

@@ -13,6 +13,7 @@ import collections
 import functools
 import typing as ty
 
+from nova import exception
 from nova import objects
 from nova.scheduler import filters
 from nova.scheduler import manager
@@ -28,7 +29,7 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
 
-__all__ = ['HostFilter', 'HostWeigher', 'candidates_of', 'install',
+__all__ = ['HostFilter', 'HostWeigher', 'candidates_of', 'explain', 'install',
            'is_rebuild', 'keep_candidates', 'may_be_leased', 'on_start',
            'servers_of', 'takes']
 
@@ -136,6 +137,17 @@ _REMEMBERED = 10_000
 #: What Nova itself does.
 _novas: ty.Any = utils.claim_resources
 _novas_cleanup: ty.Any = manager.SchedulerManager._cleanup_allocations
+_novas_select: ty.Any = manager.SchedulerManager._select_destinations
+#: Where a request has what :func:`explain` was given.
+_WHY = '_blazar_why'
+
+
+def explain(spec: ty.Any, why: ty.Callable[[], str | None]) -> None:
+    """Add to the fault of the servers of a request, if no host is found.
+
+    :param why: asked then only; returns sentences for their owner
+    """
+    setattr(spec, _WHY, why)
 
 
 def install(books: scheduler_claims.Claims) -> None:
@@ -186,8 +198,31 @@ def install(books: scheduler_claims.Claims) -> None:
         for server_id in instance_uuids:
             _take_back(granted.pop(server_id, None), server_id)
 
+    @functools.wraps(_novas_select)
+    def _select_destinations(self: ty.Any, context: ty.Any, spec_obj: ty.Any,
+                             *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+        try:
+            return _novas_select(self, context, spec_obj, *args, **kwargs)
+        except exception.NoValidHost as exc:
+            said = _why(spec_obj)
+            if said is None:
+                raise
+            raise exception.NoValidHost(reason=(
+                f'{exc.kwargs.get("reason", "")} {said}'.strip())) from exc
+
+    manager.SchedulerManager._select_destinations = _select_destinations
     utils.claim_resources = claim_resources
     manager.SchedulerManager._cleanup_allocations = _cleanup_allocations
+
+
+def _why(spec: ty.Any) -> str | None:
+    why: ty.Callable[[], str | None] | None = getattr(spec, _WHY, None)
+    try:
+        return None if why is None else why()
+    except Exception:
+        LOG.exception('Server %s: why there is no host for it is not known',
+                      spec.instance_uuid)
+        return None
 
 
 def _unless(ask_nova: ty.Callable[[], bool], undo: scheduler_claims.Undo,

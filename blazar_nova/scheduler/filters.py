@@ -11,6 +11,7 @@ was read within the last second, unless that leaves it few hosts.
 
 from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
 
+import functools
 import typing as ty
 
 from oslo_log import log as logging
@@ -21,6 +22,7 @@ from blazar_core.capacity import scheduler_claims
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_core.leases import limits
 from blazar_core.leases import server_growth
 from blazar_nova.compat import bound_servers
@@ -42,6 +44,7 @@ LAG = 1
 #: Hosts that have to be left for each server then: those may be taken
 #: meanwhile, and others be free again.
 FEW = 10
+_INTERRUPTIBLE = 'An interruptible server (--hint interruptible=True), or a'
 
 
 class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
@@ -92,11 +95,33 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         nova_scheduler.keep_candidates(kept, found.candidates)
         marks.mark_booked(spec_obj, found.booked)
         if len(kept) < len(hosts):
+            nova_scheduler.explain(spec_obj, functools.partial(
+                self._why, spec_obj, takes, uuids))
             LOG.log(logging.DEBUG if kept else logging.INFO,
                     'Server %s: %s of %s hosts are reserved by leases',
                     spec_obj.instance_uuid, len(hosts) - len(kept),
                     len(hosts))
         return kept
+
+    def _why(self, spec: ty.Any, resources: model.Resources,
+             uuids: ty.Collection[str]) -> str | None:
+        """Return what the owner of a server without a host is told."""
+        if spec.flavor is not None and flavors.reservation_of(spec.flavor):
+            return None
+        found = self._eligibility.reserved_later(
+            spec.instance_uuid, resources, uuids,
+            nova_scheduler.servers_of(spec))
+        if found is None:
+            return None
+        conf = process.CONF.blazar
+        evictable = clocks.SystemClock().now() + (
+            conf.interruptible_notice + conf.eviction_timeout)
+        what = _INTERRUPTIBLE if found.until >= evictable else 'A'
+        are = 'is' if found.hosts == 1 else 'are'
+        return (
+            f'{words.count(found.hosts, "host")} with free capacity {are} '
+            f'reserved by leases for later. {what} lease that ends by '
+            f'{clocks.minute(found.until)} UTC would fit now.')
 
     def _rooms(self, spec: ty.Any, resources: model.Resources,
                uuids: ty.Collection[str], wholly: bool,

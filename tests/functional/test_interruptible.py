@@ -56,8 +56,10 @@ class InterruptibleTest(InterruptibleTestCase):
 
     def test_it_uses_what_is_reserved_until_that_is_needed(self):
         lease = self.reserve()
-        self.assertIn('No valid host', self.boot_error(
-            'ordinary', flavor='3')['fault']['message'])
+        self.assertRegex(self.boot_error('ordinary', flavor='3')['fault'][
+            'message'], r'No valid host .* 2 hosts with free capacity are '
+            r'reserved by leases for later\. An interruptible server .*, or a '
+            r'lease that ends by .* UTC would fit now\.')
         server_id = self.boot_active('vm1', flavor='4', hints=YES)['id']
         start = self.start_of(lease)
         safe = clocks.iso(start - LEAD)
@@ -85,6 +87,14 @@ class InterruptibleTest(InterruptibleTestCase):
         flavor = lease['reservations'][0]['id']
         for number in range(2):
             self.boot_active(f'reserved{number}', flavor=flavor)
+
+    def test_the_fault_says_why_for_others_only_where_that_is_why(self):
+        self.reserve(start_in=400)
+        said = self.boot_error('vm1')['fault']['message']
+        self.assertIn('A lease that ends by', said)
+        self.assertNotIn('interruptible', said)
+        self.assertNotIn('reserved', self.boot_error('vm2', hints=YES)[
+            'fault']['message'])
 
     def new_flavor(self):
         """One whose servers are interruptible."""

@@ -74,6 +74,11 @@ _SCHEDULER = entry.subject(
         entry.replaced(
             '_cleanup_allocations(self, context, instance_uuids)',
             'undo claims of a failed request'),
+        entry.replaced(
+            '_select_destinations(self, context, spec_obj, instance_uuids, '
+            'alloc_reqs_by_rp_uuid, provider_summaries, '
+            'allocation_request_version=, return_alternates=)',
+            'say that reservations are why there is no host'),
         entry.replaced('post_start_hook(self)', 'start work after the fork')),
     entry.of(
         'nova.scheduler.manager.utils',

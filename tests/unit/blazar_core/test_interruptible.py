@@ -241,6 +241,26 @@ class TestAdmission(InterruptibleTestCase):
                 self.register(safe_for=safe_for), {'VCPU': 1}, [uuid]
             ).by_host[uuid])
 
+    def test_what_is_reserved_for_later_is_explained(self):
+        self.host('one', VCPU=4)
+        self.host('two', VCPU=4)
+        uuids = [*map(self.uuid_of, ('one', 'two'))]
+
+        def why(vcpus=4, count=1, server_id='server'):
+            return eligibility.Eligibility(
+                self.database, self.clock, self.admission.index,
+            ).reserved_later(server_id, {'VCPU': vcpus}, uuids, count)
+
+        self.assertIsNone(why())
+        for start in 600, 7230:
+            self.lease(start, 9000, resources={'VCPU': 4})
+        self.assertEqual((2, NOW + 7200), why())
+        self.assertEqual((2, NOW + 600), why(count=2))
+        self.assertIsNone(why(count=3))
+        self.assertIsNone(why(server_id=self.register()))
+        self.clock.advance(600)
+        self.assertEqual((1, NOW + 7200), why())
+
     def test_the_claim_counts_other_interruptible_servers(self):
         """Whether something is reserved there or not: what is ordinary would
         fit.

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import types
 from unittest import mock
 
 import fixtures
+from nova import exception
 from nova import objects
 from nova.scheduler.client import report
 from nova.scheduler import manager
@@ -34,6 +36,10 @@ class TestInstall(base.TestCase):
             nova_scheduler, '_novas_cleanup', autospec=True)).mock
         self.useFixture(fixtures.MockPatchObject(
             manager.SchedulerManager, '_cleanup_allocations'))
+        self.select_destinations = self.useFixture(fixtures.MockPatchObject(
+            nova_scheduler, '_novas_select', autospec=True)).mock
+        self.useFixture(fixtures.MockPatchObject(
+            manager.SchedulerManager, '_select_destinations'))
         self.undo = mock.Mock()
         self.books = mock.create_autospec(scheduler_claims.Claims,
                                           instance=True)
@@ -83,6 +89,25 @@ class TestInstall(base.TestCase):
         self.cleanup.assert_called_with(
             scheduler, 'context', ['server', 'unheard-of'])
         self.undo.assert_called_once_with()
+
+    def select(self, why):
+        """What is said where there is no host."""
+        spec = types.SimpleNamespace(instance_uuid='server')
+        if why is not None:
+            nova_scheduler.explain(spec, why)
+        self.select_destinations.side_effect = exception.NoValidHost(
+            reason='Not enough.')
+        return str(self.assertRaises(
+            exception.NoValidHost,
+            manager.SchedulerManager._select_destinations, 'manager',
+            'context', spec, ['server'], {}, {}))
+
+    def test_why_there_is_no_host_is_added_to_what_nova_says(self):
+        for why, said in (
+                (None, ''), (lambda: None, ''), (lambda: 1 / 0, ''),
+                (lambda: 'It is reserved.', ' It is reserved.')):
+            self.assertEqual(f'No valid host was found. Not enough.{said}',
+                             self.select(why))
 
     def test_what_the_books_refuse_nova_is_not_asked_for(self):
         self.books.claim.side_effect = scheduler_claims.Denied(

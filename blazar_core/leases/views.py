@@ -169,13 +169,21 @@ def page(database: api.Database, query: Query,
     return described, more
 
 
-def listed(database: api.Database, ended: bool) -> list[dict[str, ty.Any]]:
+def listed(database: api.Database, ended: bool, host: str | None = None,
+           ) -> list[dict[str, ty.Any]]:
     """All leases by start, oldest first.
 
     :param ended: those that are over and those that were deleted, too
+    :param host: only those that reserve capacity of the host of this name
     """
     chosen = sa.select(models.Lease.__table__).order_by(
         models.Lease.start_date, models.Lease.id)
+    if host is not None:
+        chosen = chosen.where(models.Lease.id.in_(
+            sa.select(models.Reservation.lease_id).join(models.Booking).join(
+                models.Host, models.Host.id == models.Booking.host_id).where(
+                    sa.or_(models.Host.name == host,
+                           models.Host.service_host == host))))
     with database.reader() as session:
         return _described(session, session.execute(
             chosen if ended else chosen.where(_GOES_ON)).all())

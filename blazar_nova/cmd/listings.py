@@ -102,10 +102,11 @@ _FLAGS = ('missing_resources', 'resources_changed')
 _TIMES = {'start_date': 'Start (UTC)', 'end_date': 'End (UTC)'}
 
 
-def leases(database: api.Database, ended: bool) -> Listing:
+def leases(database: api.Database, ended: bool, host: str | None) -> Listing:
     """The leases of all projects.
 
     :param ended: those that are over, too
+    :param host: only those that reserve capacity of this host
     """
     return Listing('leases', {
         **_LEASE, 'status': 'Status', **_TIMES, 'servers': 'Servers',
@@ -114,7 +115,7 @@ def leases(database: api.Database, ended: bool) -> Listing:
              'end_date': _date(lease['end_date']),
              'servers': [server for reservation in lease['reservations']
                          for server in reservation['servers']]}
-            for lease in views.listed(database, ended)])
+            for lease in views.listed(database, ended, host)])
 
 
 def announced(database: api.Database) -> Listing:

@@ -107,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     leases = _verb(lease, 'list', 'list them', _lease_list)
     leases.add_argument('--ended', action='store_true',
                         help='include leases that have ended')
+    leases.add_argument('--host', help='list only leases that reserve '
+                                       'capacity of this hypervisor, or of '
+                                       'that of this nova-compute')
     listings.add_format(leases)
     listings.add_format(_verb(
         lease, 'announced', 'list the servers that would be past their end by '
@@ -257,7 +260,8 @@ def _key_rotate(conf: cfg.ConfigOpts) -> None:
 
 def _lease_list(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     database = api.Database(conf)
-    listings.show(parsed.format, listings.leases(database, parsed.ended))
+    listings.show(parsed.format, listings.leases(
+        database, parsed.ended, parsed.host))
     if parsed.ended:
         purge.say_since(database)
 

@@ -204,6 +204,13 @@ class ManageTest(base.TestCase):
                       'server-1', clocks.iso(lease['start_date'])[:19]):
             self.assertIn(words, text)
 
+    def test_the_leases_of_one_host_are_listed(self):
+        self.manage('db', 'sync')
+        lease = self.hold(self.database())
+        for host, found in ('host', [lease['id']]), ('other', []):
+            self.assertEqual(found, [one['id'] for one in self.json(
+                'lease', 'list', '--host', host)])
+
     def test_leases_that_are_over_are_listed_if_that_is_asked_for(self):
         self.manage('db', 'sync')
         lease = self.hold(self.database())

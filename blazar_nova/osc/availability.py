@@ -93,6 +93,9 @@ class Availability(command.Lister):
             flavor = compute.find_flavor(parsed_args.flavor,
                                          ignore_missing=False)
             size = {'flavor_id': flavor.id}
+        elif None in size.values():
+            raise exceptions.CommandError(
+                'Give --flavor, or --vcpus, --memory and --disk.')
         question = {
             'resource_type': ('virtual:instance' if parsed_args.flavor is None
                               else 'flavor:instance'),

@@ -13,6 +13,7 @@ from osc_lib.command import command
 
 from blazar_nova.osc import commands
 from blazar_nova.osc import lease_progress
+from blazar_nova.osc import owners
 
 __all__ = ['Calendar', 'Drawing']
 
@@ -63,8 +64,9 @@ class Calendar(command.Command):
                 f'--{name}s', dest='rows', action='store_const', const=name,
                 help=f'Draw a row for each of the {what}')
         parser.add_argument(
-            '--project', metavar='<id>', dest='project_id',
-            help='Draw only the leases of this project (administrators)')
+            '--project', metavar='<project>',
+            help='Draw only the leases of this project (name or ID; '
+                 'administrators)')
         parser.add_argument(
             '--from', metavar='<date>', dest='start_date',
             help='Start, as YYYY-MM-DD HH:MM in UTC (default: now)')
@@ -78,8 +80,10 @@ class Calendar(command.Command):
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         answer = commands.client_of(self.app).ask(
-            'GET', '/calendar', params=commands.given(
-                parsed_args, 'rows', 'project_id', 'start_date', 'end_date'))
+            'GET', '/calendar', params={
+                **owners.project_params(self.app, parsed_args.project),
+                **commands.given(
+                    parsed_args, 'rows', 'start_date', 'end_date')})
         drawing = Drawing(answer['calendar'], parsed_args.rows or 'lease')
         for path, text in ((parsed_args.svg, drawing.svg),
                            (parsed_args.html, drawing.html)):

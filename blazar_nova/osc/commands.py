@@ -154,8 +154,9 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
 def add_end(parser: argparse.ArgumentParser, option: str, dest: str) -> None:
     """When a lease ends, in one of two ways."""
     either = parser.add_mutually_exclusive_group(required=True)
+    # The other name is that of the key, which refusals name.
     either.add_argument(
-        option, metavar='<date>', dest=dest,
+        *dict.fromkeys((option, '--end-date')), metavar='<date>', dest=dest,
         help='End, as YYYY-MM-DD HH:MM in UTC (this or --duration)')
     either.add_argument(
         '--duration', metavar='<duration>',
@@ -312,7 +313,8 @@ class Quote(command.ShowOne):
             'POST', '/leases', params={'dry_run': 'true'},
             json=demand(parsed_args, 'quote'))['quote']
         self.fits = quote['fits']
-        return shown(quote)
+        return shown({
+            **quote, 'message': plugin.in_options(quote['message'])})
 
     def run(self, parsed_args: argparse.Namespace) -> int:
         return super().run(parsed_args) or (

@@ -5,6 +5,7 @@
 import argparse
 
 from osc_lib.command import command
+from osc_lib import exceptions
 
 from blazar_nova.osc import commands
 
@@ -26,6 +27,13 @@ class Delete(command.Command):
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         client = commands.client_of(self.app)
-        for lease in parsed_args.leases:
-            client.ask('DELETE', f'/leases/{client.find(lease)}', params={
-                'force': 'true'} if parsed_args.force else {})
+        for number, lease in enumerate(parsed_args.leases):
+            try:
+                client.ask('DELETE', f'/leases/{client.find(lease)}', params={
+                    'force': 'true'} if parsed_args.force else {})
+            except exceptions.CommandError as exc:
+                if not number:
+                    raise
+                raise exceptions.CommandError(
+                    f'{exc} Deleted before that: '
+                    f'{", ".join(parsed_args.leases[:number])}.') from exc

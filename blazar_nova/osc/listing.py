@@ -44,7 +44,8 @@ class List(command.Lister):
                  'commas')
         parser.add_argument(
             '--ended', action='store_const', const='true',
-            help='Include leases that have ended')
+            help='Include leases that ended longer ago than [blazar] '
+                 'list_ended (a day)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace,

@@ -7,6 +7,7 @@ import argparse
 import typing as ty
 
 from osc_lib.command import command
+from osc_lib import exceptions
 
 from blazar_nova.osc import commands
 
@@ -16,7 +17,10 @@ _COLUMNS = ('id', 'start_date', 'end_date', 'status', 'reason')
 
 
 class Occurrences(command.Lister):
-    """List the occurrences of a lease that recurs."""
+    """List the occurrences of a lease that recurs.
+
+    The lease is the whole series, or one of its occurrences.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -27,5 +31,11 @@ class Occurrences(command.Lister):
                     ) -> tuple[tuple[str, ...], list[tuple[ty.Any, ...]]]:
         client = commands.client_of(self.app)
         lease = client.lease(client.find(parsed_args.lease))
+        if not lease['occurrences']:
+            if lease.get('recurrence_id') is None:
+                raise exceptions.CommandError(
+                    f'Lease {parsed_args.lease} does not recur.')
+            # It is an occurrence itself.
+            lease = client.lease(lease['recurrence_id'])
         return _COLUMNS, [tuple(one[name] for name in _COLUMNS)
                           for one in lease['occurrences']]

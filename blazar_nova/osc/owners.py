@@ -11,7 +11,7 @@ from osc_lib import exceptions
 
 from blazar_nova.osc import commands
 
-__all__ = ['HandOver', 'Share']
+__all__ = ['HandOver', 'Share', 'project_params']
 
 
 def id_of(app: ty.Any, kind: str, name: str) -> str:
@@ -30,11 +30,20 @@ def id_of(app: ty.Any, kind: str, name: str) -> str:
         if re.fullmatch('[0-9a-f]{32}', name.replace('-', '')):
             return name
         raise exceptions.CommandError(
-            f'Keystone cannot find the {kind} {name}: {exc}. Use the ID of '
-            f'the {kind}.') from exc
+            f'Keystone cannot find the {kind} {name}: '
+            f'{str(exc).rstrip(".")}. Use the ID of the {kind}.') from exc
     if found is None:
         raise exceptions.CommandError(f'There is no {kind} {name}.')
     return ty.cast(str, found.id)
+
+
+def project_params(app: ty.Any, name: str | None) -> commands.Json:
+    """The parameter of a GET for the project of an option, if it is given.
+
+    :raises CommandError: as id_of
+    """
+    return {} if name is None else {
+        'project_id': id_of(app, 'project', name)}
 
 
 class HandOver(command.ShowOne):

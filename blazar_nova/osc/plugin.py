@@ -6,6 +6,7 @@ A user's machine has neither Nova nor the rest of this project, so nothing here
 imports any of it; what the openstack client itself needs is there.
 """
 
+import re
 import typing as ty
 
 from keystoneauth1 import adapter
@@ -22,6 +23,21 @@ DEFAULT_API_VERSION = '1'
 SERVICE_TYPE = 'reservation'
 
 Json: ty.TypeAlias = dict[str, ty.Any]
+
+#: The options for the keys of a lease, of which the API writes.
+_OPTIONS = {
+    'start_date': '--start-date', 'end_date': '--end-date',
+    'duration': '--duration', 'on_end': '--on-end',
+    'grace_period': '--grace-period', 'auto_extend': '--auto-extend',
+    'recurrence': '--recur', 'timezone': '--timezone', 'fits': '--fits',
+    'offer_seconds': '--expires', 'lease_type': '--lease-type',
+    'retries': '--retries', 'retry_interval': '--retry-interval',
+    'timeout': '--timeout', 'tags': '--tags',
+    'description': '--description'}
+#: A key, alone or with a text or number, as it stands in JSON.
+_KEY = re.compile(
+    f'"(?P<key>{"|".join(_OPTIONS)})"'
+    '(?:: (?P<value>"[^"]*"|[0-9]+))?(?!: ?[{[])')
 
 #: A wait may take days: it outlives some 15 seconds without the API.
 RETRIES = {'connect_retries': 5, 'status_code_retries': 5}
@@ -127,4 +143,16 @@ def refusal(body: ty.Any) -> str | None:
         return None
     more = [f'{key}: {body[key]}' for key in ('next_start', 'fits_now')
             if body.get(key) is not None and key not in message]
-    return f'{message} ({", ".join(more)})' if more else str(message)
+    return in_options(
+        f'{message} ({", ".join(more)})' if more else str(message))
+
+
+def in_options(message: str) -> str:
+    """A sentence of the API, with the options of our commands for the keys.
+
+    What has no option, such as a key of a reservation, is left as it is.
+    """
+    return _KEY.sub(
+        lambda found: f'{_OPTIONS[found["key"]]}'
+                      + (f' {found["value"]}' if found['value'] else ''),
+        message.replace('?force=true', '--force'))

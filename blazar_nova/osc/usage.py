@@ -9,6 +9,7 @@ from osc_lib.command import command
 
 from blazar_nova.osc import commands
 from blazar_nova.osc import lease_progress
+from blazar_nova.osc import owners
 
 __all__ = ['Usage']
 
@@ -36,8 +37,8 @@ class Usage(command.Lister):
             help='End of the interval (default: now). For the future, what is '
                  'planned is shown')
         parser.add_argument(
-            '--project', metavar='<id>', dest='project_id',
-            help='Show the usage of this project (admins)')
+            '--project', metavar='<project>',
+            help='Show the usage of this project (name or ID; admins)')
         parser.add_argument('--lease', metavar='<lease>',
                             help='Show the usage of this lease (name or ID)')
         parser.add_argument(
@@ -66,9 +67,10 @@ class Usage(command.Lister):
     def take_action(self, parsed_args: argparse.Namespace,
                     ) -> tuple[list[str], list[list[ty.Any]]]:
         client = commands.client_of(self.app)
-        params = commands.given(
-            parsed_args, 'start_date', 'end_date', 'project_id',
-            'resource_type', 'tags', 'group_by', 'timezone')
+        params = {**owners.project_params(self.app, parsed_args.project),
+                  **commands.given(
+                      parsed_args, 'start_date', 'end_date', 'resource_type',
+                      'tags', 'group_by', 'timezone')}
         if parsed_args.costs:
             params['costs'] = 'true'
         if parsed_args.lease is not None:

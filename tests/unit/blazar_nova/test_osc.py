@@ -208,6 +208,33 @@ class OscTestCase(base.BaseTestCase):
         return self.cloud.requests[0]
 
 
+class OwnersTestCase(OscTestCase):
+    """A keystone that knows one project and one user."""
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.services.append('identity')
+        self.cloud.answers |= {
+            'GET /v3': [(200, {'version': {
+                'id': 'v3.14', 'status': 'stable', 'links': []}})],
+            f'GET /v3/projects/{OTHER}': [(200, {'project': {
+                'id': OTHER, 'name': 'lab'}})],
+            'GET /v3/projects/lab': [(404, {})],
+            'GET /v3/projects/nolab': [(404, {})],
+            'GET /v3/users/bob': [(404, {})],
+            'GET /v3/users': [(200, {'users': [{'id': ID, 'name': 'bob'}]})]}
+        self.projects([{'id': OTHER, 'name': 'lab'}])
+
+    def projects(self, found, status=200):
+        self.cloud.answers['GET /v3/projects'] = [
+            (status, {'projects': found})]
+
+    def changed(self):
+        """What the lease API was asked to change."""
+        return [one.body for one in self.cloud.requests
+                if one.method == 'PUT']
+
+
 class MembersTest(OscTestCase):
     """Servers that run come under leases, and leave them."""
 
@@ -381,7 +408,8 @@ class PluginTest(OscTestCase):
         self.cloud.sees('GET /availability', (200, {'availability': []}))
         self.assertEqual(['lease1'], [
             row['name'] for row in self.reservation('lease', 'list')])
-        self.assertEqual([], self.reservation('availability'))
+        self.assertEqual([], self.reservation(
+            'availability', *AvailabilityTest.SIZE))
 
     def test_it_works_without_the_client_of_blazar(self):
         self.useFixture(fixtures.MockPatchObject(
@@ -393,7 +421,8 @@ class PluginTest(OscTestCase):
         self.addCleanup(setattr, clients.ClientManager, 'reservation', theirs)
         self.cloud.sees('GET /availability', (200, {'availability': []}))
         self.assertEqual(2, self.openstack('reservation', 'lease', 'list')[0])
-        self.assertEqual([], self.reservation('availability'))
+        self.assertEqual([], self.reservation(
+            'availability', *AvailabilityTest.SIZE))
 
     def test_it_loads_nothing_that_the_client_does_not_load_itself(self):
         """The client loads the modules of all commands, whichever is typed."""
@@ -425,7 +454,7 @@ class SetTest(OscTestCase):
         self.assertIn('Give --name', self.fails('set', ID))
 
 
-class UsageTest(OscTestCase):
+class UsageTest(OwnersTestCase):
 
     ROW = {'start_date': '2026-12-01T00:00:00.000000',
            'end_date': '2026-12-02T00:00:00.000000', 'project_id': 'here',
@@ -441,16 +470,30 @@ class UsageTest(OscTestCase):
                  'resource_class': 'VCPU', 'planned': 2.0, 'reserved': 1.5,
                  'used': 0.0}
         words = {'--start-date': '2026-12-01', '--end-date': '2027-01-01',
-                 '--project': 'here', '--lease': ID,
+                 '--project': 'lab', '--lease': ID,
                  '--type': 'virtual:instance', '--group-by': 'project,day',
                  '--timezone': 'Europe/Berlin'}
         self.assertEqual([shown] * 2, self.reservation('usage', *(
             word for pair in words.items() for word in pair)))
         self.assertEqual({
             'start_date': '2026-12-01', 'end_date': '2027-01-01',
-            'project_id': 'here', 'lease_id': ID,
+            'project_id': OTHER, 'lease_id': ID,
             'resource_type': 'virtual:instance', 'group_by': 'project,day',
             'timezone': 'Europe/Berlin'}, self.cloud.requests[-2].query)
+
+    def test_a_project_that_does_not_exist(self):
+        self.projects([])
+        for command in 'usage', 'calendar':
+            self.assertIn('There is no project nolab.', self.fails(
+                command, '--project', 'nolab'))
+        self.projects([], 403)
+        for command in 'usage', 'calendar':
+            self.assertIn(
+                'Forbidden. Use the ID of the project.',
+                self.fails(command, '--project', 'nolab'))
+        self.assertEqual([], [
+            one.path for one in self.cloud.requests
+            if one.path.startswith('/reservation')])
 
     def test_whole_seconds(self):
         self.cloud.sees('GET /usage', (200, {'usage': [self.ROW]}))
@@ -467,6 +510,7 @@ class AvailabilityTest(OscTestCase):
             {'start_date': '2026-12-01T16:00:00.000000',
              'end_date': '2026-12-02T14:00:00.000000', 'fits': 5,
              'enough': True}]
+    SIZE = ('--vcpus', '1', '--memory', '512', '--disk', '0')
 
     def setUp(self):
         super().setUp()
@@ -493,28 +537,25 @@ class AvailabilityTest(OscTestCase):
             self.ROWS, (True, False), strict=True)], rows)
 
     def test_what_was_not_said_is_not_sent(self):
-        self.reservation('availability', '--vcpus', '1')
-        self.assertEqual({'resource_type': 'virtual:instance', 'vcpus': '1'},
+        self.reservation('availability', *self.SIZE)
+        self.assertEqual({'resource_type': 'virtual:instance', 'vcpus': '1',
+                          'memory_mb': '512', 'disk_gb': '0'},
                          self.asked().query)
-
-    def test_zero_is_something_that_was_said(self):
-        self.reservation('availability', '--disk', '0')
-        self.assertEqual('0', self.asked().query['disk_gb'])
 
     def test_enough_is_shown_to_who_said_how_many(self):
         self.assertEqual(
             [['start_date', 'end_date', 'fits', 'more']] * 2,
             [[*row] for row in self.reservation(
-                'availability', '--vcpus', '1')])
+                'availability', *self.SIZE)])
 
     def test_as_a_table_and_by_column(self):
         code, out, _error = self.openstack(
-            'reservation', 'availability', '--vcpus', '1')
+            'reservation', 'availability', *self.SIZE)
         self.assertEqual(0, code)
         self.assertIn('| fits |', out)
         self.assertEqual((0, '1\n5\n', ''), self.openstack(
-            'reservation', 'availability', '--vcpus', '1', '-f', 'value',
-            '-c', 'fits'))
+            'reservation', 'availability', *self.SIZE, '-f', 'value', '-c',
+            'fits'))
 
     def test_a_list_that_was_cut_says_how_to_go_on(self):
         self.cloud.sees('GET /availability', (200, {
@@ -522,8 +563,10 @@ class AvailabilityTest(OscTestCase):
         self.assertEqual(
             'There are more rows: repeat the command with --start-date '
             '"2026-12-02 14:00:00"',
-            self.openstack('reservation', 'availability')[2].strip())
-        self.assertIs(True, self.reservation('availability')[-1]['more'])
+            self.openstack(
+                'reservation', 'availability', *self.SIZE)[2].strip())
+        self.assertIs(True, self.reservation(
+            'availability', *self.SIZE)[-1]['more'])
 
     def flavors(self):
         """A Nova that has the flavor m1.small with the ID 42."""
@@ -560,6 +603,10 @@ class AvailabilityTest(OscTestCase):
     def test_a_size_is_said_in_one_way(self):
         self.assertIn('either as --flavor', self.fails(
             'availability', '--flavor', '42', '--vcpus', '0'))
+        for words in (), self.SIZE[:4], self.SIZE[2:]:
+            self.assertIn(
+                'Give --flavor, or --vcpus, --memory and --disk.',
+                self.fails('availability', *words))
         self.assertEqual([], self.cloud.requests)
 
 
@@ -694,6 +741,22 @@ class OfferTest(OscTestCase):
             '2026-12-01T16:00:00.000000, fits_now: 1)', self.fails(
                 'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
 
+    def test_a_refusal_names_options(self):
+        for said, shown in (
+                ('"offer_seconds" is 30.', '--expires is 30.'),
+                ('(write "start_date": "2026-12-01 16:00").',
+                 '(write --start-date "2026-12-01 16:00").'),
+                ('Write "on_end": "delete" or leave it out.',
+                 'Write --on-end "delete" or leave it out.'),
+                ('write ?force=true to delete all.',
+                 'write --force to delete all.'),
+                ('Write "retries": 3.', 'Write --retries 3.'),
+                ('"amount" is 0. Write "recurrence": {"rule": "x"}.',) * 2):
+            self.cloud.sees('POST /leases', (400, {'error_message': said}))
+            self.assertEqual(shown, self.fails(
+                'offer', 'l', *WINDOW, '--reservation',
+                INSTANCE).splitlines()[-1])
+
     def test_a_refusal_says_nothing_twice(self):
         message = ('There is no capacity. '
                    'next_start: 2026-12-01T16:00:00.000000.'
@@ -744,6 +807,15 @@ class RecurringTest(OscTestCase):
         self.cloud.sees(f'GET /leases/{ID}', (200, {
             'lease': a_lease(occurrences=[each])}))
         self.assertEqual([each], self.reservation('occurrences', ID))
+        self.cloud.sees(f'GET /leases/{OTHER}', (200, {'lease': a_lease(
+            occurrences=[], recurrence_id=ID)}))
+        self.assertEqual([each], self.reservation('occurrences', OTHER))
+
+    def test_a_lease_that_does_not_recur(self):
+        self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': a_lease(
+            occurrences=[], recurrence_id=None)}))
+        self.assertIn(f'Lease {ID} does not recur.',
+                      self.fails('occurrences', ID))
 
 
 class AcknowledgeTest(OscTestCase):
@@ -804,33 +876,6 @@ class AcceptTest(OscTestCase):
             self.error)
 
 
-class OwnersTestCase(OscTestCase):
-    """A keystone that knows one project and one user."""
-
-    def setUp(self):
-        super().setUp()
-        self.cloud.services.append('identity')
-        self.cloud.answers |= {
-            'GET /v3': [(200, {'version': {
-                'id': 'v3.14', 'status': 'stable', 'links': []}})],
-            f'GET /v3/projects/{OTHER}': [(200, {'project': {
-                'id': OTHER, 'name': 'lab'}})],
-            'GET /v3/projects/lab': [(404, {})],
-            'GET /v3/projects/nolab': [(404, {})],
-            'GET /v3/users/bob': [(404, {})],
-            'GET /v3/users': [(200, {'users': [{'id': ID, 'name': 'bob'}]})]}
-        self.projects([{'id': OTHER, 'name': 'lab'}])
-
-    def projects(self, found, status=200):
-        self.cloud.answers['GET /v3/projects'] = [
-            (status, {'projects': found})]
-
-    def changed(self):
-        """What the lease API was asked to change."""
-        return [one.body for one in self.cloud.requests
-                if one.method == 'PUT']
-
-
 class DeleteTest(OscTestCase):
 
     def test_several_by_id_and_name(self):
@@ -842,6 +887,15 @@ class DeleteTest(OscTestCase):
         self.assertEqual([(ID, {}), (OTHER, {})], [
             (one.path.rsplit('/', 1)[1], one.query)
             for one in self.cloud.requests if one.method == 'DELETE'])
+
+    def test_those_before_one_that_fails_are_named(self):
+        self.cloud.sees('GET /leases', (200, {'leases': []}))
+        self.cloud.sees(f'DELETE /leases/{ID}', (204, ''))
+        self.assertEqual(
+            f"No lease has the name 'x'. Deleted before that: {ID}.",
+            self.fails('delete', ID, 'x', OTHER).strip())
+        self.assertNotIn('Deleted',
+                         self.fails('delete', 'y').splitlines()[-1])
 
     def test_servers_of_others_by_force(self):
         self.cloud.sees(f'DELETE /leases/{ID}', (409, {
@@ -1089,13 +1143,14 @@ class TroubleTest(OscTestCase):
     def test_there_is_no_lease_api_in_this_cloud(self):
         self.cloud.services.remove('reservation')
         self.assertIn('endpoint for reservation service',
-                      self.fails('availability'))
+                      self.fails('availability', *AvailabilityTest.SIZE))
 
     def test_an_error_that_is_not_of_the_api(self):
         self.cloud.sees('GET /availability', (502, '<html>'))
         self.assertIn('The server answered 502 Bad Gateway to GET http',
-                      self.fails('availability'))
+                      self.fails('availability', *AvailabilityTest.SIZE))
 
     def test_something_else_answers(self):
         self.cloud.sees('GET /availability', (200, '<html>'))
-        self.assertIn('is not the lease API', self.fails('availability'))
+        self.assertIn('is not the lease API',
+                      self.fails('availability', *AvailabilityTest.SIZE))

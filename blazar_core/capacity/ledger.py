@@ -233,7 +233,7 @@ def _spelled_out(edits: ty.Iterable[Edit], hosts: ty.Iterable['HostLoad'],
 
 
 def _of_kinds(edits: ty.Sequence[Edit], hosts: ty.Iterable['HostLoad'],
-              others: ty.Mapping[int, ty.Sequence['_Change']], now: int,
+              others: ty.Mapping[int, ty.Sequence['_Delta']], now: int,
               ) -> list[Edit]:
     """Edits that say of which kind of provider their host gives the amounts:
     the first ones of which it has enough.

@@ -23,7 +23,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
 from blazar_core.lifecycle import handlers
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import lease_conditions
 
 __all__ = ['OPEN', 'Unfinished']
 
@@ -221,8 +221,9 @@ class Unfinished:
         if row.status == states.Lease.TERMINATING and (
                 since + row.grace_period + row.cleaning_time
                 < latest) and not conditions.is_set(
-                    row.conditions, lease_status.LEFT):
-            cleaning = conditions.is_set(row.conditions, lease_status.CLEANING)
+                    row.conditions, lease_conditions.LEFT):
+            cleaning = conditions.is_set(
+                row.conditions, lease_conditions.CLEANING)
             yield Difference(
                 ('ending', row.id),
                 f'{lease.title} is TERMINATING since {when(since)}: '

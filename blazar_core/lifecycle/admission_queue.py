@@ -39,6 +39,7 @@ from blazar_core.leases import waiting
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import resource_types
 
 __all__ = ['AdmissionQueue', 'DeferredAdmission', 'PAUSE', 'fail', 'wanting']
@@ -301,7 +302,7 @@ class AdmissionQueue:
 
     # -- at its time ---------------------------------------------------------
 
-    def due(self, lease_id: str) -> lease_status.Result:
+    def due(self, lease_id: str) -> retries.Result:
         """It is time to try a lease; if that is the last time, it fails."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
@@ -314,8 +315,8 @@ class AdmissionQueue:
                 self._deferred.admit(lease_id))
         except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
             # However long it takes: it is not the lease that fails.
-            return lease_status.RetryAfter(
-                lease_status.AWAY, str(exc), lease_status.LONGEST_WAIT,
+            return retries.RetryAfter(
+                retries.AWAY, str(exc), retries.LONGEST_WAIT,
                 shown=isinstance(exc, errors.CloudUnavailable))
         except (errors.DatabaseUnavailable, errors.NotFound):
             raise
@@ -336,8 +337,8 @@ class AdmissionQueue:
                 LOG.warning('Lease %s is not admitted: %s', lease_id, why)
                 self._notify('lease.update', described)
             return None
-        return lease_status.RetryAfter(min(lease.retry_interval or left, left),
-                                       why)
+        return retries.RetryAfter(min(lease.retry_interval or left, left),
+                                  why)
 
     def _behind(self, lease: models.Lease) -> str:
         """Why it is not the turn of a lease; empty: it is."""

@@ -22,7 +22,9 @@ from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import updates
 from blazar_core.leases import views
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 
 __all__ = ['AutoExtension', 'Granting']
 
@@ -48,7 +50,7 @@ class AutoExtension:
         self._granting = granting
         self._notify = notify
 
-    def extend(self, lease_id: str) -> lease_status.Result:
+    def extend(self, lease_id: str) -> retries.Result:
         """It is time to prolong a lease; where that cannot be it is tried
         again until its end comes.
         """
@@ -61,14 +63,14 @@ class AutoExtension:
                 *states.TO_START, states.Lease.ACTIVE):
             return None
         if lease['status'] != states.Lease.ACTIVE:
-            return lease_status.RetryAfter(
-                min(lease_status.LONGEST_WAIT, left),
+            return retries.RetryAfter(
+                min(retries.LONGEST_WAIT, left),
                 'the lease has not started yet')
         early = events.extension(
             model.Window(lease['start_date'], end), period) - now
         if early > 0:
             # Another worker has prolonged it while this one stood still.
-            return lease_status.RetryAfter(early, 'it is too early')
+            return retries.RetryAfter(early, 'it is too early')
         # Nobody else may move the end from now on, nor prolong it.
         change = updates.LeaseChange(end=end + period, was_end=end)
         try:
@@ -76,16 +78,16 @@ class AutoExtension:
                 change, granted=self._granting(lease, change)))
         except (errors.CloudUnavailable, errors.ConcurrentUpdate,
                 errors.Conflict) as exc:
-            return lease_status.RetryAfter(min(lease_status.AWAY, left), str(
-                exc), min(lease_status.LONGEST_PAUSE, left), shown=(
+            return retries.RetryAfter(min(retries.AWAY, left), str(
+                exc), min(retries.LONGEST_PAUSE, left), shown=(
                     isinstance(exc, errors.CloudUnavailable)))
         except (errors.Refused, errors.LimitExceeded,
                 errors.InvalidLeaseParams) as exc:
             LOG.info('Lease %s is not extended: %s', lease_id, exc)
             self._explain(
                 lease_id, end, f'until {clocks.minute(end)} UTC: {exc}')
-            return lease_status.RetryAfter(
-                min(lease_status.LONGEST_PAUSE, left), str(exc))
+            return retries.RetryAfter(
+                min(retries.LONGEST_PAUSE, left), str(exc))
         LOG.info('Lease %s is extended until %s', lease_id,
                  clocks.iso(changed['end_date']))
         self._notify('lease.update', changed | {
@@ -104,7 +106,7 @@ class AutoExtension:
             conditions.Type.NOT_EXTENDED, conditions.Reason.REFUSED,
             f'The lease could not be extended, and is retried {why}',
             {'end_date': end})
-        lease_status.explain(
+        lease_conditions.explain(
             self._database, self._clock, lease_id, lambda lease: [refused]
             if lease.status == states.Lease.ACTIVE and
             lease.end_date == end and lease.auto_extend else [])

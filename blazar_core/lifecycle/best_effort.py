@@ -43,6 +43,7 @@ from blazar_core.leases import waiting
 from blazar_core.lifecycle import admission_queue
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
@@ -458,7 +459,7 @@ class BestEffort:
         self._server_moves = server_moves.ServerMoves(database, clock, cloud,
                                                       notify)
 
-    def go_on(self, lease_id: str) -> lease_status.Result:
+    def go_on(self, lease_id: str) -> retries.Result:
         """Do what can be done for a lease now.
 
         :returns: when to look again; None: it is no concern any more
@@ -477,16 +478,16 @@ class BestEffort:
         if left <= 0:
             self._time_out(lease_id, why)
             return None
-        pause = lease_status.AGAIN
+        pause = retries.AGAIN
         if not any(move.status in states.OPEN_MOVES for move in moves):
             settled = max((move.updated_at for move in moves
                            if move.status == states.Move.MOVED), default=None)
             if settled is None or not (
                     0 <= self._clock.now() - settled < SETTLE):
                 planned = self._plans.make(lease_id, why)
-                pause = lease_status.AGAIN if planned else _PAUSE
+                pause = retries.AGAIN if planned else _PAUSE
         self.request(lease_id)
-        return lease_status.RetryAfter(min(pause, left), why)
+        return retries.RetryAfter(min(pause, left), why)
 
     def _follow(self, lease_id: str) -> list[models.ServerMove]:
         """See what has become of the moves for a lease; returns all of them.

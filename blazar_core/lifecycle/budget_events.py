@@ -15,6 +15,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 
 __all__ = ['BudgetEvents', 'Budget']
 
@@ -45,37 +46,37 @@ class BudgetEvents:
         self._clock = clock
         self._budget = budget
 
-    def charge(self, lease_id: str) -> lease_status.Result:
+    def charge(self, lease_id: str) -> retries.Result:
         """Notify the service of a lease that was changed."""
         lease, is_over = self._read(lease_id)
         if self._budget is not None and not is_over:
             try:
                 self._budget.charge(lease)
             except (errors.LimitExceeded, errors.CloudUnavailable) as exc:
-                return lease_status.RetryAfter(
-                    lease_status.AWAY,
+                return retries.RetryAfter(
+                    retries.AWAY,
                     f'the budget service does not charge it: {exc}',
-                    lease_status.LONGEST_PAUSE, shown=True)
+                    retries.LONGEST_PAUSE, shown=True)
         now, is_over = self._read(lease_id)
         if is_over:
             # The service may have got the refund before this.
             self._database.retried(self._refund_again, lease_id)
         elif _charged(now) != _charged(lease):
-            return lease_status.RetryAfter(lease_status.AGAIN,
-                                           'it has changed again')
+            return retries.RetryAfter(retries.AGAIN,
+                                      'it has changed again')
         return None
 
-    def refund(self, lease_id: str) -> lease_status.Result:
+    def refund(self, lease_id: str) -> retries.Result:
         """Notify the service of a lease that has ended, or was not made."""
         lease, _is_over = self._read(lease_id)
         try:
             if self._budget is not None:
                 self._budget.refund(lease)
         except errors.LimitExceeded as exc:
-            return lease_status.Failed(f'the budget service refuses it: {exc}')
+            return retries.Failed(f'the budget service refuses it: {exc}')
         except errors.CloudUnavailable as exc:
-            return lease_status.RetryAfter(lease_status.AWAY, str(exc),
-                                           lease_status.LONGEST_PAUSE)
+            return retries.RetryAfter(retries.AWAY, str(exc),
+                                      retries.LONGEST_PAUSE)
         return None
 
     def _read(self, lease_id: str) -> tuple[lease_status.Lease, bool]:

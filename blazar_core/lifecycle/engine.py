@@ -36,8 +36,9 @@ from blazar_core.db import models
 from blazar_core.lifecycle import event_queue
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import handlers
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_start
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 
 __all__ = ['EVENTS', 'Engine', 'EventOutcomes', 'LATE', 'LATENESS']
 
@@ -62,7 +63,7 @@ class EventOutcomes:
         else:
             self._queue.done(claim)
 
-    def write(self, claim: event_queue.Claim, outcome: lease_status.Result,
+    def write(self, claim: event_queue.Claim, outcome: retries.Result,
               **values: ty.Any) -> None:
         """Settle an event."""
         if not _says_otherwise(self._database, claim, outcome):
@@ -74,7 +75,7 @@ class EventOutcomes:
             api.locked(session, claim.lease_id)
             self.update(claim, outcome, session, **values)
 
-    def update(self, claim: event_queue.Claim, outcome: lease_status.Result,
+    def update(self, claim: event_queue.Claim, outcome: retries.Result,
                session: orm.Session, **values: ty.Any) -> bool:
         """The same with the lease locked; says whether it was done."""
         if not self._queue.update(claim, session, **values):
@@ -86,22 +87,22 @@ class EventOutcomes:
         return True
 
 
-def _changes(claim: event_queue.Claim, outcome: lease_status.Result,
+def _changes(claim: event_queue.Claim, outcome: retries.Result,
              lease: models.Lease,
              ) -> list[conditions.Condition | conditions.Type]:
     """How the conditions of a lease change with the outcome of an event."""
-    if isinstance(outcome, lease_status.RetryAfter) and outcome.shown:
-        return [lease_status.deferred(claim.event_type, outcome.why)]
+    if isinstance(outcome, retries.RetryAfter) and outcome.shown:
+        return [lease_conditions.deferred(claim.event_type, outcome.why)]
     said = conditions.find(lease.conditions, conditions.Type.EVENT_DEFERRED)
     return [conditions.Type.EVENT_DEFERRED] if said is not None and (
         said['details']['event_type'] == claim.event_type) else []
 
 
 def _says_otherwise(database: api.Database, claim: event_queue.Claim,
-                    outcome: lease_status.Result) -> bool:
+                    outcome: retries.Result) -> bool:
     """Whether a lease has to be told how an event of it went."""
     if not claim.shown and not (
-            isinstance(outcome, lease_status.RetryAfter) and outcome.shown):
+            isinstance(outcome, retries.RetryAfter) and outcome.shown):
         return False
     with contextlib.suppress(errors.NotFound), database.reader() as session:
         lease = api.found(session, claim.lease_id)
@@ -319,7 +320,7 @@ class Engine:
             result = 'failed'
             settle = functools.partial(self._failed, claim, exc)
         else:
-            if not isinstance(outcome, lease_status.RetryAfter):
+            if not isinstance(outcome, retries.RetryAfter):
                 result = 'done' if outcome is None else 'failed'
             settle = functools.partial(self._settled, claim, outcome)
         try:
@@ -348,11 +349,11 @@ class Engine:
                 (str(one) for one in LATE if late <= one), '+Inf'))
 
     def _settled(self, claim: event_queue.Claim,
-                 outcome: lease_status.Result) -> None:
+                 outcome: retries.Result) -> None:
         if outcome is None:
             self._outcomes.done(claim)
             return
-        if isinstance(outcome, lease_status.Failed):
+        if isinstance(outcome, retries.Failed):
             LOG.warning('Lease %s: %s is not retried: %s', claim.lease_id,
                         claim.event_type, outcome.why)
             self._outcomes.write(claim, outcome, status=states.Event.ERROR)
@@ -389,7 +390,7 @@ class Engine:
             return
         pause = min(300, 2 ** min(attempts, 10))
         self._outcomes.write(
-            claim, lease_status.RetryAfter(pause, _reason(exc), shown=True),
+            claim, retries.RetryAfter(pause, _reason(exc), shown=True),
             status=states.Event.UNDONE, attempts=attempts,
             run_at=self._clock.now() + pause)
 
@@ -400,15 +401,15 @@ def _type_of(claim: event_queue.Claim) -> str:
         *states.EventType} else 'other'
 
 
-def _away(claim: event_queue.Claim, exc: Exception) -> lease_status.RetryAfter:
+def _away(claim: event_queue.Claim, exc: Exception) -> retries.RetryAfter:
     """When an event is tried again that the process could not carry out."""
     if isinstance(exc, errors.DecryptionError):
         # Another process may have the key.
         LOG.error('Lease %s: %s is deferred: %s', claim.lease_id,
                   claim.event_type, exc)
-        return lease_status.RetryAfter(
-            lease_status.AWAY, str(exc), lease_status.LONGEST_WAIT, shown=True)
-    return lease_status.RetryAfter(_AFTER_FAILURE, str(exc))
+        return retries.RetryAfter(
+            retries.AWAY, str(exc), retries.LONGEST_WAIT, shown=True)
+    return retries.RetryAfter(_AFTER_FAILURE, str(exc))
 
 
 def _reason(exc: Exception) -> str:
@@ -420,10 +421,10 @@ def _reason(exc: Exception) -> str:
 
 def _action(life: handlers.Handlers, claim: event_queue.Claim,
             read: lease_start.Read | None) -> ty.Callable[[str],
-                                                          lease_status.Result]:
+                                                          retries.Result]:
     """What is done with the lease of an event."""
     kinds = states.EventType
-    actions: dict[str, ty.Callable[[str], lease_status.Result]] = {
+    actions: dict[str, ty.Callable[[str], retries.Result]] = {
         kinds.START: functools.partial(
             life.lease_start.start, when_due=True, read=read),
         kinds.END: functools.partial(life.lease_end.end, when_due=True),

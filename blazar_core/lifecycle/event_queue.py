@@ -28,7 +28,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import clock_skew
 from blazar_core.db import models
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 
 __all__ = ['Claim', 'EventQueue']
 
@@ -65,10 +65,10 @@ _ABANDONED = sa.and_(
             'longest', type_=sa.BigInteger)))
 #: Seconds from now on beyond which no deferral goes: twice the longest pause,
 #: or one more than the interval in which a lease is tried.
-_FURTHEST = lease_status.LONGEST_PAUSE + sa.case(
+_FURTHEST = retries.LONGEST_PAUSE + sa.case(
     (models.Event.event_type == states.EventType.RETRY,
      sa.func.coalesce(models.Lease.retry_interval, 0)), else_=0) + (
-         lease_status.LONGEST_PAUSE)
+         retries.LONGEST_PAUSE)
 #: What was to happen by now, or at once, and was deferred beyond that. The
 #: date itself stays, and that of an offer, which waits without one. By the
 #: index of the first condition, whatever a database knows of dates.
@@ -76,7 +76,7 @@ _DUE = models.Event.run_at + 0
 _FAR = sa.and_(
     models.Event.status == states.Event.UNDONE,
     # Of what is only overdue, however much, neither row nor lease is read.
-    _DUE > _NOW + 2 * lease_status.LONGEST_PAUSE,
+    _DUE > _NOW + 2 * retries.LONGEST_PAUSE,
     _DUE > _NOW + _FURTHEST, _DUE < model.FOREVER)
 _STRAY = sa.union_all(*(
     sa.select(models.Event.id, models.Event.run_at, models.Event.lease_id,

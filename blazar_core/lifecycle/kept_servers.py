@@ -23,8 +23,10 @@ from blazar_core.db import models
 from blazar_core.leases import slots
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import reconciliation
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 
@@ -79,7 +81,7 @@ class KeptServers:
         self._reconciler = reconciler
         self._closer = closer
 
-    def resume(self, lease_id: str, when_due: bool) -> lease_status.Result:
+    def resume(self, lease_id: str, when_due: bool) -> retries.Result:
         """Bring the servers of a lease back; done when they run. Safe to
         repeat.
 
@@ -123,16 +125,16 @@ class KeptServers:
                     LOG.warning('Lease %s: server %s cannot be restored yet: '
                                 '%s',
                                 lease_id, server_id, exc)
-                    self._explain(lease_id, lease_status.put_off(
+                    self._explain(lease_id, lease_conditions.put_off(
                         [server_id], str(exc)))
         if not waiting:
             return None
-        return lease_status.RetryAfter(
-            lease_status.AGAIN, 'its servers are being restored',
-            lease_status.LONGEST_WAIT)
+        return retries.RetryAfter(
+            retries.AGAIN, 'its servers are being restored',
+            retries.LONGEST_WAIT)
 
     def _take(self, lease_id: str, there: ty.Sequence[str], when_due: bool,
-              ) -> tuple[lease_status.Result,
+              ) -> tuple[retries.Result,
                          tuple[str, lease_status.Lease] | None]:
         """Give servers the capacity that is booked for them.
 
@@ -146,15 +148,15 @@ class KeptServers:
             if lease.status != states.Lease.PENDING or lease.end_date <= now:
                 return None, None
             if when_due and lease.start_date > now:
-                return lease_status.RetryAfter(
+                return retries.RetryAfter(
                     lease.start_date - now, 'its start was changed'), None
             if there and session.execute(sa.select(models.Booking.id).where(
                     models.Booking.server_id.in_(there))).first():
-                conditions.update(lease, now, lease_status.NOT_LEFT)
-                return lease_status.RetryAfter(
-                    lease_status.AGAIN,
+                conditions.update(lease, now, lease_conditions.NOT_LEFT)
+                return retries.RetryAfter(
+                    retries.AGAIN,
                     'its servers are in the previous occurrence', 4 *
-                    lease_status.AGAIN), None
+                    retries.AGAIN), None
             if not there:
                 conditions.update(lease, now, conditions.Condition(
                     conditions.Type.ENDED_EARLY,
@@ -176,6 +178,6 @@ class KeptServers:
             return None, ('lease.event.start_lease', views.describe(lease))
 
     def _explain(self, lease_id: str, why: conditions.Condition) -> None:
-        lease_status.explain(
+        lease_conditions.explain(
             self._database, self._clock, lease_id, lambda lease: [why]
             if lease.status == states.Lease.STARTING else [])

@@ -25,7 +25,9 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import credentials
 from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 
@@ -34,9 +36,9 @@ __all__ = ['Cleaning', 'Closed', 'FAILED', 'LeaseClose']
 LOG = logging.getLogger(__name__)
 
 #: When to try again what has failed.
-FAILED = lease_status.RetryAfter(lease_status.AWAY,
-                                 lease_status.NOT_CLOSED.message,
-                                 lease_status.LONGEST_PAUSE)
+FAILED = retries.RetryAfter(retries.AWAY,
+                            lease_conditions.NOT_CLOSED.message,
+                            retries.LONGEST_PAUSE)
 #: The leases that are over, or never were, and have a credential yet; and
 #: servers that were interruptible.
 _OVER = sa.select(
@@ -58,7 +60,7 @@ class Closed(ty.NamedTuple):
     """
 
     guests: list[str]
-    again: list[lease_status.RetryAfter]
+    again: list[retries.RetryAfter]
     why: list[str]
 
     @property
@@ -66,7 +68,7 @@ class Closed(ty.NamedTuple):
         return not self.guests and not self.again
 
     @property
-    def soonest(self) -> lease_status.RetryAfter:
+    def soonest(self) -> retries.RetryAfter:
         """When to look again at the first of what is in the way."""
         return min(self.again or [FAILED],
                    key=lambda one: (one.seconds, one.most))
@@ -158,25 +160,25 @@ class LeaseClose:
         return found
 
     def release(self, lease_id: str, occupied: ty.Mapping[
-            str, resource_types.ReservationContext]) -> lease_status.Result:
+            str, resource_types.ReservationContext]) -> retries.Result:
         """Free the hosts that a lease in use has returned and that are clean;
         safe to repeat.
 
         :param occupied: see :meth:`occupied`
         """
-        again: list[lease_status.RetryAfter] = []
+        again: list[retries.RetryAfter] = []
         for kind, reserved in self._returned(lease_id):
             used = occupied.get(reserved.id)
             empty = _only(reserved, [
                 one for one in reserved.hosts
                 if used is None or one not in used.hosts])
             if used is not None:
-                again.append(lease_status.RetryAfter(
-                    lease_status.AWAY,
+                again.append(retries.RetryAfter(
+                    retries.AWAY,
                     f'of the hosts that reservation {reserved.id} returns, '
                     f'{len(used.hosts)} got a server at that moment, and '
                     f'cannot be returned until it is deleted',
-                    lease_status.LONGEST_WAIT, shown=True))
+                    retries.LONGEST_WAIT, shown=True))
             if not empty.hosts:
                 continue
             dirty = self._cleaning.clean(kind, empty, returned=True)
@@ -416,7 +418,7 @@ class Cleaning:
 
     def clean(self, kind: resource_types.BaseResourceType,
               reserved: resource_types.ReservationContext,
-              returned: bool = False) -> lease_status.RetryAfter | None:
+              returned: bool = False) -> retries.RetryAfter | None:
         """Have the hosts of a reservation cleaned whose lease ends, and that
         have no servers any more; safe to repeat.
 
@@ -446,14 +448,14 @@ class Cleaning:
                     self._keep, reserved.id, held, clean)
         dirty = held.dirty - len(clean)
         if dirty:
-            return lease_status.RetryAfter(
-                lease_status.AWAY,
+            return retries.RetryAfter(
+                retries.AWAY,
                 f'of its {words.count(held.hosts, "host")}, not clean yet: '
                 f'{dirty}', 0 if clean
-                else lease_status.LONGEST_WAIT)
+                else retries.LONGEST_WAIT)
         if held.left > 0:
-            return lease_status.RetryAfter(
-                min(held.left, lease_status.LONGEST_PAUSE),
+            return retries.RetryAfter(
+                min(held.left, retries.LONGEST_PAUSE),
                 f'its hosts stay unassigned for {held.left} s')
         return None
 

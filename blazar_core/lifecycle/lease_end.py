@@ -24,8 +24,10 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import kept_servers
 from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import reconciliation
+from blazar_core.lifecycle import retries
 from blazar_core.lifecycle import server_removal
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
@@ -172,7 +174,7 @@ class LeaseEnd:
         self._start_timeout = start_timeout
         self._limit = limit
 
-    def expire(self, lease_id: str) -> lease_status.Result:
+    def expire(self, lease_id: str) -> retries.Result:
         """An offer that was not accepted in time is over."""
         self._database.retried(self._expire, lease_id)
         return None
@@ -238,13 +240,13 @@ class LeaseEnd:
                     session, lease.reservations)
 
     def end(self, lease_id: str,
-            when_due: bool = False) -> lease_status.Result:
+            when_due: bool = False) -> retries.Result:
         """End a lease; done when its servers have come to their end.
 
         :param when_due: put it off when the lease was prolonged meanwhile
         """
         begun = self._database.retried(self._begin_end, lease_id, when_due)
-        if isinstance(begun, lease_status.RetryAfter):
+        if isinstance(begun, retries.RetryAfter):
             return begun
         fault_points.fault_point(fault_points.FaultPoint.END_BEGUN, lease_id)
         closed = self._closer.close(lease_id, bool(begun.servers))
@@ -252,9 +254,9 @@ class LeaseEnd:
             one: begun.others for one in closed.guests}
         if ends_of and begun.grace > 0:
             self._give_grace(lease_id)
-            return lease_status.RetryAfter(
-                min(begun.grace, lease_status.LONGEST_PAUSE),
-                lease_status.GRACE.message)
+            return retries.RetryAfter(
+                min(begun.grace, retries.LONGEST_PAUSE),
+                lease_conditions.GRACE.message)
         credential = self._closer.credential(lease_id, any(
             one.needs_owner for its in ends_of.values() for one in its)
         ) if ends_of else None
@@ -266,36 +268,38 @@ class LeaseEnd:
             why = next(filter(None, waiting.values()), '')
             if closed.guests or why:
                 self._database.retried(
-                    self._explain, lease_id, lease_status.refused(why) if why
-                    else lease_status.LEFT if begun.others[-1].for_guests
-                    else conditions.Type.END_DELAYED)
-            return lease_status.RetryAfter(
-                lease_status.AGAIN, 'not ended yet: '
-                                    f'{words.count(len(waiting), "server")}: '
-                                    f'{", ".join([*waiting][:_SHOWN])}',
-                                    lease_status.LONGEST_PAUSE
+                    self._explain, lease_id,
+                    lease_conditions.refused(why) if why else
+                    lease_conditions.LEFT if begun.others[-1].for_guests else
+                    conditions.Type.END_DELAYED)
+            return retries.RetryAfter(
+                retries.AGAIN, 'not ended yet: '
+                f'{words.count(len(waiting), "server")}: '
+                f'{", ".join([*waiting][:_SHOWN])}',
+                retries.LONGEST_PAUSE
                 if begun.others[-1].for_guests else
                 # Of what a user does to them meanwhile, nothing tells.
-                lease_status.LONGEST_WAIT)
+                retries.LONGEST_WAIT)
         if begun.servers:
             closed = self._closer.close(lease_id)
         if not closed.done:
             again = closed.soonest
             self._database.retried(
-                self._explain, lease_id, lease_status.not_closed(closed.why)
-                if again is lease_close.FAILED else lease_status.CLEANING)
+                self._explain, lease_id,
+                lease_conditions.not_closed(closed.why)
+                if again is lease_close.FAILED else lease_conditions.CLEANING)
             return again
         if not self._database.retried(
                 self._closer.finish_if_empty, lease_id, closed=True):
-            return lease_status.RetryAfter(lease_status.AGAIN,
-                                           'a server was added')
+            return retries.RetryAfter(retries.AGAIN,
+                                      'a server was added')
         return None
 
     def _give_grace(self, lease_id: str) -> None:
         """Tell once that the servers of a lease have some time left."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            said = conditions.is_set(lease.conditions, lease_status.GRACE)
+            said = conditions.is_set(lease.conditions, lease_conditions.GRACE)
             described = views.describe(lease)
         if not said:
             LOG.info('Lease %s has ended; its servers run until its grace '
@@ -303,7 +307,8 @@ class LeaseEnd:
                      lease_id, clocks.iso(
                          described['end_date'] + described['grace_period']))
             self._notify('lease.event.grace_period', described)
-            self._database.retried(self._explain, lease_id, lease_status.GRACE)
+            self._database.retried(
+                self._explain, lease_id, lease_conditions.GRACE)
 
     def _explain(self, lease_id: str,
                  why: conditions.Condition | conditions.Type) -> None:
@@ -315,7 +320,7 @@ class LeaseEnd:
                 assignments.overdue(session, self._clock.now(), lease)
 
     def _begin_end(self, lease_id: str, when_due: bool,
-                   ) -> _Begun | lease_status.RetryAfter:
+                   ) -> _Begun | retries.RetryAfter:
         """No start after this; returns the steps that each server needs.
         """
         with self._database.writer() as session:
@@ -326,13 +331,13 @@ class LeaseEnd:
                 return _Begun({}, last)
             if when_due and lease.status != states.Lease.TERMINATING and (
                     lease.end_date > now):
-                return lease_status.RetryAfter(lease.end_date - now,
-                                               'it was extended')
+                return retries.RetryAfter(lease.end_date - now,
+                                          'it was extended')
             name = end_policies.DELETE if lease.deleted_at is not None else (
                 kept_servers.on_end(session, lease))
             if end_policies.missing(name, self._policies):
                 if when_due and now < lease.end_date + self._start_timeout:
-                    return lease_status.RetryAfter(lease_status.AWAY, (
+                    return retries.RetryAfter(retries.AWAY, (
                         f'no installed end policy can {name} its servers; '
                         'they are deleted unless another process does it '
                         f'within {self._start_timeout} s after its end'),

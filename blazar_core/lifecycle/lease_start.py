@@ -24,7 +24,9 @@ from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import kept_servers
 from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import resource_types
 
 __all__ = ['LeaseOpening', 'LeaseStart']
@@ -67,7 +69,7 @@ class LeaseOpening:
         self._closer = closer
         self._types = types
 
-    def begin(self, lease_id: str, when_due: bool) -> lease_status.Result:
+    def begin(self, lease_id: str, when_due: bool) -> retries.Result:
         """It may be used from now on."""
         begun, outcome = self._database.retried(
             self._take, lease_id, when_due)
@@ -78,8 +80,8 @@ class LeaseOpening:
             opened = self.open(lease_id)
         except errors.CloudUnavailable as exc:
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
-            return lease_status.RetryAfter(lease_status.AWAY, str(
-                exc), lease_status.LONGEST_WAIT, shown=True)
+            return retries.RetryAfter(retries.AWAY, str(
+                exc), retries.LONGEST_WAIT, shown=True)
         fault_points.fault_point(fault_points.FaultPoint.OPEN_OPENED, lease_id)
         described = self._database.retried(self._activate, lease_id, opened)
         if described is not None:
@@ -106,13 +108,13 @@ class LeaseOpening:
             return api.found(session, lease_id).status in states.ENDING
 
     def _take(self, lease_id: str, when_due: bool,
-              ) -> tuple[bool, lease_status.Result]:
+              ) -> tuple[bool, retries.Result]:
         """Whether it may; what is to start is not changed any more then."""
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             now = self._clock.now()
             if when_due and lease.start_date > now:
-                return False, lease_status.RetryAfter(
+                return False, retries.RetryAfter(
                     lease.start_date - now, 'its start was just changed')
             if lease.status not in states.TO_START or lease_status.servers(
                     lease):
@@ -124,9 +126,9 @@ class LeaseOpening:
                     session, self._clock.now(), lease.reservations)
             except assignments.HostInUse as exc:
                 LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
-                conditions.update(lease, now, lease_status.NOT_FREE)
-                return False, lease_status.RetryAfter(
-                    lease_status.AGAIN, str(exc), 4 * lease_status.AGAIN)
+                conditions.update(lease, now, lease_conditions.NOT_FREE)
+                return False, retries.RetryAfter(
+                    retries.AGAIN, str(exc), 4 * retries.AGAIN)
             conditions.update(lease, now, conditions.Type.START_DELAYED)
             lease.enter(states.Lease.STARTING, self._clock.now())
             return True, None
@@ -206,7 +208,7 @@ class LeaseStart:
             outside.get(lease_id, '')) for lease_id, lease in leases.items()}
 
     def start(self, lease_id: str, when_due: bool = False,
-              read: Read | None = None) -> lease_status.Result:
+              read: Read | None = None) -> retries.Result:
         """Send the held call of a lease for the servers that wait for it.
 
         Each server is sent once; one that Nova could not place waits again.
@@ -222,27 +224,27 @@ class LeaseStart:
         if lease.status not in states.TO_START or lease.end_date <= now:
             return None
         if when_due and lease.start_date > now:
-            return lease_status.RetryAfter(lease.start_date - now,
-                                           'its start was changed')
+            return retries.RetryAfter(lease.start_date - now,
+                                      'its start was changed')
         waiting, kept = lease_status.waiting(lease), kept_servers.is_kept(
             lease, sealed is not None)
         if not kept and lease_status.servers(lease) and (
                 sealed is None or not waiting):
             return None
         if not kept and lease_status.is_building(lease):
-            return lease_status.RetryAfter(
-                lease_status.AWAY, 'its other servers are being built',
-                lease_status.LONGEST_WAIT)
+            return retries.RetryAfter(
+                retries.AWAY, 'its other servers are being built',
+                retries.LONGEST_WAIT)
         if read.crowded:
-            return lease_status.RetryAfter(
-                lease_status.AGAIN, 'its host is not empty yet',
-                4 * lease_status.AGAIN,
+            return retries.RetryAfter(
+                retries.AGAIN, 'its host is not empty yet',
+                4 * retries.AGAIN,
                 # One after the other, as a rule, takes seconds.
-                shown=now > lease.start_date + lease_status.AWAY)
+                shown=now > lease.start_date + retries.AWAY)
         if read.outside:
             self._explain(lease_id, read.outside)
-            return lease_status.RetryAfter(
-                lease_status.AWAY, read.outside, lease_status.LONGEST_WAIT)
+            return retries.RetryAfter(
+                retries.AWAY, read.outside, retries.LONGEST_WAIT)
         if kept:
             return self._kept.resume(lease_id, when_due)
         if sealed is None:
@@ -255,12 +257,12 @@ class LeaseStart:
             # However long it takes: it is not the lease that fails.
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
             self._explain(lease_id, str(exc))
-            return lease_status.RetryAfter(lease_status.AWAY, str(exc),
-                                           lease_status.LONGEST_WAIT)
+            return retries.RetryAfter(retries.AWAY, str(exc),
+                                      retries.LONGEST_WAIT)
         return None if all_sent else self._rest(lease_id, when_due, why)
 
     def _rest(self, lease_id: str, when_due: bool,
-              why: str) -> lease_status.Result:
+              why: str) -> retries.Result:
         """What becomes of the servers that were not sent."""
         now = self._clock.now()
         with self._database.reader() as session:
@@ -271,24 +273,25 @@ class LeaseStart:
         # They were made ready for their build, and are held again.
         self._dispatcher.hold(waiting)
         if when_due and lease.start_date > now:
-            return lease_status.RetryAfter(lease.start_date - now,
-                                           'its start was just changed')
+            return retries.RetryAfter(lease.start_date - now,
+                                      'its start was just changed')
         if why:
             LOG.warning('Lease %s: %s of its servers cannot start yet: %s',
                         lease_id, len(waiting), why)
             self._explain(lease_id, why)
-            return lease_status.RetryAfter(lease_status.pause(lease, now), why)
-        return lease_status.RetryAfter(
-            lease_status.AGAIN, 'its servers have changed')
+            return retries.RetryAfter(retries.pause(lease, now), why)
+        return retries.RetryAfter(
+            retries.AGAIN, 'its servers have changed')
 
     def _explain(self, lease_id: str, why: str) -> None:
         """Say in a lease why servers of it have not started yet."""
         def delayed(lease: models.Lease) -> list[conditions.Condition]:
             waiting = lease_status.waiting(lease)
-            return [lease_status.put_off(waiting, why)] if waiting and (
+            return [lease_conditions.put_off(waiting, why)] if waiting and (
                 lease.status in states.TO_START) else []
 
-        lease_status.explain(self._database, self._clock, lease_id, delayed)
+        lease_conditions.explain(
+            self._database, self._clock, lease_id, delayed)
 
     def _crowded(self, session: orm.Session, host_ids: set[int | None],
                  now: int) -> set[int]:

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The status of a lease, computed from its rows, and how actions are deferred.
+"""The status of a lease: computed from its rows, where a boot made it.
 
-An action that is not finished returns :class:`RetryAfter`; the pauses of all
-actions are defined here. Changes of a lease are made within a transaction
-that has locked it.
+Changes of a lease are made within a transaction that has locked it.
 """
 
 import contextlib
-import dataclasses
 import typing as ty
 
 from oslo_log import log as logging
@@ -18,112 +15,20 @@ from sqlalchemy import orm
 from blazar_core.capacity import assignments
 from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
-from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import logs
 from blazar_core.common import states
-from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 
-__all__ = ['AGAIN', 'AWAY', 'CLEANING', 'Count', 'Failed', 'GRACE', 'LEFT',
-           'LONGEST_PAUSE', 'LONGEST_WAIT', 'Lease', 'NOT_CLOSED', 'NOT_FREE',
-           'NOT_LEFT', 'ORPHANED', 'Result', 'RetryAfter', 'apart',
-           'booking_of', 'comes_first', 'deferred', 'explain',
-           'fail_waiting', 'finish', 'follow', 'give_room_back',
-           'has_servers', 'is_building', 'no_image', 'not_closed', 'pause',
-           'put_off', 'refused', 'server_counts', 'servers',
+__all__ = ['Count', 'Lease', 'apart', 'booking_of', 'comes_first',
+           'fail_waiting', 'finish', 'follow', 'give_room_back', 'has_servers',
+           'is_building', 'server_counts', 'servers',
            'update_status', 'waiting']
 
 LOG = logging.getLogger(__name__)
-
-#: Seconds between two looks at servers that are being deleted, and at a host
-#: that the servers of an ended lease have not left; notifications come
-#: sooner as a rule.
-AGAIN = 2
-
-#: Seconds until a start is tried again for which the cloud was not there.
-AWAY = 5
-
-#: Seconds at most between two tries of an end, and of a start that could not
-#: be placed.
-LONGEST_PAUSE = 300
-
-#: Seconds at most between two tries of a start that waits for something that
-#: may come without anybody telling us.
-LONGEST_WAIT = 60
-
-_T, _R = conditions.Type, conditions.Reason
-NOT_FREE = conditions.Condition(
-    _T.START_DELAYED, _R.HOSTS_IN_USE,
-    'The hosts are not free yet; the start is retried.')
-NOT_LEFT = conditions.Condition(
-    _T.START_DELAYED, _R.SERVERS_IN_USE,
-    'The servers are still in the previous occurrence; the start is retried.')
-NOT_CLOSED = conditions.Condition(
-    _T.END_DELAYED, _R.NOT_CLOSED,
-    'The reservation could not be closed yet; closing is retried.')
-GRACE = conditions.Condition(
-    _T.END_DELAYED, _R.GRACE_PERIOD,
-    'The lease has ended; its servers run until its grace period expires.')
-CLEANING = conditions.Condition(
-    _T.END_DELAYED, _R.CLEANING, 'The hosts are being cleaned.')
-LEFT = conditions.Condition(
-    _T.END_DELAYED, _R.HOSTED_SERVERS,
-    'The hosts are freed when the servers on them are deleted.')
-#: By what is missing.
-ORPHANED = {
-    'project': conditions.Condition(
-        _T.ORPHANED, _R.PROJECT_NOT_FOUND,
-        'The project of the lease no longer exists.'),
-    'user': conditions.Condition(
-        _T.ORPHANED, _R.USER_NOT_FOUND,
-        'The user of the lease no longer exists.')}
-
 Lease: ty.TypeAlias = dict[str, ty.Any]
-
-
-def not_closed(why: ty.Iterable[str]) -> conditions.Condition:
-    """What keeps a lease from its end.
-
-    :param why: sentences
-    """
-    return dataclasses.replace(NOT_CLOSED, message=' '.join(
-        [NOT_CLOSED.message, *why]))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RetryAfter:
-    """An action is not finished: do it again in so many seconds.
-
-    :ivar most: each time that nothing has happened to it in between, the
-        pause is twice as long, up to so many seconds; 0: it is always the
-        same
-    :ivar shown: whether the status reason of the lease says why, until the
-        event is carried out or deferred for another reason
-    """
-
-    seconds: int
-    why: str
-    most: int = 0
-    shown: bool = False
-
-    def after(self, deferrals: int) -> int:
-        """The pause when it was put off so many times before."""
-        return max(self.seconds, min(
-            self.most, self.seconds << min(deferrals, 16)))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Failed:
-    """An action is not finished, and is not done again."""
-
-    why: str
-
-
-Result: ty.TypeAlias = RetryAfter | Failed | None
-
 _OF_SERVER = sa.select(models.Booking).where(
     models.Booking.server_id == sa.bindparam('server'))
 _HAS_SERVERS = sa.select(sa.exists().where(
@@ -169,51 +74,6 @@ def is_building(lease: models.Lease) -> bool:
                for booking in lease.bookings)
 
 
-def deferred(event_type: str, why: str) -> conditions.Condition:
-    """Return the condition of a lease of which an event is deferred."""
-    return conditions.Condition(
-        _T.EVENT_DEFERRED, _R.NOT_YET_POSSIBLE,
-        f'An event is retried: {event_type}: {why}',
-        {'event_type': event_type, 'why': why})
-
-
-def refused(why: str) -> conditions.Condition:
-    """Return the condition of a lease whose end is tried again."""
-    return conditions.Condition(
-        _T.END_DELAYED, _R.SERVERS_REMAIN, f'The end is retried: {why}')
-
-
-def no_image(event_type: str, why: str) -> conditions.Condition:
-    """Return the condition of a lease whose snapshots are not made yet."""
-    return conditions.Condition(
-        _T.SNAPSHOT_DELAYED, _R.REFUSED,
-        f'The snapshots are retried: {event_type}: {why}',
-        {'event_type': event_type})
-
-
-#: How the conditions of a lease change, as it is.
-Changes: ty.TypeAlias = ty.Callable[
-    [models.Lease], ty.Sequence[conditions.Condition | conditions.Type]]
-
-
-def explain(database: api.Database, clock: clocks.Clock, lease_id: str,
-            changes: Changes) -> None:
-    """Change the conditions of a lease, unless they are so already."""
-    with database.reader() as session:
-        lease = api.found(session, lease_id)
-        if conditions.holds(lease.conditions, *changes(lease)):
-            return
-    database.retried(_explain, database, clock, lease_id, changes)
-
-
-def _explain(database: api.Database, clock: clocks.Clock, lease_id: str,
-             changes: Changes) -> None:
-    with database.writer() as session:
-        lease, now = api.locked(session, lease_id), clock.now()
-        if conditions.update(lease, now, *changes(lease)):
-            lease.updated_at = now
-
-
 class Count(ty.NamedTuple):
     """How many bookings are of servers that are still to be sent or are being
     built, of some that run, and of some that have failed.
@@ -230,22 +90,6 @@ def server_counts(session: orm.Session, lease_id: str) -> dict[str, Count]:
     """
     return {row[0]: Count(*map(int, row[1:])) for row in (
         session.connection().execute(_COUNTS, {'lease': lease_id}))}
-
-
-def pause(lease: models.Lease, now: int) -> int:
-    """Seconds until servers that could not be placed are tried again.
-
-    The longer it takes, the less often.
-    """
-    return max(AWAY, min(LONGEST_PAUSE, (now - lease.start_date) // 2))
-
-
-def put_off(server_ids: ty.Sequence[str], why: str) -> conditions.Condition:
-    """Return the condition of a lease whose servers have no host yet."""
-    return conditions.Condition(
-        _T.START_DELAYED, _R.NO_VALID_HOST,
-        f'Servers {", ".join(server_ids)}: no valid host yet; retrying. {why}',
-        {'servers': [*server_ids]})
 
 
 def servers(lease: models.Lease) -> list[str]:

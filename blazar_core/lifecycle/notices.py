@@ -13,6 +13,7 @@ from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_close
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.lifecycle import snapshots
 from blazar_core.plugins import resource_types
 
@@ -40,7 +41,7 @@ class Notices:
         self._types = types
 
     def happen(self, lease_id: str, event_type: str, event_id: str,
-               ) -> lease_status.Result:
+               ) -> retries.Result:
         """An event of a lease has come that neither starts nor ends it: do
         what is done then, and when that is done tell of it.
         """
@@ -53,7 +54,7 @@ class Notices:
                 return outcome
         return self.announce(lease_id, event_type)
 
-    def announce(self, lease_id: str, event_type: str) -> lease_status.Result:
+    def announce(self, lease_id: str, event_type: str) -> retries.Result:
         """An event of a lease has come that neither starts nor ends it.
 
         The world is told first, and once more when a type fails.
@@ -72,9 +73,9 @@ class Notices:
                 event_type == states.EventType.BEFORE_END or
                 own and of_type == names[reserved.id])]
         if minding and described['status'] != states.Lease.ACTIVE:
-            return lease_status.RetryAfter(
-                lease_status.AGAIN, 'the lease has not started yet',
-                lease_status.LONGEST_WAIT)
+            return retries.RetryAfter(
+                retries.AGAIN, 'the lease has not started yet',
+                retries.LONGEST_WAIT)
         self._notify(f'lease.event.{event_type}', described)
         for kind, reserved in minding:
             kind.happens(name, reserved)
@@ -82,7 +83,7 @@ class Notices:
             self._close_if_over(lease_id)
         return None
 
-    def orphaned(self, lease_id: str) -> lease_status.Result:
+    def orphaned(self, lease_id: str) -> retries.Result:
         """Announce that the owner of a lease does not exist, unless it exists
         again.
         """
@@ -93,7 +94,7 @@ class Notices:
             self._notify('lease.event.orphaned', described)
         return None
 
-    def changed(self, lease_id: str) -> lease_status.Result:
+    def changed(self, lease_id: str) -> retries.Result:
         """Something of a lease that has begun has other bookings, or the
         lease another owner.
         """
@@ -116,8 +117,8 @@ class Notices:
                 if whole:
                     self._database.retried(self._hand_over, lease_id)
             except assignments.HostInUse as exc:
-                return lease_status.RetryAfter(lease_status.AGAIN, str(
-                    exc), lease_status.LONGEST_WAIT, shown=True)
+                return retries.RetryAfter(retries.AGAIN, str(
+                    exc), retries.LONGEST_WAIT, shown=True)
             # Where a server has come it stays within the reservation.
             occupied = self._closer.occupied(lease_id) if whole else {}
             for kind, reserved in parts:
@@ -125,8 +126,8 @@ class Notices:
                 kind.changed(_with(reserved, occupied.get(reserved.id)))
             told = hosts
         else:
-            return lease_status.RetryAfter(lease_status.AGAIN,
-                                           'it has changed again')
+            return retries.RetryAfter(retries.AGAIN,
+                                      'it has changed again')
         if told is None:
             return None
         self._close_if_over(lease_id)

@@ -21,6 +21,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
@@ -144,7 +145,8 @@ class Orphans:
             if missing is None:
                 _forget(session, lease, row, now)
                 return False
-            if conditions.update(lease, now, lease_status.ORPHANED[missing]):
+            if conditions.update(
+                    lease, now, lease_conditions.ORPHANED[missing]):
                 lease.updated_at = now
             if row is None or row.missing != missing:
                 # That the project is gone, too, is announced as well.

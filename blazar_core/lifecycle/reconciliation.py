@@ -20,7 +20,9 @@ from blazar_core.db import models
 from blazar_core.leases import reassignment
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.lifecycle import server_removal
 from blazar_core.plugins import cloud_api
 
@@ -226,13 +228,13 @@ class Reconciliation:
                 held is None or held.only_if_lost):
             return False
         booking.dispatched_at = booking.claimed_at = None
-        pause = lease_status.pause(lease, now)
+        pause = retries.pause(lease, now)
         for event in lease.events:
             if event.event_type == states.EventType.START:
                 # A worker at it has sent what there was.
                 event.reopen(now, now + pause)
                 event.attempts = 0
-        conditions.update(lease, now, lease_status.put_off(
+        conditions.update(lease, now, lease_conditions.put_off(
             lease_status.waiting(lease), fault))
         lease.updated_at = now
         LOG.warning('Lease %s: server %s: no valid host yet, again in %s s: '

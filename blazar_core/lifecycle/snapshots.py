@@ -14,7 +14,9 @@ from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 
@@ -63,7 +65,7 @@ class Snapshots:
         self._closer = closer
         self._types = types
 
-    def copy(self, lease_id: str, event_id: str) -> lease_status.Result:
+    def copy(self, lease_id: str, event_id: str) -> retries.Result:
         """Have one image of each server of a lease made for an event; safe to
         repeat. Done when they can be used.
 
@@ -90,15 +92,15 @@ class Snapshots:
         waiting = []
         for server_id in dict.fromkeys(servers):
             if self._is_over(lease_id):
-                return lease_status.Failed('the lease has already ended')
+                return retries.Failed('the lease has already ended')
             why = self._bring(event, server_id)
             if why is not None:
                 waiting.append(why)
         if self._is_over(lease_id):
-            return lease_status.Failed('the lease has already ended')
+            return retries.Failed('the lease has already ended')
         return self._again(event, waiting)
 
-    def _again(self, event: _Event, waiting: list[str]) -> lease_status.Result:
+    def _again(self, event: _Event, waiting: list[str]) -> retries.Result:
         """Whether it has to be looked at again, as the lease says then.
 
         :param waiting: of each server that has no image yet why, if that is
@@ -108,10 +110,10 @@ class Snapshots:
         self._explain(event.lease_id, event.event_type, why)
         if not waiting:
             return None
-        return lease_status.RetryAfter(
-            lease_status.AGAIN, 'not complete yet: '
-                                f'{words.count(len(waiting), "image")}. {why}',
-            lease_status.LONGEST_PAUSE)
+        return retries.RetryAfter(
+            retries.AGAIN, 'not complete yet: '
+            f'{words.count(len(waiting), "image")}. {why}',
+            retries.LONGEST_PAUSE)
 
     def _is_over(self, lease_id: str) -> bool:
         """Whether its servers are brought to their end by now."""
@@ -169,14 +171,15 @@ class Snapshots:
             if _is_ending(lease):
                 return []
             if why:
-                return [lease_status.no_image(event_type, why)]
+                return [lease_conditions.no_image(event_type, why)]
             said = conditions.find(
                 lease.conditions, conditions.Type.SNAPSHOT_DELAYED)
             return [] if said is None or (
                 said['details']['event_type'] != event_type) else [
                     conditions.Type.SNAPSHOT_DELAYED]
 
-        lease_status.explain(self._database, self._clock, lease_id, changes)
+        lease_conditions.explain(
+            self._database, self._clock, lease_id, changes)
 
 
 def _is_ending(lease: models.Lease) -> bool:

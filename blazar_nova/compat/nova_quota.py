@@ -58,7 +58,9 @@ class NovaQuota:
 
     def hours(self, project_id: str, classes: ty.Collection[str],
               ) -> dict[str, int]:
-        """See :meth:`blazar_core.plugins.cloud_api.Quota.hours`."""
+        """The limits of hours that keystone has, by resource class
+        (``lease_hours:VCPU``); empty where Nova's own quota is used.
+        """
         if not limit_utils.use_unified_limits():
             return {}
         try:

@@ -17,7 +17,7 @@ from blazar_core.common import errors
 from blazar_core.db import encryption
 from blazar_core.db import models
 from blazar_core.leases import views
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_nova.compat import nova_cloud
 from tests import driven
 from tests.functional import base
@@ -295,7 +295,7 @@ class LifeTest(leased.LeasedTestCase):
             server_id)['status'])
         self.assertEqual('PENDING', self.lease('vm1')['status'])
         self.assertEqual(0, self.run_due())
-        self.clock.advance(lease_status.LONGEST_WAIT)
+        self.clock.advance(retries.LONGEST_WAIT)
 
     def test_events_are_told_at_their_times(self):
         recorder = self.record()

@@ -5,7 +5,7 @@ import re
 import types
 
 from blazar_core.common import conditions
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import lease_conditions
 from tests.unit import base
 
 TYPES, REASONS = conditions.Type, conditions.Reason
@@ -46,31 +46,31 @@ class TestUpdate(base.TestCase):
         self.assertFalse(conditions.holds(None, FAILED))
 
     def test_it_is_set_whatever_its_message_and_not_for_another_reason(self):
-        self.update(5, lease_status.refused('No.'))
+        self.update(5, lease_conditions.refused('No.'))
         self.assertTrue(conditions.is_set(
-            self.lease.conditions, lease_status.refused('Not yet.')))
+            self.lease.conditions, lease_conditions.refused('Not yet.')))
         self.assertFalse(conditions.is_set(
-            self.lease.conditions, lease_status.GRACE))
-        self.assertFalse(conditions.is_set(None, lease_status.GRACE))
+            self.lease.conditions, lease_conditions.GRACE))
+        self.assertFalse(conditions.is_set(None, lease_conditions.GRACE))
 
     def test_there_is_one_of_a_type_with_its_age(self):
-        self.update(5, lease_status.GRACE)
-        self.update(6, lease_status.refused('No.'))
-        self.update(9, lease_status.refused('Not yet.'))
+        self.update(5, lease_conditions.GRACE)
+        self.update(6, lease_conditions.refused('No.'))
+        self.update(9, lease_conditions.refused('Not yet.'))
         row, = self.lease.conditions
         self.assertEqual(('The end is retried: Not yet.', 6),
                          (row['message'], row['since']))
 
     def test_others_stay_in_their_order(self):
-        self.update(5, lease_status.GRACE, lease_status.ORPHANED['project'],
-                    FAILED)
-        self.update(6, lease_status.CLEANING)
+        self.update(5, lease_conditions.GRACE,
+                    lease_conditions.ORPHANED['project'], FAILED)
+        self.update(6, lease_conditions.CLEANING)
         self.assertEqual(
-            f"{lease_status.ORPHANED['project'].message} One failed. "
-            f'{lease_status.CLEANING.message}', self.said())
+            f"{lease_conditions.ORPHANED['project'].message} One failed. "
+            f'{lease_conditions.CLEANING.message}', self.said())
         self.update(7, *conditions.TRANSIENT)
         self.assertEqual(
-            f"{lease_status.ORPHANED['project'].message} One failed.",
+            f"{lease_conditions.ORPHANED['project'].message} One failed.",
             self.said())
 
     def test_a_row_that_was_read_is_not_changed(self):
@@ -78,7 +78,7 @@ class TestUpdate(base.TestCase):
         self.update(5, FAILED)
         before = self.lease.conditions
         copy = [dict(one) for one in before]
-        self.update(6, lease_status.GRACE)
+        self.update(6, lease_conditions.GRACE)
         self.assertEqual(copy, before)
 
 

@@ -13,7 +13,8 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import updates
 from blazar_core.leases import views
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import lease_conditions
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from tests import databases
@@ -110,7 +111,8 @@ class TestGracePeriod(base.LeaseTestCase):
             self.run_at(time)
             self.assertEqual([], self.cloud.deleted)
         self.assertEqual('TERMINATING', self.status(self.lease_))
-        self.assertEqual(lease_status.GRACE.message, self.reason(self.lease_))
+        self.assertEqual(
+            lease_conditions.GRACE.message, self.reason(self.lease_))
         self.assertEqual(1, len(self.notices()))
         self.run_at(150)
         self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
@@ -126,7 +128,7 @@ class TestGracePeriod(base.LeaseTestCase):
             self.run_at(time)
             self.lifecycle.lease_end.end(self.lease_['id'], when_due=True)
         self.assertEqual(1, len(self.notices()))
-        self.assertEqual(f'{FAILED.message} {lease_status.GRACE.message}',
+        self.assertEqual(f'{FAILED.message} {lease_conditions.GRACE.message}',
                          self.reason(self.lease_))
         self.run_at(150)
         self.assertEqual(FAILED.message, self.reason(self.lease_))
@@ -190,7 +192,7 @@ class TestPolicies(base.LeaseTestCase):
     def test_it_is_asked_for_until_it_is_so(self):
         lease, (first, second) = self.ending('shut')
         self.shut.stubborn.add(first)
-        self.assertEqual(lease_status.AGAIN, self.lifecycle.lease_end.end(
+        self.assertEqual(retries.AGAIN, self.lifecycle.lease_end.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([first], self.scalars(models.Booking.server_id))
         self.shut.stubborn.clear()
@@ -232,7 +234,7 @@ class TestPolicies(base.LeaseTestCase):
                 cloud, ended, seen)
 
         self.shut.is_over = broken
-        self.assertEqual(lease_status.AGAIN, self.lifecycle.lease_end.end(
+        self.assertEqual(retries.AGAIN, self.lifecycle.lease_end.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([first], self.scalars(models.Booking.server_id))
 
@@ -459,7 +461,8 @@ class TestSteps(StepsTestCase):
         self.run_at(100)
         self.assertEqual([second], self.cloud.deleted)
         why = f'server {first}: Nova refuses.'
-        self.assertEqual(lease_status.refused(why).message, self.reason(lease))
+        self.assertEqual(
+            lease_conditions.refused(why).message, self.reason(lease))
         self.cloud.broken.clear()
         self.run_at(500)
         self.assertEqual(([second, first], 'TERMINATED', ''), (

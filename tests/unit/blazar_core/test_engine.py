@@ -15,7 +15,7 @@ from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import event_queue
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -241,7 +241,7 @@ class TestRunDue(EngineTestCase):
 
     def test_what_is_put_off_is_done_again_after_that_time(self):
         event_id = self.event('a')
-        self.actions.answers['a'] = [lease_status.RetryAfter(7, 'not yet')]
+        self.actions.answers['a'] = [retries.RetryAfter(7, 'not yet')]
         worker = self.engine()
         self.assertEqual(1, driven.run_due(worker))
         row = self.row(event_id)
@@ -304,7 +304,7 @@ class TestStrays(EngineTestCase):
                  'make_room', ':changed')
         for kind in kinds:
             self.event(kind, -1, kind)
-            self.actions.answers[kind] = [lease_status.RetryAfter(5, '', 300)]
+            self.actions.answers[kind] = [retries.RetryAfter(5, '', 300)]
         self.clock.step(HOUR)
         worker = self.engine()
         while driven.run_due(worker):
@@ -333,7 +333,7 @@ class TestStrays(EngineTestCase):
                           'clock', log.output)
 
     def test_what_is_put_off_for_as_long_as_it_may_be_stays(self):
-        late = self.clock.now() + 2 * lease_status.LONGEST_PAUSE
+        late = self.clock.now() + 2 * retries.LONGEST_PAUSE
         events = {lease_id: self.put_off(
             lease_id, kind, due) for lease_id, kind, due in (
                 ('pause', 'end_lease', late),
@@ -384,22 +384,22 @@ class TestPauses(EngineTestCase):
 
     def test_they_grow_to_a_bound(self):
         event_id = self.event('a', 0, 'end_lease')
-        self.actions.answers['a'] = [lease_status.RetryAfter(2, '', 300)] * 10
+        self.actions.answers['a'] = [retries.RetryAfter(2, '', 300)] * 10
         self.assertEqual(
             [2, 4, 8, 16, 32, 64, 128, 256, 300, 300],
             self.pauses(self.engine(), event_id, 10))
 
     def test_where_no_bound_is_named_they_stay_as_they_are(self):
         event_id = self.event('a')
-        self.actions.answers['a'] = [lease_status.RetryAfter(7, '')] * 3
+        self.actions.answers['a'] = [retries.RetryAfter(7, '')] * 3
         self.assertEqual([7, 7, 7], self.pauses(self.engine(), event_id, 3))
 
     def test_they_begin_anew_when_a_server_of_the_lease_has_gone(self):
         event_id, other = (self.event(name, 0, 'end_lease')
                            for name in ('a', 'b'))
         for name in ('a', 'b'):
-            self.actions.answers[name] = [lease_status.RetryAfter(2, '',
-                                                                  300)] * 9
+            self.actions.answers[name] = [retries.RetryAfter(2, '',
+                                                             300)] * 9
         worker = self.engine()
         for _time in range(5):
             driven.run_due(worker)
@@ -413,7 +413,7 @@ class TestPauses(EngineTestCase):
     def test_so_they_do_when_that_is_told_while_it_is_tried(self):
         """The action may have looked before the server had gone."""
         event_id = self.event('a', 0, 'end_lease')
-        self.actions.answers['a'] = [lease_status.RetryAfter(2, '', 300)] * 9
+        self.actions.answers['a'] = [retries.RetryAfter(2, '', 300)] * 9
         worker = self.engine()
         self.pauses(worker, event_id, 5)
         door = self.shut('a')
@@ -632,8 +632,8 @@ class TestFailures(EngineTestCase):
             event_id = self.event(lease_id, 0, event_type)
             self.actions.answers[lease_id] = [
                 wrong_key, RuntimeError('secret'),
-                lease_status.RetryAfter(5, 'its host is in use', shown=True),
-                lease_status.RetryAfter(5, 'quiet'), wrong_key]
+                retries.RetryAfter(5, 'its host is in use', shown=True),
+                retries.RetryAfter(5, 'quiet'), wrong_key]
             for why in ('No key decrypts it.',
                         'internal error RuntimeError; see the log of '
                         'blazar-listener.',
@@ -649,7 +649,7 @@ class TestFailures(EngineTestCase):
     def test_a_lease_says_it_only_with_what_is_written_of_the_event(self):
         event_id = self.event('a')
         worker = self.engine()
-        for outcome in (lease_status.RetryAfter(5, 'No.', shown=True),
+        for outcome in (retries.RetryAfter(5, 'No.', shown=True),
                         ValueError()):
             self.actions.answers['a'] = [outcome]
             with mock.patch.object(event_queue.EventQueue, 'update', mock.Mock(
@@ -732,7 +732,7 @@ class TestFailures(EngineTestCase):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a', 0, 'start_lease')
         self.actions.answers['a'] = 3 * [
-            RuntimeError(), lease_status.RetryAfter(5, 'the quota is used up')]
+            RuntimeError(), retries.RetryAfter(5, 'the quota is used up')]
         worker = self.engine()
         for _time in range(6):
             self.assertEqual(1, driven.run_due(worker))
@@ -899,7 +899,7 @@ class TestClaims(EngineTestCase):
 
     def test_a_stale_worker_does_not_overwrite_who_came_after(self):
         """It was given up for dead, and comes back with an outcome."""
-        for outcome in (None, lease_status.RetryAfter(5, ''), RuntimeError()):
+        for outcome in (None, retries.RetryAfter(5, ''), RuntimeError()):
             event_id = self.event('a')
             stale = self.engine('stale', worker_timeout=60)
             claim, = stale._claim_due(1)
@@ -921,7 +921,7 @@ class TestClaims(EngineTestCase):
         claim, = stale._claim_due(1)
         self.clock.advance(60)
         driven.run_due(self.engine('alive'))
-        self.actions.answers['a'] = [lease_status.RetryAfter(5, '')]
+        self.actions.answers['a'] = [retries.RetryAfter(5, '')]
         stale._carry_out(claim)
         self.assertEqual('DONE', self.row(event_id).status)
 

@@ -24,7 +24,7 @@ from blazar_core.leases import reassignment
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import lease_conditions
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -1366,8 +1366,9 @@ class TestRebind(base.LeaseTestCase):
     def test_what_else_is_said_of_a_lease_stays(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(
-                conditions=conditions.changed(None, NOW, lease_status.GRACE)))
-        self.assertEqual(lease_status.GRACE.message, self.rebind(
+                conditions=conditions.changed(
+                    None, NOW, lease_conditions.GRACE)))
+        self.assertEqual(lease_conditions.GRACE.message, self.rebind(
             'two', 'two')['status_reason'])
 
     def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):

@@ -24,6 +24,7 @@ from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_start
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from tests import databases
@@ -305,8 +306,8 @@ class TestStart(LifecycleTestCase):
         self.cloud.broken['send'] = errors.CloudUnavailable('It is away.')
         for _time in range(3):
             self.assertEqual(
-                lease_status.RetryAfter(lease_status.AWAY, 'It is away.',
-                                        lease_status.LONGEST_WAIT),
+                retries.RetryAfter(retries.AWAY, 'It is away.',
+                                   retries.LONGEST_WAIT),
                 self.lifecycle.lease_start.start(lease['id'], when_due=True))
         self.assertEqual(('PENDING', []), (
             self.status(lease), self.notified))
@@ -370,7 +371,7 @@ class TestWaitingForTheHost(LifecycleTestCase):
 
     def assert_put_off(self):
         self.assertIsInstance(self.lifecycle.lease_start.start(
-            self.after['id']), lease_status.RetryAfter)
+            self.after['id']), retries.RetryAfter)
         self.assertEqual([], self.cloud.sent)
 
     def test_a_start_is_put_off_while_its_host_is_not_empty(self):
@@ -802,11 +803,11 @@ class TestNotPlaced(LifecycleTestCase):
         for part in (server_id, 'No valid host'):
             self.assertIn(part, self.reason(lease))
         event = self.start_event(lease)
-        self.assertEqual(('UNDONE', NOW + 50 + lease_status.AWAY),
+        self.assertEqual(('UNDONE', NOW + 50 + retries.AWAY),
                          (event.status, event.run_at))
         # Seen once more, it is nothing new.
         self.fail(server_id)
-        self.clock.advance(lease_status.AWAY)
+        self.clock.advance(retries.AWAY)
         self.start(lease)
         self.assertEqual(2, len(self.cloud.sent))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
@@ -878,7 +879,7 @@ class TestNotPlaced(LifecycleTestCase):
             self.clock.advance(pauses[-1])
             self.start(lease)
         self.assertEqual(sorted(pauses), pauses)
-        self.assertEqual((lease_status.AWAY, lease_status.LONGEST_PAUSE),
+        self.assertEqual((retries.AWAY, retries.LONGEST_PAUSE),
                          (pauses[0], pauses[-1]))
         self.assertEqual(41, len(self.cloud.sent))
 
@@ -886,7 +887,7 @@ class TestNotPlaced(LifecycleTestCase):
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
         self.fail(first)
-        self.assertIsInstance(self.start(lease), lease_status.RetryAfter)
+        self.assertIsInstance(self.start(lease), retries.RetryAfter)
         self.assertEqual(1, len(self.cloud.sent))
         self.see(second, State.RUNNING, self.one)
         self.assertEqual('STARTING', self.status(lease))
@@ -902,7 +903,7 @@ class TestNotPlaced(LifecycleTestCase):
 
         def look(_server_id):
             self.fail(server_id)
-            self.clock.advance(lease_status.AWAY)
+            self.clock.advance(retries.AWAY)
             self.start(lease)
             return failed
 
@@ -910,7 +911,7 @@ class TestNotPlaced(LifecycleTestCase):
             self.lifecycle.reconciliation.check(server_id)
         self.assertEqual(
             self.clock.now(), self.booking(server_id).dispatched_at)
-        self.clock.advance(lease_status.LONGEST_PAUSE)
+        self.clock.advance(retries.LONGEST_PAUSE)
         self.start(lease)
         self.assertEqual(2, len(self.cloud.sent))
 
@@ -963,7 +964,7 @@ class TestNotPlaced(LifecycleTestCase):
         lease = self.lease(50, 100)
         self.clock.advance(50)
         later = self.start(lease)
-        self.assertEqual((lease_status.AWAY, 'The quota admits 0.'),
+        self.assertEqual((retries.AWAY, 'The quota admits 0.'),
                          (later.seconds, later.why))
         self.assertEqual('PENDING', self.status(lease))
         self.assertIn('The quota admits 0.', self.reason(lease))
@@ -1147,7 +1148,7 @@ class TestCredentials(LifecycleTestCase):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.stubborn.update(base.servers_of(lease))
         for _time in range(2):
-            self.assertEqual(lease_status.AGAIN, self.lifecycle.lease_end.end(
+            self.assertEqual(retries.AGAIN, self.lifecycle.lease_end.end(
                 lease['id']).seconds)
         self.assertEqual((['trust', 'trust'], []),
                          (self.cloud.deleted_with, self.cloud.revoked))
@@ -1155,7 +1156,7 @@ class TestCredentials(LifecycleTestCase):
     def test_an_end_is_tried_again_when_it_cannot_be_used_yet(self):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.broken['delete'] = errors.CloudUnavailable('away')
-        self.assertEqual(lease_status.AGAIN,
+        self.assertEqual(retries.AGAIN,
                          self.lifecycle.lease_end.end(lease['id']).seconds)
         self.assertEqual('TERMINATING', self.status(lease))
         self.cloud.broken.clear()
@@ -1715,7 +1716,7 @@ class TestEnd(LifecycleTestCase):
         first, second = base.servers_of(lease)
         self.cloud.stubborn.update([first, second])
         self.assertIsInstance(
-            self.lifecycle.lease_end.end(lease['id']), lease_status.RetryAfter)
+            self.lifecycle.lease_end.end(lease['id']), retries.RetryAfter)
         self.assertEqual('TERMINATING', self.status(lease))
         self.assertEqual(0, self.room())
         self.assertEqual([], self.notified)
@@ -1930,7 +1931,7 @@ class TestWhatIsLeftOfThem(LifecycleTestCase):
         self.assertRaises(RuntimeError, self.gone, held)
         self.assertEqual({held},
                          self.lifecycle.reconciliation.unfinished().keys())
-        self.assertEqual(lease_status.AGAIN,
+        self.assertEqual(retries.AGAIN,
                          self.lifecycle.lease_end.end(lease['id']).seconds)
         self.cloud.broken.clear()
         self.gone(held)
@@ -2015,7 +2016,7 @@ class TestPlaces(LifecycleTestCase):
         server_id, = self.take_slots(lease)
         self.places_type.broken['end'] = RuntimeError('Nova is away')
         self.clock.advance(100)
-        self.assertEqual(lease_status.AWAY, self.lifecycle.lease_end.end(
+        self.assertEqual(retries.AWAY, self.lifecycle.lease_end.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([server_id], self.cloud.deleted)
         # Its room is back, but it is not over as long as it can be used.
@@ -2243,7 +2244,7 @@ class TestPlaces(LifecycleTestCase):
         lease = self.reserve(50, 100)
         self.clock.advance(50)
         self.assertIsInstance(self.lifecycle.lease_start.start(lease['id']),
-                              lease_status.RetryAfter)
+                              retries.RetryAfter)
         self.assertEqual({}, self.places_type.open)
         for server_id in base.servers_of(before):
             self.see(server_id, State.GONE)
@@ -2371,7 +2372,7 @@ class TestDelete(LifecycleTestCase):
         driven.run_due(self.worker)
         self.assertEqual('DELETING', self.status(lease))
         self.cloud.stubborn.clear()
-        self.clock.advance(lease_status.AGAIN)
+        self.clock.advance(retries.AGAIN)
         driven.run_due(self.worker)
         self.assert_over(lease)
 
@@ -2405,7 +2406,7 @@ class TestDelete(LifecycleTestCase):
         self.assertEqual([None], deleted)
         self.cloud.stubborn.clear()
         driven.run_due(self.worker)
-        self.clock.advance(lease_status.AGAIN)
+        self.clock.advance(retries.AGAIN)
         driven.run_due(self.worker)
         self.assert_over(lease)
 

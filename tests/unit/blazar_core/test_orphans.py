@@ -10,8 +10,8 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import updates
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_end
-from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import orphans
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
@@ -354,8 +354,8 @@ class TestOrphans(base.LeaseTestCase):
         self.another().find()
         self.lifecycle.lease_end.end(lease, when_due=True)
         self.assertEqual(1, len(self.notices()))
-        self.assertEqual(f'{lease_status.GRACE.message} '
-                         f'{lease_status.ORPHANED["project"].message}',
+        self.assertEqual(f'{lease_conditions.GRACE.message} '
+                         f'{lease_conditions.ORPHANED["project"].message}',
                          self.said(lease))
 
     def test_a_change_of_the_end_does_not_clear_it(self):
@@ -367,7 +367,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertIn('The lease could not be extended', self.said(lease))
         self.leases.updates.update(lease, updates.LeaseChange(end=end + HOUR))
         self.assertEqual(
-            lease_status.ORPHANED['project'].message, self.said(lease))
+            lease_conditions.ORPHANED['project'].message, self.said(lease))
         self.assertEqual([lease], self.scalars(models.Orphan.lease_id))
 
     def policies(self):

@@ -21,7 +21,7 @@ from blazar_core.leases import creation
 from blazar_core.leases import reassignment
 from blazar_core.leases import updates
 from blazar_core.leases import views
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from tests import databases
@@ -273,7 +273,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.lots.changed = lambda _reserved: self.resize(
             lease, next(amounts))
         later = self.lifecycle.notices.changed(lease['id'])
-        self.assertEqual(lease_status.AGAIN, later.seconds)
+        self.assertEqual(retries.AGAIN, later.seconds)
 
     def test_what_ends_while_it_changes_is_closed(self):
         lease = self.reserve(0, 1000, self.lots_of(2))

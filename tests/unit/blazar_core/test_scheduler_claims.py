@@ -22,7 +22,7 @@ from blazar_core.db import models
 from blazar_core.leases import creation
 from blazar_core.leases import limits
 from blazar_core.leases import server_growth
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.unit import base
@@ -761,7 +761,7 @@ class TestBuilding(ClaimTestCase):
         later = self.lease(100, 200)
         self.clock.advance(100)
         self.assertIsInstance(self.lifecycle.lease_start.start(later['id']),
-                              lease_status.RetryAfter)
+                              retries.RetryAfter)
         self.lifecycle.reconciliation.observe(
             self.server_id, cloud_api.ObservedServer(State.GONE))
         self.assertIsNone(self.lifecycle.lease_start.start(later['id']))

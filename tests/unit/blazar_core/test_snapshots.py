@@ -13,7 +13,7 @@ from blazar_core.db import models
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from tests import databases
@@ -165,11 +165,12 @@ class TestImages(CopyingTestCase):
         lease, (server,) = self.leased(50)
         with self.database.writer() as session:
             conditions.update(session.get(models.Lease, lease['id']), NOW,
-                              lease_status.no_image('other', 'x'))
+                              lease_conditions.no_image('other', 'x'))
         self.run_at(50)
         self.run_at(60)
-        self.assertEqual(('DONE', lease_status.no_image('other', 'x').message),
-                         (self.event(lease), self.reason(lease)))
+        self.assertEqual(
+            ('DONE', lease_conditions.no_image('other', 'x').message),
+            (self.event(lease), self.reason(lease)))
 
     def test_what_is_another_project_s_is_left_out(self):
         lease, (server,) = self.leased(50)

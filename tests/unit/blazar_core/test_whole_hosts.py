@@ -37,7 +37,8 @@ from blazar_core.leases import returned_hosts
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_close
-from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import lease_conditions
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
@@ -987,7 +988,7 @@ class TestCleaning(WholeHostsTestCase):
             self.assertEqual(NOW + 160, refused.refusal.next_start)
         self.run_at(100)
         self.assertEqual('TERMINATING', self.status(lease))
-        self.assertEqual(lease_status.CLEANING.message, self.reason(lease))
+        self.assertEqual(lease_conditions.CLEANING.message, self.reason(lease))
         self.assertEqual({'one', 'two'}, self.held().keys())
         self.assertIn(reservation_id, self.machines.doors)
         self.run_at(159)
@@ -1018,7 +1019,7 @@ class TestCleaning(WholeHostsTestCase):
         self.machines.dirty = {second}
         self.run_at(100)
         self.assertEqual('TERMINATING', self.status(lease))
-        self.assertEqual(lease_status.CLEANING.message, self.reason(lease))
+        self.assertEqual(lease_conditions.CLEANING.message, self.reason(lease))
         self.run_at(200)
         self.assertEqual([first, second, second], self.machines.swept)
         self.assertEqual(2, len(self.held()))
@@ -1223,7 +1224,7 @@ class TestCleaning(WholeHostsTestCase):
         self.cloud.servers[self.machines.full[reservation_id][0]] = (
             cloud_api.ObservedServer(base.State.RUNNING))
         self.run_at(100)
-        self.assertEqual(lease_status.LEFT.message, self.reason(lease))
+        self.assertEqual(lease_conditions.LEFT.message, self.reason(lease))
         self.run_at(10_000)
         self.assertEqual([], [*looking.differences()])
         self.machines.full.clear()
@@ -1298,7 +1299,7 @@ class TestCleaning(WholeHostsTestCase):
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.run_at(100)
         self.machines.full.clear()
-        self.run_at(100 + lease_status.LONGEST_PAUSE)
+        self.run_at(100 + retries.LONGEST_PAUSE)
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_pauses_grow_while_nothing_gets_clean(self):
@@ -1318,7 +1319,7 @@ class TestCleaning(WholeHostsTestCase):
         self.run_at(1000)
         due, = self.scalars(
             models.Event.run_at, models.Event.event_type == 'end_lease')
-        self.assertEqual(lease_status.AWAY, due - self.clock.now())
+        self.assertEqual(retries.AWAY, due - self.clock.now())
         self.assertEqual('TERMINATING', self.status(lease))
 
     def test_servers_with_bookings_do_not_stay(self):
@@ -1356,7 +1357,7 @@ class TestCleaning(WholeHostsTestCase):
         self.run_at(100)
         self.run_at(129)
         self.assertEqual([], self.cloud.deleted)
-        self.assertEqual(lease_status.GRACE.message, self.reason(lease))
+        self.assertEqual(lease_conditions.GRACE.message, self.reason(lease))
         self.run_at(130)
         self.assertEqual([guest], self.cloud.deleted)
 
@@ -1386,7 +1387,7 @@ class TestCleaning(WholeHostsTestCase):
         self.host('three', VCPU=1)
         self.clock.advance(self.start_timeout)
         self.overbooking_check().look()
-        self.clock.advance(lease_status.LONGEST_WAIT)
+        self.clock.advance(retries.LONGEST_WAIT)
         driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(second))
         self.assertEqual({'three'}, self.bookings_of(second).keys())
@@ -1462,7 +1463,7 @@ class TestReturning(WholeHostsTestCase):
                          self.machines.doors[self.reservation['id']])
         self.assertRaises(errors.Refused, self.reserve_machines, 500, 600)
         self.machines.dirty.clear()
-        self.clock.advance(lease_status.LONGEST_WAIT)
+        self.clock.advance(retries.LONGEST_WAIT)
         driven.run_due(self.engine)
         self.assertEqual({first: self.reservation['id']}, self.held())
         self.assertEqual([None] * 3, self.scalars(models.Host.overdue_at))
@@ -1508,7 +1509,7 @@ class TestReturning(WholeHostsTestCase):
         self.assertIn('until it is deleted', self.reason(self.lease))
         self.assertEqual([], self.machines.swept)
         self.use()
-        self.clock.advance(lease_status.LONGEST_WAIT)
+        self.clock.advance(retries.LONGEST_WAIT)
         driven.run_due(self.engine)
         self.assertNotIn(last, self.held())
         self.assertEqual('', self.reason(self.lease))
@@ -1595,7 +1596,7 @@ class TestReturning(WholeHostsTestCase):
         with mock.patch.object(assignments, 'unassign', die):
             self.assertRaises(SystemExit, self.lifecycle.notices.changed,
                               self.lease['id'])
-        self.clock.advance(lease_status.LONGEST_PAUSE)
+        self.clock.advance(retries.LONGEST_PAUSE)
         driven.run_due(self.engine)
         self.assertNotIn(last, self.held())
         self.assertEqual([self.uuids[last]], self.machines.swept)
@@ -1622,7 +1623,7 @@ class TestReturning(WholeHostsTestCase):
         driven.run_due(self.engine)
         self.assertEqual('PENDING', self.status(later))
         self.machines.dirty.clear()
-        self.clock.advance(lease_status.LONGEST_WAIT)
+        self.clock.advance(retries.LONGEST_WAIT)
         driven.run_due(self.engine)
         self.assertEqual({}, self.held())
         with self.database.writer() as session:

@@ -13,9 +13,10 @@ from nova import context as nova_context
 from nova import exception
 
 from blazar_core.common import errors
+from blazar_nova.compat import host_filters
 from blazar_nova.compat import process
 
-__all__ = ['groups_of', 'lacking', 'requested']
+__all__ = ['groups_of', 'lacking', 'requested', 'require_counted']
 
 _PROFILE = 'accel:device_profile'
 #: Its type in keystone's catalog.
@@ -55,6 +56,19 @@ def lacking(context: ty.Any, flavor: ty.Any) -> list[str]:
     """
     _found, problem = _groups(context, flavor.extra_specs)
     return [problem] if problem else []
+
+
+def require_counted(spec: ty.Any) -> None:
+    """Make sure that a lease may be admitted for a request.
+
+    :raises InvalidLeaseParams: when it needs what placement does not count,
+        and the operator has such leases refused
+    """
+    what = host_filters.uncounted(spec)
+    if what and process.CONF.blazar.uncounted == 'refuse':
+        raise errors.InvalidLeaseParams(
+            f'This cloud has no leases of {what}, as they cannot be reserved. '
+            'Use a flavor and ports without them, or boot without a lease.')
 
 
 def _groups(context: ty.Any, extra_specs: ty.Mapping[str, str],

@@ -144,7 +144,7 @@ def unreserved(context: ty.Any, facts: ty.Mapping[str, ty.Any],
     :raises InvalidLeaseParams: when such leases are refused
     """
     spec = _spec_of(context, facts)
-    host_filters.require_counted(spec)
+    accelerators.require_counted(spec)
     return tuple(host_filters.notes(context, spec, host_ids)[0])
 
 

@@ -20,10 +20,9 @@ from nova import objects
 from nova.scheduler import filters
 from nova.scheduler import host_manager
 
-from blazar_core.common import errors
 from blazar_nova.compat import bounded_calls
 
-__all__ = ['fixed', 'notes', 'refused', 'require_counted', 'unreserved']
+__all__ = ['fixed', 'notes', 'refused', 'uncounted', 'unreserved']
 
 CONF = nova.conf.CONF
 
@@ -133,18 +132,9 @@ def _filters() -> dict[str, ty.Any]:
     return {one.__name__: one for one in filters.all_filters()}
 
 
-def require_counted(spec: ty.Any) -> None:
-    """Make sure that a lease may be admitted for a request.
-
-    :raises InvalidLeaseParams: when it needs what placement does not count,
-        and the operator has such leases refused
-    """
-    names = unreserved(spec)
-    if names and CONF.blazar.uncounted == 'refuse':
-        what = ' and '.join(_WHAT[name] for name in names)
-        raise errors.InvalidLeaseParams(
-            f'This cloud has no leases of {what}, as they cannot be reserved. '
-            'Use a flavor and ports without them, or boot without a lease.')
+def uncounted(spec: ty.Any) -> str:
+    """Return what a request needs and placement does not count, in words."""
+    return ' and '.join(_WHAT[name] for name in unreserved(spec))
 
 
 def notes(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
@@ -158,7 +148,7 @@ def notes(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
         return [], True
     has_some = not refused(context, spec, host_ids, [
         *filter(_is_enabled, names)]).issuperset(host_ids)
-    what = ' and '.join(_WHAT[name] for name in names)
+    what = uncounted(spec)
     return [f'{what[:1].upper()}{what[1:]}: not reserved. A server is built '
             f'only where that is free when its build starts' + (
                 '.' if has_some else '; now no host has it free.')], has_some

@@ -9,6 +9,7 @@ from blazar_core.common import model
 from blazar_core.leases import lookup
 from blazar_core.leases import requests
 from blazar_core.plugins import resource_types
+from blazar_nova.compat import accelerators
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import host_filters
@@ -78,7 +79,7 @@ def unreserved(call: build_calls.BuildCall, demand: model.Demand,
     :raises Conflict: when they have to be built now, and cannot be for that
     :raises InvalidLeaseParams: when such leases are refused
     """
-    host_filters.require_counted(call.request_spec[0])
+    accelerators.require_counted(call.request_spec[0])
     found, has_some = host_filters.notes(
         call.context, call.request_spec[0], demand.hosts or ())
     if request.starts_now:

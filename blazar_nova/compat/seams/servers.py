@@ -194,6 +194,9 @@ _SERVERS = entry.subject(
         entry.fields('message instance_uuid code details created_at',
                      'why a server is in ERROR')),
     entry.of(
+        'nova.objects.InstancePCIRequest',
+        entry.named('NEUTRON_PORT', 'devices that placement does not count')),
+    entry.of(
         'nova.objects.InstancePCIRequests',
         entry.fields('requests', 'servers that cannot move')),
     entry.of(

@@ -77,7 +77,7 @@ def whole(kind: str, url: str, size: int) -> ty.Iterator[records.Record]:
     with database.writer() as session:
         table = models.Host.__table__
         session.execute(sa.update(table).values(
-            enrolment='enrolled', reservable=True,
+            enrollment='enrolled', reservable=True,
             properties={'vcpus': 64, 'hypervisor_type': 'QEMU'},
             extra={'gpu': 'A100'}))
         session.execute(sa.update(table).where(table.c.id % 2 == 0).values(

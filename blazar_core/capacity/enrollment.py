@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Enrolment: which hosts serve leases only, and their properties.
+"""Enrollment: which hosts serve leases only, and their properties.
 
 A host is enrolled in two steps, as the cloud has to be asked in between:
 :func:`start` keeps out new servers without a lease, and :func:`complete`
@@ -44,7 +44,7 @@ def is_replaced(session: orm.Session, host: models.Host) -> bool:
     """
     return session.scalar(sa.select(models.Host.id).where(
         models.Host.service_host == host.service_host,
-        models.Host.id != host.id, models.Host.enrolment.in_(
+        models.Host.id != host.id, models.Host.enrollment.in_(
             (states.Enrollment.ENROLLING, states.Enrollment.ENROLLED))).limit(
                 1)) is not None
 
@@ -56,7 +56,7 @@ def exists(database: api.Database) -> bool:
 
 
 _ANY = sa.select(models.Host.id).where(
-    models.Host.enrolment.is_not(None)).limit(1)
+    models.Host.enrollment.is_not(None)).limit(1)
 
 
 def get(session: orm.Session, host_id: int) -> models.Host:
@@ -65,7 +65,7 @@ def get(session: orm.Session, host_id: int) -> models.Host:
     :raises NotFound: when there is none of that id
     """
     host = session.get(models.Host, host_id)
-    if host is None or host.enrolment is None:
+    if host is None or host.enrollment is None:
         raise errors.NotFound(f'Host {host_id} could not be found.')
     return host
 
@@ -81,7 +81,7 @@ class Property(ty.NamedTuple):
 
 
 class Attempt(ty.NamedTuple):
-    """An enrolment that goes on, for as long as it is neither done nor given
+    """An enrollment that goes on, for as long as it is neither done nor given
     up: all that time nobody without a lease is let in.
 
     :ivar enrolled_generation: of the host, when it was begun
@@ -101,7 +101,7 @@ def listed(session: orm.Session, after: int = 0, most: int | None = None,
     :param most: no more than so many; None: all
     """
     return session.scalars(sa.select(models.Host).where(
-        models.Host.enrolment.is_not(None), models.Host.id > after,
+        models.Host.enrollment.is_not(None), models.Host.id > after,
     ).order_by(models.Host.id).limit(most)).all()
 
 
@@ -124,18 +124,18 @@ def start(session: orm.Session, now: int, uuid: str,
         raise errors.NotFound(
             f'Host {uuid} is not in the reservation database yet. Try again '
             'in a minute.')
-    if host.enrolment == states.Enrollment.ENROLLED:
+    if host.enrollment == states.Enrollment.ENROLLED:
         raise errors.Conflict(
             f'Host {host.name} is enrolled already: its id is {host.id}.')
-    if host.enrolment == states.Enrollment.LEAVING:
+    if host.enrollment == states.Enrollment.LEAVING:
         raise errors.Conflict(
             f'Host {host.name} is being removed. ' + (
                 f'Delete host {host.id} again, and enroll it after that.'
                 if host.id in left(session, now) else
                 f'To keep it, set "reservable" of host {host.id} to true.'))
     check_unbooked(session, now, host, 'enrolled')
-    is_own = host.enrolment is None
-    _write(session, now, host, enrolment=states.Enrollment.ENROLLING,
+    is_own = host.enrollment is None
+    _write(session, now, host, enrollment=states.Enrollment.ENROLLING,
            enrolled_generation=host.generation + 1 if is_own
            else host.enrolled_generation,
            enrolled_at=now if is_own else host.enrolled_at,
@@ -151,28 +151,28 @@ def complete(session: orm.Session, now: int, attempt: Attempt) -> None:
     :raises LostRace: when another process decided about it meanwhile
     """
     host = session.get_one(models.Host, attempt.host_id)
-    if host.enrolment not in (
+    if host.enrollment not in (
             states.Enrollment.ENROLLING, states.Enrollment.ENROLLED) or (
             host.enrolled_generation != attempt.enrolled_generation):
         raise errors.Conflict(
             f'The enrollment of host {host.name} was canceled by another '
             'request. Try again.')
-    _write(session, now, host, enrolment=states.Enrollment.ENROLLED)
+    _write(session, now, host, enrollment=states.Enrollment.ENROLLED)
 
 
 def cancel(session: orm.Session, now: int,
            attempt: Attempt) -> models.Host | None:
-    """Give an enrolment up.
+    """Give an enrollment up.
 
     :returns: the host, which is leaving; None: somebody has finished it, or
         given it up before
     :raises LostRace: when another process decided about it meanwhile
     """
     host = session.get_one(models.Host, attempt.host_id)
-    if host.enrolment != states.Enrollment.ENROLLING or (
+    if host.enrollment != states.Enrollment.ENROLLING or (
             host.enrolled_generation != attempt.enrolled_generation):
         return None
-    _write(session, now, host, enrolment=states.Enrollment.LEAVING,
+    _write(session, now, host, enrollment=states.Enrollment.LEAVING,
            reservable=False)
     return host
 
@@ -189,7 +189,7 @@ def remove(session: orm.Session, now: int, host_id: int,
     host = get(session, host_id)
     if not booked:
         check_unbooked(session, now, host, 'taken out')
-    _write(session, now, host, enrolment=states.Enrollment.LEAVING,
+    _write(session, now, host, enrollment=states.Enrollment.LEAVING,
            reservable=False)
     return host
 
@@ -199,7 +199,7 @@ def left(session: orm.Session, now: int) -> set[int]:
     any more: they are to go.
     """
     return set(session.scalars(sa.select(models.Host.id).where(
-        models.Host.enrolment == states.Enrollment.LEAVING,
+        models.Host.enrollment == states.Enrollment.LEAVING,
         sa.not_(sa.exists().where(
             _BOOKING.host_id == models.Host.id, *_still(now))))))
 
@@ -214,9 +214,9 @@ def retire(session: orm.Session, now: int, host_id: int) -> None:
     :raises LostRace: when another process decided about it meanwhile
     """
     host = get(session, host_id)
-    if host.enrolment != states.Enrollment.LEAVING:
+    if host.enrollment != states.Enrollment.LEAVING:
         raise errors.Conflict(f'Host {host.name} is no longer being removed.')
-    _write(session, now, host, enrolment=None, enrolled_at=None,
+    _write(session, now, host, enrollment=None, enrolled_at=None,
            reservable=None, extra=None, recheck_at=now)
 
 
@@ -237,13 +237,13 @@ def change(session: orm.Session, now: int, host_id: int,
     values: dict[str, ty.Any] = {}
     if reservable is not None:
         values['reservable'] = reservable
-    if reservable and host.enrolment == states.Enrollment.LEAVING:
+    if reservable and host.enrollment == states.Enrollment.LEAVING:
         if host.id in left(session, now):
             raise errors.Conflict(
                 f'Host {host.name} is being removed. Enroll it again after '
                 'that.')
         # Nothing was done about it yet.
-        values['enrolment'] = states.Enrollment.ENROLLED
+        values['enrollment'] = states.Enrollment.ENROLLED
     _write(session, now, host,
            extra=_said({**(host.extra or {}), **extra}), **values)
     return host
@@ -308,7 +308,7 @@ def allocations(session: orm.Session, *where: ty.Any,
             models.Lease.end_date).join_from(
                 models.Booking, models.Reservation).join(models.Lease).join(
                     models.Host, models.Host.id == models.Booking.host_id)
-            .where(models.Host.enrolment.is_not(None), *where).distinct()
+            .where(models.Host.enrollment.is_not(None), *where).distinct()
             .order_by(models.Lease.start_date, models.Reservation.id)):
         found.setdefault(row.host_id, []).append(row)
     return found
@@ -405,7 +405,7 @@ def properties(session: orm.Session) -> dict[str, Property]:
     """What operators say of enrolled hosts, by its name, in their order."""
     values: dict[str, set[str]] = {}
     for extra in session.scalars(sa.select(models.Host.extra).where(
-            models.Host.enrolment.is_not(None))):
+            models.Host.enrollment.is_not(None))):
         for name, value in (extra or {}).items():
             values.setdefault(name, set()).add(value)
     private = {row.name: row.private for row in session.execute(

@@ -65,7 +65,7 @@ _CONFIRM = sa.update(_HOSTS).where(
 HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
-    _HOSTS.c.properties, _HOSTS.c.enrolment, ledger.RESERVABLE,
+    _HOSTS.c.properties, _HOSTS.c.enrollment, ledger.RESERVABLE,
     _HOSTS.c.extra, _HOSTS.c.assigned_to, _HOSTS.c.overdue_at,
     _HOSTS.c.units, _HOSTS.c.interruptible, _HOSTS.c.power_state,
 ).order_by(_HOSTS.c.id)

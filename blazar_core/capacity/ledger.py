@@ -182,7 +182,7 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
     for host_id, generation in seen.items():
         if found.get(host_id) != generation:
             raise api.LostRace(host_id)
-    _check_enrolment(edits, hosts)
+    _check_enrollment(edits, hosts)
     if any(edit.new is not None and model.HOST in edit.new.resources
            for edit in edits):
         edits = _spelled_out(edits, hosts)
@@ -199,8 +199,8 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
     return edits
 
 
-def _check_enrolment(edits: ty.Iterable[Edit], hosts: ty.Iterable['HostLoad'],
-                     ) -> None:
+def _check_enrollment(
+        edits: ty.Iterable[Edit], hosts: ty.Iterable['HostLoad']) -> None:
     """A host may have been enrolled, or have left, since it was picked.
 
     :raises OverCapacity: when one is not for what was to come there
@@ -345,7 +345,7 @@ class HostLoad(ty.NamedTuple):
     generation: int
     capacity: model.Resources
     usage: model.Resources
-    enrolment: str | None = None
+    enrollment: str | None = None
     reservable: bool | None = None
     interruptible: ty.Mapping[str, models.Interruptible] | None = None
     units: ty.Mapping[str, ty.Mapping[str, ty.Sequence[int]]] | None = None
@@ -354,10 +354,11 @@ class HostLoad(ty.NamedTuple):
         """Whether it is one of such hosts, and may be reserved if it serves
         leases only.
         """
-        if self.enrolment is None:
+        if self.enrollment is None:
             return among is not model.HostPool.ENROLLED
         return among is not model.HostPool.COMMON and bool(
-            self.reservable) and (self.enrolment == states.Enrollment.ENROLLED)
+            self.reservable) and (
+                self.enrollment == states.Enrollment.ENROLLED)
 
 
 def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Delta]]:
@@ -415,7 +416,7 @@ _BOOKINGS = models.Booking.__table__
 RESERVABLE = sa.case((_HOSTS.c.overdue_at.is_not(None), sa.false()),
                      else_=_HOSTS.c.reservable).label('reservable')
 SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
-        _HOSTS.c.enrolment, RESERVABLE, _HOSTS.c.interruptible,
+        _HOSTS.c.enrollment, RESERVABLE, _HOSTS.c.interruptible,
         _HOSTS.c.units)
 #: Whether a booking is in anybody's way: one within a reservation that has all
 #: of the host is not.

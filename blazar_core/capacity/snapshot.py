@@ -36,9 +36,9 @@ def host_of(row: ty.Any, alike: host_memory.InternedRecords) -> model.Host:
         row.name if row.service_host == row.name else row.service_host,
         alike.of(row.capacity), alike.of(row.usage), row.generation,
         alike.of({**row.properties, **(row.extra or {})}),
-        enrolled=row.enrolment is not None,
+        enrolled=row.enrollment is not None,
         reservable=bool(row.reservable) and (
-            row.enrolment == states.Enrollment.ENROLLED),
+            row.enrollment == states.Enrollment.ENROLLED),
         assigned_to=row.assigned_to, overdue=row.overdue_at is not None,
         providers=alike.providers(row.units),
         interruptible=row.interruptible or {},

@@ -267,7 +267,7 @@ class Host(Base):
     the next comparison in full. ``pool`` is what it is one of: the cloud's
     compute nodes, or others. ``units``: see :class:`model.HostFacts`.
 
-    ``enrolment`` is how far it serves leases only (None: it does not),
+    ``enrollment`` is how far it serves leases only (None: it does not),
     ``enrolled_generation`` the generation since which, ``enrolled_at`` the
     time, ``reservable`` whether whole hosts may be reserved of it then, and
     ``extra`` what its operator says of it. ``assigned_to`` is the reservation
@@ -302,7 +302,7 @@ class Host(Base):
         orm.mapped_column(sa.JSON(none_as_null=True)))
     properties: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(
         sa.JSON, default=dict)
-    enrolment: orm.Mapped[str | None] = orm.mapped_column(
+    enrollment: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(16), index=True)
     enrolled_generation: orm.Mapped[int | None] = orm.mapped_column(
         sa.BigInteger)

@@ -133,7 +133,7 @@ class TargetHosts:
                 sa.select(models.Host.id, models.Host.uuid).where(
                     models.Host.id.in_(only | avoid))).tuples()}
             others = self._on_the_way(session, server_ids)
-            enrolled = session.scalar(sa.select(models.Host.enrolment).where(
+            enrolled = session.scalar(sa.select(models.Host.enrollment).where(
                 models.Host.uuid == source)) is not None
         if only:
             targets &= {uuids[one] for one in only}
@@ -165,7 +165,7 @@ class TargetHosts:
         """
         return [model.Demand(
             row.resources, avoid=frozenset([row.uuid]),
-            among=_among(row.enrolment is not None))
+            among=_among(row.enrollment is not None))
             for row in session.execute(_ON_THE_WAY, self._just_now())
             if row.server_id not in server_ids]
 
@@ -188,7 +188,7 @@ _REQUESTED = sa.and_(server_moves.is_open, _TARGET_MOVE.status.in_(
 _COMING = sa.select(
     _TARGET_MOVE.target, _TARGET_MOVE.resources).where(_REQUESTED)
 _ON_THE_WAY = sa.select(_TARGET_MOVE.server_id, _TARGET_MOVE.resources,
-                        models.Host.uuid, models.Host.enrolment).join(
+                        models.Host.uuid, models.Host.enrollment).join(
                             models.Host, models.Host.id ==
                             _TARGET_MOVE.source).where(
                                 _REQUESTED, _TARGET_MOVE.target.is_(None),

@@ -296,10 +296,10 @@ def _check_enrolled(session: orm.Session, known: KnownLease) -> None:
 
     :raises Conflict: when a host does not serve leases only
     """
-    for row in session.execute(sa.select(_HOSTS.c.name, _HOSTS.c.enrolment)
+    for row in session.execute(sa.select(_HOSTS.c.name, _HOSTS.c.enrollment)
                                .where(_HOSTS.c.id.in_(known.host_ids))
                                .order_by(_HOSTS.c.id)):
-        if row.enrolment != states.Enrollment.ENROLLED:
+        if row.enrollment != states.Enrollment.ENROLLED:
             raise errors.Conflict(f'Host {row.name} is not enrolled.')
 
 

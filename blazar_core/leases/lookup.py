@@ -183,9 +183,9 @@ class Lookup:
         """
         with self._database.reader() as session:
             rows = session.execute(sa.select(
-                models.Host.enrolment, models.Host.assigned_to).where(
+                models.Host.enrollment, models.Host.assigned_to).where(
                     models.Host.service_host == service_host)).all()
-        return (any(row.enrolment for row in rows),
+        return (any(row.enrollment for row in rows),
                 next((row.assigned_to for row in rows if row.assigned_to),
                      None))
 

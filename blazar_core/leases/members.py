@@ -249,7 +249,7 @@ def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
     found = {}
     for one in joiners:
         host = hosts.get(one.host)
-        if host is not None and (host.assigned_to or host.enrolment):
+        if host is not None and (host.assigned_to or host.enrollment):
             raise errors.Conflict(
                 f'Server {one.id} is on a host that serves leases only, and '
                 'belongs to a lease of the host. Leave it out.')

@@ -162,7 +162,7 @@ def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],
     """
     enrolled = set(session.scalars(sa.select(models.Host.id).where(
         models.Host.id.in_({row.host_id for row in free}),
-        models.Host.enrolment.is_not(None))))
+        models.Host.enrollment.is_not(None))))
     kinds = {kind: [row for row in free if (row.host_id in enrolled) is kind]
              for kind in (False, True)}
     for kind, those in kinds.items():

@@ -283,7 +283,7 @@ class LeaseClose:
                 return
             for host_id in session.scalars(sa.select(models.Host.id).where(
                     models.Host.assigned_to == reserved.id,
-                    models.Host.enrolment.is_not(None),
+                    models.Host.enrollment.is_not(None),
             ).order_by(models.Host.id)).all():
                 enrollment.remove(
                     session, self._clock.now(), host_id, booked=True)

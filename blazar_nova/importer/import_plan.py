@@ -147,10 +147,10 @@ class _Hosts:
                 raise errors.NotFound(
                     'It is not in the reservation database yet. Start '
                     'blazar-listener, and try again in a minute.')
-            if item.row.enrolment == states.Enrollment.ENROLLED:
+            if item.row.enrollment == states.Enrollment.ENROLLED:
                 item.outcome = items.Outcome.THERE
                 return
-            if item.row.enrolment == states.Enrollment.LEAVING:
+            if item.row.enrollment == states.Enrollment.LEAVING:
                 raise errors.Conflict(
                     'It is being removed. Complete that first: '
                     f'blazar-nova-manage host remove {item.row.id}')

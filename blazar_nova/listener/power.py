@@ -69,12 +69,12 @@ _KEPT = 10
 
 _HOST, _BOOKING = models.Host.__table__.c, models.Booking.__table__.c
 _OURS = sa.and_(_HOST.pool == model.COMPUTE, sa.or_(
-    _HOST.enrolment == states.Enrollment.ENROLLED,
+    _HOST.enrollment == states.Enrollment.ENROLLED,
     _HOST.power_state.is_not(None)))
 _ROWS = sa.select(
     _HOST.id, _HOST.uuid, _HOST.name, _HOST.service_host, _HOST.capacity,
     _HOST.usage, _HOST.interruptible, _HOST.properties, _HOST.extra,
-    _HOST.enrolment, _HOST.assigned_to, _HOST.power_state, _HOST.power_at,
+    _HOST.enrollment, _HOST.assigned_to, _HOST.power_state, _HOST.power_at,
     _HOST.power_until, _HOST.power_error, _HOST.power_claimed_until,
     _HOST.boot_times).where(_OURS).order_by(_HOST.id)
 _BOOKED = sa.select(
@@ -220,7 +220,7 @@ class Power:
         kept_on = self._computes.excluded(
             row.name, row.service_host,
             {**row.properties, **(row.extra or {})})
-        if row.enrolment != states.Enrollment.ENROLLED:
+        if row.enrollment != states.Enrollment.ENROLLED:
             kept_on = 'it is not enrolled'
         elif state == _State.OFF and service is not None and service.up and (
                 service.seen_at > row.power_at + _SILENT):
@@ -407,7 +407,7 @@ class Power:
                 self._database.writer()) as session:
             host = self._free(session, seen, (None, _State.FAILED))
             if host is None or host.assigned_to or host.interruptible or (
-                    host.enrolment != states.Enrollment.ENROLLED or
+                    host.enrollment != states.Enrollment.ENROLLED or
                     any(host.usage.values())):
                 return None
             now, lead = self._clock.now(), seen.host.lead

@@ -261,7 +261,7 @@ class HostEnrollment:
 
     def _give_up(self, attempt: enrollment.Attempt,
                  host: pool.Member) -> None:
-        """Nothing comes of an enrolment; who goes on with one that somebody
+        """Nothing comes of an enrollment; who goes on with one that somebody
         else has begun leaves it to them.
         """
         left = self._write(
@@ -270,17 +270,17 @@ class HostEnrollment:
             # A blazar-listener may be faster.
             with contextlib.suppress(errors.NotFound, errors.Conflict):
                 self._go(left)
-        if self._enrolment(attempt.host_id) is None:
+        if self._enrollment(attempt.host_id) is None:
             # Everybody may have been let in again before this one, or another
-            # one that goes on with the enrolment, kept others off.
+            # one that goes on with the enrollment, kept others off.
             pool.leave(host)
-            if self._enrolment(attempt.host_id) is not None:
+            if self._enrollment(attempt.host_id) is not None:
                 # Others keep them off again since then.
                 pool.join(host)
 
-    def _enrolment(self, host_id: int) -> str | None:
+    def _enrollment(self, host_id: int) -> str | None:
         with self._database.reader() as session:
-            return session.get_one(models.Host, host_id).enrolment
+            return session.get_one(models.Host, host_id).enrollment
 
     def _write(self, work: ty.Callable[..., ty.Any], *args: ty.Any,
                ) -> ty.Any:
@@ -372,7 +372,7 @@ def _described(host: models.Host, zones: ty.Mapping[str, str],
         **(host.extra or {}), 'id': str(host.id),
         **{name: host.properties.get(name) for name in host_schema.FACTS},
         'cpu_info': '', 'service_name': host.service_host,
-        'reservable': bool(host.reservable), 'status': host.enrolment,
+        'reservable': bool(host.reservable), 'status': host.enrollment,
         'trust_id': None,
         'availability_zone': zones.get(host.service_host, ''),
         'power_state': host.power_state or 'on',

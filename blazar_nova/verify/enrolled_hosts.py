@@ -40,7 +40,7 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
     for host in hosts:
         if host.uuid not in there and host.id not in left and (
                 host not in lost) and (
-                host.enrolment != states.Enrollment.ENROLLING):
+                host.enrollment != states.Enrollment.ENROLLING):
             yield findings.Difference(
                 ('not isolated', host.uuid),
                 f'Host {host.name} is enrolled, but Nova does not keep other '
@@ -59,19 +59,19 @@ def _not_in_nova(hosts: ty.Collection[models.Host]) -> list[models.Host]:
     found, complete = compute_hosts.all_hosts() if hosts else ([], False)
     uuids = {one.uuid for one in found}
     return [host for host in hosts if host.uuid not in uuids and (
-        host.enrolment == states.Enrollment.ENROLLED)] if complete else []
+        host.enrollment == states.Enrollment.ENROLLED)] if complete else []
 
 
 def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                 left: ty.Container[int],
                 ) -> ty.Iterator[findings.Difference]:
-    """A host whose enrolment or removal was interrupted.
+    """A host whose enrollment or removal was interrupted.
 
     :param left: the ids of those that nothing keeps from leaving
     """
     at_work = host_enrollment.HostEnrollment(parts)
     for host in hosts:
-        if host.enrolment == states.Enrollment.ENROLLING:
+        if host.enrollment == states.Enrollment.ENROLLING:
             yield findings.Difference(
                 ('enrolling', host.uuid),
                 f'Host {host.name} is being enrolled, and accepts no servers '

@@ -273,7 +273,7 @@ class TestUnderWay(AlternatesTestCase):
             one['status'] for one in self.enrolling.listed()])
 
     def overtaken(self, meanwhile):
-        """Go on with an enrolment that is given up; returns what is said.
+        """Go on with an enrollment that is given up; returns what is said.
 
         :param meanwhile: called when it was, before the other one goes on
         """

@@ -268,7 +268,7 @@ class TestActive(ImportTestCase):
             self.assertIn(f'({stranger["id"]}). Migrate or delete', text)
             self.assertIn('Its host host1 is refused. Resolve that', text)
         self.assertEqual([('host2',)], self.books(
-            'SELECT name FROM hosts WHERE enrolment IS NOT NULL'))
+            'SELECT name FROM hosts WHERE enrollment IS NOT NULL'))
         self.assertEqual(
             {**before, 'blazar_pool': ['host2']}, self.aggregates())
         self.assertEqual({None}, self.bound_to(self.server))
@@ -335,12 +335,12 @@ class TestActive(ImportTestCase):
         self.blazar.execute('UPDATE computehosts SET reservable = 0')
         self.interrupted('pool.join')
         self.assertEqual([('enrolling', 0)] * 2, self.books(
-            'SELECT enrolment, reservable FROM hosts '
-            'WHERE enrolment IS NOT NULL'))
+            'SELECT enrollment, reservable FROM hosts '
+            'WHERE enrollment IS NOT NULL'))
         self.imported()
         self.assertEqual([('enrolled', 0)] * 2, self.books(
-            'SELECT enrolment, reservable FROM hosts '
-            'WHERE enrolment IS NOT NULL'))
+            'SELECT enrollment, reservable FROM hosts '
+            'WHERE enrollment IS NOT NULL'))
 
     def test_who_is_interrupted_gives_the_command_again(self):
         self.interrupted('pool.join', 'bound_servers.bind_running',

@@ -183,13 +183,13 @@ class TestEnrolling(HostsTestCase):
     def test_one_that_was_installed_anew_stays_when_the_old_one_goes(self):
         new_id, old_id = self.enrol_anew()
         # It may still be on its way in.
-        for enrolment in 'enrolling', 'enrolled':
+        for enrollment in 'enrolling', 'enrolled':
             with self.listener.parts.database.writer() as session:
-                session.get_one(models.Host, new_id).enrolment = enrolment
-                session.get_one(models.Host, old_id).enrolment = 'enrolled'
+                session.get_one(models.Host, new_id).enrollment = enrollment
+                session.get_one(models.Host, old_id).enrollment = 'enrolled'
             self.enrolling.remove(old_id)
             self.assertEqual({'freepool': ['host1'], 'blazar_pool': ['host1']},
-                             self.aggregates(), enrolment)
+                             self.aggregates(), enrollment)
         self.enrolling.remove(new_id)
         self.assertEqual({'freepool': [], 'blazar_pool': []},
                          self.aggregates())

@@ -25,7 +25,7 @@ _OURS = ('blazar-nova-manage', 'blazar-nova-status')
 class CommandsTestCase(test_hosts.HostsTestCase):
 
     #: The id of the host that can be leased.
-    enrolment = ''
+    enrollment = ''
 
     def try_page(self, page: str, user: str = 'demo') -> None:
         """Type what a page has one type, each block for itself."""
@@ -133,8 +133,8 @@ class CommandsTestCase(test_hosts.HostsTestCase):
 
     def enrolled(self) -> Words:
         """A host that can be leased."""
-        if not self.enrolment:
-            self.enrolment = self.enrol(self.hosts()[0])
+        if not self.enrollment:
+            self.enrollment = self.enrol(self.hosts()[0])
         return {}
 
     def occurrence(self) -> Words:

@@ -346,7 +346,7 @@ class RoomTest(CrashTestCase, test_best_effort.CheapTestCase):
         self.assertEqual(1, len(asked), asked)
 
 
-class EnrolmentTest(CrashTestCase, test_hosts.HostsTestCase):
+class EnrollmentTest(CrashTestCase, test_hosts.HostsTestCase):
     """A host is enrolled, or taken out, and whatever does it dies."""
 
     def manage_dies_at(self, step, *words):

@@ -41,7 +41,7 @@ class HostsTestCase(lease_api.LeaseApiTestCase):
 class HostsTest(HostsTestCase):
     """With the clients that users and operators have."""
 
-    def test_from_its_enrolment_to_its_return(self) -> None:
+    def test_from_its_enrollment_to_its_return(self) -> None:
         mine, *others = self.hosts()
         self.enrol(mine)
         self.assertEqual([mine], self.aggregates()['freepool'])

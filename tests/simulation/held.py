@@ -39,7 +39,7 @@ class Held:
             return
         holders: dict[str, str | None] = {}
         for uuid, holder, enrolled in self._world.look(
-                'SELECT uuid, assigned_to, enrolment FROM hosts'):
+                'SELECT uuid, assigned_to, enrollment FROM hosts'):
             holders[uuid], host = holder, self._hosts[uuid]
             before = self._before.get(uuid)
             if before is not None and before != holder:

@@ -167,7 +167,7 @@ class Operator:
 
     def _status(self, host: clouds.Host) -> str | None:
         rows = self._core.world.look(
-            f"SELECT enrolment FROM hosts WHERE uuid = '{host.uuid}'")
+            f"SELECT enrollment FROM hosts WHERE uuid = '{host.uuid}'")
         return rows[0][0] if rows else None
 
     def _see_to(self, host: clouds.Host) -> None:

@@ -76,7 +76,7 @@ ASKING = (
     'blazar_core.test_views.TestFilters',
     'blazar_core.test_views.TestOrder',
     'blazar_core.test_usage_records.TestRecords',
-    'blazar_core.test_whole_hosts.TestEnrolment',
+    'blazar_core.test_whole_hosts.TestEnrollment',
     'blazar_core.test_whole_hosts.TestFailing',
     'blazar_core.test_whole_hosts.TestParts',
     'blazar_core.test_whole_hosts.TestReserving',
@@ -305,7 +305,7 @@ def _rows() -> dict[str, list[dict[str, ty.Any]]]:
             'id': number + 1, 'uuid': f'uuid{number}', 'name': f'{number}',
             'service_host': f'{number}', 'capacity': {'VCPU': 64},
             'usage': {}, 'properties': {}, 'generation': 9, 'updated_at': 0,
-            'enrolment': 'enrolled' if number % 10 == 0 else None}
+            'enrollment': 'enrolled' if number % 10 == 0 else None}
             for number in range(HOSTS)],
         'leases': [], 'reservations': [], 'bookings': [], 'events': []}
     for number in range(LEASES):

@@ -1565,7 +1565,7 @@ class TestReturning(WholeHostsTestCase):
         driven.run_due(self.engine)
         with self.database.reader() as session:
             self.assertEqual({last: states.Enrollment.LEAVING}, {
-                host.name: host.enrolment for host in session.scalars(
+                host.name: host.enrollment for host in session.scalars(
                     sa.select(models.Host).where(
                         models.Host.assigned_to.is_(None)))})
 
@@ -1800,11 +1800,11 @@ class TestParts(WholeHostsTestCase):
 
     def test_who_decides_sees_what_became_of_a_host(self):
         """It was closed, or is leaving, since it was picked."""
-        for change in ({'reservable': False}, {'enrolment': 'leaving'}):
+        for change in ({'reservable': False}, {'enrollment': 'leaving'}):
             with self.database.writer() as session:
                 session.execute(sa.update(models.Host).where(
                     models.Host.name == 'one').values(
-                        reservable=True, enrolment='enrolled', **{}))
+                        reservable=True, enrollment='enrolled', **{}))
                 session.execute(sa.update(models.Host).where(
                     models.Host.name == 'one').values(**change))
                 for among in model.HostPool:
@@ -2166,7 +2166,7 @@ class TestWithin(WholeHostsTestCase):
         self.assertEqual('ACTIVE', self.status(second))
 
 
-class TestEnrolment(WholeHostsTestCase):
+class TestEnrollment(WholeHostsTestCase):
 
     def setUp(self):
         super().setUp()
@@ -2177,8 +2177,8 @@ class TestEnrolment(WholeHostsTestCase):
         with self.database.writer() as session:
             return work(session, self.clock.now(), *args)
 
-    def enrolments(self):
-        return self.scalars(models.Host.enrolment)
+    def enrollments(self):
+        return self.scalars(models.Host.enrollment)
 
     def left(self):
         with self.database.reader() as session:
@@ -2189,10 +2189,10 @@ class TestEnrolment(WholeHostsTestCase):
         lease = self.reserve_machines(0, 100)
         self.assertRaises(
             errors.Conflict, self.write, enrollment.remove, host_id)
-        self.assertEqual(['enrolled'], self.enrolments())
+        self.assertEqual(['enrolled'], self.enrollments())
         self.write(enrollment.remove, host_id, True)
         self.assertEqual((['leaving'], set()), (
-            self.enrolments(), self.left()))
+            self.enrollments(), self.left()))
         self.assertRaises(errors.Refused, self.reserve_machines, 200, 300)
         # What was promised begins all the same.
         driven.run_due(self.new_engine())
@@ -2218,9 +2218,9 @@ class TestEnrolment(WholeHostsTestCase):
         shown, = self.scalars(models.Host.reservable)
         for reservable in (shown, None):
             self.write(enrollment.change, host_id, {'gpu': 'A100'}, reservable)
-            self.assertEqual(['leaving'], self.enrolments())
+            self.assertEqual(['leaving'], self.enrollments())
         self.write(enrollment.change, host_id, {}, True)
-        self.assertEqual(['enrolled'], self.enrolments())
+        self.assertEqual(['enrolled'], self.enrollments())
         self.reserve_machines(200, 300)
 
     def test_who_was_leased_leaves_where_that_is_wanted(self):
@@ -2230,11 +2230,11 @@ class TestEnrolment(WholeHostsTestCase):
             self.reserve_machines(start, end)
         self.clock.advance(10)
         driven.run_due(self.new_engine())
-        self.assertEqual(['enrolled'], self.enrolments())
+        self.assertEqual(['enrolled'], self.enrollments())
         self.clock.advance(90)
         driven.run_due(self.new_engine('second'))
         self.assertEqual((['leaving'], set()), (
-            self.enrolments(), self.left()))
+            self.enrollments(), self.left()))
         self.clock.advance(200)
         driven.run_due(self.new_engine('third'))
         self.assertEqual({host_id}, self.left())
@@ -2247,7 +2247,7 @@ class TestEnrolment(WholeHostsTestCase):
         driven.run_due(self.new_engine())
         self.lifecycle.lease_start.give_up(lease['id'], states.EventType.START)
         self.assertEqual(('ERROR', ['enrolled']), (
-            self.status(lease), self.enrolments()))
+            self.status(lease), self.enrollments()))
 
     def test_it_can_be_reserved_when_it_is_enrolled(self):
         attempt = self.begin()
@@ -2294,7 +2294,7 @@ class TestEnrolment(WholeHostsTestCase):
         exc = self.assertRaises(errors.Conflict, self.enrol, 'one')
         self.assertIn('1 booking of leases, the last one until '
                       '2027-01-15 08:01 UTC', str(exc))
-        self.assertEqual([None], self.scalars(models.Host.enrolment))
+        self.assertEqual([None], self.scalars(models.Host.enrollment))
 
     def test_it_does_not_leave_while_it_is_reserved(self):
         attempt = self.begin()
@@ -2321,13 +2321,13 @@ class TestEnrolment(WholeHostsTestCase):
         self.write(enrollment.complete, second)
         self.write(enrollment.complete, first)
         self.assertIsNone(self.write(enrollment.cancel, first))
-        self.assertEqual(['enrolled'], self.enrolments())
+        self.assertEqual(['enrolled'], self.enrollments())
 
     def test_one_that_was_given_up_is_not_finished(self):
         """Whatever has let others in meanwhile."""
         first = self.begin()
         self.assertEqual('leaving', self.write(
-            enrollment.cancel, first).enrolment)
+            enrollment.cancel, first).enrollment)
         self.assertRaises(
             errors.Conflict, self.write, enrollment.complete, first)
         self.write(enrollment.retire, first.host_id)
@@ -2337,7 +2337,7 @@ class TestEnrolment(WholeHostsTestCase):
         self.assertRaises(
             errors.Conflict, self.write, enrollment.complete, first)
         self.assertIsNone(self.write(enrollment.cancel, first))
-        self.assertEqual(['enrolling'], self.enrolments())
+        self.assertEqual(['enrolling'], self.enrollments())
         self.write(enrollment.complete, second)
 
     def test_what_is_said_of_it_can_be_asked_for(self):
@@ -2410,7 +2410,7 @@ class TestEnrolment(WholeHostsTestCase):
         most = {f'k{number}': '' for number in range(enrollment.MAX_EXTRA)}
         self.assertRaises(errors.InvalidLeaseParams, self.enrol, 'one',
                           more='1', **most)
-        self.assertEqual([None], self.scalars(models.Host.enrolment))
+        self.assertEqual([None], self.scalars(models.Host.enrollment))
         host_id = self.enrol('one', **most)
         for extra, kept in (({'k0': '1'}, True), ({'more': '1'}, False),
                             ({'more': '1', 'k0': None}, True)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How long an enrolment waits for others."""
+"""How long an enrollment waits for others."""
 
 import types
 

@@ -197,7 +197,7 @@ class StatusTest(base.TestCase):
                 status='ACTIVE', created_at=0, updated_at=0))
             session.add(models.Host(
                 id=1, uuid='one', name='one', service_host='one', capacity={},
-                usage={}, enrolment='enrolled', updated_at=0))
+                usage={}, enrollment='enrolled', updated_at=0))
             session.flush()
             session.add(models.Event(
                 id='event', lease_id='lease', event_type='end_lease', time=1,

@@ -10,7 +10,7 @@ from nova.tests.fixtures import cyborg
 from oslo_config import fixture as config_fixture
 
 from blazar_nova.compat import process
-from tests.functional import test_api
+from tests.functional import api_base
 from tests.functional import test_host_filters
 from tests.functional import test_units
 
@@ -144,7 +144,7 @@ class AcceleratorsTest(test_units.UnitsTestCase):
 
 
 class PreflightTest(test_host_filters.HostFiltersTestCase,
-                    test_api.ApiTestCase):
+                    api_base.ApiTestCase):
     """What is said before the start."""
 
     def make_lease(self, flavor):

@@ -27,8 +27,8 @@ from blazar_nova.resource_types import registry
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import error_answers
 from tests import driven
+from tests.functional import api_base
 from tests.functional import openapi
-from tests.functional import test_api
 from tests.unit.blazar_nova import fake_network
 
 SAMPLES = os.path.join(openapi.DOCUMENTS, 'samples')
@@ -132,7 +132,7 @@ class DescriptionTest(testtools.TestCase):
             set(schemas['Event']['properties']['status']['enum']))
 
 
-class SamplesTest(test_api.ApiTestCase):
+class SamplesTest(api_base.ApiTestCase):
     """doc/source/api-ref/samples and the answers of a real nova-api."""
 
     def test_a_lease_from_its_making_to_its_end(self):

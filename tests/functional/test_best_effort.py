@@ -11,15 +11,16 @@ from blazar_core.capacity import pending
 from blazar_core.common import clocks
 from blazar_core.lifecycle import best_effort
 from tests import driven
+from tests.functional import api_base
 from tests.functional import nova_box
 from tests.functional import test_api
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 #: A flavor of Nova's tests that takes all of a host.
 WHOLE = '4'
 
 
-class BestEffortTestCase(test_api.ApiTestCase):
+class BestEffortTestCase(api_base.ApiTestCase):
     """Three hosts with four CPUs each; on each one are two servers of another
     project.
     """
@@ -186,7 +187,7 @@ class TestBestEffort(BestEffortTestCase):
         self.assert_verified()
 
 
-class TestWords(test_api.ApiTestCase):
+class TestWords(api_base.ApiTestCase):
 
     def test_what_does_not_go_together_is_refused(self):
         for params, sentence in (
@@ -233,7 +234,7 @@ class TestWords(test_api.ApiTestCase):
         return changed
 
 
-class TestWholeHosts(test_whole_hosts.HostsTestCase):
+class TestWholeHosts(whole_hosts_base.HostsTestCase):
     """Hosts that serve leases only, each with a server of another project
     that may be moved.
     """

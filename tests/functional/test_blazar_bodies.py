@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import requests
 
 from tests import examples
-from tests.functional import test_api
+from tests.functional import api_base
 
 HOUR = 3600
 
@@ -79,7 +79,7 @@ def reservations(of):
         for name, keys in KEYS.items())), min_size=1, max_size=2)
 
 
-class TestBlazarBodies(test_api.ApiTestCase):
+class TestBlazarBodies(api_base.ApiTestCase):
 
     def date(self, seconds):
         return seconds if seconds is None else self.at(seconds)

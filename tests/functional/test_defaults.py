@@ -13,15 +13,15 @@ from blazar_core.common import clocks
 from blazar_core.lifecycle import end_notices
 from blazar_nova.verify import verification
 from tests import driven
+from tests.functional import api_base
 from tests.functional import base
 from tests.functional import nova_box
-from tests.functional import test_api
 
 HOUR, DAY = 3600, 86400
 LENGTH = 30 * DAY
 
 
-class DefaultTestCase(test_api.ApiTestCase):
+class DefaultTestCase(api_base.ApiTestCase):
 
     mode = 'on'
 

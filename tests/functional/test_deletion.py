@@ -22,9 +22,9 @@ from blazar_nova.compat import server_deletion
 from blazar_nova.services import service_user
 from blazar_nova.verify import verification
 from tests import driven
+from tests.functional import api_base
 from tests.functional import base
 from tests.functional import leased
-from tests.functional import test_api
 from tests.functional import test_held
 
 OWNER = 'the-user-in-the-trust'
@@ -184,7 +184,7 @@ class InWhoseNameTest(DeletionTestCase):
         self.assertEqual([(None, None)], seen)
 
 
-class TrustsTest(test_api.ApiTestCase, DeletionTestCase):
+class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
     """Every lease has a trust until its end, if its owner can give one."""
 
     def change(self, lease, client=None, code=200, **what):
@@ -436,7 +436,7 @@ class NothingLeftTest(DeletionTestCase):
         self.assertEqual({}, self.records())
 
 
-class WithoutTrustTest(test_api.ApiTestCase, DeletionTestCase):
+class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
     """Of alice nobody gets a trust, and for what is not hers none is needed.
     """
 

@@ -15,13 +15,13 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from tests import driven
-from tests.functional import test_api
+from tests.functional import api_base
 from tests.functional import test_deletion
 
 HOUR = 3600
 
 
-class EndsTestCase(test_api.ApiTestCase):
+class EndsTestCase(api_base.ApiTestCase):
 
     def setUp(self):
         super().setUp()

@@ -13,14 +13,14 @@ from blazar_nova.resource_types import installed_policies
 from blazar_nova.resource_types import registry
 from blazar_nova.verify import verification
 from tests import driven
-from tests.functional import test_api
+from tests.functional import api_base
 from tests.unit.blazar_core import test_end_policies
 from tests.unit.blazar_core import test_resource_types
 
 HOUR = 3600
 
 
-class TestExtending(test_api.ApiTestCase):
+class TestExtending(api_base.ApiTestCase):
 
     more_conf = ('[quota]\n'
                  'driver = nova.quota.DbQuotaDriver\n'

@@ -25,7 +25,7 @@ from blazar_nova.listener import monitors
 from tests import driven
 from tests.functional import leased
 from tests.functional import test_recurring
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 HOUR = 3600
 
@@ -389,7 +389,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertIn('next_start', message)
 
 
-class WholeHostsTest(Failing, test_whole_hosts.HostsTestCase):
+class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
     """Two enrolled hosts, one of which fails under a lease."""
 
     def hosts_of(self, lease):
@@ -546,7 +546,7 @@ class WholeHostsTest(Failing, test_whole_hosts.HostsTestCase):
             ['host1', 'plain'], self.aggregates()[reservation_id])
 
 
-class MaintenanceTest(Failing, test_whole_hosts.HostsTestCase):
+class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
     """Two hosts, one of which its operator needs for a time."""
 
     hosts = leased.LeasedTestCase.hosts

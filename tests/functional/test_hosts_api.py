@@ -9,13 +9,14 @@ import requests
 from blazar_core.capacity import enrollment
 from blazar_core.common import clocks
 from blazar_nova.schemas import host_schema
+from tests.functional import api_base
 from tests.functional import test_api
 
 HOUR = test_api.HOUR
 TRAIT = 'CUSTOM_BLAZAR_POOL'
 
 
-class HostsTestCase(test_api.ApiTestCase):
+class HostsTestCase(api_base.ApiTestCase):
 
     def hosts_api(self, method, path='', body=None, code=200, client=None,
                   **query):

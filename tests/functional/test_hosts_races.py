@@ -25,12 +25,12 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import unbuilt_servers
 from blazar_nova.services import host_enrollment
 from blazar_nova.verify import verification
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 HOUR = 3600
 
 
-class AlternatesTestCase(test_whole_hosts.HostsTestCase):
+class AlternatesTestCase(whole_hosts_base.HostsTestCase):
     """A build fails on its host: a conductor claims the next one by itself.
     """
 
@@ -445,7 +445,7 @@ class TestUnderWay(AlternatesTestCase):
         self.assertEqual(set(), host_servers.under_way())
 
 
-class TestNextLease(test_whole_hosts.HostsTestCase):
+class TestNextLease(whole_hosts_base.HostsTestCase):
     """A host goes from one lease to the next, and somebody comes just then.
     """
 

@@ -16,12 +16,12 @@ from blazar_nova.compat import bound_servers
 from blazar_nova.verify import verification
 from tests import blazar18
 from tests.functional import nova_box
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 HOUR = 3600
 
 
-class ImportTestCase(test_whole_hosts.HostsTestCase):
+class ImportTestCase(whole_hosts_base.HostsTestCase):
     """Three hosts, and a Blazar that has two of them."""
 
     def setUp(self):

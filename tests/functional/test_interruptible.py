@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from blazar_core.common import clocks
 from blazar_core.db import models
 from tests import driven
-from tests.functional import test_api
+from tests.functional import api_base
 
 HOUR = 3600
 #: Of the defaults: the notice, and the time of an eviction.
@@ -19,7 +19,7 @@ LEAD, EVICTION = 600, 300
 YES = {'interruptible': 'True'}
 
 
-class InterruptibleTestCase(test_api.ApiTestCase):
+class InterruptibleTestCase(api_base.ApiTestCase):
 
     def setUp(self):
         super().setUp()

@@ -11,7 +11,7 @@ import requests
 
 from blazar_nova.api import guards
 from blazar_nova.schemas import policy
-from tests.functional import test_api
+from tests.functional import api_base
 
 HOUR = 3600
 
@@ -19,7 +19,7 @@ HOUR = 3600
 LARGER = '76fa36fc-c930-4bf3-8c8a-ea2a2420deb6'
 
 
-class JoiningTestCase(test_api.ApiTestCase):
+class JoiningTestCase(api_base.ApiTestCase):
     """With a server that has no lease."""
 
     def setUp(self):

@@ -10,7 +10,7 @@ from oslo_utils import uuidutils
 import requests
 
 from tests.functional import base
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 HINTS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 #: What no id is, and no number that a database takes.
@@ -19,7 +19,7 @@ ODD = ('', '0', '-1', '01', '1e3', '1.5', 'NaN', 'null', "'", ' ', '%00',
        'x' * 3000)
 
 
-class TestMisuse(test_whole_hosts.HostsTestCase):
+class TestMisuse(whole_hosts_base.HostsTestCase):
     """One leased host has a server; bob is of another project."""
 
     def setUp(self):

@@ -16,9 +16,9 @@ from nova.scheduler import host_manager
 
 from blazar_nova.services import wiring
 from tests import driven
+from tests.functional import api_base
 from tests.functional import leased
-from tests.functional import test_api
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 HOUR = 3600
 
@@ -131,7 +131,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
         self.boot_active('after')
 
 
-class HostsAwayTest(AwayFixture, test_whole_hosts.HostsTestCase):
+class HostsAwayTest(AwayFixture, whole_hosts_base.HostsTestCase):
     """Nobody knows whose hosts are, and still nobody gets there."""
 
     def setUp(self):
@@ -196,7 +196,7 @@ class HostsAwayTest(AwayFixture, test_whole_hosts.HostsTestCase):
             self.where[server_id], self.host_of({'id': server_id}))
 
 
-class PlacementAwayTest(test_api.ApiTestCase):
+class PlacementAwayTest(api_base.ApiTestCase):
 
     def test_leases_are_told_so(self):
         def away(*_args, **_kwargs):
@@ -218,7 +218,7 @@ class PlacementAwayTest(test_api.ApiTestCase):
         self.assertEqual(0, self.book_rows()['leases'])
 
 
-class ClockTest(test_api.ApiTestCase):
+class ClockTest(api_base.ApiTestCase):
     """The clocks of all processes are wrong, as far as the database says."""
 
     #: Said by the middleware, by Nova's API and by the lease API.

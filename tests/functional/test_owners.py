@@ -9,11 +9,11 @@ from blazar_core.common import clocks
 from blazar_core.lifecycle import orphans
 from blazar_nova.resource_types import physical_hosts
 from tests import driven
+from tests.functional import api_base
 from tests.functional import base
 from tests.functional import nova_box
-from tests.functional import test_api
 from tests.functional import test_deletion
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 HOUR = 3600
 
@@ -41,7 +41,7 @@ class OwnersMixin:
         return path.rpartition('/')[2] not in self.gone
 
 
-class OwnersTestCase(OwnersMixin, test_api.ApiTestCase):
+class OwnersTestCase(OwnersMixin, api_base.ApiTestCase):
     """The same, with nothing else."""
 
 
@@ -105,7 +105,7 @@ class HandingMixin(OwnersMixin):
         return self.flavor(lease['reservations'][0]['id'])
 
 
-class TestHandingOver(HandingMixin, test_api.ApiTestCase):
+class TestHandingOver(HandingMixin, api_base.ApiTestCase):
 
     def test_one_that_has_not_begun(self):
         lease = self.make(start_in=HOUR)
@@ -224,7 +224,7 @@ class TestHandingOver(HandingMixin, test_api.ApiTestCase):
 
 
 class TestTrusts(HandingMixin, test_deletion.DeletionTestCase,
-                 test_api.ApiTestCase):
+                 api_base.ApiTestCase):
 
     def test_that_of_the_owner_before_is_revoked(self):
         lease = self.make(start_in=HOUR)
@@ -252,7 +252,7 @@ class TestTrusts(HandingMixin, test_deletion.DeletionTestCase,
         self.assertEqual(1, len(self.books('SELECT * FROM credentials')))
 
 
-class TestHosts(HandingMixin, test_whole_hosts.HostsTestCase):
+class TestHosts(HandingMixin, whole_hosts_base.HostsTestCase):
 
     def setUp(self):
         super().setUp()

@@ -17,7 +17,7 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import power_services
 from blazar_nova.compat import providers
 from blazar_nova.listener import power
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 from tests import machines
 from tests import redfish
 
@@ -48,7 +48,7 @@ class Switches:
         self.on_now.discard(host)
 
 
-class PowerTest(test_whole_hosts.HostsTestCase):
+class PowerTest(whole_hosts_base.HostsTestCase):
 
     def setUp(self):
         super().setUp()
@@ -203,7 +203,7 @@ class PowerTest(test_whole_hosts.HostsTestCase):
             'missing_resources'])
 
 
-class ListenerTest(test_whole_hosts.HostsTestCase):
+class ListenerTest(whole_hosts_base.HostsTestCase):
     """A listener and the operator's command, with BMCs that speak Redfish."""
 
     def setUp(self):

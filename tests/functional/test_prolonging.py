@@ -3,13 +3,13 @@
 """Leases that are prolonged by themselves, and those that nobody uses."""
 
 from tests import driven
-from tests.functional import test_api
+from tests.functional import api_base
 from tests.functional import test_retrying
 
 HOUR = 3600
 
 
-class TestExtending(test_api.ApiTestCase):
+class TestExtending(api_base.ApiTestCase):
 
     def change(self, lease, code=200, **body):
         return self.ask('PUT', f'/leases/{lease["id"]}', body, code=code)

@@ -8,12 +8,12 @@ import io
 import fixtures
 
 from blazar_nova.cmd import manage
-from tests.functional import test_api
+from tests.functional import api_base
 
 DAY = 86400
 
 
-class PurgeTest(test_api.ApiTestCase):
+class PurgeTest(api_base.ApiTestCase):
 
     def command(self, *words):
         """Type one; returns its exit code and what it wrote."""

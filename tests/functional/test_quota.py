@@ -4,12 +4,12 @@
 
 from oslo_limit import fixture as limit_fixture
 
-from tests.functional import test_api
+from tests.functional import api_base
 
 HOUR = 3600
 
 
-class QuotaTestCase(test_api.ApiTestCase):
+class QuotaTestCase(api_base.ApiTestCase):
     """A project that may have 2 servers of 4 CPUs together."""
 
     more_conf = ('[quota]\n'

@@ -15,10 +15,10 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import recurrences
 from blazar_core.leases import credentials
+from tests.functional import api_base
 from tests.functional import base
-from tests.functional import test_api
 from tests.functional import test_deletion
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 HOUR, DAY = 3600, 86400
 
@@ -28,7 +28,7 @@ def seconds(text):
         tzinfo=datetime.timezone.utc).timestamp())
 
 
-class RecurringTestCase(test_api.ApiTestCase):
+class RecurringTestCase(api_base.ApiTestCase):
 
     def recurrence(self, count=3, **more):
         return {'rule': f'FREQ=DAILY;COUNT={count}', **more}
@@ -616,7 +616,7 @@ class TestPlaces(RecurringTestCase):
         self.assertIn('has no "offer_seconds"', str(error).replace('\\', ''))
 
 
-class TestHosts(test_whole_hosts.HostsTestCase):
+class TestHosts(whole_hosts_base.HostsTestCase):
 
     def test_whole_hosts_recur(self):
         self.enrol('host1')

@@ -8,14 +8,14 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_nova.verify import verification
 from tests import driven
-from tests.functional import test_api
+from tests.functional import api_base
 from tests.functional import test_deletion
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 HOUR = 3600
 
 
-class RetryingTestCase(test_api.ApiTestCase):
+class RetryingTestCase(api_base.ApiTestCase):
     """A lease has all but one CPU of two hosts."""
 
     length = HOUR
@@ -184,7 +184,7 @@ class TestTrusts(test_deletion.DeletionTestCase, RetryingTestCase):
         self.assertEqual(1, len(self.leases()))
 
 
-class TestWholeHosts(test_whole_hosts.HostsTestCase):
+class TestWholeHosts(whole_hosts_base.HostsTestCase):
 
     def test_hosts_are_waited_for(self):
         """As many as there are then, from ``min`` to ``max``."""

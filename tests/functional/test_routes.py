@@ -6,9 +6,9 @@ import json
 
 from oslo_utils.fixture import uuidsentinel as uuids
 
+from tests.functional import api_base
 from tests.functional import base
 from tests.functional import nova_box
-from tests.functional import test_api
 
 #: Ways to send the same request: method, and path with its query.
 WAYS = {
@@ -22,7 +22,7 @@ WAYS = {
 }
 
 
-class RoutesTest(test_api.ApiTestCase):
+class RoutesTest(api_base.ApiTestCase):
 
     def send(self, way, path, body=None, client=None):
         method, form = way

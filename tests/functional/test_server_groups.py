@@ -3,12 +3,12 @@
 """Leases in one server group whose times differ."""
 
 from blazar_core.common import clocks
-from tests.functional import test_api
+from tests.functional import api_base
 
 HOUR = 3600
 
 
-class TestServerGroups(test_api.ApiTestCase):
+class TestServerGroups(api_base.ApiTestCase):
 
     def boot_in(self, group, name, start, end):
         """Boot a server in a group, leased from and until so many seconds

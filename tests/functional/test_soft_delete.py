@@ -13,7 +13,7 @@ from oslo_limit import fixture as limit_fixture
 from tests.functional import test_deletion
 from tests.functional import test_ends
 from tests.functional import test_quota
-from tests.functional import test_whole_hosts
+from tests.functional import whole_hosts_base
 
 HOUR = 3600
 SOFT = '[DEFAULT]\nreclaim_instance_interval = 3600\n'
@@ -138,7 +138,7 @@ class TestPoliciesOfAnEnd(test_ends.EndsTestCase, SoftDeleteTestCase):
             self.assert_verified()
 
 
-class TestWholeHosts(test_whole_hosts.HostsTestCase):
+class TestWholeHosts(whole_hosts_base.HostsTestCase):
     """A deleted server may be restored on its host, where no scheduler is
     asked: it leaves before the host is another lease's.
     """

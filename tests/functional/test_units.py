@@ -4,14 +4,14 @@
 import typing as ty
 
 from blazar_nova.compat import compute_hosts
+from tests.functional import api_base
 from tests.functional import nova_box
-from tests.functional import test_api
 
 
 HOUR = 3600
 
 
-class UnitsTestCase(test_api.ApiTestCase):
+class UnitsTestCase(api_base.ApiTestCase):
     """Changes what placement knows of the hosts."""
 
     hosts = {'host1': nova_box.Capacity(vcpus=16)}

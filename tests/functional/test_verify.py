@@ -27,9 +27,9 @@ from blazar_nova.compat import reserved_state
 from blazar_nova.listener import host_sync
 from blazar_nova.verify import verification
 from tests import driven
+from tests.functional import api_base
 from tests.functional import base
 from tests.functional import leased
-from tests.functional import test_api
 
 
 HOUR = 3600
@@ -792,7 +792,7 @@ class CommandTest(VerifyTestCase):
                       'connection is not set', told)
 
 
-class FlavorsTest(VerifyTestCase, test_api.ApiTestCase):
+class FlavorsTest(VerifyTestCase, api_base.ApiTestCase):
     """Leases whose servers come later."""
 
     def test_leases_of_the_api_are_right_in_every_state(self):

@@ -2,8 +2,8 @@
 
 """What was promised and does not fit any more is found before its start."""
 
+from tests.functional import api_base
 from tests.functional import leased
-from tests.functional import test_api
 
 HOUR = 3600
 
@@ -97,7 +97,7 @@ class WatchTest(leased.LeasedTestCase):
         self.assertEqual({first: before[second]}, self.bookings())
 
 
-class PlacesTest(test_api.ApiTestCase):
+class PlacesTest(api_base.ApiTestCase):
 
     def test_places_move_where_nova_lets_them(self):
         lease = self.make(start_in=HOUR, reservations=[

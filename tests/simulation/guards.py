@@ -33,7 +33,7 @@ from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from tests.simulation import cloud as simulated
 from tests.unit.blazar_core import racer
-from tests.unit.blazar_core import test_races
+from tests.unit.blazar_core import racing
 
 __all__ = ['GUARDS', 'without']
 
@@ -220,7 +220,7 @@ TESTS: dict[str, str] = {
               'test_two_leases_move_nobody_twice',
     'movable': 'blazar_core.test_best_effort.TestMoving.'
                'test_no_more_than_may_are_moved',
-    'gate': 'blazar_core.test_lifecycle.TestStart.'
+    'gate': 'blazar_core.test_lease_start.TestStart.'
             'test_two_who_are_at_it_together_send_it_once',
     'behind': 'blazar_core.test_admission_queue.TestTurns.'
               'test_of_a_project_the_first_comes_first',
@@ -228,11 +228,11 @@ TESTS: dict[str, str] = {
               'test_a_host_that_another_process_has_changed_is_read_again',
     'end': 'blazar_core.test_auto_extension.TestExtending.'
            'test_who_moves_its_end_meanwhile_has_his_way',
-    'claim': 'blazar_core.test_engine.TestClaims.'
+    'claim': 'blazar_core.test_event_queue.TestClaims.'
              'test_two_workers_never_carry_out_the_same_event',
-    'close': 'blazar_core.test_lifecycle.TestPlaces.'
+    'close': 'blazar_core.test_slot_builds.TestPlaces.'
              'test_they_are_opened_at_the_start_and_closed_at_the_end',
-    'lost': 'blazar_core.test_lifecycle.TestLostBuilds.'
+    'lost': 'blazar_core.test_dispatch.TestLostBuilds.'
             'test_two_who_miss_it_send_it_once',
     'generation': 'blazar_core.test_races.TestBooking.test_as_many_leases_'
                   'are_admitted_as_there_is_room_for',
@@ -240,15 +240,16 @@ TESTS: dict[str, str] = {
             'test_there_are_never_more_servers_than_places',
     'held': 'blazar_core.test_whole_hosts.TestHolding.'
             'test_who_comes_next_waits_however_long_it_takes',
-    'left': 'blazar_core.test_lifecycle.TestSettledAgain.'
+    'left': 'blazar_core.test_failed_builds.TestSettledAgain.'
             'test_one_whose_servers_all_run_is_active',
-    'again': 'blazar_core.test_lifecycle.TestEnd.test_an_end_may_come_twice',
-    'deadline': 'blazar_core.test_lifecycle.TestStart.'
+    'again': 'blazar_core.test_lease_end.TestEnd.test_an_end_may_come_twice',
+    'deadline': 'blazar_core.test_lease_start.TestStart.'
                 'test_one_of_two_clocks_is_enough_to_be_too_late',
-    'within': 'blazar_core.test_whole_hosts.TestWhoGetsIn.'
+    'within': 'blazar_core.test_parts_of_hosts.TestWhoGetsIn.'
               'test_no_server_comes_when_the_lease_has_ended',
-    'asked': 'blazar_core.test_races.TestMoving.test_each_is_asked_for_once',
-    'clean': 'blazar_core.test_whole_hosts.TestCleaning.'
+    'asked': 'blazar_core.test_races_of_changes.TestMoving.'
+             'test_each_is_asked_for_once',
+    'clean': 'blazar_core.test_host_cleaning.TestCleaning.'
              'test_a_host_is_cleaned_until_it_is_clean_and_not_again',
     'planned': 'blazar_core.test_best_effort.TestMoving.'
                'test_what_is_booked_where_somebody_is_to_go_is_seen',
@@ -296,7 +297,7 @@ def failing(name: str, tests: ty.Iterable[str]) -> list[str]:
     # Races are run by processes of their own.
     missing = [name] if name in racer.GUARDS else []
     with (without([name] if name else []),
-          mock.patch.object(test_races, 'MISSING', missing)):
+          mock.patch.object(racing, 'MISSING', missing)):
         unittest.TestSuite(found.values()).run(result)
     return [test.id() for test, _text in [*result.failures, *result.errors]]
 

@@ -28,7 +28,7 @@ from blazar_core.plugins import cloud_api
 from tests import databases
 from tests import driven
 from tests.unit import base
-from tests.unit.blazar_core import test_whole_hosts
+from tests.unit.blazar_core import whole_hosts_base
 
 NOW = base.NOW
 State = cloud_api.ServerState
@@ -650,7 +650,7 @@ class TestPace(FourHosts):
         self.assertIn('1 more for now', self.reasons)
 
 
-class TestWholeHosts(test_whole_hosts.WholeHostsTestCase):
+class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
     """Three hosts serve leases only, and servers with leases are on each."""
 
     def setUp(self):

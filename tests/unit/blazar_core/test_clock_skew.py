@@ -22,7 +22,7 @@ from blazar_core.lifecycle import engine
 from tests import databases
 from tests import driven
 from tests.unit import base
-from tests.unit.blazar_core import test_engine
+from tests.unit.blazar_core import engine_base
 
 load_tests = databases.load_tests
 
@@ -239,7 +239,7 @@ class TestDatabase(base.DatabaseTestCase):
         self.assertEqual('', self.log.output)
 
 
-class TestEngine(test_engine.EngineTestCase):
+class TestEngine(engine_base.EngineTestCase):
     """A listener whose clock is not that of its database."""
 
     scenarios = _SERVERS

@@ -13,12 +13,12 @@ from blazar_core.healing import host_status
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 from tests import driven
-from tests.unit.blazar_core import test_whole_hosts
+from tests.unit.blazar_core import whole_hosts_base
 
 State = cloud_api.ServerState
 
 
-class TestLodgers(test_whole_hosts.WholeHostsTestCase):
+class TestLodgers(whole_hosts_base.WholeHostsTestCase):
     """A lease of two hosts, of which the one with two servers fails."""
 
     def setUp(self):

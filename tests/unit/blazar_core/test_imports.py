@@ -22,14 +22,14 @@ from blazar_core.leases import views
 from tests import databases
 from tests import driven
 from tests.unit import base
-from tests.unit.blazar_core import test_whole_hosts
+from tests.unit.blazar_core import whole_hosts_base
 
 NOW = base.NOW
 
 load_tests = databases.load_tests
 
 
-class AdoptingTestCase(test_whole_hosts.WholeHostsTestCase):
+class AdoptingTestCase(whole_hosts_base.WholeHostsTestCase):
     """Two hosts that are enrolled, the first of them in use already."""
 
     scenarios = databases.SCENARIOS

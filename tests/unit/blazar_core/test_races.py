@@ -5,177 +5,41 @@
 Every guard has a test that takes it out and sees what it prevents.
 """
 
-import atexit
 import collections
-import functools
 import itertools
-import json
 import os
 import random
-import socket
-import subprocess
-import sys
-import time
-from unittest import mock
 
 import fixtures
-from oslo_db import exception as db_exception
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
-from blazar_core.capacity import admissions
 from blazar_core.capacity import enrollment
-from blazar_core.capacity import outages
 from blazar_core.common import model
-from blazar_core.common import states
-from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import creation
-from blazar_core.leases import leases
-from blazar_core.leases import reassignment
 from blazar_core.leases import requests
 from tests import databases
 from tests.unit import base
-from tests.unit.blazar_core import oracle
+from tests.unit.blazar_core import racing
 
 load_tests = databases.load_tests
-
 NOW = base.NOW
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *['..'] * 3))
 #: How many race, and how often it is tried to see something go wrong.
 RACERS = 8
 ROUNDS = 60
-#: Seconds from the word until they run: the slowest has read it by then.
-HEAD_START = 0.01
 #: Seconds that a lease's end comes later, at most, than who leaves it begins.
 LATE = 0.1
 
 
-#: Guards that every race lacks: see tests/simulation/guards.py.
-MISSING: list[str] = []
-
-
-class Racers:
-    """The processes; they serve one race after the other."""
-
-    def __init__(self, count):
-        pairs = [socket.socketpair() for _number in range(count)]
-        self.parent = subprocess.Popen(
-            [sys.executable, '-W', 'ignore', '-m',
-             'tests.unit.blazar_core.racer',
-             *(str(theirs.fileno()) for _ours, theirs in pairs)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT,
-            pass_fds=[theirs.fileno() for _ours, theirs in pairs])
-        self.racers = []
-        for ours, theirs in pairs:
-            theirs.close()
-            self.racers.append(ours.makefile('rw'))
-            # What was made of it keeps it open.
-            ours.close()
-        atexit.register(self.stop)
-
-    def race(self, tasks):
-        """Let each process carry out a task, all at the same time."""
-        racing = self.racers[:len(tasks)]
-        for racer, task in zip(racing, tasks, strict=True):
-            print(json.dumps({**task, 'without': [
-                *task.get('without', ()), *MISSING]}), file=racer, flush=True)
-        for racer in racing:
-            assert self.hear(racer) == 'ready'
-        go = time.time() + HEAD_START
-        for racer in racing:
-            print(go, file=racer, flush=True)
-        return [json.loads(self.hear(racer)) for racer in racing]
-
-    def hear(self, racer):
-        line = racer.readline()
-        assert line, 'A racer has died; its traceback is on stderr.'
-        return line.strip()
-
-    def stop(self):
-        for racer in self.racers:
-            racer.close()
-        self.parent.wait(20)
-
-
-@functools.cache
-def racers():
-    return Racers(RACERS)
-
-
-class RaceTestCase(base.LeaseTestCase):
-
-    scenarios = [databases.SCENARIOS[0], *databases.SERVERS]
-
-    def race(self, count, without=(), options=None, **task):
-        """What so many processes answer that do the same at once.
-
-        Values of a task that are functions are called for each process.
-        """
-        return racers().race([{
-            'url': self.books.url, 'now': NOW, 'without': without,
-            'options': options or {}, **{
-                key: value() if callable(value) else value
-                for key, value in task.items()}}
-            for _number in range(count)])
-
-    def wanted(self, start=0, end=10, count=1, vcpus=1, **values):
-        """A lease for a racer to ask for."""
-        return {'start': NOW + start, 'end': NOW + end,
-                'resources': {'VCPU': vcpus}, 'server_ids': [
-                    uuidutils.generate_uuid() for _server in range(count)],
-                **values}
-
-    def hosts_and_bookings(self):
-        """What the tables say, read without the code that is tested."""
-        with self.books.connect().engine.connect() as connection:
-            hosts = connection.execute(sa.text(
-                'SELECT id, capacity, hosts.usage FROM hosts ORDER BY id')
-            ).all()
-            bookings = connection.execute(sa.text(
-                'SELECT host_id, start_date, end_date, resources '
-                'FROM bookings WHERE host_id IS NOT NULL')).all()
-        numbers = {host.id: number for number, host in enumerate(hosts)}
-        return ([oracle.Host(decoded(capacity), decoded(usage))
-                 for _id, capacity, usage in hosts],
-                [oracle.Booking(numbers[host_id], start, end,
-                                decoded(resources))
-                 for host_id, start, end, resources in bookings])
-
-    def overbooked(self):
-        return oracle.overbooked(*self.hosts_and_bookings())
-
-    def clear(self):
-        """Take the leases out of the tables."""
-        with self.database.writer() as session:
-            for table in ('bookings', 'reservations', 'events',
-                          'held_builds', 'leases', 'changes', 'server_moves',
-                          'recurrences'):
-                session.execute(sa.text(f'DELETE FROM {table}'))
-        self.leases = leases.Leases(
-            self.database, self.clock,
-            admissions.Admission(self.database, self.clock), self.types)
-
-
-def decoded(value):
-    """JSON, which only some drivers decode by themselves."""
-    return json.loads(value) if isinstance(value, str) else value
-
-
-def outcomes(answers):
-    """How many were admitted, refused and told to come back."""
-    return +collections.Counter(
-        outcome for each in answers for one in each for outcome in one)
-
-
-class TestLettingIn(RaceTestCase):
+class TestLettingIn(racing.RaceTestCase):
     """Schedulers that let servers in on one host in one instant."""
 
     def let_in(self, each=2, without=()):
         """Let in more servers than there is room for beside a lease."""
         uuid = self.host('one', VCPU=10)
         self.lease(50, 100, resources={'VCPU': 4})
-        return outcomes(self.race(
+        return racing.outcomes(self.race(
             RACERS, do='let_in', without=without, host=uuid,
             server_ids=lambda: [uuidutils.generate_uuid()
                                 for _server in range(each)]))
@@ -202,7 +66,7 @@ class TestLettingIn(RaceTestCase):
     def test_nor_do_they_and_who_makes_leases(self):
         uuid = self.host('one', VCPU=RACERS // 2)
         task = {'url': self.books.url, 'now': NOW, 'options': {}}
-        outcome = outcomes(racers().race([{
+        outcome = racing.outcomes(racing.racers().race([{
             **task, 'do': 'let_in', 'host': uuid,
             'server_ids': [uuidutils.generate_uuid()]} if number % 2 else {
                 **task, 'do': 'create', 'leases': [self.wanted()]}
@@ -211,14 +75,15 @@ class TestLettingIn(RaceTestCase):
         self.assertEqual(RACERS // 2, outcome['let in'] + outcome['admitted'])
 
 
-class TestBooking(RaceTestCase):
+class TestBooking(racing.RaceTestCase):
 
     def test_as_many_leases_are_admitted_as_there_is_room_for(self):
         self.host('one', VCPU=4)
         answers = self.race(
             RACERS, do='create', leases=lambda: [self.wanted()])
         self.assertEqual([], self.overbooked())
-        self.assertEqual({'admitted': 4, 'refused': 4}, outcomes(answers))
+        self.assertEqual(
+            {'admitted': 4, 'refused': 4}, racing.outcomes(answers))
         self.assertEqual({NOW + 10}, {
             one['refused'] for each in answers for one in each
             if 'refused' in one})
@@ -233,7 +98,8 @@ class TestBooking(RaceTestCase):
         answers = self.race(RACERS, do='create', leases=lambda: [self.wanted(
             count=2, affinity='anti-affinity')])
         self.assertEqual([], self.overbooked())
-        self.assertEqual({'admitted': 3, 'refused': 5}, outcomes(answers))
+        self.assertEqual(
+            {'admitted': 3, 'refused': 5}, racing.outcomes(answers))
 
     def test_all_room_is_found_while_others_look_for_it(self):
         for name in ('one', 'two', 'three'):
@@ -241,7 +107,8 @@ class TestBooking(RaceTestCase):
         answers = self.race(
             RACERS, do='create', leases=lambda: [self.wanted()])
         self.assertEqual([], self.overbooked())
-        self.assertEqual({'admitted': 6, 'refused': 2}, outcomes(answers))
+        self.assertEqual(
+            {'admitted': 6, 'refused': 2}, racing.outcomes(answers))
 
     def test_whatever_is_booked_and_withdrawn_nothing_is_overbooked(self):
         for name in ('one', 'two'):
@@ -258,14 +125,14 @@ class TestBooking(RaceTestCase):
                     withdraw=chance.random() < 0.3))
             return leases
 
-        answers = outcomes(self.race(RACERS, do='create', leases=some))
+        answers = racing.outcomes(self.race(RACERS, do='create', leases=some))
         self.assertEqual([], self.overbooked())
         self.assertGreater(answers['admitted'], 4)
         self.assertEqual(24, answers.total())
         self.assertEqual(0, answers['busy'])
 
 
-class TestBookingWithoutTheGuard(RaceTestCase):
+class TestBookingWithoutTheGuard(racing.RaceTestCase):
 
     #: The writers of SQLite wait for each other, guard or not.
     scenarios = databases.RACES
@@ -282,12 +149,12 @@ class TestBookingWithoutTheGuard(RaceTestCase):
                   'these races prove nothing.')
 
 
-class TestWholeHosts(RaceTestCase):
+class TestWholeHosts(racing.RaceTestCase):
     """Eight who want whole hosts, or a part of one, of the last there are."""
 
     def ask(self, part, **options):
         wanted = itertools.cycle([{'HOST': 1}, {part: 1}])
-        return outcomes(self.race(RACERS, do='create', leases=lambda: [
+        return racing.outcomes(self.race(RACERS, do='create', leases=lambda: [
             self.wanted(resources=next(wanted), later=True)
             for _lease in range(2)], **options))
 
@@ -338,7 +205,7 @@ class TestWholeHostsWithoutTheGuard(TestWholeHosts):
         self.fail('Without the guard whole hosts were whole, too.')
 
 
-class TestStaying(RaceTestCase):
+class TestStaying(racing.RaceTestCase):
     """Servers whose lease is over are to stay for ever, while others book
     what comes after it.
     """
@@ -359,7 +226,7 @@ class TestStaying(RaceTestCase):
         lease = self.running_lease(0, 100, count=4)
         task = {'url': self.books.url, 'now': NOW + 100, 'options': {},
                 'path': self.path, **options}
-        outcome = outcomes(racers().race([
+        outcome = racing.outcomes(racing.racers().race([
             *({**task, 'do': 'remove_server', 'lease_id': lease['id'],
                'server_id': server_id}
               for server_id in base.servers_of(lease)),
@@ -386,7 +253,7 @@ class TestStayingWithoutTheGuard(TestStaying):
         self.fail('Without the guard nothing was promised twice.')
 
 
-class TestWaiting(RaceTestCase):
+class TestWaiting(racing.RaceTestCase):
     """Several see at the same time that there is room for leases that wait,
     and others want it too.
     """
@@ -411,7 +278,7 @@ class TestWaiting(RaceTestCase):
         self.lifecycle.lease_end.delete(first['id'])
         task = {'url': self.books.url, 'now': NOW, 'options': {},
                 'path': self.path, **options}
-        made = outcomes(racers().race([
+        made = racing.outcomes(racing.racers().race([
             *({**task, 'do': 'look'} for _number in range(4)),
             {**task, 'do': 'create', 'leases': [self.wanted(0, 100)]}]))
         with open(self.path, 'a+') as file:
@@ -446,7 +313,7 @@ class TestWaitingWithoutTheGuard(TestWaiting):
         self.fail('Without the guard nothing was promised twice.')
 
 
-class TestHandingOver(RaceTestCase):
+class TestHandingOver(racing.RaceTestCase):
     """A place is over, and the next lease has all of the host: its server,
     and who starts that lease.
     """
@@ -500,7 +367,7 @@ class TestHandingOverWithoutTheGuard(TestHandingOver):
         self.fail('Nobody came to a host that somebody has without the guard.')
 
 
-class TestTheLastHost(RaceTestCase):
+class TestTheLastHost(racing.RaceTestCase):
 
     COUNT = 100
 
@@ -518,7 +385,7 @@ class TestTheLastHost(RaceTestCase):
         answers = self.ask()
         self.assertEqual([], self.overbooked())
         self.assertEqual({'admitted': 1, 'refused': self.COUNT - 1},
-                         outcomes([answers]))
+                         racing.outcomes([answers]))
         next_start, = {one['refused'] for one in answers if 'refused' in one}
         lease = self.reserve(next_start - NOW, next_start - NOW + 10,
                              self.places(1, 4))
@@ -534,14 +401,14 @@ class TestTheLastHostWithoutTheGuard(TestTheLastHost):
         self.host('one', VCPU=4)
         for _round in range(ROUNDS):
             answers = self.ask(without=['generation'])
-            if outcomes([answers])['admitted'] > 1:
+            if racing.outcomes([answers])['admitted'] > 1:
                 self.assertNotEqual([], self.overbooked())
                 return
             self.clear()
         self.fail('Without the guard one alone got the last host, too.')
 
 
-class TestLimits(RaceTestCase):
+class TestLimits(racing.RaceTestCase):
     """A project that asks for everything at once, with 4 CPUs at most."""
 
     def setUp(self):
@@ -551,7 +418,7 @@ class TestLimits(RaceTestCase):
         self.task = {'limits': {'max_reserved_vcpus_per_project': 4}}
 
     def create(self, **task):
-        return outcomes(self.race(
+        return racing.outcomes(self.race(
             RACERS, do='create', leases=lambda: [self.wanted()],
             **self.task, **task))
 
@@ -561,7 +428,7 @@ class TestLimits(RaceTestCase):
     def test_so_it_does_with_changes(self):
         ours = [self.reserve(50, 100) for _number in range(3)]
         task = {'url': self.books.url, 'now': NOW, **self.task}
-        outcome = outcomes(racers().race([{
+        outcome = racing.outcomes(racing.racers().race([{
             **task, 'do': 'enlarge', 'lease': lease['id'],
             'reservation': lease['reservations'][0]['id'],
             'window': [NOW + 50, NOW + 100], 'resources': {'VCPU': 2},
@@ -580,7 +447,7 @@ class TestLimits(RaceTestCase):
         self.fail('Without the guard it got no more either.')
 
 
-class TestPlaces(RaceTestCase):
+class TestPlaces(racing.RaceTestCase):
 
     #: The writers of SQLite wait for each other, guard or not, and long.
     scenarios = databases.RACES
@@ -626,7 +493,7 @@ class TestPlacesWithoutTheGuard(TestPlaces):
         self.fail('No place was taken twice without the guard.')
 
 
-class TestNoShows(RaceTestCase):
+class TestNoShows(racing.RaceTestCase):
     """Nobody has used a lease; somebody comes just when it is ended."""
 
     #: The writers of SQLite wait for each other, guard or not, and long.
@@ -643,7 +510,7 @@ class TestNoShows(RaceTestCase):
         lease = self.reserve(0, 100, self.places(4), active=True)
         task = {'url': self.books.url, 'now': NOW + 50, 'path': self.path,
                 'lease_id': lease['id'], 'options': {}, **options}
-        answers = racers().race([
+        answers = racing.racers().race([
             *({**task, 'do': 'end_unused'} for _number in range(4)),
             *({**task, 'do': 'take_slots',
                'server_ids': [uuidutils.generate_uuid()],
@@ -651,7 +518,7 @@ class TestNoShows(RaceTestCase):
               for _number in range(4))])
         ended = self.status(lease) != 'ACTIVE'
         self.clear()
-        return ended, outcomes(answers)['taken']
+        return ended, racing.outcomes(answers)['taken']
 
     def test_who_comes_first_decides(self):
         for _round in range(10):
@@ -670,7 +537,7 @@ class TestNoShowsWithoutTheGuard(TestNoShows):
         self.fail('Nobody was let into what had ended.')
 
 
-class TestAdopting(RaceTestCase):
+class TestAdopting(racing.RaceTestCase):
     """Leases are made of servers of one host at the same time."""
 
     #: The writers of SQLite wait for each other, guard or not.
@@ -691,7 +558,7 @@ class TestAdopting(RaceTestCase):
                 consumers={one: ({'VCPU': 2}, 0) for one in servers},
                 usage={'VCPU': 2 * len({*servers})}))
         uuid, = self.scalars(models.Host.uuid)
-        told = outcomes(racers().race([{
+        told = racing.outcomes(racing.racers().race([{
             'url': self.books.url, 'now': NOW, 'options': {}, 'do': 'adopt',
             'host': uuid, 'server_ids': [one], 'without': [*without],
         } for one in servers]))
@@ -730,7 +597,7 @@ class TestAdoptingWithoutTheGuard(TestAdopting):
         self.fail('Without the guard nobody wrote what was not so any more.')
 
 
-class TestLeaving(RaceTestCase):
+class TestLeaving(racing.RaceTestCase):
     """A server leaves its lease just when that ends."""
 
     #: The writers of SQLite wait for each other, guard or not, and long.
@@ -757,7 +624,7 @@ class TestLeaving(RaceTestCase):
         task = {'url': self.books.url, 'path': self.path, 'options': {},
                 'now': NOW + 99, 'lease_id': lease['id'],
                 'server_id': server_id, 'without': [*without]}
-        told = outcomes(racers().race([
+        told = racing.outcomes(racing.racers().race([
             *({**task, 'do': 'leave'} for _number in range(3)),
             *({**task, 'do': 'delete', 'late': LATE} for _number in range(2)),
             # The end is due for those whose clocks are ahead.
@@ -797,7 +664,7 @@ class TestLeavingWithoutTheGuard(TestLeaving):
         self.fail('Without the guard none was deleted that had left.')
 
 
-class TestRecurring(RaceTestCase):
+class TestRecurring(racing.RaceTestCase):
     """Leases that recur three times are made for the same times, where there
     is capacity for two of them.
     """
@@ -813,7 +680,7 @@ class TestRecurring(RaceTestCase):
         """What they say, and how often each time is booked."""
         windows = [[NOW + start, NOW + start + 50]
                    for start in (100, 200, 300)]
-        told = outcomes(self.race(
+        told = racing.outcomes(self.race(
             RACERS, do='recur', windows=windows, without=[*without]))
         booked = collections.Counter(
             self.scalars(models.Booking.start_date))
@@ -836,548 +703,3 @@ class TestRecurringWithoutTheGuard(TestRecurring):
             if self.meet('generation')[0]['made'] > 2:
                 return
         self.fail('Without the guard no more have got their times.')
-
-
-class TestMoving(RaceTestCase):
-    """Listeners ask for the same moves at the same time."""
-
-    #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.RACES
-
-    def setUp(self):
-        super().setUp()
-        self.path = os.path.join(
-            self.useFixture(fixtures.TempDir()).path, 'asked')
-        for name in 'one', 'two':
-            self.host(name, VCPU=8)
-
-    def meet(self, *without):
-        """How often each of three moves was asked for."""
-        open(self.path, 'w').close()
-        lease, source, target = self.lease(), *self.scalars(models.Host.id)
-        servers = [uuidutils.generate_uuid() for _number in range(3)]
-        with self.database.writer() as session:
-            session.execute(sa.update(models.Lease).values(
-                status=states.Lease.IN_PROGRESS))
-            session.add_all(models.ServerMove(
-                project_id='project',
-                lease_id=lease['id'], server_id=one, source=source,
-                target=target, resources={'VCPU': 1},
-                reason=states.MoveReason.BEST_EFFORT, updated_at=NOW)
-                for one in servers)
-        self.race(RACERS, do='ask_moves', lease_id=lease['id'],
-                  path=self.path, without=[*without])
-        with open(self.path) as file:
-            asked = collections.Counter(file.read().split('\n')[:-1])
-        self.clear()
-        return [asked[f'move {one}'] for one in servers]
-
-    def test_each_is_asked_for_once(self):
-        for _round in range(5):
-            self.assertEqual([1, 1, 1], self.meet())
-
-
-class TestMovingWithoutTheGuard(TestMoving):
-
-    def test_each_is_asked_for_once(self):
-        """Not if nobody looks whether another one has asked."""
-        for _round in range(ROUNDS):
-            if max(self.meet('asked')) > 1:
-                return
-        self.fail('Without the guard none was asked for twice.')
-
-
-class FailedTestCase(RaceTestCase):
-    """A host has failed."""
-
-    # The writers of SQLite wait for each other, guard or not.
-    scenarios = databases.RACES
-
-    def fail_host(self):
-        """Book it away; its id."""
-        with self.database.writer() as session:
-            outage = models.Outage(
-                host_id=session.scalars(sa.select(models.Host.id).where(
-                    models.Host.uuid == self.uuid)).one(),
-                kind=outages.FAILURE, reason='', seen_at=NOW)
-            session.add(outage)
-            session.flush()
-            outages.begin(session, NOW, outage, NOW + 100)
-            return outage.host_id
-
-
-class TestRelocating(FailedTestCase):
-    """Those who find servers on a host that has failed."""
-
-    def setUp(self):
-        super().setUp()
-        self.path = os.path.join(
-            self.useFixture(fixtures.TempDir()).path, 'asked')
-        self.uuid, self.other = (
-            self.host(name, VCPU=8) for name in ('one', 'two'))
-
-    def evacuated(self, *without):
-        """How often each of three servers was asked for."""
-        open(self.path, 'w').close()
-        lease = self.running_lease(count=3, hosts=frozenset([self.uuid]))
-        self.fail_host()
-        self.race(RACERS, do='relocate', path=self.path, host=self.uuid,
-                  others=[self.other], without=[*without])
-        with open(self.path) as file:
-            asked = collections.Counter(file.read().split('\n')[:-1])
-        with self.database.writer() as session:
-            session.execute(sa.delete(models.Outage))
-        self.clear()
-        return [asked[f'evacuate {one}'] for one in base.servers_of(lease)]
-
-    def test_each_is_evacuated_once(self):
-        for _round in range(5):
-            self.assertEqual([1, 1, 1], self.evacuated())
-
-    def test_without_the_guards_it_would_not_be(self):
-        """Who takes a move, and who records that it is requested."""
-        for _round in range(ROUNDS):
-            if max(self.evacuated('due', 'asked')) > 1:
-                return
-        self.fail('Without the guard none was evacuated twice.')
-
-
-class TestHealing(FailedTestCase):
-    """Those who find that a host has failed on which much is promised."""
-
-    def setUp(self):
-        super().setUp()
-        self.path = os.path.join(
-            self.useFixture(fixtures.TempDir()).path, 'told')
-        self.uuid, _two, _three = (
-            self.host(name, VCPU=12) for name in ('one', 'two', 'three'))
-
-    def healed(self, *without):
-        """How often twelve leases were told to be healed, and their hosts."""
-        open(self.path, 'w').close()
-        leases = [self.lease(50, 100, hosts=frozenset([self.uuid]))
-                  for _time in range(12)]
-        failed = self.fail_host()
-        self.race(RACERS, do='heal', path=self.path, without=[*without])
-        left = self.scalars(sa.func.count(models.Booking.id),
-                            models.Booking.host_id == failed,
-                            models.Booking.reservation_id.is_not(None))
-        with open(self.path) as file:
-            told = collections.Counter(file.read().split('\n')[:-1])
-        with self.database.writer() as session:
-            session.execute(sa.delete(models.Outage))
-        self.clear()
-        return [told[f'lease.healed {one["id"]}'] for one in leases], left
-
-    def test_each_is_bound_once(self):
-        for _round in range(5):
-            self.assertEqual(([1] * 12, [0]), self.healed())
-
-    def test_without_the_guard_it_would_not_be(self):
-        for _round in range(ROUNDS):
-            if max(self.healed('seen')[0]) > 1:
-                return
-        self.fail('Without the guard none was bound twice.')
-
-
-class TestBindingMany(RaceTestCase):
-    """Bookings on several hosts are bound to others: each to the next one."""
-
-    # SQLite locks no rows.
-    scenarios = databases.SERVERS
-
-    def is_locked(self, host_id):
-        try:
-            with self.books.connect().engine.begin() as connection:
-                connection.execute(sa.text(
-                    f'SELECT id FROM hosts WHERE id = {host_id} '
-                    'FOR UPDATE NOWAIT'))
-        except (db_exception.DBError, sa.exc.OperationalError):
-            return True
-        return False
-
-    def locked_meanwhile(self, count):
-        """Whether others may decide about a host as soon as leases are read.
-        """
-        for number in range(count):
-            self.host(f'{count}-{number}', VCPU=2)
-        lease = self.lease(50, 100, count=count, hosts=frozenset(
-            self.scalars(models.Host.uuid, models.Host.name.startswith(
-                f'{count}-'))), affinity=model.Affinity.DIFFERENT)
-        with self.database.reader() as session:
-            row = session.get_one(models.Lease, lease['id'])
-            on = {one.id: one.host_id for one in row.bookings}
-        hosts = [*on.values()]
-        seen, read = [], api.whole
-
-        def look(session, lease_ids):
-            seen.append(self.is_locked(hosts[0]))
-            return read(session, lease_ids)
-
-        with mock.patch('blazar_core.db.api.whole', look):
-            self.assertIsNotNone(self.leases.reassignment.rebind(
-                reassignment.Reassigned(row.id, row.generation, dict(zip(
-                    on, [*hosts[1:], hosts[0]], strict=True)), before=hosts)))
-        return seen
-
-    def test_about_many_hosts_nobody_else_decides(self):
-        self.assertEqual([True], self.locked_meanwhile(9))
-        self.assertFalse(self.is_locked(self.scalars(models.Host.id)[0]))
-
-    def test_about_a_few_others_may(self):
-        self.assertEqual([False], self.locked_meanwhile(8))
-
-
-class TestFailing(RaceTestCase):
-    """Eight who find that a host has failed that seemed to before, and that it
-    is there again.
-    """
-
-    #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.RACES
-
-    def setUp(self):
-        super().setUp()
-        self.uuid = self.host('one', VCPU=4)
-
-    def booked_away(self, down, *without):
-        """How often the host is, after they have seen that it is down."""
-        if down:
-            with self.database.writer() as session:
-                session.add(models.Outage(
-                    host_id=session.scalar(sa.select(models.Host.id)),
-                    kind='failure', reason='', seen_at=NOW))
-        self.race(RACERS, do='see', host=self.uuid, down=down,
-                  without=without)
-        return self.scalars(sa.func.count(models.Booking.id))[0]
-
-    def test_it_is_booked_away_once(self):
-        for _round in range(5):
-            self.assertEqual(1, self.booked_away(True))
-            self.assertEqual(0, self.booked_away(False))
-        self.assertEqual([{}], self.scalars(models.Host.usage))
-        self.clear()
-
-
-class TestFailingWithoutTheGuard(TestFailing):
-
-    #: The others find out by themselves that a row was read by both.
-    scenarios = databases.SERVERS[:1]
-
-    def test_it_is_booked_away_once(self):
-        """Not if nobody minds who has written of the host meanwhile."""
-        for _round in range(ROUNDS):
-            count = self.booked_away(True, 'generation', 'alone')
-            self.clear()
-            with self.database.writer() as session:
-                session.execute(sa.delete(models.Outage))
-            if count > 1:
-                return
-        self.fail('It was booked away once without the guard.')
-
-
-class TestNewOwners(RaceTestCase):
-    """A lease is given to another project just when its own boots into it."""
-
-    #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.RACES
-
-    def setUp(self):
-        super().setUp()
-        self.host('one', VCPU=100)
-
-    def meet(self, *without, late=0):
-        """Whose the lease is, how many were told what, and to whom it was
-        given.
-
-        :param late: seconds, at most, by which servers come later
-        """
-        lease = self.reserve(0, 100, self.places(4), active=True)
-        task = {'url': self.books.url, 'now': NOW, 'lease_id': lease['id'],
-                'options': {}, 'without': ['haste', *without]}
-        answers = racers().race([
-            *({**task, 'do': 'hand_over', 'project_id': f'new-{number}'}
-              for number in range(4)),
-            *({**task, 'do': 'take_slots', 'late': late,
-               'server_ids': [uuidutils.generate_uuid()],
-               'reservation_id': lease['reservations'][0]['id']}
-              for _number in range(4))])
-        owner, = self.scalars(models.Lease.project_id)
-        self.clear()
-        return owner, outcomes(answers), [
-            one['handed'] for each in answers for one in each
-            if 'handed' in one]
-
-    def test_a_lease_is_anothers_or_has_servers(self):
-        seen = set()
-        for number in range(ROUNDS):
-            # The machine decides who is first, unless some begin late.
-            owner, told, handed = self.meet(late=number % 2 * LATE)
-            self.assertEqual(0 if handed else 4, told['taken'])
-            self.assertEqual(4 if handed else 0, told['unknown'])
-            self.assertIn(owner, handed or ['project'])
-            seen.add(bool(handed))
-            if number >= 9 and len(seen) == 2:
-                return
-        self.fail(f'It went only one way: given away {seen}.')
-
-
-class TestNewOwnersWithoutTheGuard(TestNewOwners):
-
-    def test_a_lease_is_anothers_or_has_servers(self):
-        """Not if who has found a reservation believes that it is still his.
-        """
-        for number in range(ROUNDS):
-            # Else it may be servers that are first, on some machines always.
-            _owner, told, handed = self.meet('owner', late=number % 2 * LATE)
-            if handed and told['taken']:
-                return
-        self.fail('Nobody was let into what was another\'s.')
-
-
-class ExtendingRaceTestCase(RaceTestCase):
-    """Eight who find that it is time to prolong a lease by an hour."""
-
-    #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.RACES
-
-    def setUp(self):
-        super().setUp()
-        self.host('one', VCPU=100)
-        self.path = os.path.join(
-            self.useFixture(fixtures.TempDir()).path, 'told')
-
-    def prolonged(self, do=('extend',), **options):
-        """By how many seconds a lease was, and how often that was told."""
-        lease = self.reserve(0, 0, self.places(4), request=self.request(
-            0, 4 * 3600, auto_extend=3600), active=True)
-        with open(self.path, 'w'):
-            pass
-        racers().race([{
-            'url': self.books.url, 'now': NOW + 3 * 3600, 'path': self.path,
-            'lease_id': lease['id'], 'options': {}, 'do': what, **options}
-            for what in itertools.islice(itertools.cycle(do), RACERS)])
-        (end, status), = self.rows(models.Lease.end_date, models.Lease.status)
-        with open(self.path) as file:
-            told = file.read().count('lease.update')
-        self.clear()
-        return end - NOW - 4 * 3600, told, status
-
-    def rows(self, *columns):
-        with self.database.reader() as session:
-            return session.execute(sa.select(*columns)).all()
-
-
-class TestExtending(ExtendingRaceTestCase):
-
-    def test_it_is_prolonged_once(self):
-        for _round in range(10):
-            self.assertEqual((3600, 1, 'ACTIVE'), self.prolonged())
-
-    def test_what_is_being_deleted_is_not_prolonged(self):
-        for _round in range(5):
-            more, told, status = self.prolonged(('extend', 'delete'))
-            self.assertIn(status, ('TERMINATING', 'TERMINATED'))
-            if status == 'TERMINATED':
-                # Prolonged before that or not, it is over now.
-                self.assertEqual(-3600, more)
-            else:
-                self.assertIn((more, told), ((0, 0), (3600, 1)))
-
-
-class TestExtendingWithoutTheGuard(ExtendingRaceTestCase):
-
-    def test_it_is_prolonged_once(self):
-        """It is told again if nobody minds who has moved the end by now."""
-        for _round in range(ROUNDS):
-            if self.prolonged(without=['end'])[1] > 1:
-                return
-        self.fail('It was prolonged once without the guard.')
-
-
-class TestCleaning(RaceTestCase):
-    """Eight who find that the hosts of a lease have to be cleaned."""
-
-    #: The writers of SQLite wait for each other, guard or not, and long.
-    scenarios = databases.RACES
-
-    def setUp(self):
-        super().setUp()
-        self.path = os.path.join(
-            self.useFixture(fixtures.TempDir()).path, 'hosts')
-        self.uuids = sorted(self.host(str(number), VCPU=4)
-                            for number in range(4))
-        lease = self.lease()
-        self.reserved = {'id': lease['reservations'][0]['id'],
-                         'lease_id': lease['id']}
-        with self.database.writer() as session:
-            session.get(models.Lease, lease['id']).status = 'TERMINATING'
-
-    def cleaned(self, **options):
-        """The hosts in the order in which they were cleaned."""
-        with self.database.writer() as session:
-            session.execute(sa.update(models.Host).values(
-                assigned_to=self.reserved['id'], vacated_at=NOW,
-                cleaned_at=None, cleaning_until=None))
-        open(self.path, 'w').close()
-        self.race(RACERS, do='clean', path=self.path,
-                  reserved=self.reserved, **options)
-        with open(self.path) as file:
-            return file.read().split()
-
-    def test_each_host_is_cleaned_once(self):
-        for _round in range(5):
-            self.assertEqual(self.uuids, sorted(self.cleaned()))
-            self.assertNotIn(None, self.scalars(models.Host.cleaned_at))
-
-
-class TestCleaningWithoutTheGuard(TestCleaning):
-
-    #: The others notice that what was read is not so any more.
-    scenarios = databases.SERVERS[:1]
-
-    def test_each_host_is_cleaned_once(self):
-        """It is not so if the lock comes after what it is to guard."""
-        for _round in range(ROUNDS):
-            if len(self.cleaned(without=['lock'])) > len(self.uuids):
-                return
-        self.fail('No host was cleaned twice without the guard.')
-
-
-class TestUpdateAndDelete(RaceTestCase):
-
-    scenarios = databases.RACES
-
-    def setUp(self):
-        super().setUp()
-        self.host('one', VCPU=100)
-        self.path = os.path.join(
-            self.useFixture(fixtures.TempDir()).path, 'cloud')
-
-    def race_once(self, start, **options):
-        """All let a lease grow, and then one of them deletes it.
-
-        :returns: how that went, and what is left of the lease: its status,
-            bookings and open events
-        """
-        lease = self.reserve(start, 100, active=start == 0)
-        tasks = iter(['update', 'update_and_delete', 'update', 'update'])
-        amounts = iter([[2, 3, 1, 4, 2, 3], [1], [3, 2, 1, 4, 3, 2],
-                        [4, 5, 1, 2, 4, 5]])
-        answers = outcomes(self.race(
-            4, do=lambda: next(tasks), lease_id=lease['id'], path=self.path,
-            reservation_id=lease['reservations'][0]['id'],
-            amounts=lambda: next(amounts), **options))
-        self.assertEqual((1, 20), (
-            answers['deleted'], answers.total()))
-        status, = self.scalars(models.Lease.status,
-                               models.Lease.id == lease['id'])
-        return answers, (status, len(self.scalars(
-            models.Booking.id)), self.scalars(
-                models.Event.event_type, models.Event.status != 'DONE'))
-
-    def test_it_ends_deleted_and_nothing_is_left(self):
-        seen = collections.Counter()
-        for number in range(8):
-            answers, left = self.race_once(50 * (number % 2))
-            self.assertEqual(('TERMINATED', 0, []), left)
-            self.assertEqual(0, answers['failed'])
-            seen += answers
-        # They did meet.
-        self.assertGreater(seen['updated'], 0)
-        self.assertGreater(seen['over'], 0)
-
-
-class TestStarting(RaceTestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.host('one', VCPU=100)
-        self.path = os.path.join(
-            self.useFixture(fixtures.TempDir()).path, 'cloud')
-
-    def held(self, call):
-        return self.leases.creation.create(
-            self.new_lease(request=self.request(-1, 100)), call)
-
-    def lines(self):
-        """What reached the cloud, and how often."""
-        with open(self.path) as file:
-            return collections.Counter(file.read().split('\n')[:-1])
-
-    def start(self, lease, **options):
-        self.race(2, do='start', path=self.path, lease_id=lease['id'],
-                  **options)
-
-    def test_two_who_start_a_lease_at_once_send_it_once(self):
-        for number in range(10):
-            self.start(self.held(f'call {number}'))
-        lines = self.lines()
-        self.assertEqual([1] * 10, [
-            lines[f'call {number}'] for number in range(10)])
-        self.assertEqual({1}, set(lines.values()))
-
-    def test_without_the_gate_it_is_sent_twice(self):
-        self.start(self.held('call'), without=['gate'])
-        self.assertEqual({'call': 2}, self.lines())
-
-    def carry_out(self, **options):
-        """How many events each of a few workers carried out."""
-        return self.race(4, do='carry_out', path=self.path, **options)
-
-    def test_workers_side_by_side_carry_out_every_event_once(self):
-        leases = [self.held(f'call {number}') for number in range(20)]
-        self.assertEqual(20, sum(self.carry_out()))
-        self.assertEqual({
-            **{f'call {number}': 1 for number in range(20)},
-            **{f'lease.event.start_lease {lease["id"]}': 1
-               for lease in leases}}, self.lines())
-
-    def test_without_claims_the_gate_still_sends_every_call_once(self):
-        # Whether several workers carry out an event is then luck, so that
-        # it is tried until it is seen.
-        for number in range(ROUNDS):
-            calls = {f'call {number} {one}' for one in range(5)}
-            for call in calls:
-                self.held(call)
-            carried_out = sum(self.carry_out(without=['claim']))
-            lines = self.lines()
-            self.assertEqual({1}, {lines[call] for call in calls})
-            if carried_out > 5:
-                return
-            self.clear()
-        self.fail('No event was carried out twice without claims.')
-
-    def listen(self, **options):
-        """Let workers as the daemon's carry out starts that they read
-        together; says how often each call was sent.
-        """
-        calls = [uuidutils.generate_uuid() for _number in range(20)]
-        for call in calls:
-            self.held(call)
-        read = self.race(4, do='listen', path=self.path, **options)
-        self.clear()
-        lines = self.lines()
-        return sum(read), {lines[call] for call in calls}
-
-    def test_those_that_are_read_together_are_sent_once(self):
-        for _round in range(3):
-            read, sent = self.listen()
-            self.assertEqual({1}, sent)
-            self.assertGreater(read, 0)
-
-    def test_they_are_whoever_has_read_them(self):
-        """Several have, as nobody minds whose they are."""
-        for _round in range(ROUNDS):
-            read, sent = self.listen(without=['claim'])
-            self.assertEqual({1}, sent)
-            if read > 20:
-                return
-        self.fail('None was read by several.')
-
-    def test_without_the_gate_they_would_not_be(self):
-        for _round in range(ROUNDS):
-            _read, sent = self.listen(without=['claim', 'gate'])
-            if sent != {1}:
-                return
-        self.fail('None was sent twice.')

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the tests of the lease API have in common."""
+
+import fixtures
+from nova import context as nova_context
+from nova import exception
+from nova import objects
+from nova.scheduler.client import report
+import requests
+
+from blazar_core.common import clocks
+from tests import driven
+from tests.functional import leased
+from tests.functional import nova_box
+
+HOUR = 3600
+
+
+class ApiTestCase(leased.LeasedTestCase):
+    """Two hosts of 10 VCPUs each, and clients of the lease API."""
+
+    hosts = {name: nova_box.Capacity(vcpus=4, memory_mb=8192, disk_gb=100)
+             for name in ('host1', 'host2')}
+
+    def ask(self, method, path, body=None, client=None, code=None, **query):
+        """Ask the lease API; returns what it answers.
+
+        :param client: who asks; by default alice
+        :param code: the code that must come
+        """
+        client = client or self.alice
+        url = client.base_url.rsplit('/v2', 1)[0] + '/reservation/v1' + path
+        answer = requests.request(
+            method, url, json=body, params=query,
+            headers={'X-Auth-Token': client.who.token()})
+        if code is not None:
+            self.assertEqual(code, answer.status_code, answer.text)
+        return answer.json() if answer.content else None
+
+    def placement_asked(self):
+        """The URLs of placement that are asked for from now on."""
+        client, asked = report.report_client_singleton(), []
+        get = client.get
+
+        def noted(url, *args, **kwargs):
+            asked.append(url)
+            return get(url, *args, **kwargs)
+
+        self.useFixture(fixtures.MockPatchObject(client, 'get', noted))
+        return asked
+
+    def reservation(self, **params):
+        """What is asked for: by default one server of 2 VCPUs."""
+        return {'resource_type': 'virtual:instance', 'vcpus': 2,
+                'memory_mb': 1024, 'disk_gb': 1, 'amount': 1, **params}
+
+    def make(self, start_in=None, length=HOUR, reservations=None,
+             client=None, code=201, **more):
+        """POST a lease; returns it, or the error when that is expected."""
+        body = {
+            'name': 'lease1', 'start_date': 'now' if start_in is None else
+            self.at(start_in), 'end_date': self.at(
+                (start_in or 0) + length),
+            'reservations': [self.reservation()] if reservations is None
+            else reservations, 'events': [], 'before_end_date': None, **more}
+        answer = self.ask('POST', '/leases', body, client, code)
+        return answer.get('lease', answer)
+
+    def make_active(self, **kwargs):
+        """A lease that has started."""
+        lease = self.make(**kwargs)
+        self.run_until(clocks.SystemClock().now())
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+        return lease
+
+    def run_until(self, when):
+        """Carry out what is due by then."""
+        self.clock.advance(max(0, when - self.clock.now()))
+        driven.run_due(self.listener.engine)
+
+    def get(self, lease, **kwargs):
+        return self.ask('GET', f'/leases/{lease["id"]}', code=200,
+                        **kwargs)['lease']
+
+    def flavor(self, flavor_id):
+        """A flavor as Nova has it; None when it has none."""
+        try:
+            return objects.Flavor.get_by_flavor_id(
+                nova_context.get_admin_context(), flavor_id)
+        except exception.FlavorNotFound:
+            return None

@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hosts are enrolled and removed, by commands and the API."""
+
+import contextlib
+
+import fixtures
+from nova.compute import api as compute_api
+from nova import context as nova_context
+from nova import objects
+from oslo_utils import uuidutils
+
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_nova.compat import aggregate_members
+from blazar_nova.compat import aggregates
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import pool
+from blazar_nova.compat import providers
+from blazar_nova.services import host_enrollment
+from blazar_nova.verify import enrolled_hosts
+from blazar_nova.verify import verification
+from tests.functional import whole_hosts_base
+
+HOUR = 3600
+
+
+class TestEnrolling(whole_hosts_base.HostsTestCase):
+
+    def enrol_anew(self):
+        """Enroll a host; the ids of it and of an enrollment from before it
+        was reinstalled under its name.
+        """
+        (new,) = self.enrol('host1')
+        with self.listener.parts.database.writer() as session:
+            row = session.get_one(models.Host, int(new['id']))
+            old = models.Host(**{
+                column.name: getattr(row, column.name)
+                for column in models.Host.__table__.c
+                if column.name not in ('id', 'uuid')} | {'capacity': {}},
+                uuid=uuidutils.generate_uuid())
+            session.add(old)
+            session.flush()
+            return int(new['id']), old.id
+
+    def test_verify_names_an_enrollment_of_before_it_was_reinstalled(self):
+        _new_id, old_id = self.enrol_anew()
+        for fix in False, True:
+            report = verification.Verifier(
+                self.listener.parts, self.clock.advance, lambda _text: None,
+                10).run(fix)
+            (left,) = report.left
+            self.assertIn(f'Host host1 is enrolled with ID {old_id}, but the '
+                          'compute node', left.text)
+            self.assertIn(f'host remove {old_id}', left.remedy)
+            self.assertEqual(([], [], []), (
+                report.mended, report.problems, report.failures))
+        self.enrolling.remove(old_id)
+        self.assert_verified()
+
+    def test_verify_says_nothing_of_enrollments_while_a_cell_is_silent(self):
+        self.enrol_anew()
+        parts = self.listener.parts
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.compute_hosts.all_hosts',
+                lambda: ([], False)):
+            self.assertEqual([], [
+                one for one in enrolled_hosts.differences(parts)
+                if one.key[0] == 'enrolled'])
+
+    def test_one_that_was_installed_anew_stays_when_the_old_one_goes(self):
+        new_id, old_id = self.enrol_anew()
+        # It may still be on its way in.
+        for enrollment in 'enrolling', 'enrolled':
+            with self.listener.parts.database.writer() as session:
+                session.get_one(models.Host, new_id).enrollment = enrollment
+                session.get_one(models.Host, old_id).enrollment = 'enrolled'
+            self.enrolling.remove(old_id)
+            self.assertEqual({'freepool': ['host1'], 'blazar_pool': ['host1']},
+                             self.aggregates(), enrollment)
+        self.enrolling.remove(new_id)
+        self.assertEqual({'freepool': [], 'blazar_pool': []},
+                         self.aggregates())
+
+    def test_an_enrolled_host_takes_nobody(self):
+        first, second = self.enrol('host1', 'host2')
+        self.assertEqual(
+            ('host1', 'host1', 4, 'enrolled', True), tuple(
+                first[key] for key in (
+                    'hypervisor_hostname', 'service_name', 'vcpus', 'status',
+                    'reservable')))
+        self.assertEqual({
+            'freepool': ['host1', 'host2'],
+            'blazar_pool': ['host1', 'host2']}, self.aggregates())
+        self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
+        for number in range(2):
+            server = self.boot_active(f'plain{number}', flavor='3')
+            self.assertEqual('plain', self.host_of(server))
+        self.fails(self.boot('one too many', flavor='3'))
+        # Not even who may name a host gets there.
+        self.fails(self.boot('forced', client=self.admin,
+                             availability_zone='nova:host1'))
+        self.enrolling.remove(int(first['id']))
+        self.assertEqual({'freepool': ['host2'], 'blazar_pool': ['host2']},
+                         self.aggregates())
+        self.assertEqual(set(), self.traits('host1'))
+        server = self.boot_active('one more', flavor='3')
+        self.assertEqual('host1', self.host_of(server))
+
+    def test_members_do_not_see_whose_it_is(self):
+        """Its zone has the id of the reservation in its name."""
+        self.enrol('host1')
+        _lease, reservation_id = self.lease_hosts()
+        for client, zone in ((self.admin, f'blazar_{reservation_id}'),
+                             (self.bob, ''), (self.alice, '')):
+            host, = self.ask('GET', '/os-hosts', client=client)['hosts']
+            self.assertEqual(zone, host['availability_zone'])
+
+    def test_not_while_servers_run_there(self):
+        server = self.boot_active('there')
+        host = self.host_of(server)
+        exc = self.assertRaises(errors.Conflict, self.enrol, host)
+        self.assertIn('it has 1 server', str(exc))
+        self.assertEqual([], self.enrolling.listed())
+        self.assertEqual(set(), self.traits(host))
+        self.alice.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        # It counts as on its way until it is told that it is gone.
+        self.clock.advance(60)
+        self.enrol(host)
+
+    def test_what_is_half_done_is_finished_by_the_same_request(self):
+        with self.stumbling('join'):
+            self.assertRaises(RuntimeError, self.enrol, 'host1')
+        self.assertEqual(['enrolling'], [
+            one['status'] for one in self.enrolling.listed()])
+        self.enrol('host1')
+        host_id = int(self.enrolling.listed()[0]['id'])
+        with self.stumbling('leave'):
+            self.assertRaises(
+                RuntimeError, self.enrolling.remove, host_id)
+        self.assertEqual('leaving', self.enrolling.show(host_id)['status'])
+        self.enrolling.remove(host_id)
+        self.assertEqual([], self.enrolling.listed())
+
+    def test_two_who_take_it_out_at_once(self):
+        """Or a listener that finishes what a command has begun."""
+        one, = self.enrol('host1')
+        host_id, real, also = int(one['id']), pool.leave, []
+
+        def leave(host, *more):
+            real(host, *more)
+            if not also:
+                also.append(True)
+                self.enrolling.remove(host_id)
+
+        with fixtures.MonkeyPatch('blazar_nova.compat.pool.leave', leave):
+            self.enrolling.remove(host_id)
+        self.assertEqual(([True], []), (also, self.enrolling.listed()))
+        self.assertRaises(errors.NotFound, self.enrolling.remove, host_id)
+
+    def test_who_takes_it_out_is_not_overtaken(self):
+        """By who enrols it once more between two of his steps."""
+        one, = self.enrol('host1')
+        real, overtaken = pool.leave, []
+
+        def leave(host, *more):
+            overtaken.append(self.assertRaises(
+                errors.Conflict, self.enrol, 'host1'))
+            real(host, *more)
+
+        with fixtures.MonkeyPatch('blazar_nova.compat.pool.leave', leave):
+            self.enrolling.remove(int(one['id']))
+        self.assertIn('is being removed', str(overtaken[0]))
+        self.assertEqual([], self.enrolling.listed())
+
+    def stumbling(self, name):
+        """Within, a function of the pool dies when it has done its work."""
+        real = getattr(pool, name)
+
+        def stumble(*args):
+            real(*args)
+            raise RuntimeError('killed')
+
+        return fixtures.MonkeyPatch(
+            f'blazar_nova.compat.pool.{name}', stumble)
+
+    def test_unknown_hosts_and_those_that_are_enrolled(self):
+        self.assertRaises(errors.NotFound, self.enrol, 'no such host')
+        self.enrol('host1')
+        self.assertRaises(errors.Conflict, self.enrol, 'host1')
+
+
+class TestCommands(whole_hosts_base.HostsTestCase):
+
+    def manage(self, *words):
+        return self.command('host', *words)
+
+    def test_an_operator_enrols_hosts_and_takes_them_out(self):
+        code, text = self.manage('add', 'host1', 'gpu=A100')
+        self.assertEqual((0, True), (code, 'it serves leases only' in text))
+        host, = self.enrolling.listed()
+        self.assertEqual('A100', host['gpu'])
+        self.assertRegex(self.manage('list')[1],
+                         rf'{host["id"]} *\| host1 *\| enrolled *\| True')
+        code, text = self.manage('remove', host['id'])
+        self.assertEqual((0, True), (code, 'available to all' in text))
+        self.assertEqual([], self.enrolling.listed())
+
+    def test_one_goes_when_its_leases_are_over(self):
+        host, = self.enrol('host1')
+        lease, _id = self.lease_hosts()
+        later = self.make(start_in=2 * HOUR, reservations=[
+            self.hosts_wanted()])['id']
+        code, text = self.manage('remove', host['id'])
+        self.assertEqual((1, True), (code, '2 bookings' in text), text)
+        ends, seen = [lease['id'], None, later], []
+
+        def pause(_seconds):
+            self.enrolling.remove_left()
+            seen.append(self.enrolling.show(int(host['id']))['status'])
+            lease_id = ends.pop(0)
+            if lease_id is not None:
+                self.delete(lease_id)
+
+        with fixtures.MonkeyPatch('blazar_nova.cmd.manage._pause', pause):
+            code, text = self.manage('remove', host['id'], '--wait')
+        self.assertEqual(0, code)
+        self.assertEqual(['leaving'] * 3, seen)
+        self.assertEqual([1, 1], [
+            text.count(f'Waiting: Host host1 cannot be taken out: it has '
+                       f'{count} of leases')
+            for count in ('2 bookings', '1 booking')])
+        self.assertIn('is available to all workloads again', text)
+        self.assertEqual([], self.enrolling.listed())
+
+    def test_who_waits_no_more_is_followed_by_a_listener(self):
+        host, = self.enrol('host1')
+        lease, _id = self.lease_hosts()
+
+        def stop(_seconds):
+            raise KeyboardInterrupt
+
+        with fixtures.MonkeyPatch('blazar_nova.cmd.manage._pause', stop):
+            self.assertRaises(KeyboardInterrupt, self.manage, 'remove',
+                              host['id'], '--wait')
+        answer = self.make(code=409, reservations=[self.hosts_wanted()])
+        self.assertIn('fits_now: 0 of 1', answer['error_message'])
+        self.listener._enrolling.remove_left()
+        self.assertEqual('leaving', self.enrolling.show(
+            int(host['id']))['status'])
+        self.delete(lease['id'])
+        self.listener._enrolling.remove_left()
+        self.assertEqual([], self.enrolling.listed())
+        self.assertEqual({'freepool': [], 'blazar_pool': []},
+                         self.aggregates())
+
+    def test_one_that_fails_keeps_no_other_from_leaving(self):
+        first, second = self.enrol('host1', 'host2')
+        for host in (first, second):
+            self.enrolling.retire(int(host['id']))
+        real = providers.change
+        away_uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
+                      if one.service_host == 'host1')
+
+        def away(uuid, *args, **kwargs):
+            if uuid == away_uuid:
+                raise errors.CloudUnavailable('Placement is away.')
+            return real(uuid, *args, **kwargs)
+
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.providers.change', away):
+            self.enrolling.remove_left()
+            self.assertEqual(['host1'], [
+                one['service_name'] for one in self.enrolling.listed()])
+            code, text = self.manage('remove', first['id'])
+            self.assertEqual(1, code)
+            self.assertIn('Placement is away.', text)
+        self.enrolling.remove_left()
+        self.assertEqual([], self.enrolling.listed())
+
+    def test_who_is_slow_does_not_take_out_what_was_enrolled_again(self):
+        for late in ('before', 'within'):
+            host, = self.enrol('host1')
+            self.enrolling.retire(int(host['id']))
+            other = host_enrollment.HostEnrollment(self.listener.parts)
+            real, again = pool.leave, []
+
+            def meanwhile(*args, other=other, again=again):
+                if not again:
+                    again.append(1)
+                    other.remove_left()
+                    self.enrol('host1', rack='7')
+                return args and real(*args)
+
+            left = other._left()
+            with contextlib.ExitStack() as stack:
+                if late == 'within':
+                    stack.enter_context(fixtures.MonkeyPatch(
+                        'blazar_nova.compat.pool.leave', meanwhile))
+                else:
+                    meanwhile()
+                    stack.enter_context(fixtures.MockPatchObject(
+                        self.enrolling, '_left', side_effect=[
+                            left, other._left()]))
+                self.enrolling.remove_left()
+            host, = self.enrolling.listed()
+            self.assertEqual(('enrolled', '7'), (
+                host['status'], host['rack']), late)
+            self.assertEqual({'freepool': ['host1'],
+                              'blazar_pool': ['host1']}, self.aggregates())
+            self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
+            self.enrolling.remove(int(host['id']))
+
+    def test_what_cannot_be_done_is_said(self):
+        for words, part in (
+                (('add', 'nowhere'), 'There is no host nowhere'),
+                (('add', 'host1', 'gpu'), 'gpu is not in the form KEY=VALUE'),
+                (('add', 'host1', 'vcpus=99'), '"vcpus" is no extra'),
+                (('remove', '999'), 'Host 999 could not be found')):
+            code, text = self.manage(*words)
+            self.assertEqual((1, True), (code, part in text), text)
+
+
+class TestNotIsolated(whole_hosts_base.HostsTestCase):
+
+    more_conf = '[scheduler]\nenable_isolated_aggregate_filtering = False\n'
+
+    def test_nothing_is_enrolled_that_placement_would_not_keep(self):
+        exc = self.assertRaises(errors.Conflict, self.enrol, 'host1')
+        self.assertIn('enable_isolated_aggregate_filtering', str(exc))
+
+
+class TestZones(whole_hosts_base.HostsTestCase):
+    """What Nova looks at before a host comes into an aggregate of a zone."""
+
+    def setUp(self):
+        super().setUp()
+        self.context = nova_context.get_admin_context()
+        self.aggregate = aggregates.make(
+            self.context, name='zoned', metadata={'availability_zone': 'az1'})
+
+    def hosts_in(self, name='zoned'):
+        return self.aggregates()[name]
+
+    def refused_by_it(self, change, *hosts):
+        return str(self.assertRaises(
+            errors.CloudUnavailable, change, self.context, self.aggregate,
+            hosts))
+
+    def test_hosts_come_and_go_as_often_as_one_likes(self):
+        for _again in range(2):
+            aggregate_members.put(
+                self.context, self.aggregate, ['host1', 'host2'])
+            self.assertEqual(['host1', 'host2'], self.hosts_in())
+        aggregate_members.put(self.context, self.aggregate, ['host2', 'plain'])
+        self.assertEqual(['host1', 'host2', 'plain'], self.hosts_in())
+        for _again in range(2):
+            aggregate_members.take_out(
+                self.context, self.aggregate, ['host1', 'plain'])
+            self.assertEqual(['host2'], self.hosts_in())
+
+    def test_the_schedulers_hear_of_all_that_is_there_now(self):
+        told = []
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.rpcapi.SchedulerAPI.update_aggregates',
+            lambda _self, _context, found: told.extend(found)))
+        aggregate_members.put(self.context, self.aggregate, ['host1', 'host2'])
+        gone = aggregates.make(self.context, name='gone', metadata={})
+        gone.destroy()
+        told.clear()
+        aggregate_members.tell(self.context, self.aggregate, gone)
+        self.assertEqual([['host1', 'host2']], [
+            sorted(one.hosts) for one in told])
+
+    def test_one_that_is_in_another_zone(self):
+        other = aggregates.make(
+            self.context, name='other', metadata={'availability_zone': 'az2'})
+        aggregate_members.put(self.context, other, ['host2'])
+        message = self.refused_by_it(aggregate_members.put, 'host1', 'host2')
+        self.assertIn('Hosts host2 do not come', message)
+        self.assertIn('availability zone az2', message)
+        self.assertEqual([], self.hosts_in())
+
+    def test_one_with_servers(self):
+        """They would be in another zone than they were booted into."""
+        server = self.boot_active('one')
+        host = self.host_of(server)
+        self.assertIn('1 server there', self.refused_by_it(
+            aggregate_members.put, 'host1', 'host2', 'plain'))
+        self.assertEqual([], self.hosts_in())
+        self.admin.delete_server(server['id'])
+        self.wait_until_gone(server['id'])
+        aggregate_members.put(self.context, self.aggregate, [host])
+        uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
+                 if one.name == host)
+        providers.change(uuid, 'aggregates', [self.aggregate.uuid])
+        self.boot_active('two', availability_zone='az1')
+        # One that is there already changes nothing for it.
+        aggregate_members.put(self.context, self.aggregate, [host])
+        self.refused_by_it(aggregate_members.take_out, host)
+        self.assertEqual([host], self.hosts_in())
+
+    def test_a_cell_that_does_not_answer(self):
+        """Its hosts wait, and no others."""
+        cell = self.cell_mappings['cell1'].uuid
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.compat.bounded_calls.of_cells', lambda *_args: {
+                cell: nova_context.did_not_respond_sentinel}))
+        self.assertIn('cell does not answer', self.refused_by_it(
+            aggregate_members.put, 'host1'))
+        aggregate_members.put(self.context, self.aggregate, ['unmapped'])
+        self.assertEqual(['unmapped'], self.hosts_in())
+
+    def test_an_aggregate_that_is_gone(self):
+        self.aggregate.destroy()
+        aggregate_members.take_out(self.context, self.aggregate, ['host1'])
+
+
+class TestVerify(whole_hosts_base.HostsTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.enrol('host1', 'host2')
+        self.verifier = verification.Verifier(
+            self.listener.parts, lambda _seconds: None, lambda _text: None, 0)
+
+    def texts(self, fix=False):
+        """What differs, or was mended; in words."""
+        report = self.verifier.run(fix)
+        self.assertEqual(([], []), (report.problems, report.failures))
+        return [one.text for one in (
+            report.mended if fix else report.left)]
+
+    def test_nothing_differs_while_hosts_are_leased_and_used(self):
+        self.assertEqual([], self.texts())
+        lease, reservation_id = self.lease_hosts()
+        self.wait_for_status(
+            self.within('in', reservation_id)['id'], 'ACTIVE')
+        self.listener.mirror.compare_all()
+        self.assertEqual([], self.texts())
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.assertEqual('DELETING', self.get(lease)['status'])
+        self.assertEqual([], self.texts())
+
+    def test_what_somebody_took_out_of_the_pool_is_put_back(self):
+        uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
+                 if one.name == 'host1')
+        before = self.aggregates()
+        pool.leave(pool.Member(uuid, 'host1'))
+        text, = self.texts()
+        self.assertIn('host1 is enrolled, but Nova does not keep', text)
+        self.assertEqual([text], self.texts(fix=True))
+        self.assertEqual(([], before), (self.texts(), self.aggregates()))
+
+    def test_what_is_leased_is_put_back_and_is_not_free(self):
+        _lease, reservation_id = self.lease_hosts()
+        before = self.aggregates()
+        mine, = before[reservation_id]
+        context = nova_context.get_admin_context()
+        compute_api.AggregateAPI().remove_host_from_aggregate(
+            context, aggregates.found(context, 'blazar_pool').id, mine)
+        text, = self.texts()
+        self.assertIn(f'{mine} is enrolled, but Nova does not keep', text)
+        self.texts(fix=True)
+        self.assertEqual(([], before), (self.texts(), self.aggregates()))
+
+    def test_a_host_that_an_operator_took_from_a_reservation(self):
+        _lease, reservation_id = self.lease_hosts(2, 2)
+        before = self.aggregates()
+        context = nova_context.get_admin_context()
+        compute_api.AggregateAPI().remove_host_from_aggregate(
+            context, objects.Aggregate.get_by_uuid(
+                context, reservation_id).id, 'host2')
+        text, = self.texts()
+        self.assertIn('has other hosts in Nova than in the reservation '
+                      'database', text)
+        self.texts(fix=True)
+        self.assertEqual(([], before), (self.texts(), self.aggregates()))
+
+    def test_what_was_begun_is_finished(self):
+        with whole_hosts_base.Dying(3, True), contextlib.suppress(
+                whole_hosts_base.Died):
+            self.enrol('plain')
+        host_id, = (int(one['id']) for one in self.enrolling.listed()
+                    if one['hypervisor_hostname'] == 'host1')
+        with whole_hosts_base.Dying(2, True), contextlib.suppress(
+                whole_hosts_base.Died):
+            self.enrolling.remove(host_id)
+        self.assertEqual(2, len(self.texts()))
+        self.assertEqual(2, len(self.texts(fix=True)))
+        self.assertEqual([], self.texts())
+        self.assertEqual(['enrolled', 'enrolled'], [
+            one['status'] for one in self.enrolling.listed()])

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Builds are sent once, and lost ones again."""
+
+import contextlib
+import threading
+from unittest import mock
+
+import fixtures
+from oslo_db import exception as db_exception
+import sqlalchemy as sa
+
+from blazar_core.common import errors
+from blazar_core.db import models
+from blazar_core.leases import views
+from blazar_core.lifecycle import dispatch
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests import driven
+from tests.unit import base
+from tests.unit.blazar_core import lifecycle_base
+
+load_tests = databases.load_tests
+Seen = cloud_api.ObservedServer
+State = base.State
+
+
+class TestLostBuilds(lifecycle_base.LifecycleTestCase):
+    """Sent, and never seen again: its worker or the bus died just then."""
+
+    def sent(self):
+        lease = self.lease(50, 1000)
+        self.clock.advance(50)
+        self.lifecycle.lease_start.start(lease['id'])
+        self.miss(lease)
+        return lease
+
+    def miss(self, lease, trace=cloud_api.BuildTrace.NONE):
+        self.cloud.stranded = dict.fromkeys(base.servers_of(lease), trace)
+
+    def look_after(self, *pauses):
+        for pause in pauses:
+            self.clock.advance(pause)
+            self.lifecycle.lost_builds.send()
+        return len(self.cloud.sent)
+
+    def test_it_is_sent_again_when_it_is_missing_for_long_enough(self):
+        self.sent()
+        self.assertEqual(1, self.look_after(10, 100, 19))
+        self.assertEqual(2, self.look_after(1))
+        self.assertEqual(*self.cloud.sent)
+
+    def sent_by_a_clock(self, ahead):
+        self.sent()
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Booking).values(
+                dispatched_at=self.clock.now() + ahead))
+        self.assertEqual(1, self.look_after(0, 119))
+        self.assertEqual(2, self.look_after(1))
+
+    def test_it_is_so_when_a_clock_was_ahead_that_said_when(self):
+        self.sent_by_a_clock(3600)
+
+    def test_it_is_so_when_one_was_behind(self):
+        self.sent_by_a_clock(-3600)
+
+    def test_a_step_of_the_clock_makes_nothing_lost(self):
+        self.sent()
+        self.look_after(0)
+        self.clock.step(3600)
+        self.assertEqual(1, self.look_after(119))
+        self.clock.step(-3600)
+        self.assertEqual(2, self.look_after(1))
+        self.assertEqual(2, self.look_after(119))
+
+    def test_what_was_missed_for_the_first_time_is_not_sent_yet(self):
+        """It may have arrived just before that."""
+        self.sent()
+        self.assertEqual(1, self.look_after(10_000))
+
+    def test_sent_again_it_is_given_time_again(self):
+        self.sent()
+        self.assertEqual(2, self.look_after(0, 120, 119))
+        self.assertEqual(3, self.look_after(1))
+
+    def test_what_arrived_is_not_sent_again(self):
+        self.sent()
+        self.look_after(0)
+        self.cloud.stranded.clear()
+        self.assertEqual(1, self.look_after(300, 300))
+
+    def test_what_arrived_in_between_is_missed_anew(self):
+        lease = self.sent()
+        self.look_after(0)
+        self.cloud.stranded.clear()
+        self.look_after(119)
+        self.miss(lease)
+        self.assertEqual(1, self.look_after(1, 119))
+        self.assertEqual(2, self.look_after(1))
+
+    def test_a_lease_that_is_over_is_let_be(self):
+        lease = self.sent()
+        self.look_after(0)
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertEqual(1, self.look_after(300))
+
+    def test_two_who_miss_it_send_it_once(self):
+        lease = self.sent()
+        self.look_after(0)
+        gates = []
+
+        def send(*args):
+            gates.append(args[-1])
+            return ''
+
+        self.cloud.send = send
+        other = self.new_handlers(self.books.connect())
+        other.lost_builds.send()
+        self.look_after(120)
+        other.lost_builds.send()
+        self.assertEqual([True, False], [
+            gate(base.servers_of(lease)) is not None for gate in gates])
+
+    def test_who_cannot_be_asked_is_not_taken_for_dead(self):
+        self.sent()
+        self.look_after(0)
+        self.cloud.broken['traces'] = errors.CloudUnavailable('away')
+        self.assertEqual(1, self.look_after(300))
+        self.cloud.broken.clear()
+        # It is missed from now on.
+        self.assertEqual(1, self.look_after(0, 119))
+        self.assertEqual(2, self.look_after(1))
+
+    def test_what_stands_still_is_abandoned_and_never_sent_again(self):
+        lease = self.sent()
+        server_id, = base.servers_of(lease)
+        self.miss(lease, cloud_api.BuildTrace.CAUGHT)
+        self.look_after(0, 119)
+        self.assertEqual([], self.cloud.abandoned)
+        self.assertEqual(1, self.look_after(1, 300, 300))
+        self.assertEqual([server_id], self.cloud.abandoned)
+        self.assertEqual('ERROR', self.status(lease))
+        self.assertIsNone(self.host_of(server_id))
+
+    def test_what_was_caught_late_is_given_its_time_from_then_on(self):
+        lease = self.sent()
+        self.look_after(0, 119)
+        self.miss(lease, cloud_api.BuildTrace.CAUGHT)
+        self.assertEqual(1, self.look_after(1, 119))
+        self.assertEqual([], self.cloud.abandoned)
+        self.look_after(1)
+        self.assertEqual(1, len(self.cloud.abandoned))
+
+    def test_a_lost_build_whose_call_is_not_kept_is_abandoned(self):
+        """That of a server with a reservation slot."""
+        server_id, = self.take_slots(self.reserve(0, 1000, active=True))
+        self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
+        self.look_after(0, 120)
+        self.assertEqual(([server_id], []),
+                         (self.cloud.abandoned, self.cloud.sent))
+
+
+class _RolledBack(Exception):
+    """Ends a transaction whose commit has not reached the database."""
+
+
+class TestFromNowOn(lifecycle_base.LifecycleTestCase):
+    """A lease from now on, whose request sends its build itself."""
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.engine = self.new_engine()
+        self.cast = []
+        self.new = self.new_lease(0, 1000, count=2)
+        self.made = self.leases.creation.create(
+            self.new, self.encryption.seal('call'), dispatch.HEAD_START)
+
+    def cast_it(self, gate):
+        deadline = gate(self.new.server_ids)
+        if deadline is not None and not deadline.passed():
+            self.cast.append(sorted(self.new.server_ids))
+
+    def send(self, cast=None):
+        self.lifecycle.dispatch.send_own(self.made, cast or self.cast_it)
+
+    def listen(self):
+        """What a listener does when it is its turn."""
+        self.clock.advance(dispatch.HEAD_START)
+        driven.run_due(self.engine)
+
+    def sent(self):
+        return [*self.cast, *(sorted(servers)
+                              for _call, servers in self.cloud.sent)]
+
+    def assert_sent_once(self):
+        self.listen()
+        self.listen()
+        self.assertEqual([sorted(self.new.server_ids)], self.sent())
+        described = views.get(self.database, self.made['id'])
+        self.assertEqual('STARTING', described['status'])
+        self.assertEqual('DONE', self.events_of(self.made)['start_lease'])
+
+    def test_it_is_sent_by_its_request(self):
+        self.send()
+        self.assertEqual(1, len(self.cast))
+        self.assertEqual(self.made, views.get(
+            self.database, self.made['id']))
+        self.assert_sent_once()
+
+    def test_a_listener_leaves_it_to_its_request_for_a_while(self):
+        self.clock.advance(dispatch.HEAD_START - 1)
+        driven.run_due(self.engine)
+        self.assertEqual([], self.sent())
+        self.send()
+        self.assert_sent_once()
+
+    def test_one_whose_request_died_is_sent_by_a_listener(self):
+        self.assertEqual('PENDING', self.status(self.made))
+        self.assert_sent_once()
+        self.assertEqual([], self.cast)
+        self.assertIn(('lease.event.start_lease', self.made['id']),
+                      self.notified)
+
+    def test_a_request_that_comes_after_a_listener_sends_nothing(self):
+        self.listen()
+        self.send()
+        self.assertEqual([], self.cast)
+        self.assertEqual('PENDING', self.made['status'])
+        self.assert_sent_once()
+
+    def test_a_request_that_stood_still_with_the_permit_sends_nothing(self):
+        """It is found as one that got lost, and sent once."""
+        def stand_still(gate):
+            deadline = gate(self.new.server_ids)
+            for server_id in self.new.server_ids:
+                self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
+            self.lifecycle.lost_builds.send()
+            self.clock.advance(base.LOST_AFTER)
+            self.lifecycle.lost_builds.send()
+            self.assertTrue(deadline.passed())
+
+        self.send(stand_still)
+        self.assert_sent_once()
+
+    def lose_answers(self, count, committed=True, step=0):
+        """Have the answers to commits be lost, a second after each other."""
+        begin, lost = self.database.begin, []
+
+        @contextlib.contextmanager
+        def losing():
+            with contextlib.suppress(_RolledBack), begin() as connection:
+                yield connection
+                if not committed and len(lost) < count:
+                    raise _RolledBack
+            if len(lost) < count:
+                lost.append(self.clock.advance(1))
+                self.clock.step(step)
+                raise errors.OutcomeUnknown
+
+        return mock.patch.object(self.database, 'begin', losing)
+
+    def test_one_whose_commit_was_not_answered_is_sent_by_its_request(self):
+        with self.lose_answers(3):
+            self.send()
+        self.assertEqual(1, len(self.cast))
+        self.assertEqual(self.made, views.get(
+            self.database, self.made['id']))
+        self.assert_sent_once()
+
+    def test_one_whose_commit_was_lost_is_sent_by_its_request(self):
+        with self.lose_answers(3, committed=False):
+            self.send()
+        self.assertEqual(1, len(self.cast))
+        self.assert_sent_once()
+
+    def test_so_is_one_while_the_clock_is_put_back(self):
+        self.useFixture(fixtures.Timeout(20, gentle=True))
+        with self.lose_answers(1, step=-3600):
+            self.send()
+        self.assertEqual(1, len(self.cast))
+        self.clock.step(3600)
+        self.assert_sent_once()
+
+    def losing(self, send):
+        """Have answers to the commits of a listener's permits be lost."""
+        def lost(transaction):
+            @contextlib.contextmanager
+            def losing():
+                with transaction() as subject:
+                    yield subject
+                if len(answers) < 3:
+                    answers.append(self.clock.advance(1))
+                    raise errors.OutcomeUnknown
+            return losing
+
+        answers, given = [], self.cloud.send
+
+        def late(call, credential, server_ids, gate):
+            def unanswered(chosen):
+                with (mock.patch.object(self.database, 'begin', lost(
+                        self.database.begin)),
+                      mock.patch.object(self.database, 'writer', lost(
+                          self.database.writer))):
+                    return gate(chosen)
+
+            return given(call, credential, server_ids, unanswered)
+
+        with mock.patch.object(self.cloud, 'send', late):
+            send()
+        self.assertEqual(3, len(answers))
+
+    def test_a_listener_whose_commit_was_not_answered_sends_it(self):
+        self.losing(self.listen)
+        self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual(1, self.notified.count(
+            ('lease.event.start_lease', self.made['id'])))
+        self.assert_sent_once()
+
+    def test_so_does_one_that_sends_again_what_got_lost(self):
+        self.listen()
+        self.cloud.sent.clear()
+        for server_id in self.new.server_ids:
+            self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
+        self.lifecycle.lost_builds.send()
+        self.clock.advance(base.LOST_AFTER)
+        self.losing(self.lifecycle.lost_builds.send)
+        self.assert_sent_once()
+
+    def test_a_listener_that_was_faster_than_an_answer(self):
+        """It has sent what the request could not write."""
+        begin = self.database.begin
+
+        @contextlib.contextmanager
+        def lost():
+            with contextlib.suppress(_RolledBack), begin() as connection:
+                yield connection
+                raise _RolledBack
+            self.database.begin = begin
+            self.listen()
+            raise errors.OutcomeUnknown
+
+        self.database.begin = lost
+        self.send()
+        self.assertEqual([], self.cast)
+        self.assert_sent_once()
+
+    def test_when_no_commit_is_answered_the_log_says_that_it_is_not_known(
+            self):
+        log = self.useFixture(fixtures.FakeLogger())
+        with self.lose_answers(100):
+            self.send()
+        self.assertEqual([], self.cast)
+        self.assertIn('it is not known whether its build was sent',
+                      log.output)
+        self.assertNotIn('its build was not sent', log.output)
+
+    def test_whatever_fails_behind_the_cast_undoes_nothing(self):
+        self.lifecycle.lease_end.delete(self.made['id'])
+        for failure in (ValueError(), db_exception.DBError(),
+                        errors.CloudUnavailable('away'),
+                        errors.InvalidLeaseParams('no')):
+            self.made = self.leases.creation.create(
+                self.new_lease(0, 1000, resources={'VCPU': 0}),
+                self.encryption.seal('call'), dispatch.HEAD_START)
+            server_ids = base.servers_of(self.made)
+
+            def cast(gate, failure=failure, server_ids=server_ids):
+                self.assertIsNotNone(gate(server_ids))
+                raise failure
+
+            self.send(cast)
+            self.assertEqual('STARTING', self.made['status'])
+            self.assertEqual(self.made, views.get(
+                self.database, self.made['id']))
+            for server_id in server_ids:
+                self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
+            self.listen()
+            self.assertEqual([], self.sent())
+            self.lifecycle.lost_builds.send()
+            self.clock.advance(base.LOST_AFTER)
+            self.lifecycle.lost_builds.send()
+            self.assertEqual([sorted(server_ids)], self.sent())
+            self.cloud.stranded.clear()
+            self.cloud.sent.clear()
+
+    def test_a_lease_that_has_ended_meanwhile_is_not_sent(self):
+        self.lifecycle.lease_end.delete(self.made['id'])
+        self.send()
+        self.listen()
+        self.assertEqual([], self.sent())
+
+    def test_one_that_could_not_be_taken_is_sent_by_a_listener(self):
+        with fixtures.MonkeyPatch(
+                'blazar_core.lifecycle.dispatch.Dispatch._take_own',
+                mock.Mock(side_effect=errors.DatabaseUnavailable())):
+            self.send()
+        self.assertEqual([], self.cast)
+        self.assert_sent_once()
+
+    def test_of_several_who_try_together_one_sends_it(self):
+        """The request, and listeners that believe it died."""
+        self.clock.advance(dispatch.HEAD_START)
+        others = [threading.Thread(
+            target=self.lifecycle.lease_start.start, args=(self.made['id'],))
+            for _number in range(3)]
+        own = threading.Thread(target=self.send)
+        for thread in (*others, own):
+            thread.start()
+        for thread in (*others, own):
+            thread.join(60)
+        self.assert_sent_once()
+
+    def test_a_build_without_a_host_has_failed(self):
+        self.send()
+        for server_id in self.new.server_ids:
+            self.lifecycle.reconciliation.observe(server_id, Seen(
+                State.ERROR, None, 'No valid host', unplaced=True))
+        self.assertEqual('ERROR', self.status(self.made))
+        self.assertEqual([], self.scalars(models.HeldBuild))
+
+    def test_the_call_is_kept_until_all_of_it_runs(self):
+        self.send()
+        first, second = self.new.server_ids
+        self.see(first, State.RUNNING, self.one)
+        self.assertEqual(1, len(self.scalars(models.HeldBuild)))
+        self.see(second, State.RUNNING, self.one)
+        self.assertEqual([], self.scalars(models.HeldBuild))
+        self.assertEqual('ACTIVE', self.status(self.made))

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Builds that fail, or find no host."""
+
+import fixtures
+import sqlalchemy as sa
+
+from blazar_core.capacity import inventory
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import retries
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests import driven
+from tests.unit import base
+from tests.unit.blazar_core import lifecycle_base
+
+load_tests = databases.load_tests
+NOW = base.NOW
+Seen = cloud_api.ObservedServer
+State = base.State
+
+
+class TestFailure(lifecycle_base.LifecycleTestCase):
+
+    def test_a_server_that_cannot_be_built_gives_back_its_room(self):
+        lease = self.lease(0, 100, count=2)
+        self.assertEqual(0, self.room())
+        server_id = base.servers_of(lease)[0]
+        self.see(server_id, State.ERROR, fault='No valid host')
+        self.assertEqual(1, self.room())
+        self.assertIsNone(self.host_of(server_id))
+
+    def test_what_the_cloud_keeps_for_it_ends_with_its_lease(self):
+        """A nova-compute that died over its build has its allocation."""
+        lease = self.lease(0, 100, count=2)
+        server_id, other = base.servers_of(lease)
+        self.see(other, State.RUNNING, self.one)
+        self.see(server_id, State.ERROR, self.one, 'The host has died.')
+
+        def report(**runs):
+            with self.database.writer() as session:
+                inventory.report(
+                    session, NOW, model.HostFacts(
+                        self.one, 'one', 'one', {'VCPU': 2}),
+                    {one: {'VCPU': 1} for one in runs.values()},
+                    inventory.generations(session, [self.one])[self.one])
+
+        def usage():
+            return self.scalars(models.Host.usage)[0]
+
+        for _time in range(2):
+            report(ran=other, failed=server_id)
+            self.assertEqual('one', self.host_of(server_id))
+            self.assertEqual({}, usage())
+            self.assertEqual(0, self.room())
+            reservation, = views.get(
+                self.database, lease['id'])['reservations']
+            listed, = views.page(self.database, views.Query())[0]
+            self.assertEqual((True, [reservation]), (
+                reservation['missing_resources'], listed['reservations']))
+        # It has an end, and others may come after it.
+        driven.withdraw(self.leases, self.lease(100, 200, count=2)['id'])
+        # As soon as it is free it is for others.
+        report(ran=other)
+        self.assertIsNone(self.host_of(server_id))
+        self.assertEqual(1, self.room())
+        # It may be booked for somebody else by then, and is so no more.
+        report(ran=other, failed=server_id)
+        self.see(server_id, State.GONE)
+        report(ran=other)
+        self.assertEqual(({}, 1), (usage(), self.room()))
+
+    def test_its_lease_fails_and_says_why(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.see(server_id, State.ERROR, fault='No valid host')
+        described = views.get(self.database, lease['id'])
+        self.assertEqual('ERROR', described['status'])
+        for part in (server_id, 'No valid host'):
+            self.assertIn(part, described['status_reason'])
+        self.assertEqual('error', described['reservations'][0]['status'])
+        self.assertEqual([('lease.update', lease['id'])], self.notified)
+
+    def test_a_failure_that_is_seen_again_is_told_once(self):
+        lease = self.lease(0, 100)
+        for _time in range(2):
+            self.see(*base.servers_of(lease), State.ERROR)
+        self.assertEqual(1, len(self.notified))
+
+    def test_a_server_that_ran_before_has_a_fault_of_its_own(self):
+        lease = self.running_lease()
+        self.see(*base.servers_of(lease), State.ERROR, self.one)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual('one', self.host_of(*base.servers_of(lease)))
+
+    def test_one_failure_does_not_end_the_other_servers(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.ERROR, fault='It broke.')
+        self.assertEqual('STARTING', self.status(lease))
+        self.see(second, State.RUNNING, self.one)
+        described = views.get(self.database, lease['id'])
+        self.assertEqual('ACTIVE', described['status'])
+        self.assertIn('It broke.', described['status_reason'])
+        self.assertTrue(described['degraded'])
+        reservation, = described['reservations']
+        self.assertEqual(('active', True), (
+            reservation['status'], reservation['missing_resources']))
+        self.assertEqual('one', self.host_of(second))
+        # What is left of it is a lease like others.
+        self.leases.updates.update(
+            lease['id'], updates.LeaseChange(end=NOW + 200))
+        self.assertTrue(self.leases.lookup.is_leased(first))
+
+    def test_many_failures_are_counted_with_the_fault_of_the_first(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        self.see(second, State.ERROR, fault='It broke.')
+        self.see(first, State.ERROR, fault='It was too late.')
+        described = views.get(self.database, lease['id'])
+        self.assertEqual(
+            '2 of 2 servers could not be built, the first: It broke.',
+            described['status_reason'])
+        condition, = described['conditions']
+        self.assertEqual((NOW, {first, second}), (
+            condition['since'], set(condition['details']['servers'])))
+
+    def test_a_lease_that_failed_comes_to_its_end_too(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.cloud.servers[server_id] = Seen(State.ERROR)
+        self.lifecycle.reconciliation.check(server_id)
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([server_id], self.cloud.deleted)
+
+    def test_a_lease_that_could_not_be_sent_fails_and_gives_back_room(self):
+        lease = self.lease(50, 100, count=2)
+        self.assertEqual(0, self.room())
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
+        described = views.get(self.database, lease['id'])
+        self.assertEqual('ERROR', described['status'])
+        self.assertIn('could not be sent', described['status_reason'])
+        self.assertEqual('error', described['reservations'][0]['status'])
+        self.assertEqual(2, self.room())
+        self.assertEqual([('lease.update', lease['id'])], self.notified)
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
+        self.assertEqual(1, len(self.notified))
+
+    def test_a_lease_that_was_given_up_is_not_sent_any_more(self):
+        lease = self.lease(50, 100)
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_a_lease_that_has_started_cannot_be_given_up(self):
+        lease = self.running_lease()
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_an_announcement_that_failed_does_not_fail_its_lease(self):
+        lease = self.lease(50, 100)
+        self.lifecycle.lease_start.give_up(lease['id'], 'before_end_lease')
+        self.assertEqual('PENDING', self.status(lease))
+
+
+class TestNotPlaced(lifecycle_base.LifecycleTestCase):
+    """Nova has no host or no quota just then."""
+
+    def sent(self, count=1, end=100_000):
+        lease = self.lease(50, end, count=count)
+        self.clock.advance(50)
+        self.start(lease)
+        return lease
+
+    def start(self, lease):
+        return self.lifecycle.lease_start.start(lease['id'], when_due=True)
+
+    def fail(self, *servers):
+        for server_id in servers:
+            self.lifecycle.reconciliation.observe(server_id, Seen(
+                State.ERROR, fault='No valid host', unplaced=True))
+
+    def start_event(self, lease):
+        event, = self.scalars(
+            models.Event, models.Event.lease_id == lease['id'],
+            models.Event.event_type == 'start_lease')
+        return event
+
+    def test_it_keeps_its_room_and_is_sent_again_within_its_time(self):
+        lease = self.sent()
+        self.database.retried(self.done, lease)
+        server_id, = base.servers_of(lease)
+        self.fail(server_id)
+        self.assertEqual(('STARTING', 'one'),
+                         (self.status(lease), self.host_of(server_id)))
+        for part in (server_id, 'No valid host'):
+            self.assertIn(part, self.reason(lease))
+        event = self.start_event(lease)
+        self.assertEqual(('UNDONE', NOW + 50 + retries.AWAY),
+                         (event.status, event.run_at))
+        # Seen once more, it is nothing new.
+        self.fail(server_id)
+        self.clock.advance(retries.AWAY)
+        self.start(lease)
+        self.assertEqual(2, len(self.cloud.sent))
+        self.assertEqual(['lease.event.start_lease'], self.events_told())
+        self.see(server_id, State.RUNNING, self.one)
+        self.assertEqual(('ACTIVE', ''),
+                         (self.status(lease), self.reason(lease)))
+
+    def test_one_of_which_another_failed_waits_for_no_server_that_is_gone(
+            self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.ERROR, fault='It broke.')
+        self.fail(second)
+        self.assertIn('no valid host yet', self.reason(lease))
+        self.see(second, State.GONE)
+        self.assertEqual(('ERROR', f'Server {first} could not be built: '
+                          'It broke.'),
+                         (self.status(lease), self.reason(lease)))
+
+    def test_what_broke_first_is_said_when_others_are_sent_again(self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.ERROR, fault='It broke.')
+        self.fail(second)
+        self.start(lease)
+        self.assertEqual(f'Server {first} could not be built: It broke.',
+                         self.reason(lease))
+        self.see(second, State.ERROR, fault='It was too late.')
+        self.assertEqual(
+            '2 of 2 servers could not be built, the first: It broke.',
+            self.reason(lease))
+
+    def test_it_is_not_said_any_more_of_what_has_gone_that_it_failed(self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.RUNNING, self.one)
+        self.fail(second)
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
+        self.assertEqual('The build of its servers could not be sent.',
+                         self.reason(lease))
+        self.see(second, State.GONE)
+        self.lifecycle.reconciliation.settle_left()
+        self.assertEqual(('ACTIVE', ''),
+                         (self.status(lease), self.reason(lease)))
+
+    def test_one_that_ends_waits_for_no_host(self):
+        lease = self.sent()
+        self.fail(*base.servers_of(lease))
+        self.assertIn('no valid host yet', self.reason(lease))
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertEqual(('DELETING', ''),
+                         (self.status(lease), self.reason(lease)))
+
+    def done(self, lease):
+        with self.database.writer() as session:
+            session.query(models.Event).filter_by(
+                lease_id=lease['id'], event_type='start_lease').update(
+                    {'status': 'DONE'})
+
+    def test_the_pauses_grow_up_to_some_minutes(self):
+        lease = self.sent()
+        pauses = []
+        for _time in range(40):
+            now = self.clock.now()
+            self.fail(*base.servers_of(lease))
+            pauses.append(self.start_event(lease).run_at - now)
+            self.clock.advance(pauses[-1])
+            self.start(lease)
+        self.assertEqual(sorted(pauses), pauses)
+        self.assertEqual((retries.AWAY, retries.LONGEST_PAUSE),
+                         (pauses[0], pauses[-1]))
+        self.assertEqual(41, len(self.cloud.sent))
+
+    def test_the_others_are_waited_for_before_it_is_sent_again(self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.fail(first)
+        self.assertIsInstance(self.start(lease), retries.RetryAfter)
+        self.assertEqual(1, len(self.cloud.sent))
+        self.see(second, State.RUNNING, self.one)
+        self.assertEqual('STARTING', self.status(lease))
+        self.start(lease)
+        self.assertEqual(('call', [first]), self.cloud.sent[-1])
+
+    def test_what_was_seen_before_it_was_sent_again_is_old(self):
+        """Who looked stands still; others see it, and send it once more."""
+        lease = self.sent()
+        server_id, = base.servers_of(lease)
+        failed = Seen(State.ERROR, fault='No valid host', unplaced=True)
+        self.cloud.servers[server_id] = failed
+
+        def look(_server_id):
+            self.fail(server_id)
+            self.clock.advance(retries.AWAY)
+            self.start(lease)
+            return failed
+
+        with fixtures.MockPatchObject(self.cloud, 'look', look):
+            self.lifecycle.reconciliation.check(server_id)
+        self.assertEqual(
+            self.clock.now(), self.booking(server_id).dispatched_at)
+        self.clock.advance(retries.LONGEST_PAUSE)
+        self.start(lease)
+        self.assertEqual(2, len(self.cloud.sent))
+
+    def test_at_its_end_it_is_deleted(self):
+        lease = self.sent(end=100)
+        server_id, = base.servers_of(lease)
+        self.fail(server_id)
+        self.clock.advance(50)
+        self.assertIsNone(self.start(lease))
+        self.assertIsNone(
+            self.lifecycle.lease_end.end(lease['id'], when_due=True))
+        self.assertEqual([server_id], self.cloud.deleted)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_that_waits_may_be_deleted(self):
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.fail(first)
+        self.see(second, State.RUNNING, self.one)
+        self.see(first, State.GONE)
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_a_lease_from_now_has_nothing_to_send_and_fails(self):
+        lease = self.lease(0, 100)
+        self.fail(*base.servers_of(lease))
+        self.assertEqual('ERROR', self.status(lease))
+
+    def test_as_many_are_sent_as_the_quota_admits(self):
+        self.report(self.one, 'one', None, {'VCPU': 7})
+        self.cloud.admits = 4
+        lease = self.sent(count=7)
+        servers = base.servers_of(lease)
+        self.assertEqual([('call', servers[:4])], self.cloud.sent)
+        self.assertEqual(('STARTING', servers[4:]),
+                         (self.status(lease), self.cloud.held))
+        self.assertIn('The quota admits 4.', self.reason(lease))
+        for server_id in servers[:4]:
+            self.see(server_id, State.RUNNING, self.one)
+        self.assertEqual('STARTING', self.status(lease))
+        self.cloud.admits = None
+        self.assertIsNone(self.start(lease))
+        self.assertEqual(('call', servers[4:]), self.cloud.sent[-1])
+        for server_id in servers[4:]:
+            self.see(server_id, State.RUNNING, self.one)
+        self.assertEqual(('ACTIVE', ''),
+                         (self.status(lease), self.reason(lease)))
+
+    def test_a_quota_that_admits_none_leaves_the_lease_pending(self):
+        self.cloud.admits = 0
+        lease = self.lease(50, 100)
+        self.clock.advance(50)
+        later = self.start(lease)
+        self.assertEqual((retries.AWAY, 'The quota admits 0.'),
+                         (later.seconds, later.why))
+        self.assertEqual('PENDING', self.status(lease))
+        self.assertIn('The quota admits 0.', self.reason(lease))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_given_up_the_others_run_on(self):
+        self.cloud.admits = 1
+        lease = self.sent(count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.RUNNING, self.one)
+        self.cloud.broken['send'] = errors.TrustUnavailable('He was disabled.')
+        self.start(lease)
+        self.assertEqual(('ACTIVE', 'He was disabled.'),
+                         (self.status(lease), self.reason(lease)))
+        self.assertIsNone(self.host_of(second))
+        self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+
+
+class TestSettledAgain(lifecycle_base.LifecycleTestCase):
+    """Who should have brought a lease into its state died over it."""
+
+    def test_one_whose_servers_all_run_is_active(self):
+        lease = self.running_lease(0, 100)
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Lease).values(status='STARTING'))
+        self.lifecycle.reconciliation.settle_left()
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_one_without_servers_is_over(self):
+        for status in ('PENDING', 'STARTING', 'ACTIVE', 'ERROR'):
+            lease = self.lease(50, 100)
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Lease).where(
+                    models.Lease.id == lease['id']).values(status=status))
+                session.execute(sa.delete(models.Booking))
+            self.lifecycle.reconciliation.settle_left()
+            self.assertEqual('TERMINATED', self.status(lease), status)
+
+    def test_others_are_left_alone(self):
+        self.host('two', VCPU=2)
+        leases = [self.lease(0, 100), self.lease(50, 100),
+                  self.reserve(0, 100, active=True)]
+        before = list(map(self.status, leases))
+        self.lifecycle.reconciliation.settle_left()
+        self.assertEqual(before, list(map(self.status, leases)))
+
+
+class TestSettled(lifecycle_base.LifecycleTestCase):
+    """The state of a lease follows from what is left of it."""
+
+    def kept(self):
+        return self.scalars(models.HeldBuild.lease_id)
+
+    def test_the_sealed_call_is_kept_until_all_servers_run(self):
+        lease = self.lease(50, 100, count=2)
+        first, second = base.servers_of(lease)
+        self.lifecycle.lease_start.start(lease['id'])
+        self.see(first, State.RUNNING, self.one)
+        self.assertEqual([lease['id']], self.kept())
+        self.see(second, State.RUNNING, self.one)
+        self.assertEqual([], self.kept())
+
+    def test_it_is_not_kept_for_servers_that_failed(self):
+        lease = self.lease(50, 100)
+        self.lifecycle.lease_start.start(lease['id'])
+        self.see(*base.servers_of(lease), State.ERROR)
+        self.assertEqual(('ERROR', []), (self.status(lease), self.kept()))
+
+    def test_a_server_that_is_deleted_while_it_builds_is_waited_for_no_more(
+            self):
+        for last in (State.RUNNING, State.ERROR):
+            lease = self.lease(0, 100, count=2)
+            first, second = base.servers_of(lease)
+            self.see(first, last, self.one)
+            self.see(second, State.GONE)
+            described = views.get(self.database, lease['id'])
+            self.assertEqual(
+                ('ACTIVE', 'active') if last is State.RUNNING else
+                ('ERROR', 'error'),
+                (described['status'], described['reservations'][0]['status']))
+            self.lifecycle.lease_end.end(lease['id'])
+
+    def test_all_that_failed_make_a_lease_one_that_has_failed(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.ERROR)
+        self.assertEqual('STARTING', self.status(lease))
+        self.see(second, State.ERROR)
+        self.assertEqual('ERROR', self.status(lease))

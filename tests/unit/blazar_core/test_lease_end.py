@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The end of a lease, and its deletion."""
+
+from blazar_core.common import errors
+from blazar_core.common import refusals
+from blazar_core.db import models
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import retries
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests import driven
+from tests.unit import base
+from tests.unit.blazar_core import lifecycle_base
+
+load_tests = databases.load_tests
+NOW = base.NOW
+Seen = cloud_api.ObservedServer
+State = base.State
+
+
+class TestEnd(lifecycle_base.LifecycleTestCase):
+
+    def test_the_servers_are_deleted_and_the_lease_is_over(self):
+        lease = self.running_lease(count=2)
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
+        self.assertEqual(sorted(base.servers_of(lease)),
+                         sorted(self.cloud.deleted))
+        described = views.get(self.database, lease['id'])
+        self.assertEqual('TERMINATED', described['status'])
+        reservation, = described['reservations']
+        self.assertEqual(('deleted', []), (
+            reservation['status'], reservation['servers']))
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'DONE'},
+                         self.events_of(lease))
+        self.assertEqual([('lease.event.end_lease', lease['id'])],
+                         self.notified)
+        self.assertEqual(2, self.room())
+
+    def test_room_comes_back_only_when_a_server_is_gone(self):
+        lease = self.running_lease(0, 10_000, count=2)
+        first, second = base.servers_of(lease)
+        self.cloud.stubborn.update([first, second])
+        self.assertIsInstance(
+            self.lifecycle.lease_end.end(lease['id']), retries.RetryAfter)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertEqual(0, self.room())
+        self.assertEqual([], self.notified)
+        self.cloud.stubborn.discard(first)
+        later = self.lifecycle.lease_end.end(lease['id'])
+        self.assertIn(second, later.why)
+        self.assertNotIn(first, later.why)
+        self.assertEqual(1, self.room())
+        self.cloud.stubborn.clear()
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(2, self.room())
+
+    def test_an_end_may_come_twice(self):
+        lease = self.running_lease()
+        for _time in range(2):
+            self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
+        self.assertEqual(1, len(self.cloud.deleted))
+        self.assertEqual(['lease.event.end_lease'], self.events_told())
+
+    def test_the_end_of_a_held_lease_forgets_its_secrets(self):
+        lease = self.lease(50, 100)
+        self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.HELD)
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
+        self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_one_server_that_cannot_be_deleted_does_not_keep_the_others(self):
+        for number in range(3):
+            lease = self.running_lease(0, 10_000, count=2)
+            broken = base.servers_of(lease)[number % 2]
+            self.cloud.broken = {broken: RuntimeError('its cell is down')}
+            later = self.lifecycle.lease_end.end(lease['id'])
+            self.assertIn(broken, later.why)
+            self.assertEqual('TERMINATING', self.status(lease))
+            self.assertEqual(1, self.room())
+            self.cloud.broken = {}
+            self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
+            self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_a_lease_ends_with_the_last_server_that_the_user_deletes(self):
+        lease = self.running_lease(0, 10_000, count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.GONE)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(1, self.room())
+        self.see(second, State.GONE)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(2, self.room())
+        self.assertEqual([], self.cloud.deleted)
+        self.assertEqual(['lease.event.end_lease'], self.events_told())
+
+    def test_a_held_lease_ends_with_its_servers_too(self):
+        lease = self.lease(50, 100)
+        self.see(*base.servers_of(lease), State.GONE)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+        # It never began: what did not happen is not told of.
+        self.assertEqual({'end_lease': 'DONE'}, self.events_of(lease))
+        described = views.get(self.database, lease['id'])
+        self.assertEqual((NOW + 50, NOW + 50, NOW), (
+            described['start_date'], described['end_date'],
+            described['events'][0]['time']))
+
+    def test_one_that_is_over_early_says_when_it_was(self):
+        lease = self.running_lease(request=self.request(
+            0, 10_000, before_end=NOW + 9000))
+        self.clock.advance(100)
+        self.see(*base.servers_of(lease), State.GONE)
+        described = views.get(self.database, lease['id'])
+        self.assertEqual(('TERMINATED', NOW, NOW + 100, None), (
+            described['status'], described['start_date'],
+            described['end_date'], described['before_end_date']))
+        self.assertEqual(
+            [('start_lease', NOW, 'DONE'), ('end_lease', NOW + 100, 'DONE')],
+            [(event['event_type'], event['time'], event['status'])
+             for event in described['events']])
+
+    def test_what_was_told_before_that_stays_told(self):
+        lease = self.running_lease(request=self.request(
+            0, 10_000, before_end=NOW + 50))
+        self.clock.advance(100)
+        driven.run_due(self.new_engine())
+        self.see(*base.servers_of(lease), State.GONE)
+        described = views.get(self.database, lease['id'])
+        self.assertEqual(
+            (NOW + 50, ['start_lease', 'before_end_lease', 'end_lease']),
+            (described['before_end_date'], [
+                event['event_type'] for event in described['events']]))
+
+    def test_one_of_whose_servers_some_began_did_start(self):
+        lease = self.lease(50, 10_000, count=2)
+        first, second = base.servers_of(lease)
+        self.clock.advance(50)
+        driven.run_due(self.new_engine())
+        self.see(first, State.RUNNING, self.one)
+        self.lifecycle.reconciliation.observe(second, Seen(
+            State.ERROR, fault='No valid host', unplaced=True))
+        # It is to be sent again.
+        self.assertEqual('UNDONE', self.events_of(lease)['start_lease'])
+        for server_id in first, second:
+            self.see(server_id, State.GONE)
+        self.assertEqual({'start_lease': 'DONE', 'end_lease': 'DONE'},
+                         self.events_of(lease))
+
+    def test_one_that_is_over_late_says_when_it_was_to_end(self):
+        lease = self.running_lease(request=self.request(
+            0, 100, before_end=NOW + 50))
+        self.clock.advance(150)
+        self.assertIsNone(self.lifecycle.lease_end.end(lease['id'], True))
+        described = views.get(self.database, lease['id'])
+        self.assertEqual(('TERMINATED', NOW + 100, NOW + 50), (
+            described['status'], described['end_date'],
+            described['before_end_date']))
+        self.assertEqual(3, len(described['events']))
+
+    def test_a_server_that_is_gone_is_gone_only_once(self):
+        lease = self.running_lease(count=2)
+        server_id = base.servers_of(lease)[0]
+        self.see(server_id, State.GONE)
+        generation = self.generation('one')
+        self.see(server_id, State.GONE)
+        self.assertEqual(generation, self.generation('one'))
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_who_decides_sees_the_room_of_a_server_that_went(self):
+        lease = self.running_lease()
+        generation = self.generation('one')
+        self.see(*base.servers_of(lease), State.GONE)
+        self.assertEqual(generation + 1, self.generation('one'))
+
+    def test_a_server_that_still_runs_does_not_make_an_ending_lease_active(
+            self):
+        lease = self.running_lease()
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.lease_end.end(lease['id'])
+        self.see(*base.servers_of(lease), State.RUNNING, self.one)
+        self.assertEqual('TERMINATING', self.status(lease))
+
+    def test_a_server_whose_build_fails_at_the_end_does_not_stop_it(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.cloud.servers[server_id] = Seen(State.ERROR)
+        self.cloud.stubborn.add(server_id)
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.cloud.stubborn.clear()
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_an_overstaying_server_keeps_others_from_its_room(self):
+        lease = self.running_lease(0, 100, count=2)
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.clock.advance(200)
+        self.lifecycle.lease_end.end(lease['id'])
+        refused = self.assertRaises(errors.Refused, self.lease, 200, 300)
+        self.assertEqual(
+            refusals.Refusal(refusals.Reason.NO_ROOM, 1, 0, NOW + 260),
+            refused.refusal)
+
+
+class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
+    """The cloud keeps records of a server whose build was never sent."""
+
+    def gone(self, *server_ids):
+        for server_id in server_ids:
+            self.cloud.servers.pop(server_id, None)
+            self.lifecycle.reconciliation.check(server_id)
+
+    def test_an_end_that_comes_late_leaves_the_next_lease_its_server(self):
+        """A worker that stood still, while what it ended was ended by another
+        one, and the next occurrence has begun.
+        """
+        self.host('one', VCPU=4)
+        late, current = (self.running_lease(0, 100) for _lease in range(2))
+        server_id, = base.servers_of(current)
+        before = self.everything()
+        self.assertTrue(self.lifecycle.server_removal.remove_server(
+            late['id'], server_id, True))
+        self.lifecycle.server_removal.gone(late['id'], server_id)
+        after = self.everything()
+        self.assertEqual(before['bookings'], after['bookings'])
+        self.assertEqual(before['hosts'], after['hosts'])
+
+    def test_nothing_is_left_of_held_servers_that_were_deleted(self):
+        held, = base.servers_of(self.lease(50, 100))
+        self.gone(held)
+        self.assertEqual([held], self.cloud.forgotten)
+
+    def test_nor_when_their_lease_ends(self):
+        lease = self.lease(50, 100, count=2)
+        held = base.servers_of(lease)
+        for server_id in held:
+            self.cloud.servers[server_id] = Seen(State.HELD)
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertEqual(sorted(held), sorted(self.cloud.forgotten))
+
+    def test_what_was_sent_is_let_be(self):
+        """Whoever builds it may be at it."""
+        sent = self.lease(50, 100)
+        self.lifecycle.lease_start.start(sent['id'])
+        at_once = self.lease(0, 100)
+        self.gone(*base.servers_of(sent), *base.servers_of(at_once))
+        self.gone(*self.take_slots(self.reserve(active=True)))
+        self.assertEqual([], self.cloud.forgotten)
+
+    def test_what_could_not_be_forgotten_is_forgotten_later(self):
+        lease = self.lease(50, 100)
+        held, = base.servers_of(lease)
+        self.cloud.broken['forget'] = RuntimeError('the database is away')
+        self.assertRaises(RuntimeError, self.gone, held)
+        self.assertEqual({held},
+                         self.lifecycle.reconciliation.unfinished().keys())
+        self.assertEqual(retries.AGAIN,
+                         self.lifecycle.lease_end.end(lease['id']).seconds)
+        self.cloud.broken.clear()
+        self.gone(held)
+        self.assertEqual([held], self.cloud.forgotten)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_a_place_that_was_left_is_as_new(self):
+        lease = self.reserve(active=True)
+        self.gone(*self.take_slots(lease))
+        self.assertEqual([(None, None)], [
+            (row.server_id, row.dispatched_at)
+            for row in self.scalars(models.Booking)])
+
+
+class TestDelete(lifecycle_base.LifecycleTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.worker = self.new_engine()
+
+    def pending(self):
+        return self.reserve(50, 100)
+
+    def offered(self):
+        return self.leases.creation.offer(self.new_lease(50, 100), 60)
+
+    def held(self):
+        lease = self.lease(50, 100)
+        self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.HELD)
+        return lease
+
+    def starting(self):
+        lease = self.lease(0, 100)
+        self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.BUILDING)
+        return lease
+
+    def active(self):
+        return self.running_lease(0, 100)
+
+    def with_places(self):
+        lease = self.reserve(0, 100, active=True)
+        server_id, = self.take_slots(lease)
+        self.cloud.servers[server_id] = Seen(State.RUNNING, self.one)
+        self.lifecycle.reconciliation.check(server_id)
+        return lease
+
+    def with_free_places(self):
+        return self.reserve(0, 100, active=True)
+
+    def terminating(self):
+        lease = self.running_lease(0, 100)
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.lease_end.end(lease['id'])
+        self.cloud.stubborn.clear()
+        return lease
+
+    def terminated(self):
+        lease = self.running_lease(0, 100)
+        self.lifecycle.lease_end.end(lease['id'])
+        return lease
+
+    def failed(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        self.cloud.servers[server_id] = Seen(State.ERROR)
+        self.lifecycle.reconciliation.check(server_id)
+        return lease
+
+    def never_started(self):
+        lease = self.reserve(50, 100)
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
+        return lease
+
+    #: What is there, its status, and whether it has servers to delete.
+    STATES = (
+        ('offered', 'OFFERED', False), ('pending', 'PENDING', False),
+        ('held', 'PENDING', True), ('starting', 'STARTING', True),
+        ('active', 'ACTIVE', True), ('with_places', 'ACTIVE', True),
+        ('with_free_places', 'ACTIVE', False),
+        ('terminating', 'TERMINATING', True),
+        ('terminated', 'TERMINATED', False), ('failed', 'ERROR', True),
+        ('never_started', 'ERROR', False))
+
+    def assert_over(self, lease):
+        self.assertRaises(errors.NotFound, views.get, self.database,
+                          lease['id'])
+        row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
+        self.assertEqual('TERMINATED', row.status)
+        self.assertEqual({}, self.places_type.open)
+        self.assertEqual({}, self.cloud.servers)
+        self.assertEqual({'leases', 'reservations', 'events', 'hosts'},
+                         set(self.count_rows('changes')))
+        self.assertEqual({'DONE'}, set(self.scalars(
+            models.Event.status, models.Event.lease_id == lease['id'])))
+        self.assertEqual(2, self.room())
+
+    def test_it_works_in_every_state(self):
+        for name, status, has_servers in self.STATES:
+            lease = getattr(self, name)()
+            self.assertEqual(status, self.status(lease), name)
+            self.notified.clear()
+            self.lifecycle.lease_end.delete(lease['id'])
+            told = [] if name == 'terminated' else ['lease.event.end_lease']
+            if has_servers:
+                self.assertEqual('DELETING', self.status(lease), name)
+                self.assertEqual(['lease.delete'], self.events_told(), name)
+                self.assertGreater(driven.run_due(self.worker), 0, name)
+            self.assertEqual(['lease.delete', *told], self.events_told(),
+                             name)
+            self.assert_over(lease)
+
+    def test_it_works_twice_and_is_told_once(self):
+        for name, _status, has_servers in self.STATES:
+            lease = getattr(self, name)()
+            self.notified.clear()
+            for _time in range(2):
+                self.lifecycle.lease_end.delete(lease['id'])
+            driven.run_due(self.worker)
+            self.lifecycle.lease_end.delete(lease['id'])
+            self.assertEqual(1, self.events_told().count('lease.delete'),
+                             name)
+            self.assert_over(lease)
+
+    def test_what_is_not_there_is_not_found(self):
+        self.assertRaises(
+            errors.NotFound, self.lifecycle.lease_end.delete, 'unheard-of')
+
+    def test_servers_that_stay_are_tried_again(self):
+        lease = self.active()
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.lifecycle.lease_end.delete(lease['id'])
+        driven.run_due(self.worker)
+        self.assertEqual('DELETING', self.status(lease))
+        self.cloud.stubborn.clear()
+        self.clock.advance(retries.AGAIN)
+        driven.run_due(self.worker)
+        self.assert_over(lease)
+
+    def test_what_cannot_be_closed_yet_is_closed_later(self):
+        lease = self.with_free_places()
+        self.places_type.broken['end'] = RuntimeError('the database is away')
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.assertEqual('DELETING', self.status(lease))
+        driven.run_due(self.worker)
+        self.assertEqual('DELETING', self.status(lease))
+        self.places_type.broken.clear()
+        self.clock.advance(300)
+        driven.run_due(self.worker)
+        self.assert_over(lease)
+
+    def while_its_end_is_carried_out(self, lease):
+        """Another worker finds that the event is not his any more."""
+        self.clock.advance(100)
+        retried, deleted = self.worker._database.retried, []
+
+        def late(work, *args, **kwargs):
+            # Its end has been carried out, and is to be written down.
+            if getattr(work, 'func', None) == self.worker._settled and (
+                    not deleted):
+                deleted.append(self.lifecycle.lease_end.delete(lease['id']))
+            return retried(work, *args, **kwargs)
+
+        self.cloud.stubborn.update(self.cloud.servers)
+        self.worker._database.retried = late
+        driven.run_due(self.worker)
+        self.assertEqual([None], deleted)
+        self.cloud.stubborn.clear()
+        driven.run_due(self.worker)
+        self.clock.advance(retries.AGAIN)
+        driven.run_due(self.worker)
+        self.assert_over(lease)
+
+    def test_while_its_end_waits_for_servers(self):
+        self.while_its_end_is_carried_out(self.active())
+
+    def test_while_its_end_waits_for_servers_in_places(self):
+        self.while_its_end_is_carried_out(self.with_places())
+
+    def test_while_its_end_has_just_come(self):
+        self.while_its_end_is_carried_out(self.with_free_places())
+
+    def test_an_end_that_somebody_has_claimed_is_carried_out_at_once(self):
+        lease = self.active()
+        with self.database.writer() as session:
+            session.query(models.Event).filter_by(
+                event_type='end_lease').update({
+                    'status': 'IN_PROGRESS', 'claimed_by': 'dead',
+                    'claimed_until': NOW + 1000})
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.assertEqual(1, driven.run_due(self.worker))
+        self.assert_over(lease)
+
+    def test_it_is_not_announced_any_more(self):
+        lease = self.active()
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.notified.clear()
+        self.lifecycle.notices.announce(lease['id'], 'before_end_lease')
+        self.assertEqual([], self.notified)
+
+
+class TestAnnounce(lifecycle_base.LifecycleTestCase):
+
+    def test_an_end_that_is_put_off_while_it_is_told_is_told_again(self):
+        lease = self.running_lease(request=self.request(
+            0, 100, before_end=NOW + 50))
+        self.clock.advance(50)
+        told = []
+
+        def notify(event_type, _lease):
+            told.append(event_type)
+            if len(told) == 1:
+                self.leases.updates.update(
+                    lease['id'], updates.LeaseChange(end=NOW + 200))
+
+        self.lifecycle.notices._notify = notify
+        worker = self.new_engine()
+        driven.run_due(worker)
+        self.clock.advance(99)
+        self.assertEqual(0, driven.run_due(worker))
+        self.clock.advance(1)
+        driven.run_due(worker)
+        self.assertEqual(2 * ['lease.event.before_end_lease'], told)
+
+    def test_the_world_is_told_of_an_event(self):
+        lease = self.running_lease()
+        self.assertIsNone(
+            self.lifecycle.notices.announce(lease['id'], 'before_end_lease'))
+        self.assertEqual([('lease.event.before_end_lease', lease['id'])],
+                         self.notified)
+
+    def test_of_a_lease_that_is_over_nothing_is_told(self):
+        lease = self.running_lease()
+        self.lifecycle.lease_end.end(lease['id'])
+        self.notified.clear()
+        self.assertIsNone(
+            self.lifecycle.notices.announce(lease['id'], 'before_end_lease'))
+        self.assertEqual([], self.notified)

@@ -1,0 +1,595 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The start of a lease, until all of its servers are built."""
+
+import logging
+import threading
+
+import fixtures
+from oslo_db import exception as db_exception
+import sqlalchemy as sa
+
+from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_start
+from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests import driven
+from tests.unit import base
+from tests.unit.blazar_core import lifecycle_base
+
+load_tests = databases.load_tests
+NOW = base.NOW
+Seen = cloud_api.ObservedServer
+State = base.State
+
+
+class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
+
+    scenarios = databases.SQL
+
+    def setUp(self):
+        super().setUp()
+        self.lease_id = self.lease(50, 100)['id']
+        self.read = self.whole()
+
+    def whole(self):
+        with self.database.reader() as session:
+            lease, = api.whole(session, [self.lease_id])
+        return lease
+
+    def lock(self):
+        with self.database.begin() as connection:
+            api.lock_as_read(connection, self.read)
+
+    def test_all_of_it_is_there_when_its_session_is_closed(self):
+        self.assertEqual(1, len(lease_status.waiting(self.read)))
+        self.assertEqual({'start_lease', 'end_lease'}, {
+            event.event_type for event in self.read.events})
+
+    def test_nobody_else_has_what_was_read_before(self):
+        self.lock()
+        self.assertRaises(api.Outdated, self.lock)
+        self.read = self.whole()
+        self.lock()
+
+    def test_one_that_somebody_has_locked_since_is_outdated(self):
+        with self.database.writer() as session:
+            api.locked(session, self.lease_id)
+        self.assertRaises(api.Outdated, self.lock)
+
+    def test_one_that_is_gone_is_outdated(self):
+        driven.withdraw(self.leases, self.lease_id)
+        self.assertRaises(api.Outdated, self.lock)
+
+    def start(self):
+        """Start it as it was read before."""
+        self.clock.advance(50)
+        return self.lifecycle.lease_start.start(
+            self.lease_id, True, lease_start.Read(
+                self.read, dispatch.EncryptedCall(
+                    self.encryption.seal('call'), None), False, ''))
+
+    def test_it_starts_as_it_was_read(self):
+        self.assertIsNone(self.start())
+        self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual('STARTING', self.whole().status)
+
+    def test_one_that_was_changed_since_starts_as_it_is(self):
+        with self.database.writer() as session:
+            api.locked(session, self.lease_id).name = 'another'
+        self.assertIsNone(self.start())
+        self.assertEqual(1, len(self.cloud.sent))
+        lease = self.whole()
+        self.assertEqual(('another', 'STARTING'), (lease.name, lease.status))
+
+    def test_who_locks_it_whenever_it_is_read_is_not_in_its_way(self):
+        whole = api.whole
+
+        def read_and_lock(session, lease_ids):
+            found = whole(session, lease_ids)
+            with self.database.writer() as other:
+                api.lock(other, self.lease_id)
+            return found
+
+        self.clock.advance(50)
+        with fixtures.MonkeyPatch('blazar_core.db.api.whole', read_and_lock):
+            self.assertIsNone(self.lifecycle.lease_start.start(self.lease_id))
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_what_it_has_waited_for_its_lock_does_not_count(self):
+        """The build may be sent for so long from then on."""
+        lock = api.lock
+
+        def wait(session, lease_id):
+            self.clock.advance(dispatch.SECONDS + 1)
+            lock(session, lease_id)
+
+        with self.database.writer() as session:
+            lock(session, self.lease_id)
+        with fixtures.MonkeyPatch('blazar_core.db.api.lock', wait):
+            self.assertIsNone(self.start())
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_one_that_was_sent_since_is_not_sent_again(self):
+        self.clock.advance(50)
+        self.assertIsNone(self.lifecycle.lease_start.start(self.lease_id))
+        self.assertIsNone(self.start())
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_one_that_has_gone_since_does_not_start(self):
+        driven.withdraw(self.leases, self.lease_id)
+        self.assertRaises(errors.NotFound, self.start)
+        self.assertEqual([], self.cloud.sent)
+
+
+class TestStart(lifecycle_base.LifecycleTestCase):
+
+    def test_the_held_call_is_sent_opened_with_its_servers(self):
+        lease = self.lease(50, 100, count=2, call='the call')
+        self.clock.advance(50)
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
+        (call, server_ids), = self.cloud.sent
+        self.assertEqual('the call', call)
+        self.assertEqual(sorted(base.servers_of(lease)), sorted(server_ids))
+        self.assertEqual('STARTING', self.status(lease))
+        self.assertEqual([('lease.event.start_lease', lease['id'])],
+                         self.notified)
+        self.assertEqual(
+            [NOW + 50] * 2, self.scalars(models.Booking.dispatched_at))
+
+    def test_it_is_sent_once_however_often_it_is_started(self):
+        lease = self.lease(50, 100)
+        for _time in range(3):
+            self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
+        self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual(1, len(self.notified))
+
+    def test_two_who_are_at_it_together_send_it_once(self):
+        """Both have found it held; the gate lets one of them through."""
+        lease = self.lease(50, 100)
+        servers, gates = base.servers_of(lease), self.gates()
+        self.lifecycle.lease_start.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertEqual([True, False, False], [
+            gates[number](servers) is not None for number in (0, 1, 0)])
+
+    def test_who_wants_one_that_was_sent_sends_none(self):
+        lease = self.lease(50, 100, count=2)
+        first, second = base.servers_of(lease)
+        gates = self.gates()
+        self.lifecycle.lease_start.start(lease['id'])
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertIsNotNone(gates[0]([first]))
+        self.see(first, State.RUNNING, self.one)
+        self.assertIsNone(gates[1]([first, second]))
+        self.assertIsNone(self.booking(second).dispatched_at)
+        self.assertIsNotNone(gates[1]([second]))
+
+    def gates(self):
+        """Instead of sending, the gates that would be asked."""
+        gates = []
+
+        def send(*args):
+            gates.append(args[-1])
+            return ''
+
+        self.cloud.send = send
+        return gates
+
+    def test_nothing_is_told_between_the_gate_and_the_cast(self):
+        lease = self.lease(50, 100)
+        told_before = []
+        send = self.cloud.send
+
+        def sent(call, credential, servers, gate):
+            def watched(server_ids):
+                deadline = gate(server_ids)
+                told_before.extend(self.notified)
+                return deadline
+            return send(call, credential, servers, watched)
+
+        self.cloud.send = sent
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertEqual([], told_before)
+        self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual(['lease.event.start_lease'], self.events_told())
+
+    def test_who_stood_still_after_the_gate_does_not_send(self):
+        lease = self.lease(50, 1000)
+        stop = [dispatch.SECONDS + 1]
+
+        def reached(step, _what):
+            if step is fault_points.FaultPoint.START_TAKEN and stop:
+                self.clock.advance(stop.pop())
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.lifecycle.fault_points.fault_point', reached))
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertEqual(([], 'STARTING'),
+                         (self.cloud.sent, self.status(lease)))
+        # As what got lost.
+        self.cloud.stranded = dict.fromkeys(
+            base.servers_of(lease), cloud_api.BuildTrace.NONE)
+        self.lifecycle.lost_builds.send()
+        self.clock.advance(base.LOST_AFTER)
+        self.lifecycle.lost_builds.send()
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_one_of_two_clocks_is_enough_to_be_too_late(self):
+        for name in ('now', 'elapsed'):
+            deadline = cloud_api.Deadline(self.clock, 10)
+            self.clock.advance(10)
+            self.assertFalse(deadline.passed())
+            late = getattr(self.clock, name)() + 1
+            with fixtures.MonkeyPatch(
+                    f'tests.driven.ManualClock.{name}',
+                    lambda _clock, late=late: late):
+                self.assertTrue(deadline.passed())
+
+    def test_the_gate_is_closed_when_the_lease_was_moved_meanwhile(self):
+        lease = self.lease(50, 100)
+        self.clock.advance(50)
+        send = self.cloud.send
+
+        def late(*args):
+            self.leases.updates.update(lease['id'], updates.LeaseChange(
+                start=NOW + 60))
+            return send(*args)
+
+        self.cloud.send = late
+        self.assertEqual(10, self.lifecycle.lease_start.start(
+            lease['id'], when_due=True).seconds)
+        self.assertEqual(([], 'PENDING', base.servers_of(lease)), (
+            self.cloud.sent, self.status(lease), self.cloud.held))
+        self.cloud.send = send
+        self.clock.advance(10)
+        self.assertIsNone(
+            self.lifecycle.lease_start.start(lease['id'], when_due=True))
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_a_worker_that_died_before_the_gate_has_sent_nothing(self):
+        lease = self.lease(50, 100)
+        self.cloud.broken['send'] = RuntimeError('died')
+        self.assertRaises(
+            RuntimeError, self.lifecycle.lease_start.start, lease['id'])
+        self.assertEqual('PENDING', self.status(lease))
+        self.cloud.broken.clear()
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_a_cloud_that_is_away_is_waited_for(self):
+        lease = self.lease(50, 100)
+        self.clock.advance(50)
+        log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
+        self.cloud.broken['send'] = errors.CloudUnavailable('It is away.')
+        for _time in range(3):
+            self.assertEqual(
+                retries.RetryAfter(retries.AWAY, 'It is away.',
+                                   retries.LONGEST_WAIT),
+                self.lifecycle.lease_start.start(lease['id'], when_due=True))
+        self.assertEqual(('PENDING', []), (
+            self.status(lease), self.notified))
+        self.assertIn(f'Lease {lease["id"]} cannot start yet: It is away.',
+                      log.output)
+        self.assertIn('It is away.', self.reason(lease))
+        self.cloud.broken.clear()
+        self.assertIsNone(
+            self.lifecycle.lease_start.start(lease['id'], when_due=True))
+        self.assertEqual(1, len(self.cloud.sent))
+        self.assertEqual('', self.reason(lease))
+
+    def test_the_gate_is_closed_once_the_lease_was_ended(self):
+        lease = self.lease(50, 100)
+        gates = self.gates()
+        self.lifecycle.lease_start.start(lease['id'])
+        self.cloud.stubborn.update(base.servers_of(lease))
+        self.cloud.servers = dict.fromkeys(
+            base.servers_of(lease), Seen(State.HELD))
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertIsNone(gates[0](base.servers_of(lease)))
+        self.assertEqual('TERMINATING', self.status(lease))
+
+    def test_the_gate_is_closed_once_the_lease_was_given_up(self):
+        lease = self.lease(50, 100)
+        gates = self.gates()
+        self.lifecycle.lease_start.start(lease['id'])
+        self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
+        self.assertIsNone(gates[0](base.servers_of(lease)))
+        self.assertEqual('ERROR', self.status(lease))
+
+    def test_a_lease_that_was_ended_is_not_started(self):
+        lease = self.lease(50, 100)
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_a_lease_whose_time_is_over_is_not_started_any_more(self):
+        lease = self.lease(50, 100)
+        self.clock.advance(100)
+        self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
+        self.assertEqual([], self.cloud.sent)
+
+    def test_servers_that_the_user_deleted_are_not_sent(self):
+        lease = self.lease(50, 100, count=2)
+        deleted, kept = base.servers_of(lease)
+        self.see(deleted, State.GONE)
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertEqual([('call', [kept])], self.cloud.sent)
+
+
+class TestWaitingForTheHost(lifecycle_base.LifecycleTestCase):
+
+    start_timeout = 30
+
+    def setUp(self):
+        super().setUp()
+        self.before = self.running_lease(0, 100, count=2)
+        self.after = self.lease(100, 200)
+        self.clock.advance(100)
+
+    def assert_put_off(self):
+        self.assertIsInstance(self.lifecycle.lease_start.start(
+            self.after['id']), retries.RetryAfter)
+        self.assertEqual([], self.cloud.sent)
+
+    def test_a_start_is_put_off_while_its_host_is_not_empty(self):
+        self.assert_put_off()
+        first, second = base.servers_of(self.before)
+        self.see(first, State.GONE)
+        self.assert_put_off()
+        self.see(second, State.GONE)
+        self.assertIsNone(self.lifecycle.lease_start.start(self.after['id']))
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_its_patience_ends(self):
+        self.clock.advance(29)
+        self.assert_put_off()
+        self.clock.advance(1)
+        self.assertIsNone(self.lifecycle.lease_start.start(self.after['id']))
+        self.assertEqual(1, len(self.cloud.sent))
+
+    def test_each_of_those_that_are_read_together_waits_for_its_own(self):
+        late = self.lease(165, 200)
+        self.host('two', VCPU=1)
+        elsewhere = self.lease(165, 200)
+        self.assertEqual(['one', 'one', 'two'], [
+            self.host_of(*base.servers_of(one))
+            for one in (self.after, late, elsewhere)])
+        self.clock.advance(66)
+        read = self.lifecycle.lease_start.read(
+            [self.after['id'], late['id'], elsewhere['id'], 'unknown'])
+        # The patience of the first one is over.
+        self.assertEqual({self.after['id']: False, late['id']: True,
+                          elsewhere['id']: False},
+                         {one: found.crowded for one, found in read.items()})
+        self.assertIsNone(self.lifecycle.lease_start.start(
+            elsewhere['id'], True, read[elsewhere['id']]))
+        (_call, server_ids), = self.cloud.sent
+        self.assertEqual(base.servers_of(elsewhere), server_ids)
+
+    def test_a_full_host_of_others_is_not_waited_for(self):
+        self.host('two', VCPU=1)
+        elsewhere = self.lease(0, 50)
+        self.assertEqual('two', self.host_of(*base.servers_of(elsewhere)))
+        later = self.lease(50, 100)
+        self.assertEqual('two', self.host_of(*base.servers_of(later)))
+        self.assertIsNone(self.lifecycle.lease_start.start(later['id']))
+
+    def test_servers_whose_time_is_not_over_are_not_waited_for(self):
+        for server_id in base.servers_of(self.before):
+            self.see(server_id, State.GONE)
+        self.running_lease(0, 300)
+        self.assertIsNone(self.lifecycle.lease_start.start(self.after['id']))
+
+
+class TestObserve(lifecycle_base.LifecycleTestCase):
+
+    def test_a_lease_is_active_when_all_of_its_servers_run(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        self.see(first, State.RUNNING, self.one)
+        self.assertEqual('STARTING', self.status(lease))
+        self.see(second, State.RUNNING, self.one)
+        self.assertEqual('ACTIVE', self.status(lease))
+        reservation, = views.get(self.database, lease['id'])['reservations']
+        self.assertEqual('active', reservation['status'])
+
+    def test_seeing_the_same_again_changes_nothing(self):
+        lease = self.running_lease()
+        generation = self.generation('one')
+        self.see(*base.servers_of(lease), State.RUNNING, self.one)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertEqual(generation, self.generation('one'))
+
+    def test_a_held_server_or_one_without_a_host_says_nothing(self):
+        lease = self.lease(50, 100)
+        server_id, = base.servers_of(lease)
+        before = views.get(self.database, lease['id'])
+        for state in (State.HELD, State.BUILDING):
+            self.assertEqual([], self.see(server_id, state))
+        self.assertEqual(before, views.get(self.database, lease['id']))
+        self.assertEqual('one', self.host_of(server_id))
+
+    def test_a_server_without_a_lease_is_nobodys_business(self):
+        for state in State:
+            self.assertEqual([], self.see('unheard of', state, self.one))
+        self.assertEqual({'hosts': 1}, self.count_rows('changes'))
+
+    def test_a_booking_follows_its_server_to_another_host(self):
+        lease = self.lease(0, 100)
+        two = self.host('two', VCPU=2)
+        server_id, = base.servers_of(lease)
+        self.assertEqual(
+            ['one', 'two'], sorted(self.see(server_id, State.BUILDING, two)))
+        self.assertEqual('two', self.host_of(server_id))
+        self.assertFalse(self.booking(server_id).running)
+        self.assertEqual([], self.see(server_id, State.RUNNING, two))
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_a_booking_follows_even_where_there_is_no_room(self):
+        two = self.host('two', usage={'VCPU': 1}, VCPU=1)
+        server_id, = base.servers_of(self.lease(0, 100))
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual('two', self.host_of(server_id))
+
+    def together(self, amount, count, **capacity):
+        """Servers of a reservation that run on one host, and another host.
+
+        :returns: the reservation's id, the servers, and the other's uuid
+        """
+        self.host('big', VCPU=9)
+        lease = self.reserve(0, 100, self.places(amount, affinity=True,
+                             hosts=frozenset([self.uuid_of('big')])),
+                             active=True)
+        server_ids = self.take_slots(lease, count)
+        for server_id in server_ids:
+            self.see(server_id, State.RUNNING, self.uuid_of('big'))
+        return (lease['reservations'][0]['id'], server_ids,
+                self.host('two', **capacity))
+
+    def hosts_of(self, reservation_id):
+        return sorted(self.scalars(
+            models.Host.name, models.Host.id == models.Booking.host_id,
+            models.Booking.reservation_id == reservation_id))
+
+    def test_free_places_go_along_with_the_one_that_is_alone(self):
+        reservation_id, (server_id,), two = self.together(3, 1, VCPU=3)
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
+
+    def test_free_places_go_along_with_the_last_one(self):
+        reservation_id, server_ids, two = self.together(3, 2, VCPU=3)
+        self.see(server_ids[0], State.RUNNING, two)
+        self.assertEqual(['big', 'big', 'two'], self.hosts_of(reservation_id))
+        self.see(server_ids[1], State.RUNNING, two)
+        self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
+
+    def test_free_places_without_room_stay_where_they_are_promised(self):
+        reservation_id, (server_id,), two = self.together(3, 1, VCPU=2)
+        self.see(server_id, State.RUNNING, two)
+        self.assertEqual(['big', 'two', 'two'], self.hosts_of(reservation_id))
+
+    def test_free_places_that_are_to_be_apart_stay(self):
+        self.host('two', VCPU=2)
+        lease = self.reserve(
+            0, 100, self.places(2, affinity=False), active=True)
+        server_id, = self.take_slots(lease)
+        before = self.host_of(server_id)
+        three = self.host('three', VCPU=9)
+        self.see(server_id, State.RUNNING, three)
+        self.assertEqual(
+            sorted({'one', 'two', 'three'} - {before}),
+            self.hosts_of(lease['reservations'][0]['id']))
+
+    def test_a_booking_stays_where_it_is_if_the_host_is_not_known(self):
+        server_id, = base.servers_of(self.lease(0, 100))
+        self.assertEqual(
+            [], self.see(server_id, State.RUNNING, 'unheard of'))
+        self.assertEqual('one', self.host_of(server_id))
+        self.assertTrue(self.booking(server_id).running)
+
+    def test_check_looks_and_makes_the_books_true(self):
+        lease = self.lease(0, 100)
+        server_id, = base.servers_of(lease)
+        seen = self.cloud.servers[server_id] = Seen(State.RUNNING, self.one)
+        self.assertEqual(
+            (seen, []), self.lifecycle.reconciliation.check(server_id))
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_the_servers_of_leases_that_are_not_over_are_unfinished(self):
+        over = self.running_lease()
+        running = self.running_lease()
+        self.see(*base.servers_of(over), State.GONE)
+        held = self.lease(50, 100)
+        self.assertEqual({
+            **dict.fromkeys(base.servers_of(running),
+                            Seen(State.RUNNING, self.uuid_of('one'))),
+            **dict.fromkeys(base.servers_of(held), Seen(State.HELD))},
+            self.lifecycle.reconciliation.unfinished())
+
+
+class TestLeftBehind(lifecycle_base.LifecycleTestCase):
+    """Whoever changes a lease while it is found what its server still has.
+    """
+
+    scenarios = databases.SERVERS
+
+    def compare(self, *server_ids, meanwhile=None):
+        lock, others = api.lock, [meanwhile] if meanwhile else []
+
+        def locked(session, lease_id):
+            if others:
+                # In a thread: each has a transaction of its own.
+                thread = threading.Thread(target=others.pop())
+                thread.start()
+                thread.join()
+            lock(session, lease_id)
+
+        with self.database.writer() as session, fixtures.MonkeyPatch(
+                'blazar_core.db.api.lock', locked):
+            inventory.report(
+                session, NOW, model.HostFacts(
+                    self.one, 'one', 'one', {'VCPU': 2}),
+                {one: {'VCPU': 1} for one in server_ids},
+                inventory.generations(session, [self.one])[self.one])
+
+    def test_it_is_looked_at_again(self):
+        lease = self.lease(0, 100, count=2)
+        failed, other = base.servers_of(lease)
+        # A decision about the same host would be seen by that.
+        self.see(other, State.RUNNING, self.host('two', VCPU=2))
+        self.see(failed, State.ERROR, self.one, 'The host has died.')
+
+        def extend(end):
+            self.leases.updates.update(
+                lease['id'], updates.LeaseChange(end=NOW + end))
+
+        # MariaDB shows what was true at first; PostgreSQL refuses by itself.
+        self.assertRaises(
+            (api.LostRace, sa.exc.DBAPIError, db_exception.DBError),
+            self.compare, failed, meanwhile=lambda: extend(5000))
+        self.assertIsNone(self.host_of(failed))
+        self.compare(failed)
+        self.assertEqual(('one', NOW + 5000), (
+            self.host_of(failed), self.booking(failed).end_date))
+        self.assertRaises(
+            (api.LostRace, sa.exc.DBAPIError, db_exception.DBError),
+            self.compare, meanwhile=lambda: extend(4000))
+        self.compare()
+        self.assertEqual((None, 3), (self.host_of(failed), self.room()))
+
+    def test_it_waits_for_whoever_has_its_lease(self):
+        """He has read that its booking has no host, and goes by that."""
+        lease = self.lease(0, 100)
+        failed, = base.servers_of(lease)
+        self.see(failed, State.ERROR, self.one, 'The host has died.')
+        lost = []
+
+        def compare():
+            try:
+                self.compare(failed)
+            except (api.LostRace, sa.exc.DBAPIError,
+                    db_exception.DBError) as exc:
+                lost.append(exc)
+
+        with self.database.writer() as session:
+            api.locked(session, lease['id'])
+            booking = lease_status.booking_of(session, failed)
+            thread = self.books.meanwhile(compare)
+            ledger.amend(session, NOW, [ledger.Edit(booking, ledger.new_of(
+                booking, window=model.Window(NOW, NOW + 5000)))])
+        thread.join()
+        self.assertEqual(1, len(lost))
+        self.assertEqual((None, NOW + 5000), (
+            self.host_of(failed), self.booking(failed).end_date))

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Processes that die, or meet, at any step of a lease."""
+
+import threading
+
+import fixtures
+
+from blazar_core.db import api
+from blazar_core.leases import slots
+from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import lifecycle_base
+
+load_tests = databases.load_tests
+Seen = cloud_api.ObservedServer
+State = base.State
+
+
+class TestCrashes(lifecycle_base.LifecycleTestCase):
+    """Every action is cut off after each of its transactions in turn.
+
+    Another worker then does it again.
+    """
+
+    class Crash(BaseException):
+        """The process is gone."""
+
+    def cut_off(self, action, after):
+        """Run an action until it has committed so many times.
+
+        :returns: whether it ended by itself
+        """
+        done = []
+        retried = type(self.database).retried
+
+        def counted(database, work, *args, **kwargs):
+            if len(done) == after:
+                raise self.Crash
+            done.append(work)
+            return retried(database, work, *args, **kwargs)
+
+        with fixtures.MonkeyPatch(
+                'blazar_core.db.api.Database.retried', counted):
+            try:
+                action()
+            except self.Crash:
+                return False
+            return True
+
+    def test_an_end_that_was_cut_off_anywhere_is_finished(self):
+        cuts = 0
+        finished = False
+        while not finished:
+            lease = self.running_lease(0, 10_000, count=2)
+            finished = self.cut_off(
+                lambda: self.lifecycle.lease_end.end(lease['id']), cuts)
+            self.lifecycle.lease_end.end(lease['id'])
+            self.assertEqual('TERMINATED', self.status(lease), cuts)
+            self.assertEqual(2, self.room(), cuts)
+            cuts += 1
+        self.assertGreater(cuts, 4)
+
+    def test_a_start_that_was_cut_off_anywhere_is_sent_once(self):
+        cuts = 0
+        finished = False
+        while not finished:
+            lease = self.lease(50, 100)
+            self.cloud.sent.clear()
+            finished = self.cut_off(
+                lambda: self.lifecycle.lease_start.start(lease['id']), cuts)
+            self.lifecycle.lease_start.start(lease['id'])
+            self.assertEqual(1, len(self.cloud.sent), cuts)
+            self.lifecycle.lease_end.end(lease['id'])
+            cuts += 1
+        self.assertGreater(cuts, 1)
+
+    def test_a_lease_whose_last_server_went_unfinished_still_ends(self):
+        """Cut off between the last server and the lease."""
+        lease = self.running_lease()
+        self.assertFalse(self.cut_off(
+            lambda: self.see(*base.servers_of(lease), State.GONE), 1))
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assertEqual('TERMINATED', self.status(lease))
+
+
+class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
+
+    scenarios = databases.SERVERS
+    #: How many transactions of a database wait for a lock. (INNODB_TRX says
+    #: the same for ever to who asks more often than every 0.1 s.)
+    WAITING = {
+        'mysql': "SELECT CAST(VARIABLE_VALUE AS UNSIGNED) FROM "
+                 "information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = "
+                 "'INNODB_ROW_LOCK_CURRENT_WAITS'",
+        'postgresql': "SELECT COUNT(*) FROM pg_stat_activity WHERE "
+                      "wait_event_type = 'Lock' AND "
+                      "datname = current_database()",
+    }
+
+    def is_waited_for(self):
+        engine = self.database.engine
+        with engine.connect() as connection:
+            return connection.exec_driver_sql(
+                self.WAITING[engine.dialect.name]).scalar_one()
+
+    def test_a_lease_that_is_being_ended_does_not_become_active(self):
+        """Its last server is seen running in the middle of its end."""
+        lease = self.lease(0, 100)
+        with self.books.connect().writer() as ending:
+            row = api.locked(ending, lease['id'])
+            row.status = 'TERMINATING'
+            ending.flush()
+            thread = self.in_thread(lambda: self.see(
+                *base.servers_of(lease), State.RUNNING, self.one))
+            self.wait_for(self.is_waited_for, 'a step that waits its turn')
+        thread.join(20)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertTrue(self.booking(*base.servers_of(lease)).running)
+
+    def test_a_lease_is_not_sent_while_it_is_being_ended(self):
+        lease = self.lease(50, 100)
+        with self.books.connect().writer() as ending:
+            row = api.locked(ending, lease['id'])
+            row.status = 'TERMINATING'
+            ending.flush()
+            thread = self.in_thread(
+                lambda: self.lifecycle.lease_start.start(lease['id']))
+            self.wait_for(self.is_waited_for, 'a step that waits its turn')
+        thread.join(20)
+        self.assertEqual([], self.cloud.sent)
+        self.assertEqual('TERMINATING', self.status(lease))
+
+    def paused(self, work, owner, name):
+        """Let another process do something, and stop it before it commits.
+
+        :param name: of what is the last that it does
+        :returns: what lets it go on
+        """
+        at, go_on = threading.Event(), threading.Event()
+        last = getattr(owner, name)
+
+        def late(*args, **kwargs):
+            answer = last(*args, **kwargs)
+            if not at.is_set():
+                at.set()
+                go_on.wait(20)
+            return answer
+
+        self.useFixture(fixtures.MockPatchObject(owner, name, late))
+        self.in_thread(work)
+        self.wait_for(at.is_set, 'the other one to have the lock')
+        return go_on.set
+
+    def other_lifecycle(self):
+        """That of another process."""
+        return self.new_handlers(self.books.connect())
+
+    def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
+        lease = self.reserve(0, 100, active=True)
+        other = slots.Slots(self.books.connect(), self.clock)
+        self.cloud.servers['late'] = Seen(State.RUNNING, self.one)
+        go_on = self.paused(
+            lambda: other.take(
+                lease['reservations'][0]['id'], 'project', ['late']),
+            slots, '_take')
+        self.clock.advance(100)
+        ends = []
+        thread = self.in_thread(
+            lambda: ends.append(self.lifecycle.lease_end.end(lease['id'])))
+        self.wait_for(self.is_waited_for, 'an end that waits its turn')
+        go_on()
+        thread.join(20)
+        self.assertEqual((['late'], [None]), (self.cloud.deleted, ends))
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_the_last_two_servers_may_be_seen_to_run_together(self):
+        lease = self.lease(0, 100, count=2)
+        first, second = base.servers_of(lease)
+        other = self.other_lifecycle()
+        go_on = self.paused(
+            lambda: other.reconciliation.observe(
+                first, Seen(State.RUNNING, self.one)),
+            lease_status, 'update_status')
+        thread = self.in_thread(
+            lambda: self.see(second, State.RUNNING, self.one))
+        self.wait_for(self.is_waited_for, 'a step that waits its turn')
+        go_on()
+        thread.join(20)
+        self.assertEqual('ACTIVE', self.status(lease))

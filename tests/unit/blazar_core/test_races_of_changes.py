@@ -1,0 +1,556 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Races of changes of leases, of failed hosts and of ends."""
+
+import collections
+import itertools
+import os
+from unittest import mock
+
+import fixtures
+from oslo_db import exception as db_exception
+from oslo_utils import uuidutils
+import sqlalchemy as sa
+
+from blazar_core.common import model
+from blazar_core.common import states
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import reassignment
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import racing
+
+load_tests = databases.load_tests
+NOW = base.NOW
+#: How many race, and how often it is tried to see something go wrong.
+RACERS = 8
+ROUNDS = 60
+#: Seconds that a lease's end comes later, at most, than who leaves it begins.
+LATE = 0.1
+
+
+class TestMoving(racing.RaceTestCase):
+    """Listeners ask for the same moves at the same time."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.RACES
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'asked')
+        for name in 'one', 'two':
+            self.host(name, VCPU=8)
+
+    def meet(self, *without):
+        """How often each of three moves was asked for."""
+        open(self.path, 'w').close()
+        lease, source, target = self.lease(), *self.scalars(models.Host.id)
+        servers = [uuidutils.generate_uuid() for _number in range(3)]
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Lease).values(
+                status=states.Lease.IN_PROGRESS))
+            session.add_all(models.ServerMove(
+                project_id='project',
+                lease_id=lease['id'], server_id=one, source=source,
+                target=target, resources={'VCPU': 1},
+                reason=states.MoveReason.BEST_EFFORT, updated_at=NOW)
+                for one in servers)
+        self.race(RACERS, do='ask_moves', lease_id=lease['id'],
+                  path=self.path, without=[*without])
+        with open(self.path) as file:
+            asked = collections.Counter(file.read().split('\n')[:-1])
+        self.clear()
+        return [asked[f'move {one}'] for one in servers]
+
+    def test_each_is_asked_for_once(self):
+        for _round in range(5):
+            self.assertEqual([1, 1, 1], self.meet())
+
+
+class TestMovingWithoutTheGuard(TestMoving):
+
+    def test_each_is_asked_for_once(self):
+        """Not if nobody looks whether another one has asked."""
+        for _round in range(ROUNDS):
+            if max(self.meet('asked')) > 1:
+                return
+        self.fail('Without the guard none was asked for twice.')
+
+
+class TestRelocating(racing.FailedTestCase):
+    """Those who find servers on a host that has failed."""
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'asked')
+        self.uuid, self.other = (
+            self.host(name, VCPU=8) for name in ('one', 'two'))
+
+    def evacuated(self, *without):
+        """How often each of three servers was asked for."""
+        open(self.path, 'w').close()
+        lease = self.running_lease(count=3, hosts=frozenset([self.uuid]))
+        self.fail_host()
+        self.race(RACERS, do='relocate', path=self.path, host=self.uuid,
+                  others=[self.other], without=[*without])
+        with open(self.path) as file:
+            asked = collections.Counter(file.read().split('\n')[:-1])
+        with self.database.writer() as session:
+            session.execute(sa.delete(models.Outage))
+        self.clear()
+        return [asked[f'evacuate {one}'] for one in base.servers_of(lease)]
+
+    def test_each_is_evacuated_once(self):
+        for _round in range(5):
+            self.assertEqual([1, 1, 1], self.evacuated())
+
+    def test_without_the_guards_it_would_not_be(self):
+        """Who takes a move, and who records that it is requested."""
+        for _round in range(ROUNDS):
+            if max(self.evacuated('due', 'asked')) > 1:
+                return
+        self.fail('Without the guard none was evacuated twice.')
+
+
+class TestHealing(racing.FailedTestCase):
+    """Those who find that a host has failed on which much is promised."""
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'told')
+        self.uuid, _two, _three = (
+            self.host(name, VCPU=12) for name in ('one', 'two', 'three'))
+
+    def healed(self, *without):
+        """How often twelve leases were told to be healed, and their hosts."""
+        open(self.path, 'w').close()
+        leases = [self.lease(50, 100, hosts=frozenset([self.uuid]))
+                  for _time in range(12)]
+        failed = self.fail_host()
+        self.race(RACERS, do='heal', path=self.path, without=[*without])
+        left = self.scalars(sa.func.count(models.Booking.id),
+                            models.Booking.host_id == failed,
+                            models.Booking.reservation_id.is_not(None))
+        with open(self.path) as file:
+            told = collections.Counter(file.read().split('\n')[:-1])
+        with self.database.writer() as session:
+            session.execute(sa.delete(models.Outage))
+        self.clear()
+        return [told[f'lease.healed {one["id"]}'] for one in leases], left
+
+    def test_each_is_bound_once(self):
+        for _round in range(5):
+            self.assertEqual(([1] * 12, [0]), self.healed())
+
+    def test_without_the_guard_it_would_not_be(self):
+        for _round in range(ROUNDS):
+            if max(self.healed('seen')[0]) > 1:
+                return
+        self.fail('Without the guard none was bound twice.')
+
+
+class TestBindingMany(racing.RaceTestCase):
+    """Bookings on several hosts are bound to others: each to the next one."""
+
+    # SQLite locks no rows.
+    scenarios = databases.SERVERS
+
+    def is_locked(self, host_id):
+        try:
+            with self.books.connect().engine.begin() as connection:
+                connection.execute(sa.text(
+                    f'SELECT id FROM hosts WHERE id = {host_id} '
+                    'FOR UPDATE NOWAIT'))
+        except (db_exception.DBError, sa.exc.OperationalError):
+            return True
+        return False
+
+    def locked_meanwhile(self, count):
+        """Whether others may decide about a host as soon as leases are read.
+        """
+        for number in range(count):
+            self.host(f'{count}-{number}', VCPU=2)
+        lease = self.lease(50, 100, count=count, hosts=frozenset(
+            self.scalars(models.Host.uuid, models.Host.name.startswith(
+                f'{count}-'))), affinity=model.Affinity.DIFFERENT)
+        with self.database.reader() as session:
+            row = session.get_one(models.Lease, lease['id'])
+            on = {one.id: one.host_id for one in row.bookings}
+        hosts = [*on.values()]
+        seen, read = [], api.whole
+
+        def look(session, lease_ids):
+            seen.append(self.is_locked(hosts[0]))
+            return read(session, lease_ids)
+
+        with mock.patch('blazar_core.db.api.whole', look):
+            self.assertIsNotNone(self.leases.reassignment.rebind(
+                reassignment.Reassigned(row.id, row.generation, dict(zip(
+                    on, [*hosts[1:], hosts[0]], strict=True)), before=hosts)))
+        return seen
+
+    def test_about_many_hosts_nobody_else_decides(self):
+        self.assertEqual([True], self.locked_meanwhile(9))
+        self.assertFalse(self.is_locked(self.scalars(models.Host.id)[0]))
+
+    def test_about_a_few_others_may(self):
+        self.assertEqual([False], self.locked_meanwhile(8))
+
+
+class TestFailing(racing.RaceTestCase):
+    """Eight who find that a host has failed that seemed to before, and that it
+    is there again.
+    """
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.RACES
+
+    def setUp(self):
+        super().setUp()
+        self.uuid = self.host('one', VCPU=4)
+
+    def booked_away(self, down, *without):
+        """How often the host is, after they have seen that it is down."""
+        if down:
+            with self.database.writer() as session:
+                session.add(models.Outage(
+                    host_id=session.scalar(sa.select(models.Host.id)),
+                    kind='failure', reason='', seen_at=NOW))
+        self.race(RACERS, do='see', host=self.uuid, down=down,
+                  without=without)
+        return self.scalars(sa.func.count(models.Booking.id))[0]
+
+    def test_it_is_booked_away_once(self):
+        for _round in range(5):
+            self.assertEqual(1, self.booked_away(True))
+            self.assertEqual(0, self.booked_away(False))
+        self.assertEqual([{}], self.scalars(models.Host.usage))
+        self.clear()
+
+
+class TestFailingWithoutTheGuard(TestFailing):
+
+    #: The others find out by themselves that a row was read by both.
+    scenarios = databases.SERVERS[:1]
+
+    def test_it_is_booked_away_once(self):
+        """Not if nobody minds who has written of the host meanwhile."""
+        for _round in range(ROUNDS):
+            count = self.booked_away(True, 'generation', 'alone')
+            self.clear()
+            with self.database.writer() as session:
+                session.execute(sa.delete(models.Outage))
+            if count > 1:
+                return
+        self.fail('It was booked away once without the guard.')
+
+
+class TestNewOwners(racing.RaceTestCase):
+    """A lease is given to another project just when its own boots into it."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.RACES
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+
+    def meet(self, *without, late=0):
+        """Whose the lease is, how many were told what, and to whom it was
+        given.
+
+        :param late: seconds, at most, by which servers come later
+        """
+        lease = self.reserve(0, 100, self.places(4), active=True)
+        task = {'url': self.books.url, 'now': NOW, 'lease_id': lease['id'],
+                'options': {}, 'without': ['haste', *without]}
+        answers = racing.racers().race([
+            *({**task, 'do': 'hand_over', 'project_id': f'new-{number}'}
+              for number in range(4)),
+            *({**task, 'do': 'take_slots', 'late': late,
+               'server_ids': [uuidutils.generate_uuid()],
+               'reservation_id': lease['reservations'][0]['id']}
+              for _number in range(4))])
+        owner, = self.scalars(models.Lease.project_id)
+        self.clear()
+        return owner, racing.outcomes(answers), [
+            one['handed'] for each in answers for one in each
+            if 'handed' in one]
+
+    def test_a_lease_is_anothers_or_has_servers(self):
+        seen = set()
+        for number in range(ROUNDS):
+            # The machine decides who is first, unless some begin late.
+            owner, told, handed = self.meet(late=number % 2 * LATE)
+            self.assertEqual(0 if handed else 4, told['taken'])
+            self.assertEqual(4 if handed else 0, told['unknown'])
+            self.assertIn(owner, handed or ['project'])
+            seen.add(bool(handed))
+            if number >= 9 and len(seen) == 2:
+                return
+        self.fail(f'It went only one way: given away {seen}.')
+
+
+class TestNewOwnersWithoutTheGuard(TestNewOwners):
+
+    def test_a_lease_is_anothers_or_has_servers(self):
+        """Not if who has found a reservation believes that it is still his.
+        """
+        for number in range(ROUNDS):
+            # Else it may be servers that are first, on some machines always.
+            _owner, told, handed = self.meet('owner', late=number % 2 * LATE)
+            if handed and told['taken']:
+                return
+        self.fail('Nobody was let into what was another\'s.')
+
+
+class ExtendingRaceTestCase(racing.RaceTestCase):
+    """Eight who find that it is time to prolong a lease by an hour."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.RACES
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'told')
+
+    def prolonged(self, do=('extend',), **options):
+        """By how many seconds a lease was, and how often that was told."""
+        lease = self.reserve(0, 0, self.places(4), request=self.request(
+            0, 4 * 3600, auto_extend=3600), active=True)
+        with open(self.path, 'w'):
+            pass
+        racing.racers().race([{
+            'url': self.books.url, 'now': NOW + 3 * 3600, 'path': self.path,
+            'lease_id': lease['id'], 'options': {}, 'do': what, **options}
+            for what in itertools.islice(itertools.cycle(do), RACERS)])
+        (end, status), = self.rows(models.Lease.end_date, models.Lease.status)
+        with open(self.path) as file:
+            told = file.read().count('lease.update')
+        self.clear()
+        return end - NOW - 4 * 3600, told, status
+
+    def rows(self, *columns):
+        with self.database.reader() as session:
+            return session.execute(sa.select(*columns)).all()
+
+
+class TestExtending(ExtendingRaceTestCase):
+
+    def test_it_is_prolonged_once(self):
+        for _round in range(10):
+            self.assertEqual((3600, 1, 'ACTIVE'), self.prolonged())
+
+    def test_what_is_being_deleted_is_not_prolonged(self):
+        for _round in range(5):
+            more, told, status = self.prolonged(('extend', 'delete'))
+            self.assertIn(status, ('TERMINATING', 'TERMINATED'))
+            if status == 'TERMINATED':
+                # Prolonged before that or not, it is over now.
+                self.assertEqual(-3600, more)
+            else:
+                self.assertIn((more, told), ((0, 0), (3600, 1)))
+
+
+class TestExtendingWithoutTheGuard(ExtendingRaceTestCase):
+
+    def test_it_is_prolonged_once(self):
+        """It is told again if nobody minds who has moved the end by now."""
+        for _round in range(ROUNDS):
+            if self.prolonged(without=['end'])[1] > 1:
+                return
+        self.fail('It was prolonged once without the guard.')
+
+
+class TestCleaning(racing.RaceTestCase):
+    """Eight who find that the hosts of a lease have to be cleaned."""
+
+    #: The writers of SQLite wait for each other, guard or not, and long.
+    scenarios = databases.RACES
+
+    def setUp(self):
+        super().setUp()
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'hosts')
+        self.uuids = sorted(self.host(str(number), VCPU=4)
+                            for number in range(4))
+        lease = self.lease()
+        self.reserved = {'id': lease['reservations'][0]['id'],
+                         'lease_id': lease['id']}
+        with self.database.writer() as session:
+            session.get(models.Lease, lease['id']).status = 'TERMINATING'
+
+    def cleaned(self, **options):
+        """The hosts in the order in which they were cleaned."""
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(
+                assigned_to=self.reserved['id'], vacated_at=NOW,
+                cleaned_at=None, cleaning_until=None))
+        open(self.path, 'w').close()
+        self.race(RACERS, do='clean', path=self.path,
+                  reserved=self.reserved, **options)
+        with open(self.path) as file:
+            return file.read().split()
+
+    def test_each_host_is_cleaned_once(self):
+        for _round in range(5):
+            self.assertEqual(self.uuids, sorted(self.cleaned()))
+            self.assertNotIn(None, self.scalars(models.Host.cleaned_at))
+
+
+class TestCleaningWithoutTheGuard(TestCleaning):
+
+    #: The others notice that what was read is not so any more.
+    scenarios = databases.SERVERS[:1]
+
+    def test_each_host_is_cleaned_once(self):
+        """It is not so if the lock comes after what it is to guard."""
+        for _round in range(ROUNDS):
+            if len(self.cleaned(without=['lock'])) > len(self.uuids):
+                return
+        self.fail('No host was cleaned twice without the guard.')
+
+
+class TestUpdateAndDelete(racing.RaceTestCase):
+
+    scenarios = databases.RACES
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'cloud')
+
+    def race_once(self, start, **options):
+        """All let a lease grow, and then one of them deletes it.
+
+        :returns: how that went, and what is left of the lease: its status,
+            bookings and open events
+        """
+        lease = self.reserve(start, 100, active=start == 0)
+        tasks = iter(['update', 'update_and_delete', 'update', 'update'])
+        amounts = iter([[2, 3, 1, 4, 2, 3], [1], [3, 2, 1, 4, 3, 2],
+                        [4, 5, 1, 2, 4, 5]])
+        answers = racing.outcomes(self.race(
+            4, do=lambda: next(tasks), lease_id=lease['id'], path=self.path,
+            reservation_id=lease['reservations'][0]['id'],
+            amounts=lambda: next(amounts), **options))
+        self.assertEqual((1, 20), (
+            answers['deleted'], answers.total()))
+        status, = self.scalars(models.Lease.status,
+                               models.Lease.id == lease['id'])
+        return answers, (status, len(self.scalars(
+            models.Booking.id)), self.scalars(
+                models.Event.event_type, models.Event.status != 'DONE'))
+
+    def test_it_ends_deleted_and_nothing_is_left(self):
+        seen = collections.Counter()
+        for number in range(8):
+            answers, left = self.race_once(50 * (number % 2))
+            self.assertEqual(('TERMINATED', 0, []), left)
+            self.assertEqual(0, answers['failed'])
+            seen += answers
+        # They did meet.
+        self.assertGreater(seen['updated'], 0)
+        self.assertGreater(seen['over'], 0)
+
+
+class TestStarting(racing.RaceTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=100)
+        self.path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'cloud')
+
+    def held(self, call):
+        return self.leases.creation.create(
+            self.new_lease(request=self.request(-1, 100)), call)
+
+    def lines(self):
+        """What reached the cloud, and how often."""
+        with open(self.path) as file:
+            return collections.Counter(file.read().split('\n')[:-1])
+
+    def start(self, lease, **options):
+        self.race(2, do='start', path=self.path, lease_id=lease['id'],
+                  **options)
+
+    def test_two_who_start_a_lease_at_once_send_it_once(self):
+        for number in range(10):
+            self.start(self.held(f'call {number}'))
+        lines = self.lines()
+        self.assertEqual([1] * 10, [
+            lines[f'call {number}'] for number in range(10)])
+        self.assertEqual({1}, set(lines.values()))
+
+    def test_without_the_gate_it_is_sent_twice(self):
+        self.start(self.held('call'), without=['gate'])
+        self.assertEqual({'call': 2}, self.lines())
+
+    def carry_out(self, **options):
+        """How many events each of a few workers carried out."""
+        return self.race(4, do='carry_out', path=self.path, **options)
+
+    def test_workers_side_by_side_carry_out_every_event_once(self):
+        leases = [self.held(f'call {number}') for number in range(20)]
+        self.assertEqual(20, sum(self.carry_out()))
+        self.assertEqual({
+            **{f'call {number}': 1 for number in range(20)},
+            **{f'lease.event.start_lease {lease["id"]}': 1
+               for lease in leases}}, self.lines())
+
+    def test_without_claims_the_gate_still_sends_every_call_once(self):
+        # Whether several workers carry out an event is then luck, so that
+        # it is tried until it is seen.
+        for number in range(ROUNDS):
+            calls = {f'call {number} {one}' for one in range(5)}
+            for call in calls:
+                self.held(call)
+            carried_out = sum(self.carry_out(without=['claim']))
+            lines = self.lines()
+            self.assertEqual({1}, {lines[call] for call in calls})
+            if carried_out > 5:
+                return
+            self.clear()
+        self.fail('No event was carried out twice without claims.')
+
+    def listen(self, **options):
+        """Let workers as the daemon's carry out starts that they read
+        together; says how often each call was sent.
+        """
+        calls = [uuidutils.generate_uuid() for _number in range(20)]
+        for call in calls:
+            self.held(call)
+        read = self.race(4, do='listen', path=self.path, **options)
+        self.clear()
+        lines = self.lines()
+        return sum(read), {lines[call] for call in calls}
+
+    def test_those_that_are_read_together_are_sent_once(self):
+        for _round in range(3):
+            read, sent = self.listen()
+            self.assertEqual({1}, sent)
+            self.assertGreater(read, 0)
+
+    def test_they_are_whoever_has_read_them(self):
+        """Several have, as nobody minds whose they are."""
+        for _round in range(ROUNDS):
+            read, sent = self.listen(without=['claim'])
+            self.assertEqual({1}, sent)
+            if read > 20:
+                return
+        self.fail('None was read by several.')
+
+    def test_without_the_gate_they_would_not_be(self):
+        for _round in range(ROUNDS):
+            _read, sent = self.listen(without=['claim', 'gate'])
+            if sent != {1}:
+                return
+        self.fail('None was sent twice.')

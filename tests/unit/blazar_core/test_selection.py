@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Which hosts are picked of those that would do."""
+
+import collections
+import functools
+
+import fixtures
+import sqlalchemy as sa
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import inventory
+from blazar_core.capacity import selection
+from blazar_core.common import host_properties
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.db import models
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import admissions_base
+
+load_tests = databases.load_tests
+NOW = base.NOW
+ONLY_SQLITE = [('sqlite', {'kind': 'sqlite'})]
+
+
+class TestProperties(admissions_base.AdmissionTestCase):
+
+    def setUp(self):
+        super().setUp()
+        for name, found in (('plain', {}), ('old', {'gpu': 'v100'}),
+                            ('new', {'gpu': 'a100', 'rack': 7})):
+            with self.database.writer() as session:
+                inventory.report(session, NOW, model.HostFacts(
+                    name, name, name, {'VCPU': 4}, found), {})
+
+    def with_properties(self, text):
+        return {'properties': host_properties.parse(text)}
+
+    def test_only_hosts_that_match_are_picked(self):
+        for text, names in (
+                ('["=", "$gpu", "v100"]', ['old']),
+                ('["in", "$gpu", "v100", "a100"]', ['new', 'old']),
+                ('["and", ["!=", "$gpu", "v100"], [">", "$rack", "6"]]',
+                 ['new']),
+                ('', ['new', 'old', 'plain'])):
+            self.assertEqual(names, sorted(self.pick(
+                0, 10, len(names), affinity=model.Affinity.DIFFERENT,
+                **self.with_properties(text))), text)
+
+    def test_a_refusal_is_about_the_hosts_that_match(self):
+        self.book('old', 0, 50, VCPU=3)
+        self.assertEqual(
+            refusals.Refusal(refusals.Reason.NO_ROOM, 3, 1, NOW + 50),
+            self.refusal(0, 10, 3, **self.with_properties(
+                '["=", "$gpu", "v100"]')))
+        self.assertEqual(
+            refusals.Refusal(refusals.Reason.TOO_BIG, 5, 1, None),
+            self.refusal(0, 10, 5, **self.with_properties(
+                '["=", "$gpu", "v100"]')))
+
+    def test_they_go_together_with_named_hosts(self):
+        gpus = self.with_properties('["in", "$gpu", "v100", "a100"]')
+        self.assertEqual(['new'], self.pick(
+            0, 10, avoid=frozenset(['old']), **gpus))
+        self.assertEqual(['old'], self.pick(
+            0, 10, hosts=frozenset(['old', 'plain']), **gpus))
+        self.assertEqual(refusals.Reason.NO_HOST, self.refusal(
+            0, 10, hosts=frozenset(['plain']), **gpus).reason)
+
+    def test_a_property_that_changes_is_followed(self):
+        rare = self.with_properties('["=", "$gpu", "h100"]')
+        self.refusal(0, 10, **rare)
+        with self.database.writer() as session:
+            inventory.report(session, NOW, model.HostFacts(
+                'plain', 'plain', 'plain', {'VCPU': 4}, {'gpu': 'h100'}), {},
+                inventory.generations(session, ['plain'])['plain'])
+        self.assertEqual(['plain'], self.pick(0, 10, **rare))
+
+
+class TestWishes(admissions_base.AdmissionTestCase):
+    """Soft affinities choose among the hosts that have room."""
+
+    scenarios = ONLY_SQLITE
+
+    def setUp(self):
+        super().setUp()
+        self.uuids = {}
+        for name, vcpus in (('one', 2), ('two', 4), ('three', 4)):
+            self.uuids[name] = self.host(name, VCPU=vcpus)
+        # What is there first is filled first.
+        self.admission = admissions.Admission(
+            self.database, self.clock, lambda _timeline, found, *_rest: found)
+
+    def wish(self, affinity, count, last=(), room=1, **members):
+        return self.pick(
+            0, 10, count, last, resources={'VCPU': room}, affinity=affinity,
+            members={self.uuids.get(name, name): there
+                     for name, there in members.items()})
+
+    def apart(self, count, **more):
+        return self.wish(model.Affinity.SOFT_DIFFERENT, count, **more)
+
+    def together(self, count, **more):
+        return self.wish(model.Affinity.SOFT_SAME, count, **more)
+
+    def test_apart_each_has_its_host_as_long_as_there_are_some(self):
+        self.assertEqual(['one', 'two'], self.apart(2))
+        self.assertEqual(['one', 'two', 'three'], self.apart(3))
+        self.assertEqual(['one', 'two', 'three', 'one', 'two'], self.apart(5))
+        self.assertEqual(2 * ['one'] + 4 * ['three'] + 4 * ['two'],
+                         sorted(self.apart(10)))
+
+    def test_apart_they_go_where_fewest_of_their_group_are(self):
+        self.assertEqual(['two', 'three', 'one'], self.apart(3, one=1))
+        self.assertEqual(['three', 'one'], self.apart(2, one=1, two=2))
+        self.assertEqual(['two'], self.apart(1, one=1, three=1, gone=1))
+
+    def test_together_they_go_to_a_host_that_takes_all(self):
+        self.assertEqual(['one', 'one'], self.together(2))
+        self.assertEqual(3 * ['two'], self.together(3))
+        self.assertEqual(4 * ['two'] + ['three'], self.together(5))
+
+    def test_together_they_take_the_fewest_hosts(self):
+        self.book('two', 0, 10, VCPU=2)
+        self.assertEqual(
+            ['three'] * 4 + ['two'] * 2, self.together(6))
+
+    def test_together_they_go_where_most_of_their_group_are(self):
+        self.assertEqual(['three'], self.together(1, three=1))
+        self.assertEqual(['three'] * 2, self.together(2, two=1, three=2))
+        self.assertEqual(['one'] * 2 + ['two'], self.together(3, one=1))
+        self.assertEqual(['one'], self.together(1, gone=1))
+
+    def test_a_wish_comes_before_a_lost_race_which_breaks_a_tie(self):
+        lost = {self.host_id('one')}
+        self.assertEqual(['two', 'three', 'one'], self.apart(3, last=lost))
+        self.assertEqual(['one'], self.together(1, last=lost, one=1))
+        self.assertEqual(['two'], self.together(1, last=lost))
+
+    def test_a_wish_refuses_nothing(self):
+        for affinity in (model.Affinity.SOFT_SAME,
+                         model.Affinity.SOFT_DIFFERENT):
+            for room, count in ((1, 11), (3, 3), (5, 1)):
+                plain, wished = (self.refusal(
+                    0, 10, count, resources={'VCPU': room}, affinity=one)
+                    for one in (model.Affinity.NONE, affinity))
+                self.assertEqual(plain, wished)
+
+
+class TestPack(admissions_base.AdmissionTestCase):
+
+    def hosts(self, count, **capacity):
+        names = [f'host-{number}' for number in range(count)]
+        for name in names:
+            self.host(name, **capacity)
+        return names
+
+    def test_leases_that_end_together_share_a_host(self):
+        self.hosts(3, VCPU=2)
+        self.book('host-1', 0, 100, VCPU=1)
+        self.book('host-2', 0, 50, VCPU=1)
+        self.assertEqual(['host-1'], self.pick(0, 100))
+        self.assertEqual(['host-2'], self.pick(0, 50))
+
+    def test_a_host_that_stays_busy_anyway_comes_first(self):
+        self.hosts(3, VCPU=2)
+        self.book('host-1', 0, 50, VCPU=1)
+        self.book('host-2', 0, 200, VCPU=1)
+        self.assertEqual(['host-2'], self.pick(0, 100))
+
+    def test_of_those_the_one_that_falls_free_soonest(self):
+        self.hosts(3, VCPU=2)
+        self.book('host-1', 0, 300, VCPU=1)
+        self.book('host-2', 0, 200, VCPU=1)
+        self.assertEqual(['host-2'], self.pick(0, 100))
+
+    def test_else_the_one_that_stays_busy_for_the_least_time_longer(self):
+        self.hosts(3, VCPU=2)
+        self.book('host-1', 0, 50, VCPU=1)
+        self.book('host-2', 0, 70, VCPU=1)
+        self.assertEqual(['host-2'], self.pick(0, 100))
+
+    def test_a_host_with_servers_without_an_end_never_falls_free(self):
+        self.hosts(1, VCPU=2)
+        self.host('used', usage={'VCPU': 1}, VCPU=2)
+        self.assertEqual(['used'], self.pick(0, 100))
+
+    def test_empty_hosts_are_left_whole(self):
+        self.hosts(4, VCPU=4)
+        for number in range(12):
+            for name in self.pick(0, 100 + number % 2):
+                self.book(name, 0, 100 + number % 2, VCPU=1)
+        self.assertEqual(3, len(set(self.scalars(models.Booking.host_id))))
+        self.assertEqual(['host-3'] * 4, self.pick(0, 10, 4))
+
+    def test_servers_of_a_lease_fill_one_host_after_the_other(self):
+        self.hosts(3, VCPU=2)
+        self.assertEqual(['host-0', 'host-0', 'host-1'], self.pick(0, 10, 3))
+
+    def test_equal_hosts_are_picked_in_the_order_of_their_ids(self):
+        self.hosts(3, VCPU=2)
+        # PostgreSQL puts a row that is written again behind the others.
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).where(
+                models.Host.name == 'host-0').values(properties={}))
+        self.assertEqual(['host-0', 'host-0', 'host-1'], self.pick(0, 10, 3))
+
+
+class TestSpread(admissions_base.AdmissionTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.admission = admissions.Admission(
+            self.database, self.clock, selection.spread)
+
+    def test_every_host_with_room_is_picked_in_time(self):
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=1)
+        self.host('full', usage={'VCPU': 1}, VCPU=1)
+        picked = collections.Counter(
+            name for _time in range(100) for name in self.pick(0, 10))
+        self.assertEqual({'one', 'two', 'three'}, set(picked))
+
+    def test_no_host_gets_more_than_it_has_room_for(self):
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=2)
+        for _time in range(10):
+            self.assertEqual(
+                ['one', 'one', 'three', 'three', 'two', 'two'],
+                sorted(self.pick(0, 10, 6)))
+
+    def test_hosts_of_a_lost_race_come_last(self):
+        for name in ('one', 'two'):
+            self.host(name, VCPU=1)
+        lost = {self.host_id('one')}
+        for _time in range(20):
+            self.assertEqual(['two'], self.pick(0, 10, last=lost))
+
+    def test_a_strategy_is_a_function_that_may_be_replaced(self):
+        for name in ('one', 'two'):
+            self.host(name, VCPU=1)
+        asked = []
+
+        def reverse(timeline, candidates, window, ours, most):
+            asked.append((len(timeline), window))
+            return candidates[::-1]
+
+        self.admission = admissions.Admission(
+            self.database, self.clock, reverse)
+        self.assertEqual(['two'], self.pick(0, 10))
+        self.assertEqual([(2, model.Window(NOW, NOW + 10))], asked)
+
+
+class TestInTheWay(admissions_base.AdmissionTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger(level=20))
+
+    def test_the_log_names_the_leases_in_the_way(self):
+        self.host('one', VCPU=1)
+        self.book('one', 0, 10, VCPU=1)
+        self.refusal(5, 15)
+        self.assertIn('Refused 1 servers from 2027-01-15 08:00:05 to '
+                      '2027-01-15 08:00:15: only 0 fit. Blocked by leases: '
+                      'lease',
+                      self.log.output)
+
+    def test_one_that_is_too_big_is_in_nobodys_way(self):
+        self.host('one', VCPU=1)
+        self.book('one', 0, 10, VCPU=1)
+        self.refusal(5, 15, 2)
+        self.assertNotIn('Blocked by', self.log.output)
+
+    def test_those_that_end_first_come_first_and_others_are_left_out(self):
+        self.host('one', VCPU=9)
+        for name, start, end in (('late', 0, 50), ('soon', 0, 20),
+                                 ('over', 0, 5), ('after', 30, 40),
+                                 ('nowhere', 0, 20)):
+            with self.database.writer() as session:
+                session.add(models.Lease(
+                    lease_type='immediate',
+                    id=name, name='', project_id='', user_id='',
+                    start_date=0, end_date=1, on_end='', status='ACTIVE',
+                    created_at=0, updated_at=0))
+                session.flush()
+                session.add(models.Reservation(
+                    id=name, lease_id=name, resource_type='', amount=1,
+                    resources={}, status='active', created_at=0,
+                    updated_at=0))
+            self.book(None if name == 'nowhere' else 'one', start, end,
+                      name, VCPU=1)
+            self.book('one' if name == 'soon' else None, start, end + 1,
+                      name, VCPU=1)
+        with self.database.reader() as session:
+            find = functools.partial(
+                admissions._in_the_way, session,
+                model.Window(NOW + 5, NOW + 30))
+            self.assertEqual(['soon', 'late'], find())
+            self.assertEqual(['soon'], find(1))
+
+
+class TestMoves(admissions_base.AdmissionTestCase):
+    """Servers of a reservation that stay together, or apart, move."""
+
+    scenarios = ONLY_SQLITE
+
+    def setUp(self):
+        super().setUp()
+        for name in ('one', 'two', 'three'):
+            self.host(name, VCPU=2)
+
+    def fits(self, server_id, affinity):
+        """The hosts on which a server may be, of those that are there."""
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Reservation).where(
+                models.Reservation.id == 'reservation').values(
+                params={'affinity': affinity}))
+        found = self.eligibility.for_server(
+            server_id, {'VCPU': 1}, self.scalars(models.Host.uuid))
+        return {host.name for host in self.scalars(models.Host)
+                if found.by_host.get(host.uuid, found.elsewhere) >= 1}
+
+    apart = functools.partialmethod(fits, affinity=False)
+    together = functools.partialmethod(fits, affinity=True)
+
+    def place(self, host, server=True, **values):
+        """A place that a server has; it runs, if nothing else is said."""
+        server_id = self.book(
+            host, 0, 100, running=server and not values, VCPU=1)
+        if not server:
+            values['server_id'] = None
+        if values:
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Booking).where(
+                    models.Booking.server_id == server_id).values(values))
+        return server_id
+
+    def move(self, server_id, host):
+        """A scheduler has let a server move there."""
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.server_id == server_id).values(
+                migrating_to=self.host_id(host)))
+
+    def test_until_it_is_placed_a_server_keeps_to_what_is_booked(self):
+        mine = self.place('one', claimed_at=None)
+        self.place('two', server=False)
+        self.assertEqual({'one', 'two'}, self.apart(mine))
+        self.assertEqual({'one', 'two'}, self.together(mine))
+
+    def test_apart_it_moves_to_where_no_sibling_is(self):
+        mine = self.place('one')
+        self.place('two')
+        self.assertEqual({'one', 'three'}, self.apart(mine))
+
+    def test_placed_is_enough_to_be_there(self):
+        mine = self.place('one', claimed_at=NOW)
+        self.place('two', claimed_at=NOW)
+        self.assertEqual({'one', 'three'}, self.apart(mine))
+
+    def test_apart_it_does_not_move_to_where_one_is_about_to_be_built(self):
+        mine = self.place('one')
+        self.place('two', claimed_at=None)
+        self.assertEqual({'one', 'three'}, self.apart(mine))
+
+    def test_apart_a_free_place_is_no_hindrance(self):
+        mine = self.place('one')
+        self.place('two', server=False)
+        self.book('two', 0, 100, 'other', VCPU=1)
+        self.assertEqual({'one', 'two', 'three'}, self.apart(mine))
+
+    def test_apart_two_that_move_at_once_do_not_meet(self):
+        mine, other = self.place('one'), self.place('two')
+        self.move(other, 'three')
+        self.assertEqual({'one'}, self.apart(mine))
+        # Where it wants to be itself it may try again.
+        self.assertEqual({'two', 'three'}, self.apart(other))
+
+    def test_nobody_is_built_where_a_sibling_is_about_to_arrive(self):
+        self.move(self.place('one'), 'two')
+        mine = self.place('two', claimed_at=None)
+        self.place('three', server=False)
+        self.assertEqual({'three'}, self.apart(mine))
+
+    def test_apart_promises_to_others_are_kept(self):
+        mine = self.place('one')
+        self.place('two')
+        self.book('three', 99, 200, 'other', VCPU=2)
+        self.assertEqual({'one'}, self.apart(mine))
+
+    def test_together_one_alone_moves_to_where_all_have_room(self):
+        mine = self.place('one')
+        self.place('one', server=False)
+        self.book('two', 99, 200, 'other', VCPU=1)
+        self.assertEqual({'one', 'three'}, self.together(mine))
+        self.report(self.scalars(
+            models.Host.uuid, models.Host.name == 'three')[0], 'three',
+            {'VCPU': 1}, {'VCPU': 2})
+        self.assertEqual({'one'}, self.together(mine))
+
+    def test_together_the_first_goes_where_the_others_can_follow(self):
+        mine, other = self.place('one'), self.place('one')
+        self.book('two', 99, 200, 'other', VCPU=1)
+        self.assertEqual({'one', 'three'}, self.together(mine))
+        self.move(mine, 'three')
+        self.assertEqual({'one', 'three'}, self.together(other))
+        self.host('four', VCPU=9)
+        self.assertEqual({'one', 'three'}, self.together(other))
+
+    def test_together_they_follow_one_that_has_moved(self):
+        mine = self.place('one')
+        self.place('two')
+        self.assertEqual({'one', 'two'}, self.together(mine))
+
+    def test_together_places_elsewhere_are_not_waited_for(self):
+        """A place without a host is not promised any more."""
+        mine = self.place('one')
+        self.place(None, server=False)
+        self.book('two', 0, 100, 'other', VCPU=1)
+        self.assertEqual({'one', 'two', 'three'}, self.together(mine))

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers take slots of a reservation, and free them."""
+
+import fixtures
+import sqlalchemy as sa
+
+from blazar_core.capacity import ledger
+from blazar_core.common import conditions
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.leases import leases
+from blazar_core.leases import reassignment
+from blazar_core.leases import views
+from blazar_core.lifecycle import lease_conditions
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import slots_base
+
+load_tests = databases.load_tests
+NOW = base.NOW
+
+
+class TestOccupy(slots_base.PlacesTestCase):
+
+    def assert_conflict(self, part, lease, count=1):
+        before = self.everything()
+        refused = self.assertRaises(
+            errors.Conflict, self.take_slots, lease, count)
+        self.assertIn(part, str(refused))
+        self.assertEqual(before, self.everything())
+
+    def test_servers_take_places_until_all_are_taken(self):
+        lease = self.reserve(0, 100, self.places(3), active=True)
+        first, second = self.take_slots(lease, 2)
+        self.assert_conflict('in use. Boot at most 1 server', lease, 2)
+        third, = self.take_slots(lease)
+        self.assert_conflict('All 3 slots of reservation', lease)
+        self.assertEqual(sorted(('one', one) for one in (
+            first, second, third)), self.booked(lease))
+        self.assertEqual(
+            {'reservation_id': lease['reservations'][0]['id'],
+             'project_id': 'project'}, self.leases.lookup.place_of(first))
+        # To be there is not to run.
+        self.assertEqual({False}, set(self.scalars(models.Booking.running)))
+
+    def test_places_are_those_of_the_reservation(self):
+        lease = self.reserve(0, 100, self.places(1), self.places(2),
+                             active=True)
+        self.take_slots(lease)
+        self.assert_conflict('The slot of reservation', lease)
+        self.take_slots(lease, 2, number=1)
+
+    def test_other_projects_are_told_that_there_is_none(self):
+        lease = self.reserve(0, 100, active=True)
+        reservation_id = lease['reservations'][0]['id']
+        for one, project in ((reservation_id, 'other'),
+                             ('unheard-of', 'project')):
+            refused = self.assertRaises(
+                errors.NotFound, self.leases.slots.take, one, project, [
+                    'a'])
+            self.assertEqual(f'Reservation {one} could not be found.',
+                             str(refused))
+        self.assertEqual([None], self.scalars(models.Booking.server_id))
+
+    def test_there_are_no_places_but_in_their_time(self):
+        lease = self.reserve(50, 100, self.places(2))
+        self.assert_conflict('which is PENDING: boot with it from 2027-01-15 '
+                             '08:00:50 to 2027-01-15 08:01:40 UTC', lease)
+        self.clock.advance(50)
+        self.lifecycle.lease_start.start(lease['id'])
+        server_id, = self.take_slots(lease)
+        self.clock.advance(49)
+        self.take_slots(lease)
+        self.leases.slots.free([server_id])
+        self.clock.advance(1)
+        self.assert_conflict('boot with it from', lease)
+        self.cloud.stubborn.update(self.cloud.servers)
+        self.lifecycle.lease_end.end(lease['id'])
+        self.assert_conflict('which is TERMINATING', lease)
+
+    def test_a_place_that_was_given_back_may_be_taken_again(self):
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        kept, given = self.take_slots(lease, 2)
+        self.leases.slots.free([given, 'unheard-of'])
+        self.assertEqual([('one', ''), ('one', kept)], self.booked(lease))
+        self.assertIsNone(self.leases.lookup.place_of(given))
+        another, = self.take_slots(lease)
+        self.assertEqual(sorted([('one', another), ('one', kept)]),
+                         self.booked(lease))
+
+    def test_a_server_of_a_boot_has_no_place_that_it_leaves(self):
+        server_id, = base.servers_of(self.running_lease())
+        self.assertIsNone(self.leases.lookup.place_of(server_id))
+
+
+class TestOccupyMeanwhile(slots_base.PlacesTestCase):
+
+    scenarios = databases.SERVERS
+
+    def test_who_waits_for_another_takes_another_place(self):
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        other = leases.Leases(
+            self.books.connect(), self.clock, None, self.types)
+        reservation_id = lease['reservations'][0]['id']
+        locked, done = api.locked, []
+
+        def late(session, lease_id):
+            if not done:
+                # Somebody has the lock, and takes a place, and is done.
+                done.append(self.in_thread(lambda: other.slots.take(
+                    reservation_id, 'project', ['second'])))
+                done[0].join(20)
+            return locked(session, lease_id)
+
+        with fixtures.MonkeyPatch('blazar_core.db.api.locked', late):
+            self.leases.slots.take(reservation_id, 'project', ['first'])
+        self.assertEqual([('one', 'first'), ('one', 'second')],
+                         self.booked(lease))
+
+
+class TestRebind(base.LeaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+        self.made = self.lease(50, 100, count=2)
+        self.host('two', VCPU=2)
+        self.ids = {host.name: host.id for host in self.scalars(models.Host)}
+        self.rows = sorted(self.scalars(models.Booking.id))
+
+    def rebind(self, *hosts, reason='', lease=None):
+        """Bind its bookings, in their order, to hosts."""
+        lease = lease or self.made
+        seen, = self.scalars(models.Lease.generation,
+                             models.Lease.id == lease['id'])
+        leases = self.leases.reassignment.rebind(reassignment.Reassigned(
+            lease['id'], seen, dict(zip(
+                self.rows, [self.ids.get(host) for host in hosts])), reason))
+        return leases and leases[0]
+
+    def rebind_other(self, booking_id):
+        self.rows = [booking_id]
+        return self.rebind('two')
+
+    def booked(self):
+        return [self.host_of(one) for one in base.servers_of(self.made)]
+
+    def get(self):
+        return views.get(self.database, self.made['id'])
+
+    def test_bookings_get_another_host_where_there_is_room(self):
+        described = self.rebind('two', 'two')
+        self.assertEqual(['two', 'two'], self.booked())
+        self.assertEqual((3, 2), (
+            self.generation('one'), self.generation('two')))
+        self.assertEqual(
+            [('one', 'two', server_id)
+             for server_id in base.servers_of(self.made)],
+            [(one['before'], one['after'], one['server_id'])
+             for one in described.pop('exchanged')])
+        self.assertEqual(described, self.get())
+        self.assertEqual((True, True, False), (
+            described['degraded'],
+            described['reservations'][0]['resources_changed'],
+            described['reservations'][0]['missing_resources']))
+        self.assertEqual(['one', 'one'], [
+            self.host_of(one) for one in base.servers_of(
+                self.lease(0, 100, count=2))][:2])
+
+    def test_they_stay_where_they_are_if_there_is_none(self):
+        self.host('three', VCPU=1)
+        self.ids = {host.name: host.id for host in self.scalars(models.Host)}
+        self.assertRaises(ledger.OverCapacity, self.rebind, 'three', 'three')
+        self.assertEqual(['one', 'one'], self.booked())
+        self.assertIs(False, self.get()['degraded'])
+
+    def test_without_a_host_they_take_no_room_and_the_lease_says_why(self):
+        described = self.rebind('one', None, reason='It is so.')
+        self.assertEqual([('one', None)], [
+            (one['before'], one['after'])
+            for one in described.pop('exchanged')])
+        self.assertEqual(described, self.get())
+        self.assertEqual(
+            'Reserved capacity is no longer available. It is so.',
+            described['status_reason'])
+        self.assertEqual((True, False), tuple(
+            described['reservations'][0][key] for key in (
+                'missing_resources', 'resources_changed')))
+        self.lease(50, 100)
+        self.assertEqual(['one', None], self.booked())
+
+    def test_it_says_so_until_all_have_a_host_again(self):
+        self.rebind(None, None, reason='It is so.')
+        self.rebind('two', None)
+        self.assertIn('It is so.', self.get()['status_reason'])
+        self.assertEqual('', self.rebind('two', 'one')['status_reason'])
+
+    def test_what_else_is_said_of_a_lease_stays(self):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Lease).values(
+                conditions=conditions.changed(
+                    None, NOW, lease_conditions.GRACE)))
+        self.assertEqual(lease_conditions.GRACE.message, self.rebind(
+            'two', 'two')['status_reason'])
+
+    def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):
+        self.assertIsNone(
+            self.leases.reassignment.rebind(reassignment.Reassigned(
+                self.made['id'], -1, {self.rows[0]: self.ids['two']})))
+        self.assertIsNone(self.rebind_other(-1))
+        self.assertRaises(errors.NotFound, self.leases.reassignment.rebind,
+                          reassignment.Reassigned('unheard-of', 0, {}))
+        self.assertEqual(['one', 'one'], self.booked())
+
+    def test_nothing_is_done_about_what_is_on_its_way(self):
+        for column in ('dispatched_at', 'claimed_at'):
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Booking).where(
+                    models.Booking.id == self.rows[1]).values({column: 1}))
+            self.assertIsNone(self.rebind('two', 'two'), column)
+            with self.database.writer() as session:
+                session.execute(sa.update(models.Booking).values({
+                    column: None}))
+        self.assertIsNotNone(self.rebind('two', 'two'))
+
+    def test_nothing_is_done_about_a_lease_on_its_way_out(self):
+        self.lifecycle.lease_end.delete(self.made['id'])
+        self.assertIsNone(self.rebind('two', 'two'))
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Lease).values(
+                deleted_at=None, status='ERROR'))
+        self.assertIsNone(self.rebind('two', 'two'))
+
+    def test_places_go_elsewhere_while_nobody_has_taken_them(self):
+        lease = self.reserve(0, 100, self.places(2), active=True)
+        self.rows = sorted(self.scalars(
+            models.Booking.id, models.Booking.reservation_id ==
+            lease['reservations'][0]['id']))
+        self.take_slots(lease)
+        taken, = self.scalars(
+            models.Booking.id, models.Booking.reservation_id ==
+            lease['reservations'][0]['id'],
+            models.Booking.server_id.is_not(None))
+        free, = set(self.rows) - {taken}
+        self.rows = [taken]
+        self.assertIsNone(self.rebind(None, lease=lease))
+        self.rows = [free]
+        self.assertIsNotNone(self.rebind(None, lease=lease))

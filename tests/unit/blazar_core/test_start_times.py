@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""When there is capacity, and for how many."""
+
+import collections
+import math
+
+import fixtures
+from hypothesis import strategies as st
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import selection
+from blazar_core.capacity import start_times
+from blazar_core.capacity import timelines
+from blazar_core.common import host_properties
+from blazar_core.common import model
+from blazar_core.common import refusals
+from blazar_core.db import models
+from tests import databases
+from tests import driven
+from tests import examples
+from tests.unit import base
+from tests.unit.blazar_core import admissions_base
+from tests.unit.blazar_core import oracle
+from tests.unit.blazar_core import worlds
+
+load_tests = databases.load_tests
+NOW = base.NOW
+ONLY_SQLITE = [('sqlite', {'kind': 'sqlite'})]
+
+
+class TestRoomsForAgainstBruteForce(admissions_base.AgainstBruteForce):
+
+    #: More than any host of the examples can take.
+    MANY = 20
+
+    def eligibility(self, admitting):
+        return eligibility.Eligibility(
+            self.database, admitting._clock, admitting.index)
+
+    def test_servers_may_go_where_no_promise_is_broken(self):
+        rooms = collections.Counter()
+
+        def check(world, resources, own, followed):
+            server_id = f'server-{own}'
+            booked, judged, elsewhere, _some = self.in_books(
+                world, followed, lambda admitting: self.eligibility(
+                    admitting).for_server(
+                        server_id, resources,
+                        self.scalars(models.Host.uuid)))
+            if own == 10:
+                # Who knows that it has no booking need not ask for it.
+                self.assertEqual(
+                    (booked, judged, elsewhere, _some), self.in_books(
+                        world, followed, lambda admitting: self.eligibility(
+                            admitting).for_unreserved(
+                                resources, self.scalars(models.Host.uuid))))
+            self.assertEqual(
+                self.expected(world, resources, server_id), (booked, {
+                    uuid: min(room, self.MANY)
+                    for uuid, room in judged.items()}))
+            self.assertEqual(math.inf, elsewhere)
+            rooms.update(judged.values())
+
+        # Every world has a server-0, and none has a server-10.
+        self.for_all(check, worlds.worlds(), worlds.needs,
+                     st.sampled_from([0, 1, 10]), st.booleans())
+        for room in (0, 1, 2):
+            self.assertGreater(rooms[room], examples.many(self.count) // 20)
+
+    def expected(self, world, resources, server_id):
+        mine = next((row for row in world.rows
+                     if row.server_id == server_id), None)
+        pairs = list(zip(world.rows, world.bookings(), strict=True))
+        end = max(booking.end for _row, booking in pairs) + world.now + 1
+        if mine is not None:
+            end = max(mine.end, world.now + worlds.OVERDUE)
+        judged = {}
+        for number in range(len(world.hosts)):
+            own = [row is mine or mine is not None and not row.running and
+                   row.reservation == mine.reservation
+                   for row, _booking in pairs]
+            others = [booking for (_row, booking), is_own in zip(
+                pairs, own, strict=True) if not is_own]
+            if any(one.host == number and one.start < end and
+                   one.end > world.now and any(one.resources.values())
+                   for one in others):
+                room = next(times for times in range(self.MANY, -1, -1)
+                            if not times or oracle.has_room(
+                                number, world.hosts, others, resources,
+                                times, world.now, end))
+                judged[worlds.uuid_of(number)] = max(room, sum(
+                    row.host == number and booking.end > world.now
+                    for (row, booking), is_own in zip(
+                        pairs, own, strict=True) if is_own))
+        booked = None if mine is None else mine.host
+        return None if booked is None else worlds.uuid_of(booked), judged
+
+
+class TestAvailability(admissions_base.AdmissionTestCase):
+
+    def available(self, start=0, end=100, duration=10, most=100, count=9,
+                  **demand):
+        found, known = self.admission.starts.availability(
+            model.Demand({'VCPU': 1}, count, **demand),
+            model.Window(NOW + start, NOW + end), duration, most)
+        return [(time - NOW, fits) for time, fits in found], (
+            known and known - NOW)
+
+    def test_it_changes_where_bookings_end_and_come_into_the_way(self):
+        self.host('one', VCPU=2)
+        self.book('one', 0, 20, VCPU=2)
+        self.book('one', 50, 60, VCPU=1)
+        self.assertEqual(([(0, 0), (20, 2), (41, 1), (60, 2)], None),
+                         self.available())
+        self.assertEqual(([(0, 0), (20, 1)], None),
+                         self.available(count=1))
+
+    def test_what_has_no_room_yet_is_cut_and_said_to_be(self):
+        self.host('one', VCPU=2)
+        self.book('one', 0, 20, VCPU=2)
+        self.book('one', 50, 60, VCPU=1)
+        self.assertEqual(([(0, 0), (20, 2)], 41), self.available(most=2))
+
+    def test_servers_that_overstay_are_expected_to_go(self):
+        self.host('one', VCPU=1)
+        self.book('one', -100, -50, running=True, VCPU=1)
+        self.assertEqual(([(0, 0), (60, 1)], None), self.available())
+        self.assertEqual(([(0, 0)], None), self.available(end=60))
+
+    def test_together_and_apart(self):
+        for name in ('one', 'two'):
+            self.host(name, VCPU=3)
+        for affinity, fits in ((model.Affinity.NONE, 6),
+                               (model.Affinity.SAME, 3),
+                               (model.Affinity.DIFFERENT, 2)):
+            self.assertEqual(([(0, fits)], None),
+                             self.available(affinity=affinity))
+
+    def test_only_hosts_that_may_be_used_count(self):
+        uuid = self.host('one', VCPU=3)
+        self.host('two', VCPU=2)
+        self.assertEqual(([(0, 3)], None), self.available(
+            hosts=frozenset([uuid])))
+        self.assertEqual(([(0, 2)], None), self.available(
+            avoid=frozenset([uuid])))
+
+
+class TestAvailabilityAgainstBruteForce(admissions_base.AgainstBruteForce):
+
+    def test_every_start_has_as_many_as_trying_everything_says(self):
+        seen = collections.Counter()
+
+        def check(question, duration):
+            world, demand, window, asked = question
+            window = model.Window(max(window.start, world.now),
+                                  max(window.start, world.now) + 15)
+            found, more = self.in_books(
+                world, False, lambda admitting: admitting.starts.availability(
+                    demand, window, duration, 1000))
+            self.assertFalse(more)
+            for start in range(window.start, window.end):
+                said = [fits for time, fits in found if time <= start][-1]
+                self.assertEqual(oracle.most(
+                    world.hosts, world.bookings(), asked, start,
+                    start + duration), said, (start, found))
+                seen[said] += 1
+
+        self.for_all(check, worlds.questions(), st.integers(1, 5),
+                     count=30)
+        self.assertGreater(len(seen), 2)
+
+
+class SlowClock(driven.ManualClock):
+    """Short spans are what a test adds to them."""
+
+    spent = 0.0
+
+    def elapsed(self):
+        return self.spent
+
+
+class TestPatience(admissions_base.AdmissionTestCase):
+    """What a request may cost: it, and those who come at the same time."""
+
+    scenarios = ONLY_SQLITE
+
+    def setUp(self):
+        super().setUp()
+        self.clock = SlowClock(NOW)
+        self.admission = admissions.Admission(self.database, self.clock)
+        self.searches = []
+
+    def note(self, name, cost=0.0, also=lambda: None):
+        """Have each search of the timeline noted, and take so long."""
+        search = getattr(timelines.Timeline, name)
+
+        def noted(*args, **kwargs):
+            self.searches.append(name)
+            self.clock.spent += cost
+            also()
+            return search(*args, **kwargs)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            f'blazar_core.capacity.timelines.Timeline.{name}', noted))
+
+    def kinds(self, number):
+        """Demands that differ; each fits where there is a VCPU."""
+        return [model.Demand({'VCPU': 1, 'MEMORY_MB': size})
+                for size in range(number)]
+
+    def quote(self, demands):
+        return self.admission.quote(demands, model.Window(NOW, NOW + 10))
+
+    def test_a_hundred_equal_reservations_are_searched_for_once(self):
+        self.host('one', VCPU=99)
+        self.host('two', VCPU=1)
+        self.book('two', 0, 50, VCPU=1)
+        self.note('fits')
+        self.note('earliest')
+        self.assertEqual(NOW + 50, self.quote(
+            [model.Demand({'VCPU': 1})] * 100).next_start)
+        self.assertEqual(['fits', 'earliest'], self.searches)
+
+    def test_a_trial_searches_twice_for_each_kind(self):
+        self.host('one', VCPU=20, MEMORY_MB=1000)
+        self.note('fits')
+        self.assertIsNone(self.quote(self.kinds(20)))
+        self.assertEqual(2 * 20 - 1, len(self.searches))
+
+    def test_nothing_is_tried_again_and_again_that_never_fits(self):
+        self.host('one', VCPU=2, MEMORY_MB=1000)
+        self.book('one', 0, 10 ** 8, VCPU=1)
+        self.note('fits')
+        self.note('earliest')
+        refusal = self.quote(self.kinds(3))
+        self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 3, 1, None),
+                         refusal)
+        # Now, and when all is over.
+        self.assertLessEqual(len(self.searches), 2 * (2 * 3))
+
+    def test_growing_a_lease_searches_once_for_all_that_stays(self):
+        ids = []
+        for number in range(30):
+            self.host(f'host{number}', VCPU=2)
+            ids.append(self.host_id(f'host{number}'))
+        self.note('fits')
+        self.admission.pick_all(
+            [model.Demand({'VCPU': 1})], model.Window(NOW, NOW + 10),
+            kept=[selection.Pinned({'VCPU': 1}, dict.fromkeys(ids, 1))])
+        self.assertEqual(2, len(self.searches))
+
+    def test_a_search_that_takes_too_long_says_what_it_knows(self):
+        self.host('one', VCPU=2, MEMORY_MB=1000)
+        self.book('one', 0, 50, VCPU=1)
+        self.book('one', 0, 10 ** 8, VCPU=1)
+        self.assertEqual(
+            (refusals.Reason.NO_ROOM, None), (
+                self.quote(self.kinds(2)).reason,
+                self.quote(self.kinds(2)).next_start_after))
+        self.note('earliest', cost=0.4)
+        refusal = self.quote(self.kinds(2))
+        self.assertEqual(refusals.Refusal(
+            refusals.Reason.NO_ROOM, 2, 0, None, NOW + 50), refusal)
+        self.assertEqual(3, len(self.searches))
+        self.assertIn('next_start: none before 2027-01-15T08:00:50.000000; '
+                      'a later one may exist',
+                      refusal.sentence())
+
+    def test_one_kind_has_its_answer_however_long_that_takes(self):
+        self.host('one', VCPU=2)
+        self.book('one', 0, 50, VCPU=2)
+        self.note('earliest', cost=100)
+        self.assertEqual(NOW + 50, self.quote(
+            [model.Demand({'VCPU': 1})] * 2).next_start)
+
+    def come(self):
+        """Somebody else comes now, and has to wait."""
+        if self.others:
+            return
+        self.others.append(self.in_thread(self.look))
+        self.wait_for(self.admission.index._turn.locked, 'him to wait')
+
+    def look(self):
+        with self.admission.index.fresh():
+            self.searches.append('other')
+
+    def test_others_have_their_turn_between_two_steps(self):
+        self.host('one', VCPU=2, MEMORY_MB=1000)
+        self.book('one', 0, 10 ** 6, VCPU=1)
+        self.others = []
+        self.note('earliest', also=self.come)
+        self.assertIsNotNone(self.quote(self.kinds(2)).next_start)
+        self.assertEqual(['earliest', 'other', 'earliest'],
+                         self.searches[:3])
+
+    def test_others_have_their_turn_while_a_host_is_judged(self):
+        self.host('one', VCPU=2)
+
+        class Slow(host_properties.Comparison):
+            def matches(one, host):
+                self.in_thread(self.look)
+                return self.wait_for(lambda: self.searches, 'the other')
+
+        self.assertEqual(['one'], self.pick(
+            0, 10, properties=Slow('=', 'a', ())))
+
+    def busy_and_free(self, number):
+        """A host that changes so often, each time at another time."""
+        self.host('one', VCPU=9)
+        for one in range(number):
+            self.book('one', 10 + 20 * one, 20 + 20 * one, VCPU=one % 8 + 1)
+
+    def availability(self, start=0, most=1000):
+        found, known = self.admission.starts.availability(
+            model.Demand({'VCPU': 1}, 9), model.Window(
+                NOW + start, NOW + 1000), 1, most)
+        return [(time - NOW, fits) for time, fits in found], (
+            known and known - NOW)
+
+    def test_others_have_their_turn_while_many_starts_are_looked_at(self):
+        self.busy_and_free(12)
+        self.others = []
+        self.note('fits', also=self.come)
+        self.availability()
+        self.assertEqual(['fits'] * start_times.SLICE + ['other'],
+                         self.searches[:start_times.SLICE + 1])
+
+    def test_what_is_free_is_told_as_far_as_there_was_time(self):
+        self.busy_and_free(30)
+        every, known = self.availability()
+        self.assertEqual((61, None), (len(every), known))
+        self.note('fits', cost=0.06)
+        together, start = {}, 0
+        while start is not None:
+            found, start = self.availability(start)
+            # Two slices each.
+            self.assertLessEqual(len(found), 2 * start_times.SLICE)
+            together.update(found)
+        self.assertEqual(dict(every), together)
+
+    def test_one_row_after_the_other(self):
+        self.busy_and_free(3)
+        every, _known = self.availability()
+        pages, start = [], 0
+        while start is not None:
+            found, start = self.availability(start, most=1)
+            pages += found
+        self.assertEqual(every, pages)
+
+    def test_who_asks_again_gets_on_where_nothing_changes(self):
+        self.host('one', VCPU=1)
+        self.host('full', usage={'VCPU': 1}, VCPU=1)
+        for one in range(50):
+            self.book('full', 10 + 20 * one, 20 + 20 * one, VCPU=1)
+        self.note('fits', cost=0.2)
+        found, known = self.availability()
+        self.assertEqual([(0, 1)], found)
+        self.assertGreater(known, 0)
+
+
+class TestRoomsFor(admissions_base.AdmissionTestCase):
+
+    def fits(self, server_id='unleased', **resources):
+        """The booked host, and the room of the judged ones, by name."""
+        booked, rooms, *_others = self.eligibility.for_server(
+            server_id, resources, self.scalars(models.Host.uuid))
+        names = {host.uuid: host.name for host in self.scalars(models.Host)}
+        return names.get(booked), {
+            names[uuid]: room for uuid, room in rooms.items()}
+
+    def test_hosts_without_bookings_are_left_to_nova(self):
+        self.host('full', usage={'VCPU': 9}, VCPU=1)
+        self.assertEqual((None, {}), self.fits(VCPU=1))
+
+    def test_an_open_ended_server_does_not_eat_what_is_promised_later(self):
+        self.host('one', VCPU=4)
+        self.book('one', 5000, 6000, VCPU=2)
+        self.assertEqual((None, {'one': 2}), self.fits(VCPU=1))
+        self.assertEqual((None, {'one': 1}), self.fits(VCPU=2))
+        self.assertEqual((None, {'one': 0}), self.fits(VCPU=3))
+
+    def test_a_leased_server_may_use_what_is_promised_after_its_end(self):
+        self.host('booked', VCPU=1)
+        self.host('other', VCPU=1)
+        mine = self.book('booked', 0, 1000, VCPU=1)
+        self.book('other', 1000, 2000, 'other', VCPU=1)
+        self.assertEqual(('booked', {}), self.fits(mine, VCPU=1))
+        self.book('other', 999, 1000, VCPU=1, running=True)
+        self.assertEqual(('booked', {'other': 0}), self.fits(mine, VCPU=1))
+
+    def test_a_leased_server_may_go_to_its_host_whatever_is_there(self):
+        self.host('one', usage={'VCPU': 9}, VCPU=1)
+        mine = self.book('one', 0, 10, VCPU=1)
+        self.book('one', 0, 10, running=True, VCPU=1)
+        self.assertEqual(('one', {'one': 1}), self.fits(mine, VCPU=1))
+
+    def test_a_booking_does_not_stand_in_its_own_way(self):
+        self.host('one', VCPU=3)
+        mine = self.book('one', 0, 10, VCPU=2)
+        self.book('one', 0, 10, reservation='other', VCPU=1)
+        self.assertEqual(('one', {'one': 1}), self.fits(mine, VCPU=2))
+        self.assertEqual((None, {'one': 0}), self.fits(VCPU=2))
+
+    def test_servers_of_a_reservation_may_change_places(self):
+        self.host('one', VCPU=2)
+        self.host('two', VCPU=2)
+        mine = self.book('one', 0, 10, VCPU=1)
+        self.book('two', 0, 10, VCPU=1)
+        for name in ('one', 'two'):
+            self.book(name, 0, 10, reservation='other', VCPU=1)
+        self.assertEqual(('one', {'one': 1, 'two': 1}),
+                         self.fits(mine, VCPU=1))
+
+    def test_a_server_of_the_reservation_that_runs_has_its_place(self):
+        self.host('one', VCPU=1)
+        self.host('two', VCPU=1)
+        mine = self.book('one', 0, 10, VCPU=1)
+        self.book('two', 0, 10, running=True, VCPU=1)
+        self.assertEqual(('one', {'two': 0}), self.fits(mine, VCPU=1))
+
+    def test_a_server_that_lost_its_host_is_judged_until_its_end(self):
+        self.host('one', VCPU=1)
+        mine = self.book(None, 0, 100, VCPU=1)
+        self.book('one', 100, 200, reservation='other', VCPU=1)
+        self.assertEqual((None, {}), self.fits(mine, VCPU=1))
+        self.book('one', 50, 60, reservation='other', VCPU=1)
+        self.assertEqual((None, {'one': 0}), self.fits(mine, VCPU=1))
+
+    def test_an_overdue_running_server_is_still_there(self):
+        self.host('one', VCPU=1)
+        self.book('one', -100, -1, running=True, VCPU=1)
+        self.assertEqual((None, {'one': 0}), self.fits(VCPU=1))
+
+    def test_what_is_over_and_does_not_run_is_forgotten(self):
+        self.host('one', VCPU=1)
+        self.book('one', -100, 0, VCPU=1)
+        self.assertEqual((None, {}), self.fits(VCPU=1))

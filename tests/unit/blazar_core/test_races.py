@@ -508,6 +508,10 @@ class TestNoShows(racing.RaceTestCase):
     def meet(self, **options):
         """Whether the lease has ended, and how many were let in."""
         lease = self.reserve(0, 100, self.places(4), active=True)
+        with self.database.writer() as session:
+            # It was announced long ago.
+            session.execute(sa.update(models.Lease).values(
+                no_show_at=NOW - 86400))
         task = {'url': self.books.url, 'now': NOW + 50, 'path': self.path,
                 'lease_id': lease['id'], 'options': {}, **options}
         answers = racing.racers().race([

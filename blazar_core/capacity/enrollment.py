@@ -29,13 +29,36 @@ from blazar_core.db import models
 __all__ = ['Attempt', 'MAX_EXTRA', 'Property', 'add', 'cancel',
            'allocations', 'start', 'change', 'check_unbooked', 'complete',
            'exists', 'facts_of', 'get', 'holders', 'is_replaced', 'pooled',
-           'remove', 'left', 'listed', 'properties', 'public', 'retire',
-           'set_private', 'take_out']
+           'remove', 'left', 'listed', 'named', 'properties', 'public',
+           'retire', 'set_private', 'take_out']
 
 #: No more may be said of a host beside what the cloud says.
 MAX_EXTRA = 100
 
+#: How many leases that are in the way are named, those that end last first.
+_NAMED = 5
+
 _BOOKING = models.Booking.__table__.c
+
+
+def named(session: orm.Session, name: str) -> models.Host:
+    """An enrolled host, by its name or by that of its nova-compute.
+
+    :raises NotFound: when there is none
+    :raises Conflict: when there are several
+    """
+    its_name = sa.or_(
+        models.Host.name == name, models.Host.service_host == name)
+    found = session.scalars(sa.select(models.Host).where(
+        models.Host.enrolment.is_not(None), its_name).order_by(
+            models.Host.id)).all()
+    if not found:
+        raise errors.NotFound(f'No enrolled host has the name {name}.')
+    if len(found) > 1:
+        raise errors.Conflict(
+            f'Several enrolled hosts have the name {name}. Use an ID: '
+            f'{", ".join(str(host.id) for host in found)}.')
+    return found[0]
 
 
 def is_replaced(session: orm.Session, host: models.Host) -> bool:
@@ -280,11 +303,24 @@ def check_unbooked(session: orm.Session, now: int, host: models.Host,
         sa.func.count(), sa.func.max(_BOOKING.end_date)).where(
             _BOOKING.host_id == host.id, *_still(now))).one()
     if count:
+        leases = [f'{name} ({lease_id})' for lease_id, name, _end in (
+            session.execute(sa.select(
+                models.Lease.id, models.Lease.name,
+                sa.func.max(_BOOKING.end_date).label('until')).join(
+                    models.Reservation,
+                    models.Reservation.lease_id == models.Lease.id).join(
+                        models.Booking,
+                        _BOOKING.reservation_id == models.Reservation.id)
+                .where(_BOOKING.host_id == host.id, *_still(now)).group_by(
+                    models.Lease.id, models.Lease.name).order_by(
+                        sa.desc('until'), models.Lease.id).limit(
+                            _NAMED + 1)))]
+        shown = [*leases[:_NAMED], *(['...'] if leases[_NAMED:] else [])]
         raise errors.Conflict(
             f'Host {host.name} cannot be {done}: it has '
             f'{words.count(count, "booking")} of leases, the last one until '
             f'{clocks.minute(until)} UTC. Try again after that, or delete '
-            f'these leases.')
+            f'these leases: {", ".join(shown)}.')
 
 
 def _still(now: int) -> list[ty.Any]:

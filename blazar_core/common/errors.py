@@ -114,12 +114,22 @@ class HostsNotEmpty(Conflict):
     :param number: how many it is to return
     :param empty: the names of those that are empty
     :param used: by name of a host, the ids of the servers there
+    :param wanted: the host that the user has named, which is in use
     """
 
     def __init__(self, reservation_id: str, number: int,
                  empty: ty.Sequence[str],
                  used: ty.Mapping[str, ty.Sequence[str]],
-                 ) -> None:
+                 wanted: str | None = None) -> None:
+        if wanted is not None:
+            servers = used[wanted]
+            self.named = (
+                f'Reservation {reservation_id} cannot return host {wanted}: '
+                f'it has {words.count(len(servers), "server")}, and no '
+                f'server is deleted for that. Delete or migrate first: '
+                f'{", ".join(servers)}.')
+            super().__init__(self.named)
+            return
         super().__init__(_in_use(reservation_id, number, len(empty), '', [
             ', '.join(servers) for servers in used.values()]))
         self.named = _in_use(

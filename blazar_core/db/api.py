@@ -50,6 +50,15 @@ class LostRace(Outdated):
         self.host_id = host_id
 
 
+def _files_read(conf: cfg.ConfigOpts) -> str:
+    """The configuration files of a process, in words."""
+    # Neither option is there before the configuration is read.
+    paths = [path for name in ('config_file', 'config_dir')
+             for path in getattr(conf, name, None) or ()]
+    return (f'Configuration read: {", ".join(paths)}.' if paths
+            else 'No configuration file was read.')
+
+
 class Database:
     """Transactions on the database that ``[blazar_database]`` names.
 
@@ -73,7 +82,8 @@ class Database:
             raise errors.ConfigurationError(
                 '[blazar_database] connection is not set. Write the URL of a '
                 'database for the leases, for example: connection = '
-                'mysql+pymysql://blazar:PASSWORD@controller/blazar')
+                'mysql+pymysql://blazar:PASSWORD@controller/blazar. '
+                f'{_files_read(conf)}')
         url = _usable(options.pop('connection')).update_query_string(
             options.pop('connection_parameters') or '')
         #: Where it is asked whether it answers.

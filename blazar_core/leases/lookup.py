@@ -148,6 +148,22 @@ class Lookup:
             return None
         return ty.cast(str, row.resource_type)
 
+    def within(self, name_or_id: str, project_id: str) -> list[str]:
+        """The ids of the reservations of hosts of a project's leases that
+        have a name or an id, and are not over.
+        """
+        if not name_or_id.isprintable():
+            return []
+        with self._database.reader() as session:
+            return [one.id for one in session.scalars(
+                sa.select(models.Reservation).join(models.Lease).where(
+                    sa.or_(models.Lease.id == name_or_id,
+                           models.Lease.name == name_or_id),
+                    models.Lease.project_id == project_id,
+                    models.Reservation.status !=
+                    states.Reservation.DELETED).order_by(
+                        models.Reservation.id)) if one.whole]
+
     def why_not_within(self, reservation_id: str, project_id: str,
                        lease: requests.LeaseRequest | None = None,
                        ) -> str | None:

@@ -116,7 +116,8 @@ def _empty(one: _Shrinking, names: ty.Collection[str]) -> frozenset[int]:
             continue
         used[host.name] = sorted(there)
         if host.name in names:
-            raise errors.HostsNotEmpty(one.reserved.id, 1, [], used)
+            raise errors.HostsNotEmpty(
+                one.reserved.id, 1, [], used, host.name)
     if len(empty) < one.number:
         raise errors.HostsNotEmpty(one.reserved.id, one.number, [
             host.name for host in empty], used)

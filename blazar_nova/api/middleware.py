@@ -176,6 +176,12 @@ class LeaseMiddleware:
         kind = self._parts.leases.lookup.reservation(
             wanted, project_id) if isinstance(wanted, str) else None
         if not isinstance(wanted, str) or kind is None:
+            hosts = self._parts.leases.lookup.within(
+                wanted, project_id) if isinstance(wanted, str) else []
+            if hosts:
+                raise errors.InvalidLeaseParams(
+                    f'The hint "reservation" is a lease. Write the id of its '
+                    f'reservation of hosts: {" or ".join(hosts)}.')
             raise errors.InvalidLeaseParams(
                 'The hint "reservation" must be the id of a reservation of '
                 'your project whose lease has not ended; none was found.')

@@ -74,7 +74,8 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
               if known else f'Host {name} is not in maintenance.')
         return 0
     window = dates.outage(
-        parsed.start, parsed.until, known and known.window, now)
+        parsed.start, parsed.until, known and known.window, now,
+        '--until now to end the maintenance')
     obstacles = _show(hosts.promised(name, window))
     if parsed.dry_run or (obstacles and not parsed.force):
         print('Nothing was changed.' + (
@@ -98,11 +99,18 @@ def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
     table = prettytable.PrettyTable(
         ['Lease', 'Name', 'Project', 'User', 'Start (UTC)', 'End (UTC)',
          'Server', 'Goes'], align='l')
+    # The servers that are reassigned are a row for each lease; those that are
+    # not have one each, as they are to be migrated.
+    rows: dict[ty.Any, list[maintenance.Promised]] = {}
     for one in promised:
+        rows.setdefault((one.lease_id, one.start_date, one.end_date) if not
+                        one.obstacle else one, []).append(one)
+    for one, *others in rows.values():
         table.add_row([
             one.lease_id, one.name, one.project_id, one.user_id,
             clocks.iso(one.start_date)[:19], clocks.iso(one.end_date)[:19],
-            one.server_id or '', f'No. {one.obstacle}' if one.obstacle
+            words.count(len(others) + 1, 'booking') if others
+            else one.server_id or '', f'No. {one.obstacle}' if one.obstacle
             else 'Reassigned to another host.'])
     if promised:
         print(table)

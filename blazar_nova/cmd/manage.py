@@ -65,7 +65,7 @@ def _run(parsed: argparse.Namespace) -> int:
         return int(parsed.action(parsed))
     try:
         if 'of_host' in parsed:
-            parsed.of_host(_enrollment(parsed), parsed)
+            parsed.of_host(functools.partial(_enrollment, parsed), parsed)
         elif 'format' in parsed:
             parsed.action(_conf(parsed.config_file), parsed)
         else:
@@ -160,7 +160,8 @@ def _add_hosts(nouns: ty.Any) -> None:
                                     'available to all workloads again; '
                                     'resumes an interrupted '
                                     'removal', _host_remove, 'of_host')
-    remove.add_argument('id', type=int)
+    remove.add_argument('host', help='hypervisor, its nova-compute, or the ID '
+                                     'of "host list"')
     remove.add_argument(
         '--wait', action='store_true',
         help='accept no new reservations of the host, and wait until all '
@@ -295,15 +296,16 @@ def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
               f'{words.count(len(leases.rows), "lease")}.')
 
 
-def _host_list(hosts: 'HostEnrollment', parsed: argparse.Namespace,
-               ) -> None:
-    listings.show(parsed.format, listings.hosts(hosts.listed()))
+#: Loads Nova, which takes a while: after the arguments are checked.
+_Hosts: ty.TypeAlias = "ty.Callable[[], HostEnrollment]"
 
 
-def _host_add(hosts: 'HostEnrollment', parsed: argparse.Namespace,
-              ) -> None:
+def _host_list(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
+    listings.show(parsed.format, listings.hosts(enrollment().listed()))
+
+
+def _host_add(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
     from blazar_nova.schemas import host_schema
-    from blazar_nova.services import host_enrollment
 
     body = {}
     for pair in parsed.extra:
@@ -312,6 +314,9 @@ def _host_add(hosts: 'HostEnrollment', parsed: argparse.Namespace,
             raise errors.InvalidLeaseParams(
                 f'{pair} is not in the form KEY=VALUE, such as gpu=A100.')
     asked = host_schema.create({**body, 'name': parsed.name})
+    hosts = enrollment()
+    from blazar_nova.services import host_enrollment
+
     try:
         host = hosts.add(*asked, pause=host_enrollment.patient(
             float('inf'), functools.partial(print, flush=True)),
@@ -319,22 +324,22 @@ def _host_add(hosts: 'HostEnrollment', parsed: argparse.Namespace,
     except KeyboardInterrupt:
         raise errors.Conflict(
             f'Host {parsed.name} accepts no new servers until it is enrolled '
-            'by this command, or removed ("host list" shows its '
-            'ID).') from None
+            'by this command, or removed by "host remove".') from None
     print(f'Host {parsed.name} has the ID {host["id"]}: it serves leases '
           'only.')
 
 
-def _host_remove(hosts: 'HostEnrollment', parsed: argparse.Namespace,
-                 ) -> None:
+def _host_remove(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
+    hosts = enrollment()
+    host_id = hosts.id_of(parsed.host)
     if parsed.wait:
-        hosts.retire(parsed.id)
-    _say(parsed, f'Making host {parsed.id} available to servers of all '
+        hosts.retire(host_id)
+    _say(parsed, f'Making host {parsed.host} available to servers of all '
                  'projects ...')
     said = ''
     while True:
         try:
-            hosts.remove(parsed.id)
+            hosts.remove(host_id)
             break
         except errors.NotFound:
             if not said:
@@ -348,7 +353,7 @@ def _host_remove(hosts: 'HostEnrollment', parsed: argparse.Namespace,
                 said = str(exc)
                 print(f'Waiting: {said}', flush=True)
             _pause(_AGAIN)
-    print(f'Host {parsed.id} is available to all workloads again.')
+    print(f'Host {parsed.host} is available to all workloads again.')
 
 
 def _host_maintain(parsed: argparse.Namespace) -> int:

@@ -27,17 +27,19 @@ _STEADY = frozenset({
     vm_states.SUSPENDED})
 
 
-def joiner(server_id: str, project_id: str) -> members.NewMember:
+def joiner(server_id: str, project_id: str,
+           what: str = 'comes under a lease') -> members.NewMember:
     """A server of a project that may come under a lease of it.
 
+    :param what: it does then, as a refusal says it
     :raises InvalidLeaseParams: when the project has no such server
     :raises Conflict: when it cannot come under one as it is; says what to do
     :raises CloudUnavailable: when that cannot be said now
     """
-    return bounded_calls.of_api(_joiner, server_id, project_id)
+    return bounded_calls.of_api(_joiner, server_id, project_id, what)
 
 
-def _joiner(server_id: str, project_id: str) -> members.NewMember:
+def _joiner(server_id: str, project_id: str, what: str) -> members.NewMember:
     instance, host = _find(server_id, project_id)
     if instance.locked:
         raise errors.Conflict(
@@ -50,11 +52,11 @@ def _joiner(server_id: str, project_id: str) -> members.NewMember:
     _check_size(instance)
     if instance.vm_state not in _STEADY or instance.task_state is not None or (
             host is None):
-        what = instance.task_state or instance.vm_state
         raise errors.Conflict(
-            f'Server {server_id} is {what}: one comes under a lease that is '
-            f'ACTIVE, PAUSED, SHUTOFF or SUSPENDED, with nothing going on. '
-            f'Try again when it is so.')
+            f'Server {server_id} is '
+            f'{instance.task_state or instance.vm_state}: a server {what} '
+            f'only while it is ACTIVE, PAUSED, SHUTOFF or SUSPENDED, with '
+            f'nothing going on. Try again when it is so.')
     return members.NewMember(server_id, host, compute_hosts.taken_by(
         server_id, host), attachments.of_instance(instance))
 

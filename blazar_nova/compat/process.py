@@ -72,17 +72,20 @@ def _unpaced(client: ty.Any) -> ty.Any:
 def configure(argv: list[str], prog: str, quiet: bool = False) -> None:
     """Read nova.conf and set up what Nova's objects need.
 
-    :param quiet: without what libraries log at INFO, unless debug is set
+    :param quiet: unless debug is set, without what libraries log at INFO, and
+        without our own if that is written to standard error
     """
     objects.register_all()
     nova_config.parse_args(argv)
-    if not (CONF.log_file or CONF.log_dir or CONF.use_journal):
+    is_logged = CONF.log_file or CONF.log_dir or CONF.use_journal
+    if not is_logged:
         # oslo.log would take stdout, which is for answers.
         CONF.set_override('use_stderr', True)
     logging.setup(CONF, prog)
     if quiet and not logging.is_debug_enabled(CONF):
         logging.getLogger(None).logger.setLevel(logging.WARNING)
-        for name in ('blazar_core', 'blazar_nova'):
+        # On a terminal they would stand between the answers.
+        for name in ('blazar_core', 'blazar_nova') if is_logged else ():
             logging.getLogger(name).logger.setLevel(logging.INFO)
     objects.Service.enable_min_version_cache()
 

@@ -15,6 +15,7 @@
 import datetime
 import re
 
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
@@ -83,11 +84,12 @@ def start_of(text: str, now: int) -> int:
 
 
 def outage(start: str | None, end: str, known: model.Window | None, now: int,
-           ) -> model.Window:
+           instead: str = 'end the maintenance') -> model.Window:
     """For what time an operator takes a host.
 
     :param start: None: as it is known, else now
     :param known: for what time it is taken already
+    :param instead: what else to do when the end is over
     :raises InvalidLeaseParams: with the sentence that the operator reads
     """
     until = parse_date(end, now)
@@ -95,8 +97,8 @@ def outage(start: str | None, end: str, known: model.Window | None, now: int,
         max(now, parse_date(start, now)))
     if until <= now:
         raise errors.InvalidLeaseParams(
-            'The end of the maintenance is over. Write a later one, or give '
-            'the host back.')
+            f'The end {clocks.minute(until)} is in the past: it is '
+            f'{clocks.minute(now)} UTC. Write a later one, or {instead}.')
     if until <= since:
         raise errors.InvalidLeaseParams(
             'It is over before it begins. Write an end that is later than '

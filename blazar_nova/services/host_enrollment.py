@@ -40,6 +40,9 @@ _AGAIN, PATIENCE = 1, 30
 #: No more servers are named in a sentence.
 _SHOWN = 5
 
+#: So many digits no id has.
+_LONG_ID = 10
+
 #: What allocations may be of.
 _OF = {'lease_id': models.Reservation.lease_id,
        'reservation_id': models.Reservation.id}
@@ -112,6 +115,18 @@ class HostEnrollment:
                  attempt.host_id, name)
         self._parts.publish('host.enrolled', {'id': host.uuid, 'name': name})
         return self.show(attempt.host_id)
+
+    def id_of(self, text: str) -> int:
+        """The id of an enrolled host, by that, its name, or the name of its
+        nova-compute.
+
+        :raises NotFound: when there is none
+        :raises Conflict: when several have the name
+        """
+        if text.isdecimal() and len(text) < _LONG_ID:
+            return int(text)
+        with self._database.reader() as session:
+            return enrollment.named(session, text).id
 
     def remove(self, host_id: int) -> None:
         """Have a host serve everybody again; safe to repeat.

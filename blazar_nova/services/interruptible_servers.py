@@ -181,7 +181,8 @@ class InterruptibleServers:
             changing
         """
         self.authorize(context, 'put')
-        joiner = join_checks.joiner(server_id, context.project_id)
+        joiner = join_checks.joiner(
+            server_id, context.project_id, 'becomes interruptible')
         if self._parts.leases.lookup.is_leased(server_id):
             raise _leased(server_id)
         if self._rows(server_ids=[server_id]):

@@ -11,6 +11,7 @@ from blazar_core.audit import findings
 from blazar_core.audit.findings import Difference
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import bulk_state
@@ -61,7 +62,7 @@ class LeasedServers:
                 if row.server_id in seen:
                     yield from self._server(row, seen[row.server_id])
             count += len(rows)
-            self._say(f'{count} servers of leases')
+            self._say(f'{words.count(count, "server")} of leases')
         yield from self._orphans(nova)
         yield from self._endless(nova)
         yield from self._left_behind()

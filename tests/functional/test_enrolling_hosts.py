@@ -212,8 +212,10 @@ class TestCommands(whole_hosts_base.HostsTestCase):
         lease, _id = self.lease_hosts()
         later = self.make(start_in=2 * HOUR, reservations=[
             self.hosts_wanted()])['id']
-        code, text = self.manage('remove', host['id'])
+        code, text = self.manage('remove', 'host1')
         self.assertEqual((1, True), (code, '2 bookings' in text), text)
+        for lease_id in lease['id'], later:
+            self.assertIn(f'({lease_id})', text)
         ends, seen = [lease['id'], None, later], []
 
         def pause(_seconds):
@@ -317,7 +319,8 @@ class TestCommands(whole_hosts_base.HostsTestCase):
                 (('add', 'nowhere'), 'There is no host nowhere'),
                 (('add', 'host1', 'gpu'), 'gpu is not in the form KEY=VALUE'),
                 (('add', 'host1', 'vcpus=99'), '"vcpus" is no extra'),
-                (('remove', '999'), 'Host 999 could not be found')):
+                (('remove', '999'), 'Host 999 could not be found'),
+                (('remove', 'host1'), 'No enrolled host has the name host1')):
             code, text = self.manage(*words)
             self.assertEqual((1, True), (code, part in text), text)
 

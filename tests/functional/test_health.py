@@ -705,7 +705,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
                  'There is no host nowhere in the reservation database.'),
                 (('host1', 'tomorrow'), 'invalid date'),
                 (('host1', '2020-01-01 00:00'),
-                 'The end of the maintenance is over.'),
+                 'or --until now to end the maintenance.'),
                 (('host1', None, '--from', self.at(5 * HOUR)),
                  'over before it begins')):
             code, text = self.maintain(*words)

@@ -206,6 +206,14 @@ class InterruptibleTest(InterruptibleTestCase):
             'PUT', f'/interruptible/{server["id"]}', {}, code=409)[
                 'error_message'])
 
+    def test_a_server_in_error_is_not_made_so(self):
+        server_id = self.boot_active('vm1')['id']
+        self.admin.post_server_action(
+            server_id, {'os-resetState': {'state': 'error'}})
+        refused = self.ask('PUT', f'/interruptible/{server_id}', {}, code=409)
+        self.assertIn('is error: a server becomes interruptible only',
+                      refused['error_message'])
+
     def test_verify_finds_nothing(self):
         self.boot_active('vm1', hints=YES)
         self.boot_active('vm2')

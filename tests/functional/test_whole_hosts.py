@@ -169,6 +169,12 @@ class TestLife(whole_hosts_base.HostsTestCase):
         reservation_id = lease['reservations'][0]['id']
         message = self.refused(400, self.within, 'early', reservation_id)
         self.assertIn('which is PENDING', message)
+        for wanted in lease['id'], lease['name']:
+            self.assertIn(
+                f'of hosts: {reservation_id}.',
+                self.refused(400, self.within, 'early', wanted))
+            self.assertIn('none was found', self.refused(
+                400, self.within, 'early', wanted, client=self.bob))
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.refused(400, self.within, 'late', reservation_id)
 

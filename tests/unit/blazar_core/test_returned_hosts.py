@@ -105,10 +105,21 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.use(second)
         refused = self.assertRaises(
             errors.HostsNotEmpty, self.shrink, 2, second)
-        self.assertIn(f'{second}: {second}-server', refused.named)
+        self.assertIn(f'cannot return host {second}: it has 1 server, and',
+                      refused.named)
+        self.assertIn(f'first: {second}-server.', refused.named)
         self.shrink(2, first)
         driven.run_due(self.engine)
         self.assertEqual({second, third}, self.held().keys())
+
+    def test_the_reservation_is_found_by_its_lease(self):
+        name, project = self.lease['name'], self.lease['project_id']
+        within = self.leases.lookup.within
+        for wanted in self.lease['id'], name:
+            self.assertEqual([self.reservation['id']],
+                             within(wanted, project))
+        for others in ((name, 'other'), ('x', project), ('\0', project)):
+            self.assertEqual([], within(*others))
 
     def test_who_comes_at_that_moment_keeps_the_host(self):
         *_others, last = self.order

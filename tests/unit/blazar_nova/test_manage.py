@@ -25,6 +25,7 @@ from blazar_core.db import encryption
 from blazar_core.db import migration
 from blazar_core.db import models
 from blazar_core.healing import host_status
+from blazar_core.healing import maintenance
 from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import requests
@@ -32,6 +33,7 @@ from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import orphans
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
+from blazar_nova.cmd import maintenance as maintain
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import purge
 from tests import databases
@@ -412,3 +414,27 @@ class ManageTest(base.TestCase):
         code, text = self.manage('db', 'sync')
         self.assertEqual(1, code)
         self.assertIn('[blazar_database] connection is not set', text)
+        self.assertIn(f'Configuration read: {self.folder}/nova.conf.', text)
+
+    def test_arguments_are_checked_before_nova_is_loaded(self):
+        with fixtures.MonkeyPatch('blazar_nova.cmd.manage._parts', self.fail):
+            for word in 'gpu', 'vcpus=99':
+                code, text = self.manage('host', 'add', 'host1', word)
+                self.assertEqual(1, code)
+                self.assertIn(word.partition('=')[0], text)
+
+    def test_servers_that_are_reassigned_are_a_row_for_each_lease(self):
+        one = maintenance.Promised('lease', 'fill', 'project', 'user', NOW,
+                                   NOW + 60, 'server', '')
+        rows = [one._replace(server_id=f'server{number}')
+                for number in range(8)] + [
+            one._replace(lease_id='other', server_id='only'),
+            *(one._replace(server_id=name, obstacle='It is locked.')
+              for name in ('stuck1', 'stuck2'))]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            self.assertEqual(2, maintain._show(rows))
+        text = out.getvalue()
+        self.assertEqual([1, 1, 1, 1, 0], [text.count(said) for said in (
+            '8 bookings', ' only ', 'stuck1', 'stuck2', 'server0')], text)
+        self.assertIn('11 bookings: 9 reassigned', text)

@@ -184,7 +184,14 @@ class TestQuiet(base.TestCase):
             'blazar_core.leases', 'blazar_nova.cmd') for level in (
                 'info', 'warning')]
         theirs = ['info nova.compute.api', 'warning nova.compute.api']
-        self.assertEqual([theirs[1], *ours], self.logged(True))
+        self.assertEqual([theirs[1], ours[1], ours[3]], self.logged(True))
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'nova.log')
+        self.assertEqual([], self.logged(True, '--log-file', path))
+        with open(path) as file:
+            self.assertEqual([theirs[1], *ours], [
+                line.removeprefix('LOG ').strip() for line in file
+                if line.startswith('LOG ') and 'oslo_' not in line])
         self.assertEqual([*theirs, *ours], self.logged(False))
         self.assertLessEqual({*theirs, *ours}, {*self.logged(True, '--debug')})
 

@@ -50,7 +50,7 @@ def named(session: orm.Session, name: str) -> models.Host:
     its_name = sa.or_(
         models.Host.name == name, models.Host.service_host == name)
     found = session.scalars(sa.select(models.Host).where(
-        models.Host.enrolment.is_not(None), its_name).order_by(
+        models.Host.enrollment.is_not(None), its_name).order_by(
             models.Host.id)).all()
     if not found:
         raise errors.NotFound(f'No enrolled host has the name {name}.')

@@ -306,14 +306,14 @@ def check_unbooked(session: orm.Session, now: int, host: models.Host,
         leases = [f'{name} ({lease_id})' for lease_id, name, _end in (
             session.execute(sa.select(
                 models.Lease.id, models.Lease.name,
-                sa.func.max(_BOOKING.end_date).label('until')).join(
+                sa.func.max(_BOOKING.end_date).label('last_end')).join(
                     models.Reservation,
                     models.Reservation.lease_id == models.Lease.id).join(
                         models.Booking,
                         _BOOKING.reservation_id == models.Reservation.id)
                 .where(_BOOKING.host_id == host.id, *_still(now)).group_by(
                     models.Lease.id, models.Lease.name).order_by(
-                        sa.desc('until'), models.Lease.id).limit(
+                        sa.desc('last_end'), models.Lease.id).limit(
                             _NAMED + 1)))]
         shown = [*leases[:_NAMED], *(['...'] if leases[_NAMED:] else [])]
         raise errors.Conflict(

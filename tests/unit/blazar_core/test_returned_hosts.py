@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import assignments
 from blazar_core.capacity import eligibility
+from blazar_core.capacity import enrollment
 from blazar_core.capacity import outages
 from blazar_core.capacity import scheduler_claims
 from blazar_core.common import errors
@@ -111,6 +112,18 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.shrink(2, first)
         driven.run_due(self.engine)
         self.assertEqual({second, third}, self.held().keys())
+
+    def test_a_host_with_bookings_says_of_which_leases(self):
+        with self.database.reader() as session:
+            self.assertRaises(errors.NotFound, enrollment.named, session, 'x')
+            host_id = enrollment.named(session, 'one').id
+            refused = self.assertRaises(
+                errors.Conflict, enrollment.remove, session, self.clock.now(),
+                host_id)
+        self.assertIn('taken out: it has 1 booking', str(refused))
+        self.assertIn(
+            f'leases: {self.lease["name"]} ({self.lease["id"]}).',
+            str(refused))
 
     def test_the_reservation_is_found_by_its_lease(self):
         name, project = self.lease['name'], self.lease['project_id']

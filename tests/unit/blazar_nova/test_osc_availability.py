@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Commands that ask what is free, and for offers."""
+
+import io
+import json
+
+from tests.unit.blazar_nova import osc_base
+
+ID = '0f3d5c1a-7b52-4a0e-8a53-6f1d2f7d9b10'
+OTHER = '5a0f7f6e-1d0c-4a4b-9df7-2f6e3c8b7a21'
+INSTANCE = ('resource_type=virtual:instance,vcpus=2,memory_mb=2048,'
+            'disk_gb=10,amount=3')
+WINDOW = ('--start-date', '2026-12-01 14:00', '--end-date',
+          '2026-12-01 16:00')
+
+
+class AvailabilityTest(osc_base.OscTestCase):
+
+    ROWS = [{'start_date': '2026-12-01T14:00:00.000000',
+             'end_date': '2026-12-01T16:00:00.000000', 'fits': 1,
+             'enough': False},
+            {'start_date': '2026-12-01T16:00:00.000000',
+             'end_date': '2026-12-02T14:00:00.000000', 'fits': 5,
+             'enough': True}]
+    SIZE = osc_base.SIZE
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.sees('GET /availability',
+                        (200, {'availability': self.ROWS}))
+
+    def test_all_that_can_be_said_arrives(self):
+        rows = self.reservation(
+            'availability', '--vcpus', '2', '--memory', '2048', '--disk',
+            '10', '--amount', '3', '--affinity', 'True', '--properties',
+            '[">=", "$vcpus", "8"]', '--duration', '2h', '--start-date',
+            '2026-12-01 14:00', '--end-date', '2026-12-02 14:00', '--limit',
+            '50')
+        self.assertEqual(osc_base.Request(
+            'GET', '/reservation/v1/availability', {
+                'resource_type': 'virtual:instance', 'vcpus': '2',
+                'memory_mb': '2048', 'disk_gb': '10', 'amount': '3',
+                'affinity': 'true',
+                'resource_properties': '[">=", "$vcpus", "8"]',
+                'duration': '2h', 'start_date': '2026-12-01 14:00',
+                'end_date': '2026-12-02 14:00', 'limit': '50',
+            }, None, 'a-token'), self.asked())
+        self.assertEqual([{**row, 'more': more} for row, more in zip(
+            self.ROWS, (True, False), strict=True)], rows)
+
+    def test_what_was_not_said_is_not_sent(self):
+        self.reservation('availability', *self.SIZE)
+        self.assertEqual({'resource_type': 'virtual:instance', 'vcpus': '1',
+                          'memory_mb': '512', 'disk_gb': '0'},
+                         self.asked().query)
+
+    def test_enough_is_shown_to_who_said_how_many(self):
+        self.assertEqual(
+            [['start_date', 'end_date', 'fits', 'more']] * 2,
+            [[*row] for row in self.reservation(
+                'availability', *self.SIZE)])
+
+    def test_as_a_table_and_by_column(self):
+        code, out, _error = self.openstack(
+            'reservation', 'availability', *self.SIZE)
+        self.assertEqual(0, code)
+        self.assertIn('| fits |', out)
+        self.assertEqual((0, '1\n5\n', ''), self.openstack(
+            'reservation', 'availability', *self.SIZE, '-f', 'value', '-c',
+            'fits'))
+
+    def test_a_list_that_was_cut_says_how_to_go_on(self):
+        self.cloud.sees('GET /availability', (200, {
+            'availability': self.ROWS, 'truncated': True}))
+        self.assertEqual(
+            'There are more rows: repeat the command with --start-date '
+            '"2026-12-02 14:00:00"',
+            self.openstack(
+                'reservation', 'availability', *self.SIZE)[2].strip())
+        self.assertIs(True, self.reservation(
+            'availability', *self.SIZE)[-1]['more'])
+
+    def flavors(self):
+        """A Nova that has the flavor m1.small with the ID 42."""
+        self.cloud.answers.update({
+            'GET /v2.1': [(200, {'version': {
+                'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
+                'min_version': '2.1', 'links': [
+                    {'rel': 'self', 'href': f'{self.cloud.url}/v2.1/'}]}})],
+            'GET /v2.1/flavors/42': [(200, {'flavor': {
+                'id': '42', 'name': 'm1.small'}})],
+            'GET /v2.1/flavors/detail': [(200, {'flavors': [
+                {'id': '42', 'name': 'm1.small'}]})],
+            'GET /v2.1/flavors': [(200, {'flavors': [
+                {'id': '42', 'name': 'm1.small'}]})]})
+
+    def test_a_flavor_by_name_or_id(self):
+        self.flavors()
+        for flavor in ('m1.small', '42'):
+            self.reservation('availability', '--flavor', flavor,
+                             '--amount', '2')
+            self.assertEqual(
+                ('/reservation/v1/availability',
+                 {'resource_type': 'flavor:instance', 'flavor_id': '42',
+                  'amount': '2'}),
+                self.cloud.requests[-1][1:3])
+
+    def test_a_flavor_that_is_not_there(self):
+        self.flavors()
+        self.assertIn('no-such', self.fails(
+            'availability', '--flavor', 'no-such'))
+        self.assertNotIn('/reservation/v1/availability',
+                         [request.path for request in self.cloud.requests])
+
+    def test_a_size_is_said_in_one_way(self):
+        self.assertIn('either as --flavor', self.fails(
+            'availability', '--flavor', '42', '--vcpus', '0'))
+        for words in (), self.SIZE[:4], self.SIZE[2:]:
+            self.assertIn(
+                'Give --flavor, or --vcpus, --memory and --disk.',
+                self.fails('availability', *words))
+        self.assertEqual([], self.cloud.requests)
+
+
+class QuoteTest(osc_base.OscTestCase):
+
+    FITS = {'fits': True, 'reason': None, 'message': 'It fits.',
+            'next_start': None, 'fits_now': 3, 'wanted': 3,
+            'start_date': '2026-12-01T14:00:00.000000',
+            'end_date': '2026-12-01T16:00:00.000000'}
+    FULL = {**FITS, 'fits': False, 'reason': 'no_room', 'fits_now': 1,
+            'message': 'There is no capacity for this lease in this window.',
+            'next_start': '2026-12-01T16:00:00.000000'}
+
+    def test_one_that_fits(self):
+        self.cloud.sees('POST /leases', (200, {'quote': self.FITS}))
+        self.assertEqual(self.FITS, self.reservation(
+            'quote', *WINDOW, '--reservation', INSTANCE))
+        self.assertEqual(osc_base.Request(
+            'POST', '/reservation/v1/leases', {'dry_run': 'true'}, {
+                'name': 'quote', 'start_date': '2026-12-01 14:00',
+                'end_date': '2026-12-01 16:00', 'events': [],
+                'reservations': [{
+                    'resource_type': 'virtual:instance', 'vcpus': 2,
+                    'memory_mb': 2048, 'disk_gb': 10, 'amount': 3,
+                    'affinity': 'None', 'resource_properties': ''}],
+            }, 'a-token'), self.asked())
+
+    def test_one_that_does_not_says_so_by_its_exit_code_too(self):
+        self.cloud.sees('POST /leases', (200, {'quote': self.FULL}))
+        code, out, error = self.openstack(
+            'reservation', 'quote', *WINDOW, '--reservation', INSTANCE, '-f',
+            'json')
+        self.assertEqual((3, ''), (code, error))
+        self.assertEqual(self.FULL, json.loads(out))
+
+    def test_the_reservation_is_what_the_client_of_blazar_would_send(self):
+        self.cloud.sees('POST /leases', (200, {
+            'quote': self.FITS, 'lease': osc_base.a_lease()}))
+        for text in (
+                INSTANCE,
+                INSTANCE + ',affinity=True',
+                'amount=1,resource_type=virtual:instance,vcpus=01',
+                INSTANCE + ',resource_properties=["and", ["=", "$a", "x,y"],'
+                           ' [">=", "$vcpus", "8"]],affinity=False',
+                'resource_type=flavor:instance,flavor_id=1,amount=2',
+                'resource_type=flavor:instance,flavor_id=a-b,amount=2',
+                'resource_type=physical:host,min=1,max=2,'
+                'hypervisor_properties=[">=", "$vcpus", "2"]',
+                'resource_type=virtual:floatingip,network_id=n,amount=2,'
+                'required_floatingips=["192.0.2.7","192.0.2.8"]'):
+            words = [*WINDOW, '--reservation', text, '--reservation', text]
+            for command in (['quote'], ['lease', 'create', 'quote']):
+                code, _out, error = self.openstack(
+                    'reservation', *command, *words)
+                self.assertEqual(0, code, error)
+            ours, theirs = self.cloud.requests[-2:]
+            theirs.body.pop('before_end_date')
+            self.assertEqual(theirs.body, ours.body)
+
+    def test_what_only_ours_can_say(self):
+        self.cloud.sees('POST /leases', (200, {'quote': self.FITS}))
+        self.reservation(
+            'quote', *WINDOW, '--on-end', 'recycle', '--grace-period', '30m',
+            '--reservation', 'resource_type=physical:host,min=1,max=2,'
+            'traits=["A", "B"],aggregate=rack7,projects=["p"],region=R')
+        body = self.asked().body
+        self.assertEqual(('recycle', '30m'), (
+            body['on_end'], body['grace_period']))
+        self.assertEqual([{
+            'resource_type': 'physical:host', 'min': 1, 'max': 2,
+            'hypervisor_properties': '', 'resource_properties': '',
+            'traits': ['A', 'B'], 'aggregate': 'rack7', 'projects': ['p'],
+            'region': 'R'}], body['reservations'])
+
+    def test_a_reservation_that_cannot_be_read(self):
+        for text, says in (
+                ('vcpus=2', 'needs resource_type=...'),
+                ('resource_type=virtual:machine', 'virtual:instance'),
+                (INSTANCE + ',color=red', "'color=red' is not key=value"),
+                ('vcpu=2,' + INSTANCE, "'vcpu=2' is not key=value"),
+                ('resource_type=virtual:instance,vcpu=2',
+                 "'vcpu=2' is not key=value"),
+                (INSTANCE + ',vcpus=3', 'has vcpus twice'),
+                ('resource_type=virtual:floatingip,required_floatingips=[x',
+                 'needs a list')):
+            self.stderr = io.StringIO()
+            self.assertIn(says, self.fails(
+                'quote', *WINDOW, '--reservation', text, code=2))
+        self.assertEqual([], self.cloud.requests)
+
+    def test_an_end_and_a_reservation_have_to_be_said(self):
+        error = self.fails('quote', code=2)
+        self.assertIn('--reservation', error)
+        self.assertIn('--end-date --duration is required', self.fails(
+            'quote', '--reservation', INSTANCE, code=2))
+
+
+class OfferTest(osc_base.OscTestCase):
+
+    def offer(self, *words):
+        return self.reservation('offer', 'lease1', *WINDOW, '--reservation',
+                                INSTANCE, *words)
+
+    def test_an_offer(self):
+        self.cloud.sees('POST /leases',
+                        (201, {'lease': osc_base.a_lease(status='OFFERED')}))
+        self.assertEqual(osc_base.a_lease(status='OFFERED'), self.offer())
+        body = self.asked().body
+        self.assertEqual({}, self.asked().query)
+        self.assertEqual(('lease1', 600),
+                         (body['name'], body['offer_seconds']))
+
+    def test_it_expires_when_it_was_told_to(self):
+        self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
+        for text, seconds in (('90m', 5400), ('1h30m', 5400), ('60s', 60)):
+            self.offer('--expires', text)
+            self.assertEqual(
+                seconds, self.cloud.requests[-1].body['offer_seconds'])
+        for text in ('', '10', '0m', 'soon', '5m1h'):
+            self.assertIn('not a duration', self.fails(
+                'offer', 'lease1', *WINDOW, '--reservation', INSTANCE,
+                '--expires', text, code=2))
+
+    def test_a_refusal_says_why_and_when(self):
+        self.cloud.sees('POST /leases', (409, {
+            'error_code': 409, 'error_name': 'NO_ROOM', 'reason': 'no_room',
+            'error_message':
+                'There is no capacity for this lease in this window.',
+            'next_start': '2026-12-01T16:00:00.000000', 'fits_now': 1}))
+        self.assertEqual(
+            'There is no capacity for this lease in this window. (next_start: '
+            '2026-12-01T16:00:00.000000, fits_now: 1)', self.fails(
+                'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
+
+    def test_a_refusal_names_options(self):
+        for said, shown in (
+                ('"offer_seconds" is 30.', '--expires is 30.'),
+                ('(write "start_date": "2026-12-01 16:00").',
+                 '(write --start-date "2026-12-01 16:00").'),
+                ('Write "on_end": "delete" or leave it out.',
+                 'Write --on-end "delete" or leave it out.'),
+                ('write ?force=true to delete all.',
+                 'write --force to delete all.'),
+                ('Write "retries": 3.', 'Write --retries 3.'),
+                ('"amount" is 0. Write "recurrence": {"rule": "x"}.',) * 2):
+            self.cloud.sees('POST /leases', (400, {'error_message': said}))
+            self.assertEqual(shown, self.fails(
+                'offer', 'l', *WINDOW, '--reservation',
+                INSTANCE).splitlines()[-1])
+
+    def test_a_refusal_says_nothing_twice(self):
+        message = ('There is no capacity. '
+                   'next_start: 2026-12-01T16:00:00.000000.'
+                   ' fits_now: 1 of 3.')
+        self.cloud.sees('POST /leases', (409, {
+            'error_code': 409, 'error_message': message, 'fits_now': 1,
+            'next_start': '2026-12-01T16:00:00.000000'}))
+        self.assertEqual(message, self.fails(
+            'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
+
+    def test_lists_in_a_lease_can_be_read_in_a_table(self):
+        self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
+        code, out, _error = self.openstack(
+            'reservation', 'offer', 'l', *WINDOW, '--reservation', INSTANCE)
+        self.assertEqual(0, code)
+        self.assertIn(f"amount='3', id='{OTHER}'", out)
+
+
+class RecurringTest(osc_base.OscTestCase):
+    """A lease that recurs, and its occurrences."""
+
+    def request(self, *words):
+        return ('request', 'lease1', *WINDOW, '--reservation', INSTANCE,
+                *words)
+
+    def test_a_request(self):
+        self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
+        self.reservation(*self.request(
+            '--recur', 'FREQ=DAILY;COUNT=2', '--timezone', 'Europe/Berlin',
+            '--fits', 'some'))
+        self.assertEqual(
+            {'rule': 'FREQ=DAILY;COUNT=2', 'timezone': 'Europe/Berlin',
+             'fits': 'some'}, self.asked().body['recurrence'])
+
+    def test_once_if_nothing_is_said(self):
+        self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
+        self.reservation(*self.request())
+        self.assertNotIn('recurrence', self.asked().body)
+
+    def test_the_rest_goes_with_a_rule(self):
+        self.assertIn('require --recur', self.fails(*self.request(
+            '--timezone', 'Europe/Berlin')))
+
+    def test_its_occurrences(self):
+        each = {'id': OTHER, 'start_date': '2026-12-01T14:00:00.000000',
+                'end_date': '2026-12-01T16:00:00.000000',
+                'status': 'PENDING', 'reason': ''}
+        self.cloud.sees(f'GET /leases/{ID}', (200, {
+            'lease': osc_base.a_lease(occurrences=[each])}))
+        self.assertEqual([each], self.reservation('occurrences', ID))
+        self.cloud.sees(
+            f'GET /leases/{OTHER}', (200, {'lease': osc_base.a_lease(
+                occurrences=[], recurrence_id=ID)}))
+        self.assertEqual([each], self.reservation('occurrences', OTHER))
+
+    def test_a_lease_that_does_not_recur(self):
+        self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': osc_base.a_lease(
+            occurrences=[], recurrence_id=None)}))
+        self.assertIn(f'Lease {ID} does not recur.',
+                      self.fails('occurrences', ID))

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Commands about who may use a lease, and whose it is."""
+
+from tests.unit.blazar_nova import osc_base
+
+ID = '0f3d5c1a-7b52-4a0e-8a53-6f1d2f7d9b10'
+OTHER = '5a0f7f6e-1d0c-4a4b-9df7-2f6e3c8b7a21'
+INSTANCE = ('resource_type=virtual:instance,vcpus=2,memory_mb=2048,'
+            'disk_gb=10,amount=3')
+
+
+class MembersTest(osc_base.OscTestCase):
+    """Servers that run come under leases, and leave them."""
+
+    def setUp(self):
+        super().setUp()
+        server = {'id': OTHER, 'name': 'vm1', 'links': []}
+        self.cloud.answers |= {
+            'GET /v2.1': [(200, {'version': {
+                'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
+                'min_version': '2.1', 'links': []}})],
+            'GET /v2.1/servers/detail': [(200, {'servers': [server]})],
+            'GET /v2.1/servers/vm1': [(404, {})],
+            'GET /v2.1/servers/vm2': [(404, {})],
+            f'GET /v2.1/servers/{OTHER}': [(200, {'server': server})]}
+        self.cloud.sees(f'GET /leases/{ID}',
+                        (200, {'lease': osc_base.a_lease()}))
+        self.cloud.sees(f'PUT /leases/{ID}',
+                        (200, {'lease': osc_base.a_lease()}))
+        self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
+
+    def told(self):
+        """What was asked of the lease API."""
+        return [one.body for one in self.cloud.requests if one.body]
+
+    def test_a_server_gets_a_lease(self):
+        lease = self.reservation(
+            'adopt', '--name', 'lease1', '--end', '2026-12-01 16:00',
+            '--on-end', 'stop', 'vm1')
+        self.assertEqual('lease1', lease['name'])
+        self.assertEqual([{
+            'name': 'lease1', 'end_date': '2026-12-01 16:00',
+            'on_end': 'stop', 'servers': [OTHER]}], self.told())
+
+    def test_a_server_becomes_interruptible_and_ordinary_again(self):
+        for method in ('PUT', 'DELETE'):
+            self.cloud.sees(f'{method} /interruptible/{OTHER}', (
+                (200, {'interruptible': {}}) if method == 'PUT'
+                else (204, None)))
+        for words in (('set', '--on-evict', 'delete', 'vm1'),
+                      ('unset', 'vm1')):
+            self.assertEqual(0, self.openstack(
+                'reservation', 'interruptible', *words)[0])
+        self.assertEqual([{'on_evict': 'delete'}], self.told())
+
+    def test_interruptible_servers_are_listed_page_by_page(self):
+        one = {'server_id': ID, 'safe_until': None, 'on_evict': 'shelve',
+               'project_id': 'p', 'eviction': None}
+        self.cloud.sees(
+            'GET /interruptible', (200, {
+                'interruptible': [one], 'interruptible_links': [{}]}),
+            (200, {'interruptible': [{**one, 'server_id': OTHER, 'eviction': {
+                'time': '2026-12-01T16:00:00.000000'}}]}))
+        self.assertEqual(
+            [(ID, None), (OTHER, '2026-12-01T16:00:00.000000')],
+            [(row['server_id'], row['evict_at']) for row in self.reservation(
+                'interruptible', 'list')])
+
+    def test_for_how_long_in_the_place_of_an_end(self):
+        self.reservation('adopt', '--duration', '2h', 'vm1')
+        self.reservation('request', 'lease1', '--duration', '1d12h',
+                         '--reservation', INSTANCE)
+        self.assertEqual([('2h', False), ('1d12h', False)], [
+            (one['duration'], 'end_date' in one) for one in self.told()])
+        self.assertIn('not allowed with argument', self.fails(
+            'adopt', '--duration', '2h', '--end', '2026-12-01 16:00', 'vm1',
+            code=2))
+
+    def test_what_is_not_said_is_not_asked_for(self):
+        self.reservation('adopt', '--end', '2026-12-01 16:00', OTHER)
+        self.assertEqual([{
+            'end_date': '2026-12-01 16:00', 'servers': [OTHER]}], self.told())
+
+    def test_one_joins_and_leaves(self):
+        self.reservation('add', 'server', ID, 'vm1')
+        self.reservation('remove', 'server', ID, 'vm1')
+        self.assertEqual([{'add_servers': [OTHER]},
+                          {'remove_servers': [OTHER]}], self.told())
+
+    def test_hosts_are_returned_by_their_names(self):
+        self.reservation('remove', 'host', ID, 'one', 'two')
+        self.assertEqual([{'remove_hosts': ['one', 'two']}], self.told())
+
+    def test_one_that_is_not_there(self):
+        said = self.fails('add', 'server', ID, 'vm2')
+        self.assertIn('Server vm2 could not be found', said)
+        self.assertEqual([], self.told())
+
+
+class AcknowledgeTest(osc_base.OscTestCase):
+
+    def test_what_has_changed_was_seen(self):
+        self.cloud.sees(f'PUT /leases/{ID}',
+                        (200, {'lease': osc_base.a_lease()}))
+        self.assertEqual(
+            osc_base.a_lease(), self.reservation('acknowledge', ID))
+        asked = self.asked()
+        self.assertEqual(
+            ('PUT', f'/reservation/v1/leases/{ID}',
+             {'resources_changed': False}),
+            (asked.method, asked.path, asked.body))
+
+
+class AcceptTest(osc_base.OscTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.cloud.sees(f'POST /leases/{ID}/accept',
+                        (200, {'lease': osc_base.a_lease()}))
+
+    def test_by_id(self):
+        self.assertEqual(osc_base.a_lease(), self.reservation('accept', ID))
+        self.assertEqual(
+            ('POST', f'/reservation/v1/leases/{ID}/accept'),
+            self.asked()[:2])
+
+    def test_by_name_among_the_offers(self):
+        self.cloud.sees('GET /leases', (200, {
+            'leases': [osc_base.a_lease(status='OFFERED')]}))
+        self.reservation('accept', 'lease1')
+        self.assertEqual({'name': 'lease1', 'status': 'OFFERED'},
+                         self.cloud.requests[0].query)
+        self.assertEqual(2, len(self.cloud.requests))
+
+    def test_an_offer_that_is_over(self):
+        message = f'The lease {ID} is not there.'
+        self.cloud.sees(f'POST /leases/{ID}/accept', (404, {
+            'error_code': 404, 'error_name': 'LEASE_NOT_FOUND',
+            'error_message': message}))
+        self.assertEqual(message, self.fails('accept', ID).strip())
+        self.cloud.sees('GET /leases', (200, {'leases': []}))
+        self.assertIn(
+            "No lease has the name 'lease1' and the status OFFERED.",
+            self.fails('accept', 'lease1'))
+
+    def test_waiting_for_it_to_be_active(self):
+        self.cloud.sees(f'GET /leases/{ID}', *(
+            (200, {'lease': osc_base.a_lease(status=status)})
+            for status in ('PENDING', 'STARTING', 'ACTIVE')))
+        self.assertEqual('ACTIVE',
+                         self.reservation('accept', ID, '--wait')['status'])
+        self.assertEqual(4, len(self.cloud.requests))
+        self.assertEqual(
+            'lease1: PENDING, starts 2026-12-01 14:00:00\n'
+            'lease1: STARTING\n'
+            'lease1: ACTIVE, ends 2026-12-01 16:00:00\n',
+            self.error)
+
+
+class ShareTest(osc_base.OwnersTestCase):
+
+    def setUp(self):
+        super().setUp()
+        lease = osc_base.a_lease(reservations=[
+            {'id': OTHER, 'resource_type': 'physical:host',
+             'projects': ['one', OTHER]},
+            {'id': ID, 'resource_type': 'virtual:instance'}])
+        for method in ('GET', 'PUT'):
+            self.cloud.sees(f'{method} /leases/{ID}', (200, {'lease': lease}))
+
+    def share(self, *words):
+        del self.cloud.requests[:]
+        self.reservation('share', ID, *words)
+        return self.changed()
+
+    def test_projects_are_added_removed_and_set(self):
+        other = 'f' * 32
+        self.projects([], 403)
+        self.cloud.answers[f'GET /v3/projects/{other}'] = [(403, {})]
+        for words, projects in (
+                (['--project', other], ['one', OTHER, other]),
+                (['--project', OTHER], ['one', OTHER]),
+                (['--remove-project', OTHER], ['one']),
+                (['--remove-project', OTHER, '--project', other],
+                 ['one', other]),
+                (['--no-project', '--project', OTHER], [OTHER]),
+                (['--no-project'], [])):
+            self.assertEqual([{'reservations': [
+                {'id': OTHER, 'projects': projects}]}], self.share(*words))
+
+    def test_a_name_is_resolved(self):
+        self.assertEqual([{'reservations': [
+            {'id': OTHER, 'projects': [OTHER]}]}],
+            self.share('--no-project', '--project', 'lab'))
+
+    def test_a_project_that_does_not_exist(self):
+        self.projects([])
+        self.assertIn('There is no project nolab.', self.fails(
+            'share', ID, '--project', 'nolab'))
+        self.projects([], 403)
+        self.assertIn('Use the ID of the project.', self.fails(
+            'share', ID, '--project', 'nolab'))
+        self.assertEqual([], self.changed())
+
+    def test_a_project_that_it_is_not_shared_with(self):
+        self.cloud.answers[f'GET /v3/projects/{ID}'] = [(200, {'project': {
+            'id': ID, 'name': 'other'}})]
+        self.assertIn(f'is not shared with project {ID}', self.fails(
+            'share', ID, '--remove-project', ID))
+        self.assertEqual([], self.changed())
+
+    def test_a_project_has_to_be_named(self):
+        self.assertIn('Name the projects', self.fails('share', ID))
+        self.assertEqual([], self.cloud.requests)
+
+    def test_one_without_hosts(self):
+        self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': osc_base.a_lease(
+            reservations=[{'id': OTHER, 'resource_type': 'x'}])}))
+        self.assertIn('has no whole hosts', self.fails(
+            'share', ID, '--no-project'))
+
+
+class HandOverTest(osc_base.OwnersTestCase):
+
+    def test_to_a_project_or_a_user_or_both(self):
+        self.cloud.sees(f'PUT /leases/{ID}',
+                        (200, {'lease': osc_base.a_lease()}))
+        for words, body in (
+                (['--project', 'lab'], {'project_id': OTHER}),
+                (['--user', 'bob'], {'user_id': ID}),
+                (['--project', OTHER, '--user', 'bob'],
+                 {'project_id': OTHER, 'user_id': ID})):
+            self.reservation('hand', 'over', ID, *words)
+            self.assertEqual(body, self.changed()[-1])
+
+    def test_a_user_that_does_not_exist(self):
+        self.cloud.answers['GET /v3/users'] = [(200, {'users': []})]
+        self.assertIn('There is no user bob.', self.fails(
+            'hand', 'over', ID, '--user', 'bob'))
+        self.assertEqual([], self.changed())
+
+    def test_to_whom_has_to_be_said(self):
+        self.assertIn('Name the new owner', self.fails('hand', 'over', ID))
+        self.assertEqual([], self.cloud.requests)

@@ -151,6 +151,12 @@ class Reconciliation:
             left, failed = booking.host_id, booking.host_failed_at is not None
             stale = lease_status.follow(
                 session, lease, booking, seen.host, self._clock.now())
+            if booking.migrating_to is not None and not seen.busy:
+                # It stays: Nova does not always tell the host to which it was
+                # on its way, as when a migration in the queue is aborted.
+                stale = [*stale, *session.scalars(
+                    sa.select(models.Host.service_host).where(
+                        models.Host.id == booking.migrating_to))]
             if booking.claimed_at is None:
                 booking.claimed_at = self._clock.now()
             if seen.state is not cloud_api.ServerState.BUILDING:

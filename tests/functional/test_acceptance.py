@@ -12,6 +12,7 @@ from concurrent import futures
 import datetime
 import typing as ty
 
+from tests.functional import api_base
 from tests.functional import test_hosts_api
 
 MINUTE = 60
@@ -20,7 +21,7 @@ MINUTE = 60
 class AcceptanceTestCase(test_hosts_api.HostsTestCase):
     """One host, asked by an administrator."""
 
-    hosts = {'host1': test_hosts_api.test_api.ApiTestCase.hosts['host1']}
+    hosts = {'host1': api_base.ApiTestCase.hosts['host1']}
     # What is written for other tests is the default again.
     more_conf = '[blazar]\nlist_ended = 86400\n'
 

@@ -108,6 +108,8 @@ EVERYTHING = (
      'Who has nothing of the books in memory reads all that is booked.'),
     ('capacity/enrollment.py', 'allocations', 'bookings',
      'An operator asks for all that is booked on enrolled hosts.'),
+    ('capacity/enrollment.py', 'holders', 'bookings',
+     'Each address is compared with what has been booked of it by now.'),
     ('leases/credentials.py', 'reseal', 'credentials held_builds',
      'All are sealed with another key.'),
     ('leases/idempotency.py', 'trim', 'request_keys',
@@ -147,6 +149,9 @@ EVERYTHING = (
      'All that is booked is dealt out anew; of more than some it is not.'),
     ('../blazar_nova/importer/import_plan.py', '_Leases.__init__', 'leases',
      'An operator imports all leases of Blazar, once.'),
+    ('../blazar_nova/listener/metrics.py', 'Metrics._of_projects',
+     'bookings reservations leases',
+     'Metrics of projects are of all that is reserved at an instant.'),
     ('../blazar_nova/listener/server_sync.py', 'ServerSync._have_leases',
      'leases', _FIRST),
 )

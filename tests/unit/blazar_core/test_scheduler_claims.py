@@ -343,6 +343,20 @@ class TestLeased(ClaimTestCase):
         self.assertEqual({}, self.row('two').usage)
         self.assertIsNone(self.booking(server_id).migrating_to)
 
+    def test_one_that_stays_after_all_is_looked_for_where_it_would_go(self):
+        server_id, = base.servers_of(self.running_lease(0, 100))
+        self.host('two', VCPU=1)
+        self.claim(server_id, 'two')
+        self.clock.advance(60)
+        seen = self.cloud.servers[server_id]
+        observe = self.lifecycle.reconciliation.observe
+        self.assertEqual([], observe(
+            server_id, dataclasses.replace(seen, busy=True)))
+        self.assertEqual(['two'], observe(server_id, seen))
+        self.asked('two')
+        self.assertEqual({}, self.row('two').usage)
+        self.assertEqual([], observe(server_id, seen))
+
     def test_one_that_was_shelved_comes_back_to_its_room(self):
         server_id, = base.servers_of(self.running_lease(
             0, 100, resources={'VCPU': 2}))

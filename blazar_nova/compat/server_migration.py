@@ -238,7 +238,8 @@ class ServerMigration(request_context.Acting):
             build_calls.in_name_of(nova_context.RequestContext(
                 user_id=access.user_id, project_id=access.project_id),
                 access).elevated())
-        context.request_id = f'req-{lease_id}'
+        # Not the one by which a leased server shows its lease.
+        context.request_id = f'req-move-{lease_id}'
         return context
 
 

@@ -105,7 +105,7 @@ class TestBestEffort(BestEffortTestCase):
         for one in moved:
             actions = self.bob.api_get(
                 f'/servers/{one}/os-instance-actions').body['instanceActions']
-            self.assertIn(('live-migration', f'req-{lease["id"]}'), [
+            self.assertIn(('live-migration', f'req-move-{lease["id"]}'), [
                 (action['action'], action['request_id'])
                 for action in actions])
         self.fill_books()

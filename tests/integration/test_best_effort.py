@@ -51,7 +51,7 @@ class BestEffortTest(test_retrying.WaitingTestCase):
         self.wait_for_server(self.other)
         events = self.openstack('server', 'event', 'list', self.other,
                                 user='admin')
-        self.assertIn(('live-migration', f'req-{lease["id"]}'), [
+        self.assertIn(('live-migration', f'req-move-{lease["id"]}'), [
             (event['Action'], event['Request ID']) for event in events])
         done = self.verify()
         self.assertEqual(0, done.returncode, done.stdout)

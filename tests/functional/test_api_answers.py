@@ -105,7 +105,8 @@ class TestAnswers(api_base.ApiTestCase):
                 ({'end_date': '2020-01-01 00:00'},
                  'End date must be later than start date.'),
                 ({'reservations': [{'resource_type': 'physical:network'}]},
-                 'one of flavor:instance, physical:host, virtual:instance'),
+                 'one of flavor:instance, physical:host, virtual:floatingip, '
+                 'virtual:instance, virtual:network'),
                 ({'reservations': [self.reservation(vcpus='two')]},
                  '"vcpus" is two'),
                 ({'reservations': [self.reservation(affinity='maybe')]},

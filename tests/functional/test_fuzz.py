@@ -34,7 +34,7 @@ from tests.functional import nova_box
 from tests.functional import openapi
 
 REQUESTS = int(os.environ.get('BLAZAR_FUZZ_REQUESTS', '500'))
-SEED = int(os.environ.get('BLAZAR_FUZZ_SEED', '5'))
+SEED = int(os.environ.get('BLAZAR_FUZZ_SEED', '7'))
 
 #: So many requests between two moments at which what is due happens.
 SETTLE = 50

@@ -545,7 +545,8 @@ class TestReturning(whole_hosts_base.HostsTestCase):
         mine = self.host_of(server)
         other, = {'host1', 'host2'} - {mine}
         refused = self.put(lease, 409, remove_hosts=[mine])
-        self.assertIn(f'{mine}: {server["id"]}', refused['error_message'])
+        self.assertIn(f'{mine}: it has 1 server', refused['error_message'])
+        self.assertIn(server['id'], refused['error_message'])
         for hosts in ([mine, other], ['plain']):
             self.put(lease, 400, remove_hosts=hosts)
         self.put(lease, 400, remove_hosts=[other], reservations=[smaller])

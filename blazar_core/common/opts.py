@@ -580,7 +580,8 @@ LIMIT_OPTS: list[cfg.Opt] = [
 POWER_GROUP = cfg.OptGroup(
     'blazar_power', title='Power of enrolled hosts',
     help='Switches enrolled hosts off while no lease needs them, and on again '
-         'before one starts. blazar-listener reads these options.')
+         'before one starts. blazar-listener reads these options; nova-api '
+         'reads enabled only, to show the power of hosts.')
 
 POWER_OPTS: list[cfg.Opt] = [
     cfg.BoolOpt(

@@ -21,6 +21,7 @@ class HostController:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._policy = policy.Policy(parts.conf)
+        self._power = parts.conf.blazar_power
         self._enrolling = host_enrollment.HostEnrollment(parts)
 
     # -- hosts -------------------------------------------------------------
@@ -36,7 +37,8 @@ class HostController:
             private = [name for name, one in
                        self._enrolling.properties().items() if one.private]
             found = [_public(host, private) for host in found]
-        body: dict[str, ty.Any] = {'hosts': found[:limit]}
+        body: dict[str, ty.Any] = {
+            'hosts': [self._shown(host) for host in found[:limit]]}
         if len(body['hosts']) < len(found):
             body['hosts_links'] = web_requests.next_page(
                 request, body['hosts'][-1]['id'])
@@ -46,22 +48,22 @@ class HostController:
         self._authorize(request, 'post')
         name, extra = host_schema.create(
             web_requests.body(request, host_schema.EXAMPLE))
-        return 201, {'host': self._enrolling.add(
+        return 201, {'host': self._shown(self._enrolling.add(
             name, extra, pause=host_enrollment.patient(
-                host_enrollment.PATIENCE))}
+                host_enrollment.PATIENCE)))}
 
     def show(self, request: webob.Request,
              host_id: str) -> web_requests.Answer:
         self._authorize(request, 'get')
-        return 200, {'host': self._enrolling.show(int(host_id))}
+        return 200, {'host': self._shown(self._enrolling.show(int(host_id)))}
 
     def update(self, request: webob.Request,
                host_id: str) -> web_requests.Answer:
         self._authorize(request, 'put')
         extra, reservable = host_schema.change(
             web_requests.body(request, host_schema.CHANGE))
-        return 200, {'host': self._enrolling.change(
-            int(host_id), extra, reservable)}
+        return 200, {'host': self._shown(self._enrolling.change(
+            int(host_id), extra, reservable))}
 
     def delete(self, request: webob.Request,
                host_id: str) -> web_requests.Answer:
@@ -107,6 +109,14 @@ class HostController:
             'private': private, 'resource_type': 'physical:host',
             'created_at': None, 'updated_at': None}}
 
+    def _shown(self, host: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
+        """Return a host without the keys of its power, unless hosts are
+        switched here: Blazar's clients take each key that they do not know
+        for a capability of the host.
+        """
+        return {key: value for key, value in host.items()
+                if self._power.enabled or key not in host_schema.POWER}
+
     def _authorize(self, request: webob.Request, rule: str) -> None:
         """
         :raises Forbidden: when the user may not do this
@@ -120,7 +130,7 @@ def _public(host: ty.Mapping[str, ty.Any], private: ty.Collection[str],
     return {**{key: value for key, value in host.items()
                if key not in private},
             'hypervisor_hostname': None, 'service_name': None,
-            'power_state': None, 'power_since': None, 'power_until': None}
+            **dict.fromkeys(host_schema.POWER)}
 
 
 def _who(request: webob.Request, rule: str,

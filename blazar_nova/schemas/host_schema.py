@@ -16,8 +16,8 @@ from blazar_core.common import inputs
 from blazar_core.common import model
 
 __all__ = ['CHANGE', 'EXAMPLE', 'FACTS', 'FIELDS', 'MAX_KEY', 'MAX_VALUE',
-           'PRIVATE', 'allocations', 'change', 'create', 'maintenance_payload',
-           'page', 'private', 'properties']
+           'POWER', 'PRIVATE', 'allocations', 'change', 'create',
+           'maintenance_payload', 'page', 'private', 'properties']
 
 #: How long an extra capability may be, and its key, in characters.
 MAX_KEY = 64
@@ -38,9 +38,10 @@ FACTS = ('hypervisor_hostname', 'hypervisor_type', 'hypervisor_version',
          'vcpus', 'memory_mb', 'local_gb')
 #: The fields of every host in the API.
 FIELDS = ('id', *FACTS, 'cpu_info', 'service_name', 'reservable', 'status',
-          'trust_id', 'availability_zone', 'power_state', 'power_since',
-          'power_until', 'created_at', 'updated_at')
-_OWN = frozenset(['name', *FIELDS])
+          'trust_id', 'availability_zone', 'created_at', 'updated_at')
+#: Those that it has where hosts are switched off and on.
+POWER = ('power_state', 'power_since', 'power_until')
+_OWN = frozenset(['name', *FIELDS, *POWER])
 
 _Object: ty.TypeAlias = dict[str, object]
 _Query: ty.TypeAlias = collections.abc.Mapping[str, str]

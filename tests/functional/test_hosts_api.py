@@ -66,7 +66,6 @@ class TestHosts(HostsTestCase):
              'hypervisor_type': 'fake', 'vcpus': 4, 'memory_mb': 8192,
              'local_gb': 100, 'reservable': True, 'trust_id': None,
              'status': 'enrolled', 'cpu_info': '', 'availability_zone': '',
-             'power_state': 'on', 'power_since': None, 'power_until': None,
              'gpu': 'A100', 'ssd': 'True', 'rack': '7', 'height': '1.5'},
             {key: value for key, value in made.items()
              if key not in ('id', 'hypervisor_version', 'created_at',
@@ -227,10 +226,26 @@ class TestRefusals(HostsTestCase):
         self.hosts_api('PATCH', '/properties/rack', {'private': True})
         self.assertEqual('host1', made['hypervisor_hostname'])
         del made['rack']
-        made.update(hypervisor_hostname=None, service_name=None,
-                    power_state=None)
+        made.update(hypervisor_hostname=None, service_name=None)
         self.assertEqual({'hosts': [made]}, self.hosts_api(
             'GET', client=self.alice))
+
+    def test_its_power_is_shown_where_hosts_are_switched(self):
+        self.flags(group='blazar_power', enabled=True)
+        made = self.enrol('host1')
+        power = {'power_state': 'on', 'power_since': None,
+                 'power_until': None}
+        self.assertLessEqual(power.items(), made.items())
+        for host in (self.hosts_api('GET', f'/{made["id"]}')['host'],
+                     self.hosts_api('PUT', f'/{made["id"]}', {
+                         'reservable': True})['host'],
+                     *self.hosts_api('GET')['hosts']):
+            self.assertEqual(made, host)
+        hidden, = self.hosts_api('GET', client=self.alice)['hosts']
+        self.assertEqual({None}, {hidden[key] for key in power})
+        self.flags(group='blazar_power', enabled=False)
+        self.assertEqual(made.keys() - power.keys(), self.hosts_api(
+            'GET', f'/{made["id"]}')['host'].keys())
 
     def test_methods_that_are_not_for_a_url(self):
         for method, path, allowed in (

@@ -54,6 +54,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         super().setUp()
         # A host whose time the test drives reports, or not, for hours.
         self.flags(service_down_time=100_000)
+        self.flags(group='blazar_power', enabled=True)
         self.switches = Switches('host1', 'host2', 'plain')
         self.enrol('host1', 'host2')
         parts = self.listener.parts

@@ -48,7 +48,7 @@ class TestCreate(base.RefusalTestCase):
             {'name': 'compute1', key: f'{value}v'}))
 
     def test_keys_of_the_host_itself_are_none(self):
-        for key in host_schema.FIELDS:
+        for key in (*host_schema.FIELDS, *host_schema.POWER):
             self.assert_refused(
                 f'"{key}" is no extra capability', lambda key=key: (
                     host_schema.create({'name': 'compute1', key: '1'})))
@@ -106,7 +106,8 @@ class TestChange(base.RefusalTestCase):
                 host_schema.change({'reservable': value})))
 
     def test_nothing_else_of_the_host_itself(self):
-        for key in {*host_schema.FIELDS, 'name'} - {'reservable'}:
+        for key in {*host_schema.FIELDS, *host_schema.POWER,
+                    'name'} - {'reservable'}:
             for value in ('1', None):
                 self.assert_refused(
                     f'"{key}" is no extra capability',

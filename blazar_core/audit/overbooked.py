@@ -12,6 +12,7 @@ from blazar_core.audit.findings import when
 from blazar_core.capacity import inventory
 from blazar_core.capacity import rule
 from blazar_core.common import clocks
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -77,7 +78,8 @@ def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
             'capacity on other hosts')
     return Difference(
         ('overfull', host.uuid),
-        f'Host {host.name} has {host.capacity.get(rc, 0)} {rc}, but at '
+        f'Host {host.name} has {host.capacity.get(rc, 0)} '
+        f'{model.class_in_words(rc)}, but at '
         f'{when(instant)} {host.usage.get(rc, 0) + levels[rc]} are in use or '
         f'reserved; leases: {concerned}.',
         'blazar-listener reassigns bookings that have not started to other '

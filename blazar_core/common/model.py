@@ -26,7 +26,8 @@ from blazar_core.common import host_properties
 __all__ = ['Affinity', 'COMPUTE', 'Demand', 'FLOATING_IP', 'FOREVER',
            'Group', 'HOST', 'Host', 'HostFacts', 'LATEST', 'LEAVING',
            'Providers', 'Resources', 'SEGMENT', 'Units', 'WHOLE', 'Window',
-           'base_of', 'class_of_kind', 'plain', 'stay', 'total']
+           'amounts_in_words', 'base_of', 'class_in_words', 'class_of_kind',
+           'plain', 'stay', 'total']
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
@@ -134,6 +135,27 @@ def plain(resources: Resources) -> dict[str, int]:
     """Return amounts by the classes of the cloud alone."""
     return {rc: amount for rc, amount in resources.items()
             if _OF_KIND not in rc}
+
+
+def class_in_words(rc: str) -> str:
+    """A resource class, and of which kind of provider: ``GPU of kind a1``."""
+    return rc.replace(_OF_KIND, ' of kind ')
+
+
+def amounts_in_words(resources: Resources) -> str:
+    """Amounts by resource class: ``2 GPU (1 of kind a1, 1 of kind b2), 4
+    VCPU``; what is zero is left out.
+    """
+    said = []
+    for rc in sorted({base_of(one) for one in resources}):
+        kinds = ', '.join(
+            f'{amount} of kind {name.removeprefix(rc + _OF_KIND)}'
+            for name, amount in sorted(resources.items())
+            if amount and name != rc and base_of(name) == rc)
+        if resources.get(rc) or kinds:
+            said.append(f'{resources.get(rc, 0)} {rc}' + (
+                f' ({kinds})' if kinds else ''))
+    return ', '.join(said) or 'nothing'
 
 
 class Providers(ty.NamedTuple):

@@ -243,7 +243,8 @@ class OverbookingCheck:
             LOG.warning(
                 'Host %s is overbooked by existing servers, which are not '
                 'moved: it has %s, of which %s is in use without an end',
-                host.name, dict(host.capacity), dict(host.usage))
+                host.name, model.amounts_in_words(host.capacity),
+                model.amounts_in_words(host.usage))
         return going
 
     def _homeless(self, now: int) -> list[ty.Any]:

@@ -124,7 +124,7 @@ class HostSync:
             if host == enrollment.facts_of(rows[host.uuid]):
                 continue
             LOG.warning('%s: %s has the capacity %s from now on', name,
-                        host.name, dict(host.capacity))
+                        host.name, model.amounts_in_words(host.capacity))
             with (contextlib.suppress(api.LostRace),
                   self._parts.database.writer() as session):
                 # What somebody decided meanwhile is looked at next time.

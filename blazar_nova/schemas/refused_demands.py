@@ -86,7 +86,7 @@ def _written(exc: errors.Refused) -> str:
     counts: collections.Counter[str] = collections.Counter()
     for one in demands:
         counts[','.join(f'{rc}={amount}' for rc, amount in sorted(
-            one.resources.items()))] += one.count
+            model.plain(one.resources).items()))] += one.count
     lot = '+'.join(f'{number}x{amounts}' for amounts, number in sorted(
         counts.items())) + f';{window.start};{window.end}'
     return lot if len(lot) <= _LONGEST else ''

@@ -46,8 +46,8 @@ def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
     usage: collections.Counter[str] = collections.Counter()
     for row in connection.execute(sa.select(_HOST.capacity, _HOST.usage)):
         if row.capacity:
-            capacity.update(row.capacity)
-            usage.update(row.usage)
+            capacity.update(model.plain(row.capacity))
+            usage.update(model.plain(row.usage))
     changes: dict[str, collections.Counter[int]] = collections.defaultdict(
         collections.Counter)
     amounts = sa.cast(_BOOKING.resources, sa.Text)
@@ -57,7 +57,7 @@ def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
                 _BOOKING.host_id.is_not(None), _BOOKING.outage.is_(None),
                 _BOOKING.start_date < end, _BOOKING.end_date > start,
     ).group_by(_BOOKING.start_date, _BOOKING.end_date, amounts)):
-        for rc, amount in json.loads(row.amounts).items():
+        for rc, amount in model.plain(json.loads(row.amounts)).items():
             changes[rc][max(start, row.start_date)] += amount * row.number
             changes[rc][min(end, row.end_date)] -= amount * row.number
     return sorted(day for rc, whole in capacity.items() if whole
@@ -107,9 +107,10 @@ def replay(connection: sa.Connection, hosts: int) -> list[Replay]:
     are lower bounds. A demand that was asked for several times counts once.
     """
     sizes = collections.Counter(
-        tuple(sorted(row.capacity.items())) for row in connection.execute(
-            sa.select(_HOST.capacity)) if row.capacity and any(
-                row.capacity.values()))
+        tuple(sorted(model.plain(row.capacity).items()))
+        for row in connection.execute(sa.select(_HOST.capacity).where(
+            _HOST.pool == model.COMPUTE))
+        if row.capacity and any(row.capacity.values()))
     if not sizes:
         return []
     size = dict(sizes.most_common(1)[0][0])

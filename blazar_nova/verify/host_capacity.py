@@ -31,6 +31,7 @@ LOG = logging.getLogger(__name__)
 _STEP = 100
 
 State = cloud_api.ServerState
+_amounts = model.amounts_in_words
 
 
 class HostCapacity:
@@ -206,12 +207,6 @@ class HostCapacity:
                 'booked, but has no allocation in placement.',
                 'run: nova-manage placement heal_allocations --instance '
                 f'{server_id}')
-
-
-def _amounts(resources: ty.Mapping[str, int]) -> str:
-    """Amounts in words; what is zero is left out."""
-    return ', '.join(f'{amount} {rc}' for rc, amount in sorted(
-        resources.items()) if amount) or 'nothing'
 
 
 def _sum(amounts: ty.Iterable[ty.Mapping[str, int]]) -> dict[str, int]:

@@ -2,10 +2,12 @@
 
 """What is planned, what was refused, and what more hosts would do."""
 
+from blazar_core.capacity import inventory
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import counters
+from blazar_core.leases import creation
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import refused_demands
 from blazar_nova.services import forecast
@@ -50,6 +52,17 @@ class TestDays(ForecastTestCase):
             NOW, 'VCPU', 16, 1, 6.5, 10, NOW + DAY // 4, 5), first)
         self.assertEqual(forecast.Day(
             NOW + DAY, 'VCPU', 16, 1, 1.5, 6, NOW + DAY, 9), second)
+
+    def test_devices_are_shown_by_class_not_by_kind(self):
+        self.host('gpus', {'GPU@a1': 1, 'GPU': 1}, **{
+            'GPU': 2, 'GPU@a1': 2})
+        self.reserve(0, DAY, creation.NewReservation(
+            model.Demand({'GPU': 1}, groups=(model.Group((('GPU', 1),)),))))
+        with self.database.connection() as connection:
+            found = forecast.days(connection, NOW, 1)
+        self.assertEqual([('GPU', 2, 1, 1), ('VCPU', 16, 1, 0)], [
+            (one.resource_class, one.capacity, one.without_lease, one.peak)
+            for one in found])
 
 
 class TestRefused(ForecastTestCase):
@@ -136,6 +149,16 @@ class TestReplay(ForecastTestCase):
             self.refuse(start, start + 100, self.places(3, 8))
         self.refuse(250, 300, self.places(3, 8))
         self.assertEqual((4, 3, 9), self.replayed(3)[-1])
+
+    def test_hosts_are_compute_hosts(self):
+        """However many floating IPs or networks are enrolled."""
+        with self.database.writer() as session:
+            for number in range(5):
+                inventory.report(session, NOW, model.HostFacts(
+                    f'address{number}', 'a', 'a', {'FLOATING_IP': 1},
+                    pool='floatingip'), {}, None)
+        self.refuse(0, 100, self.places(3, 8))
+        self.assertEqual([(1, 0, 0), (1, 0, 0), (1, 1, 3)], self.replayed(3))
 
     def test_without_hosts_there_is_nothing_to_say(self):
         self.assertEqual([(0, 0, 0)], self.replayed(1))

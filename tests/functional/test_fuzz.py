@@ -242,9 +242,12 @@ def objects(draw: ty.Any, values: dict[str, st.SearchStrategy[ty.Any]],
     """An object that has all, most or few of its keys."""
     rate = draw(st.sampled_from([1, 1, 2, 3]))
     if not one_of_ten(draw):
-        # What goes with nothing else.
+        # What goes with nothing else, or with little.
+        if 'duration' in values:
+            required = {*required, 'end_date'}
         values = {key: one for key, one in values.items()
-                  if key not in ('recurrence', 'timeout') and
+                  if key not in ('recurrence', 'timeout', 'duration',
+                                 'retries', 'retry_interval') and
                   not key.endswith('servers')}
     elif 'servers' in values:
         values = {key: one for key, one in values.items()
@@ -427,6 +430,28 @@ SHARES = {
     ('POST', '/os-hosts'): 6, ('PUT', '/os-hosts/{host_id}'): 6,
     ('PATCH', '/os-hosts/properties/{name}'): 2,
     ('PUT', '/maintenance/{host_name}'): 2}
+#: Requests as anybody would write them, and what is answered to them,
+#: whatever was asked before.
+PLAIN = [
+    (code, Asked('alice', method, f'/reservation/v1{path}',
+                 {'lease_id': Known('lease', 0)}, query, body))
+    for code, method, path, query, body in (
+        (201, 'POST', '/leases', (), {
+            # Later than any of the others starts.
+            'start_date': At(50 * 86400), 'end_date': At(51 * 86400),
+            'reservations': [{'resource_type': 'virtual:instance',
+                              'vcpus': 1, 'memory_mb': 1, 'disk_gb': 0}]}),
+        (200, 'PUT', '/leases/{lease_id}', (), {'name': 'plain'}),
+        (400, 'PUT', '/leases/{lease_id}', (), {'name': ''}),
+        (200, 'GET', '/leases/{lease_id}', (), None),
+        (204, 'DELETE', '/leases/{lease_id}', (), None),
+        (404, 'PUT', '/leases/none', (), {'name': 'plain'}),
+        (400, 'GET', '/leases', 'limit=few', None),
+        (400, 'POST', '/leases', (), {'end_date': 'soon'}))]
+PLAIN.append((202, Asked('alice', 'POST', '/v2.1/servers', body={
+    'server': {'name': 'plain', 'imageRef': base.IMAGE, 'flavorRef': '1'},
+    'os:scheduler_hints': {'reserved': 'True', 'lease_params': AsText(
+        {'end': At(3600)})}})))
 REQUEST = st.sampled_from([
     *(lease_requests(one) for one in openapi.operations()
       for _time in range(SHARES.get((one.method, one.path), 1))),
@@ -476,6 +501,7 @@ class TestFuzz(leased.LeasedTestCase):
         self.running = []
         self.problems = []
         self.codes = collections.Counter()
+        self.drawn = collections.Counter()
         self.connection = self.enterContext(contextlib.closing(
             sqlite3.connect(os.path.join(self.folder, 'blazar.sqlite'))))
         self.seen = None, None
@@ -490,7 +516,11 @@ class TestFuzz(leased.LeasedTestCase):
             suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(REQUEST)
         def send(asked):
-            self.send(asked)
+            if self.drawn.total() % SETTLE == 0:
+                self.settle()
+                for code, plain in PLAIN:
+                    self.send(plain, code)
+            self.drawn[asked.method, self.send(asked)] += 1
 
         send()
         self.settle()
@@ -501,14 +531,15 @@ class TestFuzz(leased.LeasedTestCase):
         self.assertEqual(verification.Report([], [], [], []), report)
         if 'BLAZAR_FUZZ_REQUESTS' in os.environ:
             print(sum(self.codes.values()), 'requests:',
-                  dict(sorted(self.codes.items())))
-        # It is no test when hardly anything is done, or refused.
-        done = sum(count for (method, code), count in self.codes.items()
-                   if method != 'GET' and code < 300)
-        self.assertGreater(done, REQUESTS // 100, self.codes)
-        for method, code in (('GET', 200), ('GET', 400), ('POST', 400),
-                             ('PUT', 400), ('PUT', 404)):
+                  dict(sorted(self.drawn.items())))
+        # It is no test when nothing is ever done, or nothing refused.
+        for method, code in (('GET', 200), ('POST', 201), ('PUT', 200),
+                             ('DELETE', 204), ('POST', 202), ('GET', 400),
+                             ('POST', 400), ('PUT', 400), ('PUT', 404)):
             self.assertIn((method, code), self.codes)
+        done = sum(count for (method, code), count in self.drawn.items()
+                   if method != 'GET' and code < 300)
+        self.assertGreater(done, REQUESTS // 100, self.drawn)
 
     def test_what_was_found_so(self):
         lease = self.request(Asked(
@@ -565,7 +596,8 @@ class TestFuzz(leased.LeasedTestCase):
 
     # -- one request --------------------------------------------------------
 
-    def send(self, asked):
+    def send(self, asked, wanted=None):
+        """Send a request, look at its answer, and return the code of it."""
         request = self.request(asked)
         boots = asked.path.startswith('/v2.1')
         books = self.dump()
@@ -574,11 +606,13 @@ class TestFuzz(leased.LeasedTestCase):
             response = request.get_response(self.app)
         except Exception as exc:
             self.problem(request, f'raised {exc!r}')
-            return
+            return 500
         code = response.status_int
         self.codes[asked.method, code] += 1
         if code >= 500 and not (boots and novas_own(request.body)):
             self.problem(request, f'{code} {response.text[:300]}')
+        if wanted not in (None, code):
+            self.problem(request, f'{code}, not {wanted}: {response.text}')
         if asked.operation is not None:
             self.compare(request, response, asked.operation)
         # That something runs on a host is only seen when nobody comes there
@@ -595,8 +629,7 @@ class TestFuzz(leased.LeasedTestCase):
                 self.problem(request, f'{code}, and Nova has {rows}, '
                                       f'{self.boot_rows()}')
         self.remember(response)
-        if sum(self.codes.values()) % SETTLE == 0:
-            self.settle()
+        return code
 
     def problem(self, request, what):
         self.problems.append((

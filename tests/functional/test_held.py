@@ -541,6 +541,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
 class SecretsTest(leased.LeasedTestCase):
     """What must not be read where it is kept."""
 
+    more_conf = '[blazar]\nnotification_format = both\n'
     PASSWORD = 'correct-horse-battery'
     FILE = b'staple that nobody may read'
 
@@ -559,9 +560,7 @@ class SecretsTest(leased.LeasedTestCase):
                 b'token': nova_box.Identity().token().encode()}
 
     def test_database_and_notifications_do_not_have_them(self):
-        published = []
-        self.stub_out('blazar_nova.compat.process.notify',
-                      lambda event, lease: published.append((event, lease)))
+        recorder = self.record()
         self.hold_with_secrets()
         self.assertEqual(1, self.book_rows()['held_builds'])
         names = [name for name in os.listdir(self.folder)
@@ -572,9 +571,14 @@ class SecretsTest(leased.LeasedTestCase):
                 kept = f.read()
             for what, secret in self.secrets().items():
                 self.assertNotIn(secret, kept, f'{what} in {name}')
-        self.assertEqual(['lease.create'], [event for event, _ in published])
+        # The versioned one is sent last.
+        recorder.wait('blazar.lease.create')
+        self.assertEqual(
+            ['lease.create', 'blazar.lease.create'],
+            [event for event, _payload in recorder.events
+             if event.startswith(('lease.', 'blazar.', 'reservation.'))])
         for what, secret in self.secrets().items():
-            self.assertNotIn(secret.decode(), repr(published), what)
+            self.assertNotIn(secret.decode(), repr(recorder.events), what)
 
     def test_the_server_gets_them_and_the_log_does_not(self):
         # At DEBUG, Nova's own API writes the body of every request.

@@ -357,15 +357,11 @@ def pooled(session: orm.Session, pool: str, uuid: str | None = None,
     """The enrolled hosts of a pool, the oldest first.
 
     :param uuid: of the one that is wanted; None: all
-    :raises NotFound: when that is not enrolled
     """
-    found = session.scalars(sa.select(models.Host).where(
+    return session.scalars(sa.select(models.Host).where(
         models.Host.pool == pool, models.Host.enrolled_at.is_not(None), *(
             [] if uuid is None else [models.Host.uuid == uuid]),
     ).order_by(models.Host.id)).all()
-    if uuid is not None and not found:
-        raise errors.NotFound(f'{uuid} could not be found.')
-    return found
 
 
 def facts_of(host: models.Host) -> model.HostFacts:
@@ -395,15 +391,13 @@ def add(session: orm.Session, now: int, facts: model.HostFacts,
     return host
 
 
-def take_out(session: orm.Session, now: int, pool: str, uuid: str) -> None:
+def take_out(session: orm.Session, now: int, host: models.Host) -> None:
     """Remove a host of a pool. Its row stays, without capacity: ended leases
     may refer to it, and it may be enrolled again.
 
-    :raises NotFound: when it is not enrolled
     :raises Conflict: when something is booked there
     :raises LostRace: when another process decided about it meanwhile
     """
-    host, = pooled(session, pool, uuid)
     check_unbooked(session, now, host, 'taken out')
     _write(session, now, host, enrolled_at=None, capacity={})
 

@@ -6,6 +6,7 @@ import ipaddress
 import typing as ty
 
 from oslo_log import log as logging
+from sqlalchemy import orm
 
 from blazar_core.capacity import enrollment
 from blazar_core.common import clocks
@@ -75,7 +76,7 @@ class AddressEnrollment:
     def _remove(self, address_id: str) -> None:
         with self._database.writer() as session:
             enrollment.take_out(session, self._parts.clock.now(),
-                                floating_ips.NAME, address_id)
+                                _row(session, address_id))
 
     def show(self, address_id: str) -> dict[str, ty.Any]:
         """An enrolled address.
@@ -83,14 +84,20 @@ class AddressEnrollment:
         :raises NotFound: when it is not enrolled
         """
         with self._database.reader() as session:
-            row, = enrollment.pooled(session, floating_ips.NAME, address_id)
-            return _described(row)
+            return _described(_row(session, address_id))
 
     def listed(self) -> list[dict[str, ty.Any]]:
         """All enrolled addresses."""
         with self._database.reader() as session:
             return [_described(row) for row in enrollment.pooled(
                 session, floating_ips.NAME)]
+
+
+def _row(session: orm.Session, address_id: str) -> models.Host:
+    rows = enrollment.pooled(session, floating_ips.NAME, address_id)
+    if not rows:
+        raise errors.NotFound(f'Floating IP {address_id} could not be found.')
+    return rows[0]
 
 
 def _subnet_of(subnets: ty.Iterable[network_api.Subnet], address: str,

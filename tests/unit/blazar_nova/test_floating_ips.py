@@ -506,7 +506,9 @@ class TestEnrollment(FloatingIPTestCase):
         self.run_for(0)
         self.enrolled.remove(self.ids[FIRST])
         for work in (self.enrolled.show, self.enrolled.remove):
-            self.assertRaises(errors.NotFound, work, self.ids[FIRST])
+            exc = self.assertRaises(errors.NotFound, work, self.ids[FIRST])
+            self.assertEqual(f'Floating IP {self.ids[FIRST]} could not be '
+                             'found.', str(exc))
         self.assertRaises(
             errors.Refused, self.reserve, 0, 100, self.ips(1, FIRST))
         self.sync()

@@ -46,6 +46,7 @@ OF_WHOLE = (_LEASES.used_at.is_not(None).label('has_begun'),
 class Query:
     """What is asked for.
 
+    :ivar lease_ids: of these leases only; None: of all
     :ivar tags: of leases that have all of these and are not purged
     :ivar group_by: some of :data:`KEYS`
     :ivar unit: one of :data:`UNITS`; None: the time is not divided
@@ -55,7 +56,7 @@ class Query:
 
     window: model.Window
     project_id: str | None = None
-    lease_id: str | None = None
+    lease_ids: ty.Collection[str] | None = None
     resource_type: str | None = None
     tags: tuple[str, ...] = ()
     group_by: tuple[str, ...] = ()
@@ -92,6 +93,21 @@ def totals(connection: sa.Connection, query: Query, now: int, limit: int,
     return found[:limit]
 
 
+def filters(query: Query) -> list[sa.ColumnElement[bool]]:
+    """Return what usage records of the leases of a query fulfil; nothing is
+    said of the interval.
+    """
+    found = [column == value for column, value in (
+        (_RECORDS.project_id, query.project_id),
+        (_RECORDS.resource_type, query.resource_type)) if value is not None]
+    if query.lease_ids is not None:
+        found.append(_RECORDS.lease_id.in_(query.lease_ids))
+    if query.tags:
+        found.append(sa.exists().where(
+            models.Lease.id == _RECORDS.lease_id, *views.tagged(query.tags)))
+    return found
+
+
 def _of_window(connection: sa.Connection, query: Query, window: model.Window,
                now: int) -> list[Totals]:
     keys = [_RECORDS[name] for name in query.group_by]
@@ -102,20 +118,13 @@ def _of_window(connection: sa.Connection, query: Query, window: model.Window,
         sa.case((_RECORDS.end_date < end, _RECORDS.end_date), else_=end) -
         sa.case((_RECORDS.start_date > window.start, _RECORDS.start_date),
                 else_=window.start))
-    wanted = {_RECORDS.project_id: query.project_id,
-              _RECORDS.lease_id: query.lease_id,
-              _RECORDS.resource_type: query.resource_type}
     # The same amounts are the same text: much less is read than is recorded.
     chosen = sa.select(
         *keys, _RECORDS.kind, amounts.label('amounts'),
         sa.func.sum(seconds).label('seconds'),
     ).where(
         _RECORDS.end_date > window.start, _RECORDS.start_date < end,
-        *(column == value for column, value in wanted.items()
-          if value is not None),
-        *((sa.exists().where(models.Lease.id == _RECORDS.lease_id,
-                             *views.tagged(query.tags)),)
-          if query.tags else ()),
+        *filters(query),
     ).group_by(*keys, _RECORDS.kind, amounts)
     for dialect in ('mysql', 'mariadb'):
         # Else they read all rows in the order of one, twice as long.

@@ -95,10 +95,10 @@ class NoShows:
                     self.end(lease_id)
 
     def _low(self, connection: sa.Connection, now: int,
-             lease_id: str | None = None) -> set[str]:
+             lease_ids: ty.Collection[str] | None = None) -> set[str]:
         """The leases of which less than the share was used lately."""
         query = accounting.Query(
-            model.Window(now - self._period, now), lease_id=lease_id,
+            model.Window(now - self._period, now), lease_ids=lease_ids,
             group_by=('lease_id',))
         return {keys[0] for _window, keys, amounts in accounting.totals(
             connection, query, now, sys.maxsize) if amounts['reserved'] and
@@ -108,7 +108,7 @@ class NoShows:
     def _is_used(self, session: orm.Session, lease: models.Lease) -> bool:
         """Whether a lease is used as much as it has to be."""
         return lease.used_at is not None and not (self._share and self._low(
-            session.connection(), self._clock.now(), lease.id))
+            session.connection(), self._clock.now(), [lease.id]))
 
     def _withdraw(self, lease_id: str) -> None:
         """A lease is used again."""

@@ -87,9 +87,8 @@ class LeaseController:
         if not query.occurrences:
             found = self._parts.leases.series.as_one(found)
         body: dict[str, ty.Any] = {
-            'leases': [_chosen(self._parts.answers.lease(lease), fields)
-                       for lease in self._host_leases.complete(
-                           context, found)]}
+            'leases': [_chosen(lease, fields)
+                       for lease in self._shown(context, found)]}
         if more:
             body['leases_links'] = web_requests.next_page(request,
                                                           found[-1]['id'])
@@ -97,22 +96,35 @@ class LeaseController:
 
     def show(self, request: webob.Request,
              lease_id: str) -> web_requests.Answer:
-        lease = self._lease(request, lease_id, 'blazar:leases:get')
-        answer = self._answer(request, 200, lease)
-        reservations = ty.cast(_Lease, answer[1])['lease']['reservations']
-        with self._parts.database.connection() as connection:
-            used = usage_schema.utilization(
-                connection, reservations[0]['lease_id'],
-                self._parts.clock.now()) if reservations else {}
-        for one in reservations:
-            one['utilization'] = used.get(one['id'], {})
-        return answer
+        return self._answer(request, 200, self._lease(
+            request, lease_id, 'blazar:leases:get'))
 
     def _answer(self, request: webob.Request, code: int, lease: _Lease,
                 ) -> web_requests.Answer:
-        (lease,) = self._host_leases.complete(
-            web_requests.context(request), [lease])
-        return code, {'lease': self._parts.answers.lease(lease)}
+        (shown,) = self._shown(web_requests.context(request), [lease])
+        return code, {'lease': shown}
+
+    def _shown(self, context: ty.Any, leases: ty.Sequence[_Lease],
+               ) -> list[_Lease]:
+        """Return leases as every answer shows them.
+
+        One statement tells the utilization of all that have started.
+        """
+        now = self._parts.clock.now()
+        shown = [self._parts.answers.lease(lease)
+                 for lease in self._host_leases.complete(context, leases)]
+        # That of an occurrence is not the id that stands for all of them.
+        started = {one['lease_id'] for lease in leases
+                   if lease['start_date'] < now
+                   for one in lease['reservations']}
+        used: ty.Mapping[str, _Lease] = {}
+        if started:
+            with self._parts.database.connection() as connection:
+                used = usage_schema.utilization(connection, started, now)
+        for lease in shown:
+            for one in lease['reservations']:
+                one['utilization'] = used.get(one['id'], {})
+        return shown
 
     def _lease(self, request: webob.Request, lease_id: str, rule: str,
                ) -> dict[str, ty.Any]:

@@ -2,6 +2,7 @@
 """From the query of a request for usage to what is summed up, and back."""
 
 import dataclasses
+import sys
 import typing as ty
 
 from oslo_serialization import jsonutils
@@ -66,7 +67,8 @@ def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
     groups, unit = _groups(values.get('group_by', ''))
     found = accounting.Query(
         model.Window(start, end), values.get('project_id'),
-        values.get('lease_id'), values.get('resource_type'),
+        [values['lease_id']] if 'lease_id' in values else None,
+        values.get('resource_type'),
         hint_params.tags_of(values) or (), groups, unit, zone)
     return dataclasses.replace(
         found, after=_after(values['marker'], groups)
@@ -126,9 +128,9 @@ def rows(connection: sa.Connection, query: accounting.Query,
     return found
 
 
-def utilization(connection: sa.Connection, lease_id: str, now: int,
-                ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return by reservation of a lease and by resource class the hours that
+def utilization(connection: sa.Connection, lease_ids: ty.Collection[str],
+                now: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Return by reservation of leases and by resource class the hours that
     were reserved and used until now, and how many percent of them were used.
     """
     return {total.keys[0]: {rc: {
@@ -137,5 +139,5 @@ def utilization(connection: sa.Connection, lease_id: str, now: int,
         'percent': round(100 * total.amounts['used'].get(rc, 0) / amount, 1)}
         for rc, amount in total.amounts['reserved'].items()}
         for total in accounting.totals(connection, accounting.Query(
-            model.Window(0, now), lease_id=lease_id,
-            group_by=('reservation_id',)), now, MAX_LIMIT)}
+            model.Window(0, now), lease_ids=lease_ids,
+            group_by=('reservation_id',)), now, sys.maxsize)}

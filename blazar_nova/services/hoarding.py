@@ -184,13 +184,13 @@ class Hoarding:
             _month(min(one.window.start for one in series)),
             _month(last + 32 * 86400))
 
-        def reserved(window: model.Window, lease_id: str | None,
+        def reserved(window: model.Window, lease_ids: list[str] | None,
                      ) -> dict[int, usage.Amounts]:
             """Class-seconds by the end of each month."""
             found: dict[int, usage.Amounts] = collections.defaultdict(
                 usage.Amounts)
             for total in accounting.totals(connection, accounting.Query(
-                    window, asked.project_id, lease_id, unit='month',
+                    window, asked.project_id, lease_ids, unit='month',
                     group_by=('resource_type',)), now, _ALL):
                 amounts = total.amounts['reserved']
                 # What whole hosts have counts as these.
@@ -201,7 +201,7 @@ class Hoarding:
 
         # What was reserved until now stays, whatever the lease becomes.
         own = reserved(model.Window(max(now, whole.start), whole.end),
-                       asked.lease_id) if (
+                       [asked.lease_id]) if (
             asked.lease_id and not asked.added and whole.end > now) else {}
         others = reserved(whole, None)
         end = whole.start

@@ -26,7 +26,6 @@ from blazar_core.common import opts
 from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import accounting
-from blazar_core.leases import views
 
 __all__ = ['FLAT', 'OPTS', 'Rates', 'add', 'costs', 'list_opts', 'read']
 
@@ -210,9 +209,6 @@ def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
 
     :raises InvalidLeaseParams: when that would take too long
     """
-    wanted = {_RECORDS.project_id: query.project_id,
-              _RECORDS.lease_id: query.lease_id,
-              _RECORDS.resource_type: query.resource_type}
     rows = connection.execute(sa.select(
         _RECORDS.reservation_id, _RECORDS.resource_type, _RECORDS.kind,
         _RECORDS.sign, _RECORDS.start_date, _RECORDS.end_date,
@@ -220,11 +216,7 @@ def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
         *(_RECORDS[name].label(f'key_{name}') for name in query.group_by),
     ).where(
         _RECORDS.end_date > window.start, _RECORDS.start_date < window.end,
-        *(column == value for column, value in wanted.items()
-          if value is not None),
-        *((sa.exists().where(models.Lease.id == _RECORDS.lease_id,
-                             *views.tagged(query.tags)),)
-          if query.tags else ())).limit(MOST + 1)).all()
+        *accounting.filters(query)).limit(MOST + 1)).all()
     if len(rows) > MOST:
         raise errors.InvalidLeaseParams(
             f'The costs of more than {MOST} usage records would take too '

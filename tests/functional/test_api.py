@@ -422,6 +422,27 @@ class TestChanges(api_base.ApiTestCase):
             {'id': reservation_id, 'amount': 1}])
         self.make(start_in=2 * HOUR)
 
+    def test_every_answer_shows_the_utilization(self):
+        lease = self.make_active()
+        now = self.began + HOUR // 2
+        self.useFixture(fixtures.MonkeyPatch(
+            f'{__name__}.clocks.SystemClock.now', lambda _clock: now))
+        second = self.make(start_in=HOUR, length=2 * HOUR)
+        self.assertEqual({}, second['reservations'][0]['utilization'])
+        shown = self.get(lease)
+        (_id, start), = self.books(
+            f"SELECT id, start_date FROM leases WHERE id = '{lease['id']}'")
+        self.assertEqual(
+            {'reserved': round(2 * (now - start) / HOUR, 4), 'used': 0,
+             'percent': 0},
+            shown['reservations'][0]['utilization']['VCPU'])
+        by_id = {one['id']: one
+                 for one in self.ask('GET', '/leases', code=200)['leases']}
+        self.assertEqual({lease['id']: shown, second['id']: second}, by_id)
+        changed = self.change(lease, **shown)['reservations'][0]
+        self.assertEqual(shown['reservations'][0]['utilization'],
+                         changed['utilization'])
+
     def test_one_that_moves_may_find_other_hosts(self):
         lease = self.make(start_in=HOUR)
         (host_id,), = self.books('SELECT host_id FROM bookings')

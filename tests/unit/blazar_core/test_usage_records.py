@@ -285,7 +285,7 @@ class Observer:
                    in self.seconds.items()
                    if of == kind and since <= second < until and
                    wanted.get('project_id', project) == project and
-                   wanted.get('lease_id', lease) == lease)
+                   lease in wanted.get('lease_ids', (lease,)))
 
 
 class Broken(Exception):
@@ -314,7 +314,7 @@ class TestStories(UsageTestCase):
         cuts = sorted({begin, end, *(dice.randint(begin, end)
                                      for _cut in range(4))})
         for wanted in ({}, {'project_id': 'project'}, {'project_id': 'new'},
-                       *({'lease_id': one['id']} for one in leases)):
+                       *({'lease_ids': [one['id']]} for one in leases)):
             sums = collections.Counter()
             for since, until in [*zip(cuts, cuts[1:]), (begin, end)]:
                 found = self.vcpus(since - NOW, until - NOW, **wanted)[1:]

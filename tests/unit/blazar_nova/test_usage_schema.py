@@ -4,6 +4,8 @@
 
 import zoneinfo
 
+import sqlalchemy as sa
+
 from blazar_core.common import model
 from blazar_core.leases import accounting
 from blazar_core.plugins import cloud_api
@@ -62,6 +64,8 @@ class UtilizationTest(base.LeaseTestCase):
     def test_of_each_reservation_until_now(self):
         self.host('one', VCPU=8)
         lease = self.reserve(0, 7200, self.places(2), self.places(1, 3))
+        other, _unasked = (self.reserve(0, 7200, self.places(1))
+                           for _lease in range(2))
         driven.run_due(self.new_engine())
         server_id, = self.take_slots(lease)
         self.lifecycle.reconciliation.observe(
@@ -69,9 +73,16 @@ class UtilizationTest(base.LeaseTestCase):
                 cloud_api.ServerState.RUNNING, host=self.uuid_of('one')))
         self.clock.advance(3600)
         ids = [one['id'] for one in lease['reservations']]
+        statements = []
+        sa.event.listen(self.database.engine, 'before_cursor_execute',
+                        lambda *told: statements.append(told[2]))
         with self.database.connection() as connection:
             found = usage_schema.utilization(
-                connection, lease['id'], NOW + 3600)
+                connection, [lease['id'], other['id']], NOW + 3600)
         self.assertEqual({
             ids[0]: {'VCPU': {'reserved': 2, 'used': 1, 'percent': 50}},
-            ids[1]: {'VCPU': {'reserved': 3, 'used': 0, 'percent': 0}}}, found)
+            ids[1]: {'VCPU': {'reserved': 3, 'used': 0, 'percent': 0}},
+            other['reservations'][0]['id']: {
+                'VCPU': {'reserved': 1, 'used': 0, 'percent': 0}}}, found)
+        self.assertEqual(
+            1, sum(one.startswith('SELECT') for one in statements))

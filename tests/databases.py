@@ -353,7 +353,8 @@ def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite,
     the same one; of those on :data:`SCENARIOS` every other one is, as
     different tests cover the same statements. One on :data:`RACES` is run on
     one of the servers, always on the same one too.
-    ``BLAZAR_DATABASES=all`` runs them on all databases.
+    ``BLAZAR_DATABASES=one`` runs what would be run on SQLite and on MariaDB
+    on MariaDB only, and ``all`` runs them on all databases.
     """
     multiplied = testscenarios.load_tests_apply_scenarios(
         loader, tests, pattern)
@@ -373,9 +374,12 @@ def _is_run(test: ty.Any) -> bool:
     if several is not SCENARIOS and several is not SQL:
         return True
     number %= 4
-    if test.kind == 'sqlite' or several is SCENARIOS and number > 1:
-        return bool(test.kind == 'sqlite')
-    return bool(test.kind == ('mariadb', 'postgresql')[number % 2])
+    server = None if several is SCENARIOS and number > 1 else (
+        ('mariadb', 'postgresql')[number % 2])
+    if test.kind == 'sqlite':
+        return server != 'mariadb' or (
+            os.environ.get('BLAZAR_DATABASES') != 'one')
+    return bool(test.kind == server)
 
 
 _SERVERS: dict[str, type[Server]] = {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Run in other threads what a request does not wait for, or not yet."""
+"""Run work of a request that it does not wait for in background threads."""
 
 from concurrent import futures
 import contextlib
@@ -18,22 +18,22 @@ LOG = logging.getLogger(__name__)
 
 R = ty.TypeVar('R')
 
-#: Runs something, now or later.
+#: Calls a function, now or later.
 Later: ty.TypeAlias = ty.Callable[[ty.Callable[[], object]], None]
 
 
 def at_once(work: ty.Callable[[], object]) -> None:
-    """Run something now, in this thread."""
+    """Call a function now, in this thread."""
     work()
 
 
 class Background:
-    """A few threads. While all are busy the caller does the work itself, so
-    that nothing waits in a queue.
+    """A pool of threads without a queue.
 
-    They start when they are needed first, in each process.
+    While all threads are busy, the caller does the work itself. The threads
+    are started on first use, in each process.
 
-    :param workers: how many
+    :param workers: maximum number of threads
     """
 
     def __init__(self, workers: int = 8) -> None:
@@ -47,12 +47,12 @@ class Background:
         self._pool: futures.Executor | None = None
 
     def start(self, work: ty.Callable[[], R]) -> 'futures.Future[R]':
-        """Begin something whose result is asked for later."""
+        """Start a function and return the future of its result."""
         if self._process != os.getpid():
-            # A child has none of the threads of its parent.
+            # A forked child has none of the threads of its parent.
             self._empty()
         if self._free.acquire(blocking=False):
-            # It is not taken where the process ends.
+            # The executor takes no work while the process exits.
             with contextlib.suppress(RuntimeError):
                 started = self._executor().submit(logs.carried(work))
                 started.add_done_callback(lambda _: self._free.release())
@@ -66,7 +66,7 @@ class Background:
         return done
 
     def later(self, work: ty.Callable[[], object]) -> None:
-        """Do something of which nothing is asked; an error is logged."""
+        """Call a function whose result is not needed; log its exception."""
         def logged() -> None:
             try:
                 work()

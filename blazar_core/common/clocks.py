@@ -2,8 +2,8 @@
 
 """Time as a parameter.
 
-Everything that asks for the time or waits for it is given a clock, so that
-tests drive the time instead of waiting for it.
+Everything that reads the time or waits for it is given a clock, so that tests
+control the time instead of waiting.
 """
 
 import datetime
@@ -15,14 +15,14 @@ __all__ = ['Clock', 'SystemClock', 'is_within', 'iso', 'minute', 'stamp']
 
 
 class Clock(ty.Protocol):
-    """What the core needs of a clock."""
+    """The clock that the core requires."""
 
     def now(self) -> int:
-        """Seconds since the epoch, UTC, rounded down."""
+        """Return the seconds since the epoch, UTC, rounded down."""
         ...
 
     def elapsed(self) -> float:
-        """Seconds since some instant, in fractions: for short spans."""
+        """Return a monotonic time in seconds, with fractions."""
         ...
 
     def wait(self, event: threading.Event, until: int) -> None:
@@ -31,7 +31,7 @@ class Clock(ty.Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of the operating system."""
 
     def now(self) -> int:
         return int(time.time())
@@ -44,35 +44,35 @@ class SystemClock:
 
 
 def is_within(until: float, now: float, longest: float) -> bool:
-    """Whether a pause or a claim lasts yet.
+    """Return whether a pause or a claim is still valid.
 
-    One that would last for longer than any of its kind was written by a clock
-    that was ahead: it is over. In SQL it is the opposite of
+    An ``until`` further ahead than ``longest`` was written by a clock that was
+    ahead, and is not valid. The opposite in SQL is
     :func:`blazar_core.db.clock_skew.is_over`.
 
-    :param longest: seconds
+    :param longest: maximum duration of the pause or claim, in seconds
     """
     return now < until <= now + longest
 
 
 def iso(seconds: int) -> str:
-    """The API's format of a date, e.g. ``2026-12-01T16:07:00.000000``."""
-    # A third of what strftime takes; a list of leases has thousands.
+    """Format a date as the API does, e.g. ``2026-12-01T16:07:00.000000``."""
+    # Three times as fast as strftime; a list of leases has thousands of dates.
     return utc(seconds).replace(tzinfo=None).isoformat(
         timespec='microseconds')
 
 
 def stamp(seconds: int) -> str:
-    """The format that clients expect of ``created_at`` and ``updated_at``,
+    """Format ``created_at`` and ``updated_at`` as clients expect them,
     e.g. ``2026-12-01 16:07:00``.
     """
     return utc(seconds).replace(tzinfo=None).isoformat(sep=' ')
 
 
 def minute(seconds: int) -> str:
-    """A date as users write it, e.g. ``2026-12-01 16:07``.
+    """Format a date as users write it, e.g. ``2026-12-01 16:07``.
 
-    Seconds are shown only where they are not zero.
+    Seconds are omitted if they are zero.
     """
     when = utc(seconds)
     return when.strftime('%Y-%m-%d %H:%M:%S' if when.second else
@@ -80,5 +80,5 @@ def minute(seconds: int) -> str:
 
 
 def utc(seconds: int) -> datetime.datetime:
-    """An aware datetime of an instant."""
+    """Return an instant as an aware datetime."""
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)

@@ -2,11 +2,11 @@
 
 """Conditions of a lease: why it waits, is delayed, has failed or ended early.
 
-A lease has at most one condition of each :class:`Type`. Its row keeps them in
+A lease has at most one condition of each :class:`Type`. Its row stores them in
 the order in which they were set, each with ``type``, ``reason`` (a code),
 ``message`` (a sentence for its user), ``since`` (seconds since the epoch) and
-``details``. The status reason of a lease is the messages of its conditions.
-Decisions are made by types, reasons and details, never by messages.
+``details``. The status reason of a lease consists of the messages of its
+conditions. Decisions depend on types, reasons and details, never on messages.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ import typing as ty
 __all__ = ['Condition', 'Reason', 'Row', 'TRANSIENT', 'Type', 'changed',
            'find', 'holds', 'is_set', 'status_reason', 'update']
 
-#: A condition as the row of its lease has it.
+#: A condition as it is stored in the row of its lease.
 Row: ty.TypeAlias = dict[str, ty.Any]
 
 
 class Type(enum.StrEnum):
-    """What a condition is about."""
+    """Types of conditions."""
 
     WAITING = 'Waiting'
     START_DELAYED = 'StartDelayed'
@@ -39,7 +39,7 @@ class Type(enum.StrEnum):
 
 
 class Reason(enum.StrEnum):
-    """Why a lease has a condition, or something else of it has changed."""
+    """Reasons of a condition, or of another change of a lease."""
 
     NO_CAPACITY = 'NoCapacity'
     SERVERS_ARE_MOVED = 'ServersAreMoved'
@@ -68,7 +68,7 @@ class Reason(enum.StrEnum):
     ADMITTED = 'Admitted'
 
 
-#: The types of what is to be done yet; of a lease that is over nothing is.
+#: Types of conditions that are cleared when the lease has ended.
 TRANSIENT = (
     Type.WAITING, Type.START_DELAYED, Type.NOT_EXTENDED, Type.UNUSED,
     Type.SNAPSHOT_DELAYED, Type.EVENT_DEFERRED, Type.END_DELAYED)
@@ -76,9 +76,9 @@ TRANSIENT = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition to be set.
+    """A condition to set.
 
-    :ivar message: a whole sentence or several
+    :ivar message: one or more whole sentences
     """
 
     type: Type
@@ -88,38 +88,38 @@ class Condition:
 
 
 class _Lease(ty.Protocol):
-    """What has conditions."""
+    """A lease as far as it has conditions."""
 
     conditions: ty.Any
 
 
 def find(rows: ty.Iterable[Row] | None, type_: Type,
          ) -> Row | None:
-    """Return the condition of a type; None: there is none."""
+    """Return the condition of a type, or None."""
     return next((row for row in rows or () if row['type'] == type_), None)
 
 
 def is_set(rows: ty.Iterable[Row] | None, like: Condition) -> bool:
-    """Return whether there is a condition of the same type and reason,
-    whatever its message.
+    """Return whether a condition of the same type and reason is set, whatever
+    its message.
     """
     row = find(rows, like.type)
     return row is not None and row['reason'] == like.reason
 
 
 def status_reason(rows: ty.Iterable[Row] | None) -> str:
-    """Return the messages of conditions, one after the other."""
+    """Return the messages of conditions, joined by spaces."""
     return ' '.join(row['message'] for row in rows or ())
 
 
 def update(lease: _Lease, now: int, *changes: Condition | Type) -> bool:
     """Set and clear conditions of a lease.
 
-    One that is set replaces that of its type, and keeps ``since`` while its
-    reason is the same. Nothing is written where nothing changes.
+    A new condition replaces the one of its type. It keeps ``since`` if the
+    reason is the same. If nothing changes, nothing is written.
 
     :param changes: conditions to set, and types to clear
-    :returns: whether that changed anything
+    :returns: whether anything has changed
     """
     rows = changed(lease.conditions, now, *changes)
     if rows == lease.conditions:
@@ -135,7 +135,7 @@ def holds(rows: ty.Sequence[Row] | None, *changes: Condition | Type) -> bool:
 
 def changed(there: ty.Sequence[Row] | None, now: int,
             *changes: Condition | Type) -> list[Row] | None:
-    """Return conditions as :func:`update` makes them; None: there are none."""
+    """Return conditions as :func:`update` would set them, or None."""
     rows: list[Row] = [*(there or ())]
     for change in changes:
         type_ = change if isinstance(change, Type) else change.type

@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Everything that can go wrong in the core, as one tree.
+"""The tree of errors of the core.
 
     BlazarError
-    +-- InvalidLeaseParams    the request cannot be understood
-    +-- Refused               understood, but there is no room (carries why)
-    +-- Forbidden             the policy does not let this user do it
-    +-- LimitExceeded         more than the operator lets the project have
+    +-- InvalidLeaseParams    the request is invalid
+    +-- Refused               the request does not fit (carries the refusal)
+    +-- Forbidden             the policy does not allow it to this user
+    +-- LimitExceeded         the project would exceed a limit
     +-- NotFound              no such lease, reservation, host ...
-    +-- Conflict              it is not in a state in which that can be done
-    |   +-- ReservationFull   its servers are there already
-    |   +-- HostsNotEmpty     too few of its hosts are empty
-    +-- InvalidTransition     a state machine was asked for a forbidden step
-    +-- ConcurrentUpdate      the retries of a transaction are used up
+    +-- Conflict              the state of the object does not allow it
+    |   +-- ReservationFull   the reservation has too few free slots
+    |   +-- HostsNotEmpty     the reservation has too few empty hosts
+    +-- InvalidTransition     a state machine does not allow the transition
+    +-- ConcurrentUpdate      the retries of a transaction are exhausted
     +-- DatabaseUnavailable   the reservation database does not answer
     |   +-- ClockSkewed       the clock of this process is wrong
-    |   +-- OutcomeUnknown    it does not answer to a commit
-    +-- TrustUnavailable      there is no trust to act for the user with
+    |   +-- OutcomeUnknown    the database does not answer a commit
+    +-- TrustUnavailable      there is no trust to act for the user
     +-- CloudUnavailable      the cloud does not answer at the moment
     +-- PowerError            a host could not be switched on or off
-    |   +-- PowerUnavailable  what switches it does not answer in time
+    |   +-- PowerUnavailable  the power interface does not answer in time
     +-- DecryptionError       no configured key decrypts a text
     +-- ConfigurationError    the service must not start like this
 
-Messages are whole sentences: they reach users (4xx) and logs as they are.
+Messages are whole sentences: users (4xx) and logs get them unchanged.
 """
 
 import typing as ty
@@ -60,11 +60,11 @@ class BlazarError(Exception):
 
 
 class InvalidLeaseParams(BlazarError):
-    """A request says something that cannot be understood or not be done."""
+    """A request contains something invalid or impossible."""
 
 
 class Refused(BlazarError):
-    """There is no capacity for a demand; ``refusal`` says why and when.
+    """The demand does not fit; ``refusal`` says why, and when it would.
 
     :ivar wanted: the demands and their window; None: not known
     """
@@ -78,25 +78,26 @@ class Refused(BlazarError):
 
 
 class Forbidden(BlazarError):
-    """The policy does not let this user do this."""
+    """The policy does not allow this to the user."""
 
 
 class LimitExceeded(BlazarError):
-    """The operator does not let the project have that much."""
+    """The request exceeds a limit that the operator has set for the project.
+    """
 
 
 class NotFound(BlazarError):
-    """The named thing is not in the books."""
+    """The object is not in the reservation database."""
 
 
 class Conflict(BlazarError):
-    """Understood, but not possible with a thing as it is now."""
+    """The request is valid, but the state of the object does not allow it."""
 
 
 class ReservationFull(Conflict):
-    """More servers want to come than a reservation has places left for.
+    """The reservation has fewer free slots than the request needs.
 
-    :ivar fits_now: how many could come
+    :ivar fits_now: the number of servers that fit now
     :ivar until: the end of the lease
     """
 
@@ -107,13 +108,13 @@ class ReservationFull(Conflict):
 
 
 class HostsNotEmpty(Conflict):
-    """A reservation is to return hosts of which too few are empty.
+    """A reservation cannot return hosts, as too few of them are empty.
 
     The message names no hosts, as not all users may see their names.
 
-    :param number: how many it is to return
-    :param empty: the names of those that are empty
-    :param used: by name of a host, the ids of the servers there
+    :param number: the number of hosts to return
+    :param empty: names of the empty hosts
+    :param used: ids of the servers, by host name
     :param wanted: the host that the user has named, which is in use
     """
 
@@ -151,15 +152,15 @@ def _in_use(reservation_id: str, number: int, empty: int, names: str,
 
 
 class InvalidTransition(BlazarError):
-    """A state machine does not allow this step."""
+    """The state machine does not allow this transition."""
 
 
 class ConcurrentUpdate(BlazarError):
-    """So many others booked at once that the retries are used up."""
+    """Concurrent bookings have exhausted the retries of a transaction."""
 
 
 class DatabaseUnavailable(BlazarError):
-    """The database of the books does not answer; its log says why."""
+    """The reservation database does not answer; the log says why."""
 
     def __init__(self) -> None:
         super().__init__('The database of the leases does not answer. Try '
@@ -169,7 +170,8 @@ class DatabaseUnavailable(BlazarError):
 class ClockSkewed(DatabaseUnavailable):
     """The clock of this process differs from the database's.
 
-    A process with a wrong clock decides nothing, like one without a database.
+    A process with a wrong clock makes no decisions, like one without a
+    database.
 
     :param difference: from the database's clock, in words
     """
@@ -182,29 +184,28 @@ class ClockSkewed(DatabaseUnavailable):
 
 
 class OutcomeUnknown(DatabaseUnavailable):
-    """The database does not say whether it has committed a transaction."""
+    """The database does not answer whether it has committed a transaction."""
 
 
 class TrustUnavailable(BlazarError):
-    """The user has not given, or not any more, what it takes to act for him.
-    """
+    """There is no trust, or no valid one, to act for the user."""
 
 
 class CloudUnavailable(BlazarError):
-    """The cloud does not answer; later it may."""
+    """The cloud does not answer; the request may succeed later."""
 
 
 class PowerError(BlazarError):
-    """What switches a host on and off refuses, or says what cannot be."""
+    """The power interface of a host refuses, or reports an invalid state."""
 
 
 class PowerUnavailable(PowerError):
-    """What switches a host on and off does not answer in time."""
+    """The power interface of a host does not answer in time."""
 
 
 class DecryptionError(BlazarError):
-    """A sealed text does not open with the configured keys."""
+    """No configured key decrypts an encrypted text."""
 
 
 class ConfigurationError(BlazarError):
-    """The configuration is wrong; the message names the line to write."""
+    """The configuration is wrong; the message says which line to write."""

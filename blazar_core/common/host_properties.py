@@ -2,20 +2,20 @@
 
 """Expressions over the properties of hosts.
 
-As users of reservations write them, a JSON array in prefix notation::
+Users of reservations write them as a JSON array in prefix notation::
 
     ["and", [">=", "$vcpus", "8"], ["in", "$hypervisor_type", "QEMU", "KVM"]]
 
-``and`` and ``or`` take one or more expressions. The others take a property,
-named with a dollar sign, and what it is compared with: ``=`` (or ``==``),
-``!=``, ``<``, ``>``, ``<=``, ``>=`` one value, ``in`` one or more. Where both
-sides are numbers they compare as numbers, else as text: ``"9"`` is less than
-``"10"``, and ``"node9"`` is not less than ``"node10"``. A host without the
-property matches no comparison with it. An empty string or array is no
-condition: every host matches.
+``and`` and ``or`` take one or more expressions. The other operators take a
+property, named with a dollar sign, and the values to compare it with: ``=``
+(or ``==``), ``!=``, ``<``, ``>``, ``<=``, ``>=`` one value, ``in`` one or
+more. If both sides are numbers, they are compared as numbers, otherwise as
+text: ``"9"`` is less than ``"10"``, and ``"node9"`` is not less than
+``"node10"``. A host without the property matches no comparison with it. An
+empty string or array matches every host.
 
-``["=", "$capabilities:gpu", "<in> A1"]`` asks for the property ``gpu`` in the
-words of extra specs of flavors: ``>= 8``, ``s== A100``, ``<in> A1``,
+``["=", "$capabilities:gpu", "<in> A1"]`` compares the property ``gpu`` as the
+extra specs of flavors do: ``>= 8``, ``s== A100``, ``<in> A1``,
 ``<or> A100 <or> H100``, ``<all-in> aes``, ``<range-in> [ 1 4 ]``; without an
 operator, equal as text. As in extra specs, ``=`` means at least.
 """
@@ -39,8 +39,8 @@ __all__ = ['Expression', 'Properties', 'both', 'check', 'matching', 'parse',
 Value: ty.TypeAlias = str | int | float | bool
 Properties: ty.TypeAlias = ty.Mapping[str, Value]
 
-#: How deep expressions may be nested, how long one may be, in bytes, and with
-#: how many values it may compare: that is done for every kind of host. Each
+#: Limits of an expression: its nesting, its length in bytes, and the values
+#: that it compares with, as it is evaluated for every kind of host. Each
 #: comparison has a value, and there are fewer combinations than comparisons.
 MAX_DEPTH = 20
 MAX_BYTES = 16 * 1024
@@ -51,7 +51,7 @@ _EXAMPLE = '["and", [">=", "$vcpus", "8"], ["=", "$hypervisor_type", "QEMU"]]'
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """One property against one or more values."""
+    """A comparison of one property with one or more values."""
 
     operator: str
     name: str
@@ -77,7 +77,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Combination:
-    """Two expressions or more, of which all or one must match."""
+    """Two or more expressions, of which all or at least one must match."""
 
     operator: str
     parts: 'tuple[Expression, ...]'
@@ -102,8 +102,8 @@ _COMPARE: dict[str, ty.Callable[[ty.Any, ty.Any], bool]] = {
     '<': operator.lt, '>': operator.gt, '<=': operator.le,
     '>=': operator.ge, 'in': operator.eq,
 }
-#: How a property begins that is compared as extra specs are, and the operator
-#: that it has then.
+#: Prefix of a property that is compared as extra specs are, and the operator
+#: of its comparison.
 _SPEC = 'capabilities:'
 _COMBINE: dict[str, ty.Callable[[ty.Iterable[bool]], bool]] = {
     'and': all, 'or': any,
@@ -111,10 +111,11 @@ _COMBINE: dict[str, ty.Callable[[ty.Iterable[bool]], bool]] = {
 
 
 def parse(text: object) -> Expression | None:
-    """The expression in a JSON string, or in what JSON made of it.
+    """Parse an expression from a JSON string, or from parsed JSON.
 
-    :returns: None when it is no condition
-    :raises InvalidLeaseParams: when it is no expression; says what to write
+    :returns: None if every host matches
+    :raises InvalidLeaseParams: if it is invalid; the message says what to
+        write
     """
     if isinstance(text, str):
         text = _load(text)
@@ -127,18 +128,18 @@ def parse(text: object) -> Expression | None:
 
 def both(one: Expression | None, other: Expression | None,
          ) -> Expression | None:
-    """What matches if two expressions do; None matches always."""
+    """Return the conjunction of two expressions; None matches every host."""
     return Combination('and', (one, other)) if one and other else (
         one or other)
 
 
 def check(expression: Expression | None, public: ty.Collection[str]) -> None:
-    """Make sure that a user may ask for that.
+    """Check that a user may use an expression.
 
-    A user who may ask for any property of a host can tell all hosts apart.
+    A user who may use any property of a host can tell all hosts apart.
 
-    :param public: the properties that may be asked for
-    :raises InvalidLeaseParams: when there are others, or it is too long
+    :param public: properties that users may use
+    :raises InvalidLeaseParams: if it uses others or has too many values
     """
     if expression is None:
         return
@@ -158,9 +159,9 @@ def check(expression: Expression | None, public: ty.Collection[str]) -> None:
 
 def matching(expression: Expression | None,
              hosts: ty.Mapping[str, Properties]) -> list[str]:
-    """The keys of those hosts that are what was asked for.
+    """Return the keys of the hosts that match an expression.
 
-    Costs a look at each, and an evaluation for each combination of values.
+    Reads each host once, and evaluates each combination of values once.
     """
     if expression is None:
         return [*hosts]
@@ -168,7 +169,7 @@ def matching(expression: Expression | None,
     known: dict[tuple[str, ...], bool] = {}
     found = []
     for key, properties in hosts.items():
-        # By their text: 1, 1.0 and True are equal, and not alike.
+        # Compare their repr: 1, 1.0 and True are equal, but not alike.
         values = tuple(repr(properties.get(name)) for name in names)
         if values not in known:
             known[values] = expression.matches(properties)
@@ -261,13 +262,13 @@ def _spec(name: str, prop: str, values: tuple[Value, ...]) -> Comparison:
 
 
 def _value(value: object) -> Value:
-    # Python reads NaN and 1e999, and databases do not take them back.
+    # Python reads NaN and 1e999, but databases do not store them.
     if not isinstance(value, str | int | float) or (
             isinstance(value, float) and not math.isfinite(value)):
         raise errors.InvalidLeaseParams(
             f'A property compares with a text or a number, not with '
             f'{_shown(value)}.')
-    # It compares as text, and would be equal to 1 as a value of Python.
+    # Booleans compare as text; as a value of Python, True equals 1.
     return str(value) if isinstance(value, bool) else value
 
 
@@ -279,7 +280,7 @@ def _shown(node: object, most: int = 80) -> str:
 
 
 def _alike(left: Value, right: Value) -> tuple[ty.Any, ty.Any]:
-    """Both as numbers if they are, else both as text."""
+    """Return both values as numbers if both are, otherwise both as text."""
     numbers = _number(left), _number(right)
     if None not in numbers:
         return numbers
@@ -304,7 +305,7 @@ _local = threading.local()
 
 
 def spec_problem(spec: str) -> str | None:
-    """Why a text is no such spec; None: it is one."""
+    """Return why a text is not a valid spec, or None."""
     try:
         operator, *values = _tokens(spec)
         if operator == '<range-in>':
@@ -318,7 +319,9 @@ def spec_problem(spec: str) -> str | None:
 
 
 def spec_matches(value: str, spec: str) -> bool:
-    """Whether a value is like that; one that cannot be compared is not."""
+    """Return whether a value matches a spec; a value that cannot be compared
+    does not.
+    """
     operator, *values = _tokens(spec)
     try:
         return bool(specs_matcher.op_methods[operator](value, *values))
@@ -328,11 +331,11 @@ def spec_matches(value: str, spec: str) -> bool:
 
 @functools.lru_cache(1000)
 def _tokens(spec: str) -> tuple[str, ...]:
-    """The name of an operator, and what it compares with.
+    """Return the operator of a spec and its operands.
 
-    :raises ParseException: when it is none
+    :raises ParseException: if the spec is invalid
     """
-    # A grammar is for one thread, and takes a while to make.
+    # A grammar is not thread-safe, and expensive to create.
     if not hasattr(_local, 'grammar'):
         _local.grammar = specs_matcher.make_grammar()
     tokens = tuple(map(str, _local.grammar.parse_string(spec)))

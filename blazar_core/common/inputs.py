@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Parse values that users write, or answer them with a sentence."""
+"""Parse values that users write, or refuse them with a sentence."""
 
 import difflib
 import ipaddress
@@ -14,8 +14,8 @@ from blazar_core.common import errors
 __all__ = ['address', 'affinity_of', 'boolean', 'check_keys', 'integer',
            'json_object', 'kind_of', 'needed', 'shown', 'text', 'texts']
 
-#: More than any host has, less than what a database column or a sum of many
-#: could not hold.
+#: More than any host has, and small enough for a database column and for the
+#: sum of many.
 _LARGEST = 2 ** 31 - 1
 
 _INTEGER = re.compile('[+-]?[0-9]{1,20}')
@@ -25,10 +25,10 @@ _Object: ty.TypeAlias = dict[str, object]
 
 def check_keys(
         params: _Object, known: dict[str, str], where: str) -> None:
-    """Make sure that an object has known keys only.
+    """Check that an object has only known keys.
 
-    :param known: with examples of their values
-    :raises InvalidLeaseParams: when it has others
+    :param known: the known keys, with examples of their values
+    :raises InvalidLeaseParams: if it has other keys
     """
     for key in params:
         if key not in known:
@@ -38,8 +38,8 @@ def check_keys(
 
 
 def _nearest(key: str, known: dict[str, str]) -> str:
-    # From "end_date", as the lease API has it, to "end"; and from "end" to
-    # that, whatever else is as long.
+    # From "end_date", as the lease API has it, to "end" and vice versa, even
+    # if another key is more similar.
     key = key.lower()
     near = [one for one in known if one.startswith(f'{key}_') or (
         key.startswith(f'{one}_'))] or (
@@ -48,14 +48,14 @@ def _nearest(key: str, known: dict[str, str]) -> str:
 
 
 def shown(text: str) -> str:
-    """The user's own text, short and printable enough for a sentence."""
+    """Return the user's own text, short and printable, for a sentence."""
     cut = text if len(text) <= 64 else text[:61] + '...'
     return ''.join(char if char.isprintable() else '?' for char in cut)
 
 
 def kind_of(value: object) -> str:
-    """What JSON calls the type of a value."""
-    # A bool is an int in Python, so it is asked for first.
+    """Return what JSON calls the type of a value."""
+    # In Python bool is a subclass of int, so it is checked first.
     kinds: tuple[tuple[type, str], ...] = (
         (type(None), 'null'), (bool, 'a boolean'), (int, 'a number'),
         (float, 'a number'), (str, 'a string'), (list, 'a list'),
@@ -65,9 +65,9 @@ def kind_of(value: object) -> str:
 
 
 def json_object(value: object, what: str) -> _Object:
-    """An object, with what is null left out.
+    """Return an object without its null values.
 
-    :raises InvalidLeaseParams: when it is none
+    :raises InvalidLeaseParams: if the value is no object
     """
     if not isinstance(value, dict):
         raise errors.InvalidLeaseParams(
@@ -76,9 +76,9 @@ def json_object(value: object, what: str) -> _Object:
 
 
 def needed(values: ty.Mapping[str, object], key: str) -> object:
-    """What must be there.
+    """Return a required value.
 
-    :raises InvalidLeaseParams: when it is not
+    :raises InvalidLeaseParams: if it is missing
     """
     if key not in values:
         raise errors.InvalidLeaseParams(f'Missing parameter {key}.')
@@ -86,9 +86,9 @@ def needed(values: ty.Mapping[str, object], key: str) -> object:
 
 
 def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
-    """A whole number, also as text.
+    """Parse a whole number, which may be given as text.
 
-    :raises InvalidLeaseParams: when it is none, or not within the bounds
+    :raises InvalidLeaseParams: if it is none, or out of bounds
     """
     number = None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -107,10 +107,10 @@ def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
 
 
 def text(value: object, key: str, most: int = 255) -> str:
-    """A text that says something.
+    """Return a text that is printable and not blank.
 
-    :param most: characters
-    :raises InvalidLeaseParams: when it is none
+    :param most: maximum number of characters
+    :raises InvalidLeaseParams: if it is none
     """
     if not isinstance(value, str) or not value.isprintable() or (
             not value.strip() or len(value) > most):
@@ -120,10 +120,10 @@ def text(value: object, key: str, most: int = 255) -> str:
 
 
 def texts(value: object, key: str, most: int) -> list[str]:
-    """A list of texts, or one; each of them once.
+    """Return a list of texts without duplicates; the value may be one text.
 
-    :param most: of them
-    :raises InvalidLeaseParams: when it is none
+    :param most: maximum number of texts
+    :raises InvalidLeaseParams: if it is invalid
     """
     several = value if isinstance(value, list) else [value]
     if len(several) > most:
@@ -133,9 +133,9 @@ def texts(value: object, key: str, most: int) -> list[str]:
 
 
 def address(value: object, key: str) -> str:
-    """An IP address, as it is written shortest.
+    """Return an IP address in its shortest notation.
 
-    :raises InvalidLeaseParams: when it is none
+    :raises InvalidLeaseParams: if it is none
     """
     try:
         return str(ipaddress.ip_address(text(value, key).strip()))
@@ -146,9 +146,9 @@ def address(value: object, key: str) -> str:
 
 
 def affinity_of(value: object) -> bool | None:
-    """True, false or none, as clients write them.
+    """Parse an affinity (true, false or none) as clients write it.
 
-    :raises InvalidLeaseParams: for anything else
+    :raises InvalidLeaseParams: for any other value
     """
     if value is None or isinstance(value, str) and (
             value.strip().lower() in ('none', 'null', '')):
@@ -167,9 +167,9 @@ def affinity_of(value: object) -> bool | None:
 
 
 def boolean(value: str, key: str) -> bool:
-    """True or false, as a parameter of a query.
+    """Parse a boolean query parameter.
 
-    :raises InvalidLeaseParams: for anything else
+    :raises InvalidLeaseParams: for any other value
     """
     if value.lower() not in ('true', 'false', '1', '0'):
         raise errors.InvalidLeaseParams(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Add the ids of leases, projects and servers to lines of the log.
+"""Add the ids of leases, projects and servers to log records.
 
-The code that works on a lease says so once (:func:`about`), for all that is
-logged meanwhile in its thread, by whatever module or library. In a process
-that asked for it (:func:`install`), each of these lines ends with the ids
-that its message does not have: ``[lease ..., project ..., server ...]``. An
-operator who searches the log for one of them finds all lines about it.
+Code that works on a lease sets its ids once (:func:`about`), for all records
+that its thread logs meanwhile, in any module or library. In a process that
+has called :func:`install`, each of these records ends with the ids that its
+message does not contain: ``[lease ..., project ..., server ...]``. An operator
+who searches the log for an id finds all lines about it.
 """
 
 import contextlib
@@ -26,9 +26,10 @@ _ABOUT: contextvars.ContextVar[ty.Mapping[str, str]] = contextvars.ContextVar(
 @contextlib.contextmanager
 def about(lease_id: str | None = None, project_id: str | None = None,
           server_id: str | None = None) -> ty.Iterator[None]:
-    """Have lines name a lease, its project and a server.
+    """Add the ids of a lease, its project and a server to log records.
 
-    What is None is as it was before, as long as that is of the same lease.
+    An id that is None is inherited from the outer context if that is about
+    the same lease.
     """
     before = _ABOUT.get()
     same = lease_id is None or lease_id == before.get('lease')
@@ -43,8 +44,8 @@ def about(lease_id: str | None = None, project_id: str | None = None,
 
 
 def carried(work: ty.Callable[P, R]) -> ty.Callable[P, R]:
-    """Return the function, with its lines about the same when another thread
-    calls it.
+    """Return the function, bound to the ids of this context, for another
+    thread.
     """
     ids = _ABOUT.get()
 
@@ -59,11 +60,12 @@ def carried(work: ty.Callable[P, R]) -> ty.Callable[P, R]:
 
 
 def install() -> ty.Callable[[], None]:
-    """Have all lines of this process name what they are about; returns what
-    undoes that.
+    """Add the ids to all log records of this process.
 
-    By the factory of records: handlers may be replaced when the
-    configuration is read anew, and those of all loggers are to do it.
+    Replaces the record factory, which affects all loggers and survives a
+    reload of the configuration, which may replace handlers.
+
+    :returns: a function that undoes it
     """
     make = logging.getLogRecordFactory()
 
@@ -81,7 +83,7 @@ def _named(record: logging.LogRecord) -> logging.LogRecord:
     try:
         text = record.getMessage()
     except Exception:
-        # Its handler reports that, with the line that was wrong.
+        # The handler reports the error, with the location of the log call.
         return record
     if missing := ', '.join(f'{noun} {value}' for noun, value in ids.items()
                             if value not in text):

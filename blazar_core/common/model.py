@@ -2,15 +2,13 @@
 
 """Basic terms: host, booking, window, demand.
 
-Think of a hotel that also takes guests without a booking. A **host** is a
-house with a number of beds of several kinds (its *capacity*). A guest who
-has not said when he leaves is *open-ended usage*: his bed is gone for ever,
-as far as anyone can tell. A **booking** is so many beds of one house from one
-day until another, the day of departure not included: that stretch of time is
-a **window**. A **demand** is what somebody asks for: so many guests, so many
-beds each, all under one roof or each under another. The desk either writes
-bookings or gives a **refusal** (:mod:`blazar_core.common.refusals`), which
-says why, and from when it could be.
+A **host** has a *capacity* of each resource class. Servers without a lease
+are its *open-ended usage*, as their end is not known. A **booking** is an
+amount of resources of one host over a **window**, which includes its start
+and excludes its end. A **demand** is what a request needs: a number of
+servers, the resources of each, and whether they share hosts. The answer is
+either bookings or a **refusal** (:mod:`blazar_core.common.refusals`), which
+says why, and when the demand would fit.
 
 Amounts of resources are plain dicts from resource class to a whole number,
 as in placement: ``{'VCPU': 2, 'MEMORY_MB': 2048, 'DISK_GB': 20}``.
@@ -32,10 +30,10 @@ __all__ = ['Affinity', 'COMPUTE', 'Demand', 'FLOATING_IP', 'FOREVER',
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
 #: The pool whose hosts are compared with those of the cloud; hosts of other
-#: pools are looked after by the resource type that wrote them down.
+#: pools are managed by the resource type that has created them.
 COMPUTE = 'compute'
-#: One of it is all that a host has, whatever that is: no host offers so much
-#: of this class, and none is asked for more than one.
+#: The resource class of whole hosts. One unit is all of a host: no inventory
+#: has this class, and no demand needs more than one of a host.
 HOST = 'HOST'
 #: The resource class of floating IP addresses.
 FLOATING_IP = 'CUSTOM_FLOATING_IP'
@@ -45,16 +43,16 @@ SEGMENT = 'CUSTOM_NETWORK_SEGMENT'
 WHOLE: Resources = {HOST: 1}
 #: The end of a window that has no end (9999-12-31 23:59:59 UTC).
 FOREVER = 253402300799
-#: Every lease ends before this: 9999-01-01 00:00 UTC. The year that is left
-#: lets others add to a date without leaving what a datetime can hold.
+#: Every lease ends before this: 9999-01-01 00:00 UTC. The remaining year
+#: allows adding to a date without exceeding the range of datetime.
 LATEST = 253370764800
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """Half-open stretch of time: ``start`` belongs to it, ``end`` does not.
+    """A half-open interval: it includes ``start`` and excludes ``end``.
 
-    :raises ValueError: when it would be empty
+    :raises ValueError: if it would be empty
     """
 
     start: int
@@ -66,15 +64,15 @@ class Window:
                 f'A window must end after it starts: {self.start}, {self.end}')
 
     def overlaps(self, other: 'Window') -> bool:
-        """Return whether both have an instant in common."""
+        """Return whether the windows have an instant in common."""
         return self.start < other.end and other.start < self.end
 
 
 class Affinity(enum.Enum):
-    """How the servers of one demand may share hosts.
+    """Rules about which servers of a demand may share hosts.
 
-    The soft ones are wishes: they say which of the hosts that have room are
-    taken, and nothing is refused for them.
+    The soft ones are preferences among the hosts with free capacity; they
+    never cause a refusal.
     """
 
     NONE = 'none'
@@ -85,8 +83,9 @@ class Affinity(enum.Enum):
 
 
 class HostPool(enum.Enum):
-    """Which hosts a demand is for: those that serve everybody, those that
-    serve leases only, or both, the latter when the former do not suffice.
+    """Hosts that a demand may use: those that also serve servers without
+    leases, those that serve leases only (enrolled), or both, enrolled ones if
+    the others do not suffice.
     """
 
     COMMON = 'common'
@@ -95,7 +94,7 @@ class HostPool(enum.Enum):
 
 
 class Units(ty.NamedTuple):
-    """What one provider of a host has of a resource class.
+    """The inventory of a resource class of one provider of a host.
 
     One server gets at least ``least`` and at most ``most`` of it, which is
     never more than ``capacity``, and only multiples of ``step``.
@@ -107,44 +106,46 @@ class Units(ty.NamedTuple):
     step: int
 
     def allow(self, amount: int) -> bool:
-        """Whether one server can have so much, if nothing else is taken."""
+        """Return whether one server can have this amount of an unused
+        inventory.
+        """
         return self.least <= amount <= self.most and not amount % self.step
 
 
-#: Between a resource class and the kind of provider that gives it.
+#: Separates a resource class from the kind of its provider.
 _OF_KIND = '@'
 
 
 def class_of_kind(rc: str, kind: str) -> str:
     """Return the name under which a class is counted by kind of provider.
 
-    The child providers of hosts that have the same traits are of one kind:
-    what asks for one of them may have any other. So what they have of a class
-    counts twice: by the class, and by the class of their kind.
+    Child providers of hosts that have the same traits are of one kind: a
+    request for one of them may have any other. Their inventory of a class is
+    counted twice: by the class, and by the class of their kind.
     """
     return f'{rc}{_OF_KIND}{kind}'
 
 
 def base_of(rc: str) -> str:
-    """Return the class that a class of a kind is of; else the class itself.
-    """
+    """Return a resource class without the kind of its provider."""
     return rc.partition(_OF_KIND)[0]
 
 
 def plain(resources: Resources) -> dict[str, int]:
-    """Return amounts by the classes of the cloud alone."""
+    """Return the amounts of placement's resource classes only."""
     return {rc: amount for rc, amount in resources.items()
             if _OF_KIND not in rc}
 
 
 def class_in_words(rc: str) -> str:
-    """A resource class, and of which kind of provider: ``GPU of kind a1``."""
+    """Return a resource class and its kind of provider: ``GPU of kind a1``.
+    """
     return rc.replace(_OF_KIND, ' of kind ')
 
 
 def amounts_in_words(resources: Resources) -> str:
-    """Amounts by resource class: ``2 GPU (1 of kind a1, 1 of kind b2), 4
-    VCPU``; what is zero is left out.
+    """Return amounts by resource class: ``2 GPU (1 of kind a1, 1 of kind b2),
+    4 VCPU``; zeros are omitted.
     """
     said = []
     for rc in sorted({base_of(one) for one in resources}):
@@ -159,21 +160,22 @@ def amounts_in_words(resources: Resources) -> str:
 
 
 class Providers(ty.NamedTuple):
-    """The providers of a host, where its capacity alone does not say what one
+    """The providers of a host whose total capacity does not tell what one
     server can get.
 
-    Many hosts share ``units``, and those without nested providers all of it.
+    Hosts share equal ``units``, and hosts without nested providers whole
+    objects.
 
-    :ivar ids: the uuids of the providers; empty for the host's own
-    :ivar units: for each of them, by class. A class that none of them has is
-        the host's own and has no units beside its capacity
+    :ivar ids: uuids of the providers; empty for the root provider
+    :ivar units: for each provider, the units by class. A class that no
+        provider has is the root provider's, limited by its capacity only
     """
 
     ids: tuple[str, ...]
     units: tuple[tuple[tuple[str, Units], ...], ...]
 
     def kinds(self) -> dict[str, dict[str, str]]:
-        """Return the classes of the kind of each provider, by class."""
+        """Return the classes by kind of each provider, by their class."""
         return {one: {base_of(rc): rc for rc, _units in some
                       if base_of(rc) != rc}
                 for one, some in zip(self.ids, self.units, strict=True)}
@@ -181,13 +183,13 @@ class Providers(ty.NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
-    """A request group, as placement calls it: what a server needs of the
-    providers of its host.
+    """A request group as in placement: what a server needs of the providers
+    of its host.
 
-    One provider gives all that is needed of a class, and of all classes if
-    ``single``. For each trait that is required, ``required`` has the
-    providers that have it: each of these traits has to be found among the
-    providers that are used. Those in ``forbidden`` are not used.
+    One provider provides all of a class, and all classes if ``single``.
+    ``required`` has an entry for each required trait, the providers that have
+    it: one of the providers used must be among them. The providers
+    ``forbidden`` are not used.
     """
 
     resources: tuple[tuple[str, int], ...]
@@ -198,23 +200,27 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demand:
-    """``count`` servers that need ``resources`` each, or so many whole hosts
+    """``count`` servers that need ``resources`` each, or ``count`` whole hosts
     (``resources`` is :data:`WHOLE`).
 
-    Fewer will do if there are ``least`` (None: ``count``). ``hosts`` limits
-    the choice to these host ids (None: any); ``avoid`` are hosts on which
-    none of them may stand; ``per_host`` is how many of them may share a host
-    under :attr:`Affinity.DIFFERENT`; ``properties`` is what a host must be
-    like (:mod:`blazar_core.common.host_properties`). ``members`` is how many
-    servers of their group stand on a host already, by host id, for the soft
-    affinities. ``ungrouped`` are the hosts that they may use but for their
-    group (None: ``hosts``). ``among`` says which hosts they are taken from
-    (None: any of ``hosts``, whomever they serve). Their capacity is free
-    ``cleaning_time`` seconds after the last of them is gone. ``groups`` are
-    the request groups that make up ``resources``, and if ``isolated`` the
-    single ones among them use different providers; without groups the
-    capacity of a host decides alone. One of them goes to each of the hosts
-    ``required``, by their uuids.
+    :ivar per_host: how many servers may share a host under
+        :attr:`Affinity.DIFFERENT`
+    :ivar hosts: ids of the hosts that may be used; None: any
+    :ivar avoid: ids of the hosts that must not be used
+    :ivar properties: the properties that a host must have
+        (:mod:`blazar_core.common.host_properties`)
+    :ivar members: number of servers of the server group by host id, for the
+        soft affinities
+    :ivar least: number of servers that suffices; None: ``count``
+    :ivar among: the pool of the hosts; None: any of ``hosts``
+    :ivar cleaning_time: seconds after the last server is deleted until the
+        capacity is free
+    :ivar groups: the request groups that add up to ``resources``; without
+        any, only the capacity of a host counts
+    :ivar isolated: whether the single groups use different providers
+    :ivar ungrouped: ids of the hosts that could be used without the server
+        group; None: ``hosts``
+    :ivar required: uuids of the hosts of which each gets one server
     """
 
     resources: Resources
@@ -234,8 +240,8 @@ class Demand:
     required: frozenset[str] = frozenset()
 
     def parts(self) -> 'tuple[Demand, ...]':
-        """Return the demands for the required hosts and for all others; of
-        what requires none, itself.
+        """Return the demands for the required hosts and for the rest; without
+        required hosts, the demand itself.
         """
         if not self.required:
             return (self,)
@@ -250,7 +256,7 @@ class Demand:
         return (first, rest) if rest.count else (first,)
 
     def kind(self) -> ty.Hashable:
-        """The same for demands that differ in nothing but their count."""
+        """Return a key that is equal for demands that differ only in count."""
         return (frozenset(self.resources.items()), self.affinity,
                 self.per_host, self.hosts, self.avoid, self.properties,
                 self.among, self.groups, self.isolated,
@@ -258,17 +264,17 @@ class Demand:
 
     @property
     def whole(self) -> bool:
-        """Whether whole hosts are asked for."""
+        """Whether the demand is for whole hosts."""
         return HOST in self.resources
 
     def fewest(self) -> 'Demand':
-        """The same for no more than will do."""
+        """Return the demand for the smallest number that suffices."""
         return dataclasses.replace(
             self, least=None,
             count=self.count if self.least is None else self.least)
 
     def most_per_host(self) -> int:
-        """How many of its servers may stand on one host."""
+        """Return how many of the servers may be on one host."""
         if self.whole:
             return 1
         if self.affinity is Affinity.DIFFERENT:
@@ -278,17 +284,19 @@ class Demand:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Host:
-    """One compute node, as the books know it.
+    """A compute node as it is in the reservation database.
 
-    ``usage`` is its open-ended usage: what runs there without a lease.
-    ``enrolled`` says that it serves leases only, ``reservable`` whether whole
-    ones may be made of it, ``assigned_to`` which reservation has all of it,
-    and ``overdue`` that it should not any more. ``generation`` changes with
-    everything that is decided about the host. ``providers`` is None where its
-    capacity says all. ``interruptible`` is what each interruptible server
-    takes beside ``usage``, its lead time (the seconds from now on in which its
-    capacity cannot be had), and since when it is interruptible. ``off`` says
-    that it is switched off, and can be used only later.
+    :ivar usage: the open-ended usage by servers without a lease
+    :ivar generation: increases with every decision about the host
+    :ivar enrolled: whether it serves leases only
+    :ivar reservable: whether it can be reserved as a whole
+    :ivar assigned_to: the reservation that has the whole host
+    :ivar overdue: whether that assignment is past its end
+    :ivar providers: None if the capacity alone decides
+    :ivar interruptible: for each interruptible server what it uses in addition
+        to ``usage``, its lead time (the seconds from now on during which its
+        capacity is not available), and since when it is interruptible
+    :ivar off: whether it is switched off and usable only later
     """
 
     id: int
@@ -310,17 +318,17 @@ class Host:
     off: bool = False
 
     def at(self, generation: int, usage: Resources) -> 'Host':
-        """The same host, at another generation."""
+        """Return the host with another generation and usage."""
         return dataclasses.replace(self, generation=generation, usage=usage)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What is said of a host, but for what runs there.
+    """A host as it is reported, without what runs on it.
 
-    :ivar pool: of which it is one
-    :ivar units: by provider (empty: its own) and class, the numbers of
-        :class:`Units`; None where its capacity says all
+    :ivar pool: the pool that it belongs to
+    :ivar units: the numbers of :class:`Units` by provider (empty: the root
+        provider) and class; None if the capacity alone decides
     """
 
     uuid: str
@@ -334,7 +342,7 @@ class HostFacts:
 
 
 def total(demands: ty.Iterable[Demand]) -> dict[str, int]:
-    """What all servers of demands take together."""
+    """Return the sum of the resources of all servers of demands."""
     sums: dict[str, int] = {}
     for demand in demands:
         for rc, amount in demand.resources.items():
@@ -342,15 +350,15 @@ def total(demands: ty.Iterable[Demand]) -> dict[str, int]:
     return sums
 
 
-#: What ``on_end`` ends with where a server leaves its host then.
+#: Last parts of ``on_end`` with which a server leaves its host at the end.
 LEAVING = frozenset({'delete', 'shelve', 'recycle'})
 
 
 def stay(booked: Window, on_end: str) -> Window:
-    """When a server is on its host: without an end if it stays when its lease
-    ends.
+    """Return the window in which a server is on its host, without an end if
+    it stays when its lease ends.
 
-    :param booked: over which it is booked
+    :param booked: the window of its booking
     """
     return booked if on_end.split(',')[-1] in LEAVING else Window(
         booked.start, FOREVER)

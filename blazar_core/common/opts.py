@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The options of the project, in groups of its own in nova.conf."""
+"""Options of the project, in its own groups of nova.conf."""
 
 import copy
 import typing as ty
@@ -453,9 +453,9 @@ OPTS: list[cfg.Opt] = [
              'capacity on the same host at the same moment.'),
 ]
 
-#: Those of oslo.db by which nothing would be done. No process waits for a
-#: database (:mod:`blazar_core.db.circuit_breaker`), transactions are run again
-#: by admission_retries, and all read where they write, without asyncio.
+#: Options of oslo.db without an effect here: no process waits for a database
+#: (:mod:`blazar_core.db.circuit_breaker`), admission_retries is the limit for
+#: transactions, and there are neither readers nor asyncio.
 _UNUSED = frozenset({
     'asyncio_connection', 'asyncio_slave_connection', 'backend',
     'db_inc_retry_interval', 'db_max_retries', 'db_max_retry_interval',
@@ -645,8 +645,8 @@ POWER_OPTS: list[cfg.Opt] = [
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
-    """Make the options known to a configuration. Safe to call twice."""
-    # oslo.config keeps what is set in the group itself: each gets its own.
+    """Register the options in a configuration. Idempotent."""
+    # oslo.config stores values in the group: each configuration gets a copy.
     conf.register_group(copy.deepcopy(GROUP))
     conf.register_opts(OPTS, group=GROUP)
     conf.register_group(copy.deepcopy(LIMIT_GROUP))
@@ -658,6 +658,6 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
-    """For oslo-config-generator and the documentation."""
+    """Return the options for oslo-config-generator and the documentation."""
     return [(GROUP, OPTS), (LIMIT_GROUP, LIMIT_OPTS),
             (POWER_GROUP, POWER_OPTS), (DATABASE_GROUP, DATABASE_OPTS)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Run functions periodically, each in a thread."""
+"""Run functions periodically."""
 
 import threading
 import typing as ty
@@ -14,18 +14,19 @@ __all__ = ['run_periodically']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds at least until what failed is done again.
+#: Minimum seconds until a failed function is called again.
 _AFTER_FAILURE = 5
 
 
 def run_periodically(clock: clocks.Clock, stopping: threading.Event,
                      seconds: int, what: str, look: ty.Callable[[], object],
                      news: threading.Event | None = None) -> None:
-    """Look again and again, until it is stopped; a failure ends nothing.
+    """Call a function periodically until stopped; log its exceptions.
 
-    :param seconds: between two looks
-    :param what: is looked for, for the log
-    :param news: when it is set, it is time to look; set it, too, to stop
+    :param seconds: pause between two calls
+    :param what: name of the function in the log
+    :param news: if set, the next call is made immediately; must be set, too,
+        in order to stop
     """
     while not stopping.is_set():
         pause, woken = seconds, news or stopping
@@ -40,5 +41,5 @@ def run_periodically(clock: clocks.Clock, stopping: threading.Event,
                           what, pause)
         clock.wait(woken, clock.now() + pause)
         if news is not None:
-            # Before it is asked whether to stop: both are said then.
+            # Clear it before the check of stopping: both are set to stop.
             news.clear()

@@ -3,18 +3,17 @@
 
 """Recurrence rules: an iCalendar RRULE (RFC 5545), in a time zone.
 
-What was decided:
+Decisions:
 
-* Only rules that cannot run on without a result are understood, so that what
-  a user writes costs next to nothing: each FREQ has the few parts that go
-  with it (:data:`_PARTS`). COUNT or UNTIL has to be there.
-* Dates are those of the wall in the time zone, but of HOURLY, which counts
-  hours as they pass.
-* A date that the wall does not show, because the clocks go forward, is the
-  first instant that it shows after that: 02:30 is 03:00. A window that begins
-  or ends with one keeps its length: 02:30 to 03:10 is 03:00 to 03:40.
-* A date that the wall shows twice is the first of both, unless the first
-  window says that the second is meant.
+* Only rules whose evaluation is always cheap are supported: each FREQ has the
+  few parts that make sense with it (:data:`_PARTS`). COUNT or UNTIL is
+  required.
+* Dates are local times of the time zone. HOURLY counts elapsed hours instead.
+* A local time that does not exist, because the clocks are set forward, is the
+  first one after it that exists: 02:30 is 03:00. A window that begins or ends
+  with one keeps its length: 02:30 to 03:10 is 03:00 to 03:40.
+* A local time that occurs twice is the first, unless the first window uses
+  the second.
 """
 
 import collections.abc
@@ -38,8 +37,8 @@ _EXAMPLE = '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"'
 _LONGEST = 300
 
 _UTC = datetime.timezone.utc
-#: Files beside the time zones that are none: they count leap seconds, or say
-#: what the machine is set to.
+#: Files in the database of time zones that are no zones: they count leap
+#: seconds, or contain the setting of the machine.
 _NO_ZONES = re.compile('localtime|Factory|posixrules|(?:right|posix)/.*')
 _DAY = '(?:MO|TU|WE|TH|FR|SA|SU)'
 _DAYS = f'{_DAY}(?:,{_DAY})*'
@@ -47,7 +46,7 @@ _NUMBERED = f'(?:-?[1-5])?{_DAY}'
 _NUMBER = r'-?(?:[1-9]|[12][0-9]|3[01])'
 _ALWAYS = {'INTERVAL': '[1-9][0-9]{0,2}', 'COUNT': '[1-9][0-9]{0,3}',
            'UNTIL': '[0-9]{8}(?:T[0-9]{6}Z?)?', 'WKST': _DAY}
-#: By FREQ, the other parts of a rule, each with what it may be.
+#: The other parts of a rule and their patterns, by FREQ.
 _PARTS: dict[str, dict[str, str]] = {
     'HOURLY': {}, 'DAILY': {'BYDAY': _DAYS}, 'WEEKLY': {'BYDAY': _DAYS},
     'MONTHLY': {'BYDAY': f'{_NUMBERED}(?:,{_NUMBERED})*',
@@ -57,17 +56,17 @@ _PARTS: dict[str, dict[str, str]] = {
 
 
 class Dates(ty.NamedTuple):
-    """Dates of the wall, without an offset; ``fold`` tells which of two."""
+    """Local times without an offset; ``fold`` tells first from second."""
 
     start: datetime.datetime
     end: datetime.datetime
 
 
 class Occurrence(ty.NamedTuple):
-    """One window of what recurs.
+    """One window of a recurrence.
 
-    :ivar absent: the dates that it would have, where the wall does not show
-        both; None: it does
+    :ivar absent: the local times of the rule if one of them does not exist;
+        None: both exist
     """
 
     window: model.Window
@@ -75,9 +74,9 @@ class Occurrence(ty.NamedTuple):
 
 
 def zone_of(name: str) -> zoneinfo.ZoneInfo:
-    """A time zone by its name in the IANA's database.
+    """Return a time zone by its name in the IANA database.
 
-    :raises InvalidLeaseParams: when there is none
+    :raises InvalidLeaseParams: if there is none
     """
     if re.fullmatch(r'[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}',
                     name) and not _NO_ZONES.fullmatch(name):
@@ -91,16 +90,15 @@ def zone_of(name: str) -> zoneinfo.ZoneInfo:
 
 
 def clock_of(rule: str, zone: zoneinfo.ZoneInfo) -> datetime.tzinfo:
-    """The zone in whose dates a rule counts.
+    """Return the time zone in which the dates of a rule are calculated.
 
-    :raises InvalidLeaseParams: when the rule is none
+    :raises InvalidLeaseParams: if the rule is invalid
     """
     return _UTC if _parse(rule)['FREQ'] == 'HOURLY' else zone
 
 
 def offset(date: datetime.datetime, zone: datetime.tzinfo) -> str:
-    """How far a date of the wall is from UTC, as ISO 8601 has it: "+01:00".
-    """
+    """Return the offset of a local time from UTC in ISO 8601: "+01:00"."""
     behind = date.replace(tzinfo=zone).utcoffset() or datetime.timedelta()
     minutes = int(behind.total_seconds()) // 60
     return f'{"-" if minutes < 0 else "+"}{abs(minutes) // 60:02}:' + (
@@ -108,17 +106,18 @@ def offset(date: datetime.datetime, zone: datetime.tzinfo) -> str:
 
 
 def wall(time: int, zone: datetime.tzinfo) -> datetime.datetime:
-    """The date that the wall shows."""
+    """Return the local time of an instant."""
     return datetime.datetime.fromtimestamp(time, zone).replace(tzinfo=None)
 
 
 def instant(date: datetime.datetime, zone: datetime.tzinfo) -> int:
-    """When the wall shows a date, or the first one after it that it shows.
+    """Return the instant of a local time, or of the first existing one after
+    it.
     """
     late = _timestamp(date, zone)
     if _exists(date, zone):
         return late
-    # With the offset after the clocks have gone forward it is before that.
+    # With the offset after the change it is before the change.
     early = _timestamp(date.replace(fold=1), zone)
     before = wall(early, zone).replace(fold=0) - datetime.timedelta(
         seconds=early)
@@ -133,9 +132,9 @@ def instant(date: datetime.datetime, zone: datetime.tzinfo) -> int:
 
 
 def window(dates: Dates, zone: datetime.tzinfo) -> model.Window:
-    """The time between two dates of the wall, the end later than the start.
+    """Return the window between two local times, the end later than the start.
 
-    With one that the wall does not show, it is as long as they say.
+    If one of them does not exist, the window has their nominal length.
     """
     begin = instant(dates.start, zone)
     if all(_exists(one, zone) for one in dates):
@@ -149,20 +148,22 @@ def window(dates: Dates, zone: datetime.tzinfo) -> model.Window:
 def expand(rule: str, zone: zoneinfo.ZoneInfo, first: model.Window,
            by_wall: bool, most: int, dates: Dates | None = None,
            ) -> list[Occurrence]:
-    """The occurrences of what recurs.
+    """Return the occurrences of a recurrence.
 
-    :param first: the window of the first of them
-    :param by_wall: whether each ends at the same time of the day; else each
+    :param first: the window of the first occurrence
+    :param by_wall: whether each ends at the same local time; otherwise each
         is as long as the first
-    :param most: how many there may be
-    :param dates: of the first, as they were written; None: as its window says
-    :raises InvalidLeaseParams: when the rule is none; says what to write
+    :param most: maximum number of occurrences
+    :param dates: local times of the first as the user wrote them; None: those
+        of its window
+    :raises InvalidLeaseParams: if the rule is invalid; the message says what
+        to write
     """
     parts = _parse(rule)
     clock = clock_of(rule, zone)
     if dates is None or clock is _UTC:
         dates = Dates(wall(first.start, clock), wall(first.end, clock))
-    # From the first 02:30 of a night to the second is no time on the wall.
+    # The first 02:30 of a night and the second are the same local time.
     if not (by_wall and clock is not _UTC and seconds(dates) > 0):
         by_wall = False
         dates = Dates(dates.start, dates.start + datetime.timedelta(
@@ -184,7 +185,7 @@ def expand(rule: str, zone: zoneinfo.ZoneInfo, first: model.Window,
                 f'"{inputs.shown(rule)}". The first of them from then on is '
                 f'{start:%Y-%m-%d %H:%M} ({zone.key}): write that as the '
                 f'start.')
-        # What was to start a moment ago starts now.
+        # A start that has just passed is now.
         found.append(one if found else one._replace(window=first))
     if len(found) > most:
         raise _too_many(most)
@@ -200,8 +201,8 @@ def _occurrence(start: datetime.datetime, first: Dates,
                 ) -> Occurrence:
     """
     :param start: its date
-    :param lasts: as long as this; None: until the wall says so
-    :raises InvalidLeaseParams: when it leads beyond the calendar
+    :param lasts: window of the same length; None: the end is a local time
+    :raises InvalidLeaseParams: if it ends after the last possible date
     """
     try:
         dates = Dates(start.replace(fold=first.start.fold), (
@@ -217,12 +218,12 @@ def _occurrence(start: datetime.datetime, first: Dates,
 
 def moved(dates: Dates, by: ty.Sequence[datetime.timedelta],
           clock: datetime.tzinfo, before: model.Window) -> Occurrence:
-    """An occurrence as much later as the wall says.
+    """Return an occurrence, postponed in local time.
 
     :param by: of its start, and of its end
-    :param before: its window until then
-    :raises InvalidLeaseParams: when it would end before it starts, or leads
-        beyond the calendar
+    :param before: its previous window
+    :raises InvalidLeaseParams: if it would end before it starts or after the
+        last possible date
     """
     try:
         to = Dates(*((one + much).replace(fold=one.fold)
@@ -244,7 +245,7 @@ def moved(dates: Dates, by: ty.Sequence[datetime.timedelta],
 def _at(dates: Dates, clock: datetime.tzinfo, lasts: model.Window | None,
         ) -> Occurrence:
     """
-    :raises ValueError: when it leads beyond the calendar
+    :raises ValueError: if it ends after the last possible date
     """
     begin = instant(dates.start, clock)
     found = window(dates, clock) if lasts is None else model.Window(
@@ -257,14 +258,14 @@ def _at(dates: Dates, clock: datetime.tzinfo, lasts: model.Window | None,
 
 
 def _exists(date: datetime.datetime, zone: datetime.tzinfo) -> bool:
-    """Whether the wall shows a date, once or twice."""
+    """Return whether a local time exists, once or twice."""
     before, after = (date.replace(tzinfo=zone, fold=fold).utcoffset()
                      for fold in (0, 1))
     return before is None or after is None or before >= after
 
 
 def seconds(dates: Dates) -> int:
-    """How long it is from one date to the other on the wall."""
+    """Return the seconds between two local times, by their digits."""
     start, end = (one.replace(fold=0) for one in dates)
     return int((end - start).total_seconds())
 
@@ -276,7 +277,7 @@ def _too_many(most: int) -> errors.InvalidLeaseParams:
 
 
 def _parse(rule: str) -> dict[str, str]:
-    """The parts of a rule, all of which are understood."""
+    """Parse a rule, of which every part must be supported."""
     text = rule.strip().upper().removeprefix('RRULE:')
     if len(text) > _LONGEST:
         raise errors.InvalidLeaseParams(
@@ -315,7 +316,7 @@ def _parse(rule: str) -> dict[str, str]:
 
 
 def _check(parts: collections.abc.Mapping[str, str]) -> None:
-    """Make sure that parts of a rule go together."""
+    """Check that the parts of a rule can be combined."""
     if ('COUNT' in parts) == ('UNTIL' in parts):
         raise errors.InvalidLeaseParams(
             f'A rule needs COUNT or UNTIL, and not both. Write for example '
@@ -351,7 +352,7 @@ def _dates(parts: ty.Mapping[str, str], start: datetime.datetime,
 
 
 def _until(text: str | None, zone: zoneinfo.ZoneInfo) -> int | None:
-    """The last instant at which something may begin."""
+    """Return the last instant at which an occurrence may start."""
     if text is None:
         return None
     try:

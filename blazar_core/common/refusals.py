@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Why a request cannot have what it asks for, and when it could have it."""
+"""Refusals: why a request does not fit, and when it would."""
 
 import dataclasses
 import enum
@@ -11,7 +11,7 @@ __all__ = ['Reason', 'Refusal']
 
 
 class Reason(enum.Enum):
-    """Why a demand was refused. The values are stable: clients see them."""
+    """Reasons of refusals. The values are stable: clients see them."""
 
     NO_ROOM = 'no_room'
     NO_HOST = 'no_host'
@@ -22,15 +22,17 @@ class Reason(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why not, how many would fit, and the earliest start that would do.
+    """Why a demand does not fit, how much would, and the next start at which
+    it would.
 
-    ``next_start`` is None when no start would do (see :class:`Reason`), or
-    when none was found in the time that there is for a request: then
-    ``next_start_after`` is the instant before which there is none. A lease
-    that was to end later can last until ``latest_end``; None: it cannot last
-    longer than it does, or something else was asked for. ``detail`` is a
-    sentence of its own that says what exactly is too big; ``whole`` says that
-    whole hosts were asked for.
+    :ivar next_start: None if it fits at no start (see :class:`Reason`), or if
+        the search was stopped at ``next_start_after``
+    :ivar next_start_after: the instant before which there is no start, if the
+        search took too long
+    :ivar latest_end: the latest end to which a lease can be extended; None: it
+        cannot be extended, or the request was another one
+    :ivar detail: a sentence that says what exactly is too big
+    :ivar whole: whether the demand is for whole hosts
     """
 
     reason: Reason
@@ -44,10 +46,10 @@ class Refusal:
     whole: bool = dataclasses.field(default=False, compare=False)
 
     def sentence(self, start: str = 'start', end: str = 'end') -> str:
-        """What the user reads.
+        """Return the message for the user.
 
-        :param start: what the start of a lease is called where it is read
-        :param end: the same for the end
+        :param start: the name of the start of a lease in the user's request
+        :param end: the name of its end
         """
         if self.occurrence is not None:
             return (f'Occurrence of {clocks.minute(self.occurrence)} UTC: '

@@ -2,9 +2,9 @@
 
 """Lease, reservation and event states, as data.
 
-One table per state machine: what may follow what. The documentation prints
-these tables from here. Rows enter a state by :meth:`Stateful.enter
-<blazar_core.db.models.Stateful.enter>`, which asks them.
+Each state machine has one table of transitions, which the documentation
+prints. Rows change their state with :meth:`Stateful.enter
+<blazar_core.db.models.Stateful.enter>`, which checks the table.
 """
 
 import enum
@@ -19,14 +19,17 @@ __all__ = ['Action', 'BEFORE', 'BEGUN', 'ENDING', 'EVENT', 'Event',
 
 
 class Lease(enum.StrEnum):
-    """OFFERED: booked for some minutes, to be accepted. WAITING: there is no
-    room yet, and nothing is booked; it is tried again. IN_PROGRESS: there is
-    no room yet, and servers are moved to make some. PENDING: booked, its time
-    has not come. STARTING: what it is for is made ready (its servers are
-    being built). ACTIVE: it can be used. TERMINATING: its time is over or it
-    was ended, its servers are going. TERMINATED: they are gone and the
-    capacity is free. TIMEDOUT: no room could be made in time. ERROR:
-    something failed (status_reason says what). The end of both still comes.
+    """States of a lease. Leases in TIMEDOUT and ERROR still have an end.
+
+    OFFERED: booked for some minutes, until it is accepted. WAITING: there is
+    no free capacity yet, and nothing is booked; the admission is retried.
+    IN_PROGRESS: there is no free capacity yet, and servers are migrated to
+    free some. PENDING: booked, and before its start. STARTING: it is being
+    prepared (its servers are being built). ACTIVE: it can be used.
+    TERMINATING: its end has passed or it was ended, and its servers are being
+    removed. TERMINATED: its servers are removed and its capacity is free.
+    TIMEDOUT: no capacity could be freed in time. ERROR: something has failed
+    (status_reason says what).
     """
 
     OFFERED = 'OFFERED'
@@ -42,7 +45,7 @@ class Lease(enum.StrEnum):
 
 
 class Reservation(enum.StrEnum):
-    """As its lease, by the names that clients know."""
+    """States of a reservation, by the names that clients know."""
 
     PENDING = 'pending'
     ACTIVE = 'active'
@@ -51,9 +54,11 @@ class Reservation(enum.StrEnum):
 
 
 class Event(enum.StrEnum):
-    """UNDONE: it waits for its time, or to be tried again. IN_PROGRESS: a
-    worker is at it. DONE: it was carried out, or there is no need to. ERROR:
-    it was given up.
+    """States of an event.
+
+    UNDONE: it is not due yet, or is to be retried. IN_PROGRESS: a worker is
+    processing it. DONE: it was carried out, or is no longer needed. ERROR: it
+    has failed and is not retried.
     """
 
     UNDONE = 'UNDONE'
@@ -63,13 +68,13 @@ class Event(enum.StrEnum):
 
 
 class MoveReason(enum.StrEnum):
-    """Why a server moves to another host.
+    """Reasons to move a server to another host.
 
-    BEST_EFFORT: to free capacity for a lease of another server; it is
-    requested once. MAINTENANCE: its host is in maintenance, or soon will be.
+    BEST_EFFORT: to free capacity for a lease of another server; requested
+    once. MAINTENANCE: its host is in maintenance, or soon will be.
     FAILED_HOST: its host has failed. EVICTION: it is interruptible, and a
-    reservation needs its capacity; it may be shelved or deleted instead. Those
-    three are requested until the server has left.
+    reservation needs its capacity; it may be shelved or deleted instead. The
+    last three are requested until the server has left.
     """
 
     BEST_EFFORT = 'best_effort'
@@ -79,10 +84,10 @@ class MoveReason(enum.StrEnum):
 
 
 class Move(enum.StrEnum):
-    """How far the move of a server to another host is.
+    """States of the move of a server to another host.
 
     PLANNED: it is to be requested from Nova. REQUESTED: a process is about to
-    request it, or has died meanwhile. ACCEPTED: Nova has accepted the request.
+    request it, or died meanwhile. ACCEPTED: Nova has accepted the request.
     MOVED: the server is no longer on that host. FAILED: it is still there,
     and the move is not requested again. CANCELLED: it is still there, and no
     longer has to leave.
@@ -97,10 +102,10 @@ class Move(enum.StrEnum):
 
 
 class Enrollment(enum.StrEnum):
-    """How far a host is one that serves leases only.
+    """States of a host that serves leases only.
 
-    From ENROLLING on no server without a lease is let in; from ENROLLED on it
-    can be reserved, until it is LEAVING.
+    From ENROLLING on, no server without a lease is admitted. The host can be
+    reserved from ENROLLED until LEAVING.
     """
 
     ENROLLING = 'enrolling'
@@ -109,12 +114,12 @@ class Enrollment(enum.StrEnum):
 
 
 class Power(enum.StrEnum):
-    """Whether a host is switched off for not being needed.
+    """Power states of a host that is switched off while it is not needed.
 
     STOPPING: it is being switched off. OFF: it is off. BOOTING: it was
     switched on, and does not report yet. FAILED: it could not be switched, and
-    is left alone until its operator has looked after it, or for some time.
-    Others are on.
+    is not switched again until its operator has checked it, or for some time.
+    Other hosts are on and have no such state.
     """
 
     STOPPING = 'stopping'
@@ -123,12 +128,12 @@ class Power(enum.StrEnum):
     FAILED = 'failed'
 
 
-#: Of hosts that cannot be used now for being switched off.
+#: Power states in which a host cannot be used now.
 POWERED_OFF = frozenset({Power.STOPPING, Power.OFF, Power.BOOTING})
 
 
 class Machine:
-    """A state machine: its name and the steps that it allows."""
+    """A state machine: its name and its transitions."""
 
     def __init__(self, name: str, steps: ty.Mapping[str, ty.Sequence[str]],
                  ) -> None:
@@ -136,9 +141,9 @@ class Machine:
         self.steps = steps
 
     def check(self, old: str, new: str) -> None:
-        """Say whether the step is allowed; staying where one is always is.
+        """Check a transition; staying in a state is always allowed.
 
-        :raises InvalidTransition: when it is not
+        :raises InvalidTransition: if it is not allowed
         """
         if old != new and new not in self.steps[old]:
             raise errors.InvalidTransition(
@@ -146,7 +151,7 @@ class Machine:
                 f'can go to {", ".join(self.steps[old]) or "nothing"}.')
 
     def final(self) -> list[str]:
-        """The states that nothing follows."""
+        """Return the states without transitions to others."""
         return [state for state, after in self.steps.items() if not after]
 
 
@@ -167,17 +172,17 @@ LEASE = Machine('lease', {
     Lease.TERMINATED: [],
 })
 
-#: The states of a lease that has not begun.
+#: States of a lease that is booked and not started.
 BEFORE = (Lease.OFFERED, Lease.PENDING)
-#: Of one of which something is to start.
+#: States of a lease that is to start or is starting.
 TO_START = (Lease.PENDING, Lease.STARTING)
-#: Of one whose servers may wait to be built.
+#: States of a lease whose servers may wait for their build.
 HOLDING = (Lease.WAITING, Lease.IN_PROGRESS, *TO_START)
-#: Of one that has no room yet.
+#: States of a lease that waits for capacity.
 SEEKING = (Lease.WAITING, Lease.IN_PROGRESS)
-#: Of one that has begun and does not end yet.
+#: States of a lease that has started and is not ending.
 BEGUN = (Lease.STARTING, Lease.ACTIVE)
-#: Of one whose servers have to go.
+#: States of a lease whose servers are to be removed.
 ENDING = (Lease.TERMINATING, Lease.TERMINATED)
 
 RESERVATION = Machine('reservation', {
@@ -188,9 +193,9 @@ RESERVATION = Machine('reservation', {
     Reservation.DELETED: [],
 })
 
-#: A start that was done is done again when the cloud finds no host for a
-#: server; what was given up, when its lease gets other dates. The images of
-#: an event are given up when its lease ends before they are there.
+#: A start that is DONE is UNDONE again if the cloud finds no host for a
+#: server, and an event in ERROR if its lease gets other dates. An event that
+#: creates images is in ERROR if its lease ends before they exist.
 EVENT = Machine('event', {
     Event.UNDONE: [Event.IN_PROGRESS, Event.DONE, Event.ERROR],
     Event.IN_PROGRESS: [Event.UNDONE, Event.DONE, Event.ERROR],
@@ -198,7 +203,7 @@ EVENT = Machine('event', {
     Event.ERROR: [Event.UNDONE, Event.DONE],
 })
 
-#: What has not come to anything is planned again where the reason lasts.
+#: A move without success is planned again while its reason persists.
 MOVE = Machine('move', {
     Move.PLANNED: [Move.REQUESTED, Move.MOVED, Move.CANCELLED],
     Move.REQUESTED: [Move.ACCEPTED, Move.PLANNED, Move.MOVED, Move.FAILED,
@@ -209,22 +214,22 @@ MOVE = Machine('move', {
     Move.CANCELLED: [],
 })
 
-#: The states of a move that Nova has been asked for, or may have been.
+#: States of a move that Nova was asked for, or may have been.
 UNSETTLED = (Move.REQUESTED, Move.ACCEPTED)
-#: Those of a move that is not over.
+#: States of a move that is not over.
 OPEN_MOVES = (Move.PLANNED, *UNSETTLED)
 
-#: The states of an event that is still to be carried out.
+#: States of an event that is still to be carried out.
 OPEN = (Event.UNDONE, Event.IN_PROGRESS)
 
 
 class EventType(enum.StrEnum):
-    """The events of leases; others are a resource type's, or the user's own.
+    """Events of leases. Others are defined by resource types or by users.
 
-    CHANGED: something of a lease that has begun has other bookings than it
-    had. CHARGE, REFUND: the operator's budget service is notified of a lease
-    as it is now, or that it has ended. ORPHANED: its owner does not exist. No
-    user can write a colon, so what has one is ours.
+    CHANGED: the bookings of a lease that has started have changed. CHARGE,
+    REFUND: the operator's budget service is notified of the current lease, or
+    that it has ended. ORPHANED: its owner does not exist. Names with a colon
+    are ours or a resource type's, as users cannot write one.
     """
 
     START = 'start_lease'
@@ -241,25 +246,27 @@ class EventType(enum.StrEnum):
 
     @classmethod
     def is_internal(cls, event_type: str) -> bool:
-        """Whether the API and notifications leave it out."""
+        """Return whether the API and notifications omit the event."""
         return event_type.startswith(':')
 
     @classmethod
     def is_users(cls, event_type: str) -> bool:
-        """Whether a user has asked for it; a resource type's has a colon."""
+        """Return whether a user has requested the event, so that its name is
+        not ours and has no colon.
+        """
         return ':' not in event_type and event_type not in list(cls)
 
     @classmethod
     def may_act(cls, event_type: str) -> bool:
-        """Whether a user may say what is done then (:class:`Action`)."""
+        """Return whether a user may choose its :class:`Action`."""
         return event_type == cls.BEFORE_END or cls.is_users(event_type)
 
 
 class Action(enum.StrEnum):
-    """What is done at an event that a user has a say in.
+    """What is done at an event that a user can configure.
 
-    NOTIFY: it is told of. SNAPSHOT: an image of each server that runs is made
-    before that.
+    NOTIFY: a notification is sent. SNAPSHOT: before that, an image of each
+    running server is created.
     """
 
     NOTIFY = 'notify'

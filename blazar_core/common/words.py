@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Wording that several messages share."""
+"""Phrases that several messages share."""
 
 __all__ = ['count', 'duration']
 
@@ -8,12 +8,13 @@ _UNITS = (('day', 86400), ('hour', 3600), ('minute', 60), ('second', 1))
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: ``1 host``, ``2 hosts``."""
+    """Return a number with its noun: ``1 host``, ``2 hosts``."""
     return f'{number} {noun}' + ('' if number == 1 else 's')
 
 
 def duration(seconds: int) -> str:
-    """A time in words, exactly: ``365 days``, ``1 hour 30 minutes``."""
+    """Return an exact duration in words: ``365 days``, ``1 hour 30 minutes``.
+    """
     said, rest = [], seconds
     for unit, size in _UNITS:
         number, rest = divmod(rest, size)

@@ -163,8 +163,8 @@ class Providers(ty.NamedTuple):
     """The providers of a host whose total capacity does not tell what one
     server can get.
 
-    Hosts share equal ``units``, and hosts without nested providers whole
-    objects.
+    Many hosts share one ``units`` object, and those without nested providers
+    the whole tuple.
 
     :ivar ids: uuids of the providers; empty for the root provider
     :ivar units: for each provider, the units by class. A class that no

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The interface of a cloud: what the core asks of it, and its answers.
+"""The interface of a cloud: the calls of the core and their results.
 
-What a cloud observes of servers it reports to
+A cloud reports the servers that it observes to
 :class:`blazar_core.lifecycle.reconciliation.Reconciliation`.
 """
 
@@ -19,10 +19,10 @@ __all__ = ['BuildTrace', 'Cloud', 'CountedServer', 'Deadline', 'Gate',
 
 
 class ServerState(enum.Enum):
-    """What a cloud can say of a server.
+    """States of a server in a cloud.
 
-    LEAVING is one that is deleted while what it took is not free yet. One
-    that is on a host may be restored by its user.
+    LEAVING: it is deleted, but its resources are not free yet. While it is on
+    a host, its user may restore it.
     """
 
     HELD = 'held'
@@ -34,9 +34,9 @@ class ServerState(enum.Enum):
 
 
 class RestingState(enum.Enum):
-    """In what a server may be kept that does not run.
+    """States in which a server is kept without running.
 
-    One that is SHELVED is on no host.
+    A server that is SHELVED is on no host.
     """
 
     STOPPED = 'stopped'
@@ -46,12 +46,14 @@ class RestingState(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ObservedServer:
-    """What was seen of a server: its state, its host's uuid, its fault.
+    """The state of a server at the time of a query.
 
-    :ivar unplaced: it failed because there was no host for it, or no quota;
-        sent again, it may be built
-    :ivar rest: in what it is kept, if it was built and does not run
-    :ivar busy: whether something is being done to it
+    :ivar host: uuid of its host
+    :ivar fault: the message of its error
+    :ivar unplaced: whether it failed because no host or no quota was
+        available, so that its build may succeed if it is sent again
+    :ivar rest: the state in which it is kept, if it was built and does not run
+    :ivar busy: whether a task is under way
     """
 
     state: ServerState
@@ -63,10 +65,10 @@ class ObservedServer:
 
 
 class BuildTrace(enum.Enum):
-    """What there is of a build that was sent and has not arrived.
+    """Traces of a build that was sent and has not arrived.
 
-    NONE: nothing at all. CAUGHT: some of it (room that was claimed, records
-    in a cell), as if somebody was at it.
+    NONE: there are none. CAUGHT: there are some (claimed resources, records in
+    a cell), so that some process may be working on it.
     """
 
     NONE = 'none'
@@ -74,10 +76,10 @@ class BuildTrace(enum.Enum):
 
 
 class Deadline:
-    """Until when something may be done that was allowed a moment ago.
+    """The time until which a permitted action may be taken.
 
-    By two clocks: one shows that the process stood still, the other that the
-    machine did.
+    Measured by two clocks: one detects that the process was paused, the other
+    that the machine was.
     """
 
     def __init__(self, clock: clocks.Clock, seconds: int) -> None:
@@ -86,213 +88,217 @@ class Deadline:
         self._elapsed = clock.elapsed() + seconds
 
     def passed(self) -> bool:
-        """Whether it is too late."""
+        """Return whether the deadline has passed."""
         return (self._clock.now() > self._date or
                 self._clock.elapsed() > self._elapsed)
 
 
-#: Asked for the right to send the builds of these servers; None: no.
+#: Returns the permit to send the builds of these servers, or None.
 Gate: ty.TypeAlias = ty.Callable[[ty.Collection[str]], Deadline | None]
 
 
 class Cloud(ty.Protocol):
-    """What the core needs of a cloud."""
+    """The calls that the core makes of a cloud."""
 
     def send(self, call: str, credential: str | None,
              server_ids: ty.Collection[str], gate: Gate) -> str:
-        """Build those servers of a held call that still exist.
+        """Send the builds of those servers of a deferred build that exist.
 
-        Everything before the build itself may be done twice: those that the
+        Everything before the build itself is idempotent: servers that the
         cloud could not place before are made to wait for their build again.
-        The build is asked for only if ``gate()``, called last for those that
-        the quota admits, returns a deadline, and before that has passed.
+        A build is sent only if ``gate()``, which is called last and for the
+        servers within quota, returns a deadline, and before that has passed.
 
-        :param credential: what lets us act for the user
-        :returns: why some were left out; empty when none was
-        :raises TrustUnavailable: when it does not, and will not again
-        :raises CloudUnavailable: when something that a build needs does not
-            answer; the gate was not asked
+        :param credential: to act for the user
+        :returns: why some servers were omitted; empty if none was
+        :raises TrustUnavailable: if the credential is invalid, for good
+        :raises CloudUnavailable: if something that a build needs does not
+            answer; ``gate()`` was not called
         """
         ...
 
     def hold(self, server_ids: ty.Collection[str]) -> None:
-        """Show servers as held whose build was put off at the last moment.
+        """Show servers as reserved whose build was deferred at the last
+        moment.
         """
         ...
 
     def revoke(self, credential: str) -> None:
-        """Give back what let us act for a user; nothing when it is gone."""
+        """Revoke a credential; does nothing if it does not exist."""
         ...
 
     def credentials(self) -> set[str]:
-        """All that was ever given to us and is not revoked."""
+        """Return all credentials that we were given and are not revoked."""
         ...
 
     def traces(self, server_ids: ty.Collection[str]) -> dict[str, BuildTrace]:
-        """What there is of the builds that were sent and have not arrived.
+        """Return the traces of builds that were sent and have not arrived.
 
-        Without those that have, or are gone. The cloud has looked at
-        everything that was sent before this question, though it may not be
-        done with it.
+        Servers that have arrived or are deleted are omitted. The cloud has
+        received everything that was sent before this call, though it may not
+        have completed it.
 
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: if the cloud does not answer
         """
         ...
 
     def abandon(self, server_id: str) -> None:
-        """Make a server one that has failed, whose build stood still.
+        """Set a server to failed whose build has stalled.
 
-        What it took is free then. Safe to repeat; nothing when its build
-        goes on after all.
+        This frees its resources. Idempotent; does nothing if its build has
+        continued after all.
         """
         ...
 
     def look(self, server_id: str) -> ObservedServer:
-        """What is true of a server at this moment."""
+        """Return the current state of a server."""
         ...
 
     def delete(self, server_id: str, credential: str | None) -> None:
-        """Ask for the end of a server; nothing when it is gone.
+        """Request the deletion of a server; does nothing if it does not exist.
 
-        :param credential: what lets us act for the owner of its lease. Where
-            that does not do, it is deleted without.
-        :raises CloudUnavailable: when it is worth trying with it once more
+        :param credential: to act for the owner of the lease. If it is not
+            valid, the server is deleted without.
+        :raises CloudUnavailable: if a retry with the credential may succeed
         """
         ...
 
     def bring(self, server_id: str, rest: RestingState, credential: str | None,
               ) -> None:
-        """Ask for a server to be kept like this; nothing when it is gone, or
-        something is being done to it. Safe to repeat.
+        """Request that a server is brought to a resting state. Idempotent;
+        does nothing if it does not exist or is busy.
 
         :param credential: see :meth:`delete`
-        :raises CloudUnavailable: when it cannot be done now; says why
+        :raises CloudUnavailable: if it is not possible now; says why
         """
         ...
 
     def wake(self, server_id: str, credential: str | None,
              deadline: Deadline) -> None:
-        """Ask for a server that is shelved to run again; nothing when it is
-        gone, or something is being done to it. Safe to repeat.
+        """Request that a shelved server runs again. Idempotent; does nothing
+        if it does not exist or is busy.
 
-        :param credential: what lets us act for the owner of its lease
-        :param deadline: after that it is not asked for
-        :raises CloudUnavailable: when it cannot be done now, or it is too
-            late; says why
-        :raises TrustUnavailable: when it takes the owner's name, and that
-            cannot be had
-        :raises Forbidden: when it takes that of the owner of another project
+        :param credential: to act for the owner of its lease
+        :param deadline: after it, no request is made
+        :raises CloudUnavailable: if it is not possible now, or the deadline
+            has passed; says why
+        :raises TrustUnavailable: if it is required to act for the owner, and
+            not possible
+        :raises Forbidden: if it is required to act for the owner of another
+            project
         """
         ...
 
     def copy(self, server_id: str, lease_id: str, name: str,
              credential: str | None, event: str = '', label: str = '',
              ) -> None:
-        """Ask for an image of a server, which the owner of its lease has.
+        """Request an image of a server, which the owner of its lease will own.
 
-        Nothing when there is one of this lease and event, or it is being
-        made. Safe to repeat.
+        Idempotent: does nothing if the image for this lease and event exists
+        or is being created.
 
-        :param name: of the lease; that of the server is added
-        :param event: the one at which it is made; empty: the end of the lease
-        :param label: what is added to its name last
-        :raises CloudUnavailable: when it cannot be made now; says why
+        :param name: of the lease; the server's is appended
+        :param event: the event at which it is created; empty: the end
+        :param label: last part of the name of the image
+        :raises CloudUnavailable: if it is not possible now; says why
         """
         ...
 
     def is_copied(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:
-        """Whether there is an image of a server that was made for a lease,
-        and can be used.
+        """Return whether the image of a server that :meth:`copy` requested for
+        a lease exists and is active.
 
-        :param event: the one at which it was made; empty: the end
+        :param event: the event at which it was created; empty: the end
 
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: if the cloud does not answer
         """
         ...
 
     def release(self, server_id: str) -> None:
-        """Nothing binds a server to a lease any more: it is an ordinary one.
+        """Remove everything that binds a server to its lease.
 
-        Safe to repeat; nothing when it is gone.
+        Idempotent; does nothing if it does not exist.
 
-        :raises CloudUnavailable: when that cannot be done now
+        :raises CloudUnavailable: if it is not possible now
         """
         ...
 
     def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
-        """Which of these servers may be moved to other hosts as they run, as
-        far as they themselves go.
+        """Return those of the servers that can be live-migrated, regardless
+        of hosts.
 
-        Not those that are bound to what they have of their host or to others
-        of a group, that have a task under way, or whose owner wants them
-        kept where they are.
+        Servers are omitted if they are bound to resources of their host or to
+        others of a group, if they have a task under way, or if their owner
+        wants them to stay.
 
-        :returns: by id, whether one may be although it has a lease
-        :raises CloudUnavailable: when that cannot be said now
+        :returns: by id, whether it may be migrated although it has a lease
+        :raises CloudUnavailable: if the cloud does not answer
         """
         ...
 
     def needs(self, server_id: str) -> model.Demand:
-        """What a server needs of a host to move to, and which hosts
-        (``hosts``) are good for it by the cloud's own rules, whatever is free
-        there.
+        """Return what a server needs of a target host, and the hosts
+        (``hosts``) that the cloud's own rules allow, regardless of what is
+        free there.
 
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: if the cloud does not answer
         """
         ...
 
     def free(self, host: str) -> model.Resources:
-        """What a host has left as the cloud counts, which counts those, too,
-        that are within a lease of hosts.
+        """Return the free capacity of a host by the cloud's accounting, which
+        includes servers on leased hosts.
 
         :param host: its uuid
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: if the cloud does not answer
         """
         ...
 
     def move(self, server_id: str, host: str | None, lease_id: str,
              deadline: Deadline) -> str:
-        """Ask for a running server to be moved to another host.
+        """Request the live migration of a server to another host.
 
-        What becomes of that is seen by :meth:`look`: the server is busy until
-        it is there, or stays.
+        :meth:`look` shows the result: the server is busy until it has moved
+        or the migration has failed.
 
-        :param host: its uuid; None: any one that the cloud finds
-        :param lease_id: the lease for which that is done
-        :param deadline: after that it is not asked for
-        :returns: why it stays; empty: the cloud has taken it up
-        :raises CloudUnavailable: when it is not known whether it has
+        :param host: uuid of the target host; None: the cloud chooses
+        :param lease_id: the lease that the migration is for
+        :param deadline: after it, no request is made
+        :returns: why it stays; empty: the cloud has accepted the request
+        :raises CloudUnavailable: if it is unknown whether the cloud has
+            accepted it
         """
         ...
 
     def evacuate(self, server_id: str, lease_id: str, deadline: Deadline,
                  ) -> str:
-        """Ask for a server to be built anew on another host that the cloud
-        finds, as its own has failed and is certain to run nothing.
+        """Request that a server is rebuilt on another host, chosen by the
+        cloud, as its own has failed and certainly runs nothing.
 
-        What becomes of that is seen as for :meth:`move`.
+        :meth:`look` shows the result, as for :meth:`move`.
 
-        :param lease_id: the lease that it has
-        :param deadline: after that it is not asked for
-        :returns: why it stays; empty: the cloud has taken it up
-        :raises CloudUnavailable: when it is not known whether it has
+        :param lease_id: the lease of the server
+        :param deadline: after it, no request is made
+        :returns: why it stays; empty: the cloud has accepted the request
+        :raises CloudUnavailable: if it is unknown whether the cloud has
+            accepted it
         """
         ...
 
     def forget(self, server_id: str) -> None:
-        """Remove what is left of a server that is gone.
+        """Remove the records of a deleted server whose build was never sent.
 
-        For one whose build was never sent; safe to repeat.
+        Idempotent.
         """
         ...
 
 
 class MissingOwners(ty.NamedTuple):
-    """The projects and users that do not exist any more. Those of which
-    nothing is known are not among them.
+    """The projects and users that no longer exist, without those that are
+    unknown.
 
-    :ivar unknown: the ids of these
+    :ivar unknown: ids of which it is not known whether they exist
     """
 
     projects: frozenset[str]
@@ -301,37 +307,38 @@ class MissingOwners(ty.NamedTuple):
 
 
 class Identity(ty.Protocol):
-    """What knows which projects and users exist."""
+    """The interface of the identity service."""
 
     def absent(self, project_ids: ty.Collection[str],
                user_ids: ty.Collection[str]) -> MissingOwners:
-        """Which of these do not exist any more; disabled ones do.
+        """Return those of the projects and users that no longer exist;
+        disabled ones exist.
 
         Costs one request for each of them.
 
-        :raises CloudUnavailable: when nothing can be said of any; says why
+        :raises CloudUnavailable: if no answer was received for any; says why
         """
         ...
 
 
 class Preflight(ty.Protocol):
-    """What knows whether all is there that builds need."""
+    """The interface of the preflight check of builds."""
 
     def preflight(self, call: str, credential: str | None) -> list[str]:
-        """Why a held call could not build its servers now; nothing is done.
+        """Return why a deferred build could not be done now; read-only.
 
         :param call: as for :meth:`Cloud.send`
         :param credential: as for :meth:`Cloud.send`
-        :returns: a sentence for each thing that is in the way
-        :raises CloudUnavailable: when that cannot be said now
+        :returns: one sentence for each problem
+        :raises CloudUnavailable: if the cloud does not answer
         """
         ...
 
 
 class CountedServer(ty.NamedTuple):
-    """A server of a lease that the cloud may count already.
+    """A server of a lease that the cloud's usage may already include.
 
-    :ivar placed: whether a scheduler has let it onto a host
+    :ivar placed: whether a scheduler has admitted it to a host
     """
 
     id: str
@@ -340,11 +347,11 @@ class CountedServer(ty.NamedTuple):
 
 
 class Headroom(ty.NamedTuple):
-    """What the cloud lets leases have of something.
+    """What the leases of a project may use of one of the cloud's limits.
 
-    :ivar limit: what all together may have
-    :ivar used: what of it is in use beside leases; below zero where more of
-        their servers is taken off than the cloud has counted
+    :ivar limit: the limit of the project's total usage
+    :ivar used: usage other than by leases; negative if more was subtracted
+        for servers of leases than the cloud has counted
     """
 
     limit: int
@@ -352,25 +359,25 @@ class Headroom(ty.NamedTuple):
 
 
 class Quota(ty.Protocol):
-    """The cloud's own limits."""
+    """The cloud's own quota."""
 
     def amounts(self, servers: int, resources: model.Resources,
                 ) -> ty.Mapping[str, int]:
-        """What servers take of it, all together, by its own names."""
+        """Return the total quota usage of servers, by the cloud's names."""
         ...
 
     def headroom(
             self, project_id: str, user_id: str | None,
             names: ty.Collection[str],
             servers: ty.Sequence[CountedServer]) -> ty.Mapping[str, Headroom]:
-        """What leases may have, with all else that a project has in the cloud.
+        """Return what leases may use, given all other usage of a project.
 
-        :param user_id: whose leases these are, for a quota of his own; None:
-            those of the whole project
-        :param names: of what; some at least
-        :param servers: those of leases that the cloud may count already, which
-            are not to count twice
-        :returns: by name; without those that are not limited
-        :raises CloudUnavailable: when that cannot be found out
+        :param user_id: the user whose leases count, for quota by user; None:
+            all leases of the project
+        :param names: quota names to return at least
+        :param servers: servers of leases that the cloud may already count, so
+            as not to count them twice
+        :returns: by name; without those that are unlimited
+        :raises CloudUnavailable: if the cloud does not answer
         """
         ...

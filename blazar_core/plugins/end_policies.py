@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""End policies: what is done to the servers of a lease at its end, by name.
+"""End policies: what happens to the servers of a lease at its end, by name.
 
-``on_end`` of a lease has the names of some, separated by commas, in the order
-in which they are carried out: ``snapshot,delete``.
+``on_end`` of a lease is a comma-separated list of policies in the order in
+which they are carried out: ``snapshot,delete``.
 """
 
 import abc
@@ -17,18 +17,18 @@ __all__ = ['DELETE', 'Delete', 'EndPolicy', 'EndedServer', 'Policies',
            'Steps', 'Stop', 'Suspend', 'missing', 'moving', 'needs_owner',
            'next_of', 'ordered', 'steps_of']
 
-#: The name of what is done if nothing else is wanted, and to the servers of
-#: a lease whose deletion was asked for.
+#: Name of the default policy, and of the policy for the servers of a lease
+#: that is deleted.
 DELETE = 'delete'
-#: The name of what is done to a server that cannot stay where it is.
+#: Name of the policy for a server that cannot stay on its host.
 SHELVE = 'shelve'
 
 
 class EndedServer(ty.NamedTuple):
-    """A server whose lease is over.
+    """A server of a lease that has ended.
 
     :ivar project_id: that of the lease
-    :ivar credential: what lets us act for the owner of the lease
+    :ivar credential: to act for the owner of the lease
     """
 
     server_id: str
@@ -39,51 +39,52 @@ class EndedServer(ty.NamedTuple):
 
 
 class EndPolicy(abc.ABC):
-    """What is done to each server; one object serves all threads.
+    """A policy that is applied to each server; an instance is shared by all
+    threads.
 
-    Only to servers that have run: those that wait for their build, or could
-    not be built, are deleted.
+    It is applied to servers that have run. Servers that wait for their build,
+    or could not be built, are deleted.
     """
 
-    #: Whether it is for servers on whole hosts only, which have no bookings
-    #: of their own; all others are deleted. It may take as long as it likes.
+    #: Whether it is only for servers on whole hosts, which have no bookings of
+    #: their own, and has no time limit; all other servers are deleted.
     for_guests: ty.ClassVar[bool] = False
-    #: What is done first of several; only one of a rank is.
+    #: Order among several policies; at most one of each rank is applied.
     rank: ty.ClassVar[int] = 2
-    #: Whether the server is where it is when it is done, and needs its room
-    #: for ever. Where there is none it is shelved, for which one
+    #: Whether the server then stays on its host, which needs its capacity
+    #: indefinitely. Without that capacity it is shelved, for which a policy
     #: :attr:`needs_owner`.
     stays: ty.ClassVar[bool] = False
-    #: Whether something else has to be done after it.
+    #: Whether another policy has to follow it.
     goes_on: ty.ClassVar[bool] = False
-    #: Whether it cannot be done without what lets us act for the owner.
+    #: Whether it requires a credential to act for the owner.
     needs_owner: ty.ClassVar[bool] = False
-    #: Whether the server, or what is made of it, is there when it is done.
+    #: Whether the server, or an image of it, is kept.
     keeps: ty.ClassVar[bool] = False
 
     @abc.abstractmethod
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
-        """Ask the cloud for this step of a server; safe to repeat.
+        """Request this step for a server. Idempotent.
 
-        It is asked for again, after pauses that grow, until :meth:`is_over`.
-        What raises is logged, and keeps no other server of the lease.
+        The request is repeated, after increasing pauses, until
+        :meth:`is_over`. An exception is logged, and does not affect the other
+        servers of the lease.
 
-        :raises CloudUnavailable: when it is worth trying once more; says why
+        :raises CloudUnavailable: if a retry may succeed; says why
         """
 
     @abc.abstractmethod
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:
-        """Whether this step of a server is done; also when a later one
-        is.
+        """Return whether this step, or a later one, is done for a server.
 
-        :param seen: how it was seen last
-        :raises CloudUnavailable: when that cannot be said now
+        :param seen: the last known state of the server
+        :raises CloudUnavailable: if the cloud does not answer
         """
 
 
 class Delete(EndPolicy):
-    """The server goes, and what Nova deletes with it."""
+    """Delete the server, and what Nova deletes with it."""
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
         cloud.delete(ended.server_id, ended.credential)
@@ -94,14 +95,14 @@ class Delete(EndPolicy):
 
 
 class Recycle(EndPolicy):
-    """The server may stay as long as it likes, and its host with it: nobody
-    else gets that before.
+    """Let the server keep running for as long as its owner wants; no other
+    lease gets its host until then.
     """
 
     for_guests = True
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
-        """Nothing is done to it."""
+        """Do nothing."""
 
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:
@@ -109,7 +110,7 @@ class Recycle(EndPolicy):
 
 
 class Snapshot(EndPolicy):
-    """An image of the server is made first, which its owner has."""
+    """Create an image of the server first, which its owner will own."""
 
     rank = 1
     goes_on = keeps = needs_owner = True
@@ -125,7 +126,7 @@ class Snapshot(EndPolicy):
 
 
 class _Rest(EndPolicy):
-    """The server is kept, in another state."""
+    """Keep the server, in another state."""
 
     keeps = needs_owner = True
     rest: ty.ClassVar[cloud_api.RestingState]
@@ -135,14 +136,14 @@ class _Rest(EndPolicy):
 
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:
-        # However its user has turned it off.
+        # Any resting state will do for a server that stays.
         return seen.state is cloud_api.ServerState.GONE or (
             seen.rest is not None if self.stays else
             seen.rest is self.rest and seen.host is None)
 
 
 class Stop(_Rest):
-    """The server is turned off, and is an ordinary one."""
+    """Stop the server and turn it into an ordinary one."""
 
     rank = 0
     stays = True
@@ -150,7 +151,7 @@ class Stop(_Rest):
 
 
 class Suspend(_Rest):
-    """The server is suspended, and is an ordinary one."""
+    """Suspend the server and turn it into an ordinary one."""
 
     rank = 0
     stays = True
@@ -158,54 +159,54 @@ class Suspend(_Rest):
 
 
 class Shelve(_Rest):
-    """The server is shelved and takes no room; it may be unshelved where
-    there is some.
+    """Shelve the server, so that it uses no capacity; it can be unshelved
+    where there is some.
     """
 
     rest = cloud_api.RestingState.SHELVED
 
 
 class Release(EndPolicy):
-    """The server is an ordinary one, as it is."""
+    """Turn the server into an ordinary one as it is."""
 
     stays = keeps = needs_owner = True
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
-        """Nothing is done to it."""
+        """Do nothing."""
 
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:
         return True
 
 
-#: By name; what is named there once, and is not there any more, is
-#: :data:`DELETE`: the room is promised to others.
+#: Policies by name. A policy of a lease that is no longer installed is
+#: replaced by :data:`DELETE`, as the capacity is reserved by other leases.
 Policies: ty.TypeAlias = ty.Mapping[str, EndPolicy]
-#: What is done to a server, one after the other.
+#: The policies that are applied to a server, in this order.
 Steps: ty.TypeAlias = list[EndPolicy]
 
 
 def missing(on_end: str, policies: Policies) -> list[str]:
-    """What of ``on_end`` nobody here knows how to do."""
+    """Return the names in ``on_end`` of policies that are not installed."""
     return [name for name in on_end.split(',') if name not in policies]
 
 
 def steps_of(on_end: str, policies: Policies) -> Steps:
-    """What is done at an end, one after the other."""
+    """Return the policies in ``on_end``, in their order."""
     return [policies[name] for name in on_end.split(',')]
 
 
 def moving(its: Steps, policies: Policies) -> Steps:
-    """What is done to a server that cannot stay where it is."""
+    """Return the policies for a server that cannot stay on its host."""
     last = policies.get(SHELVE, policies[DELETE])
     return [*(one for one in its if one.rank < last.rank), last]
 
 
 def ordered(names: ty.Collection[str], policies: Policies) -> str:
-    """``on_end``, from what somebody wants to be done in any order.
+    """Return ``on_end`` for policies that a user has chosen in any order.
 
-    :param names: of policies that there are
-    :raises InvalidLeaseParams: when they cannot be done together
+    :param names: of installed policies
+    :raises InvalidLeaseParams: if they cannot be combined
     """
     names = sorted(dict.fromkeys(names), key=lambda one: policies[one].rank)
     for one, other in zip(names, names[1:], strict=False):
@@ -223,19 +224,19 @@ def ordered(names: ty.Collection[str], policies: Policies) -> str:
 
 
 def needs_owner(on_end: str, policies: Policies) -> bool:
-    """Whether something of ``on_end`` is done in the name of the owner."""
+    """Return whether a policy in ``on_end`` requires to act for the owner."""
     return any(policies[name].needs_owner for name in on_end.split(',')
                if name in policies)
 
 
 def next_of(steps: Steps, cloud: cloud_api.Cloud, ended: EndedServer,
             seen: cloud_api.ObservedServer) -> EndPolicy | None:
-    """The next step of a server; None: all are done.
+    """Return the next step of a server; None: all are done.
 
-    One that is shelved takes no room, and is left so where anything of it was
-    to be kept: Nova makes no image of it.
+    A server that is already shelved uses no capacity, and is left as it is if
+    any of the steps keeps something: Nova cannot create an image of it.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if the cloud does not answer
     """
     if (seen.rest is cloud_api.RestingState.SHELVED and seen.host is None and
             any(policy.keeps for policy in steps)):

@@ -2,15 +2,15 @@
 
 """Resource types: what can be reserved, and how.
 
-All that tells one kind of thing from another stands in its class. The code
-that makes, starts, ends, heals or shows reservations asks the class, and knows
-none by its name.
+Everything specific to a resource type is in its class. The code that creates,
+starts, ends, heals or shows reservations calls the class, and knows no type by
+name.
 
-A reservation holds so many **bookings**, each a part of one host. Where
-servers take them (:attr:`BaseResourceType.for_servers`), these come when the
-reservation has begun, and leave; where a boot asked for the lease, its servers
-have their bookings from the beginning, and keep them until they go. Else the
-lease itself holds them.
+A reservation has a number of **bookings**, each a part of one host. If servers
+use them (:attr:`BaseResourceType.for_servers`), the servers are added after
+the start of the reservation, and removed. The servers of a boot that requested
+a lease have their bookings from the beginning until they are deleted.
+Otherwise the bookings have no servers.
 """
 
 import abc
@@ -32,7 +32,7 @@ __all__ = ['HostedServer', 'BaseResourceType', 'ReservationContext',
            'kept_for', 'context_of', 'unknown']
 
 _EVENT = re.compile(r'[A-Za-z0-9_.-]+')
-#: What the column of an event's type holds.
+#: Size of the column of an event's type.
 _LONGEST = 66
 
 Values: ty.TypeAlias = dict[str, ty.Any]
@@ -40,17 +40,18 @@ Values: ty.TypeAlias = dict[str, ty.Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReservationContext:
-    """A reservation, as its resource type is told of it.
+    """A reservation as it is passed to its resource type.
 
-    :ivar params: what was asked for, in the API's words; empty for a boot
-    :ivar spec: what its type keeps beside that
+    :ivar params: the requested parameters, as in the API; empty for a boot
+    :ivar spec: additional data that its type stores
     :ivar hosts: the uuid of the host of each booking that has one
-    :ivar services: by uuid of these, what runs the host
-    :ivar call: for a boot: the call that builds its servers, while it is kept
+    :ivar services: the service hosts of these, by uuid
+    :ivar call: for a boot: the call that builds its servers, while it is
+        stored
     :ivar kept: for a boot: its servers, if they are kept from one occurrence
         to the next
-    :ivar window: when they are there; None: that is not known yet
-    :ivar servers: those of its bookings
+    :ivar window: the window in which its servers exist; None: not known yet
+    :ivar servers: the servers of its bookings
     """
 
     id: str
@@ -67,8 +68,9 @@ class ReservationContext:
     servers: tuple[str, ...] = ()
 
     def may_own(self, project_id: str) -> bool:
-        """Return whether something of a project that says that it is of this
-        reservation may be: of one that is :func:`unknown`, whatever says so.
+        """Return whether an object of a project that is marked with this
+        reservation may belong to it. For one that is :func:`unknown`, any
+        object with that mark may.
         """
         return self.project_id in ('', project_id)
 
@@ -76,7 +78,7 @@ class ReservationContext:
 class HostedServer(ty.NamedTuple):
     """A server on a host of a reservation of hosts.
 
-    :ivar service_host: what runs the host
+    :ivar service_host: the service host of that host
     """
 
     id: str
@@ -85,11 +87,10 @@ class HostedServer(ty.NamedTuple):
 
 
 class Requirements(ty.NamedTuple):
-    """What a user asks for, as it is booked.
+    """The booked form of a user's request.
 
-    :ivar spec: what the type wants to find in :attr:`ReservationContext.spec`;
-        JSON
-    :ivar warnings: what of it is not reserved, in sentences
+    :ivar spec: the future :attr:`ReservationContext.spec`; JSON
+    :ivar warnings: sentences about what is requested and not reserved
     """
 
     demand: model.Demand
@@ -98,233 +99,233 @@ class Requirements(ty.NamedTuple):
 
 
 class BaseResourceType(abc.ABC):
-    """A kind of thing that leases hold; one object serves all threads.
+    """A kind of reservation; an instance is shared by all threads.
 
-    What it does to a cloud may be asked for again after a crash, or by two
-    processes at once, and must then do no harm. What raises is tried again
-    after a pause.
+    Calls that change the cloud must be idempotent: they may be repeated after
+    a crash, or made by two processes at once. A call that raises an exception
+    is retried after a pause.
     """
 
-    #: Whether servers take its bookings.
+    #: Whether servers use its bookings.
     for_servers: ty.ClassVar[bool] = False
-    #: Whether it is whole hosts, on which servers come and go.
+    #: Whether it reserves whole hosts, for any servers of its project.
     has_hosts: ty.ClassVar[bool] = False
-    #: The parameters that may be changed when it has begun.
+    #: Parameters that may be changed after the start.
     changeable: ty.ClassVar[ty.Collection[str]] = ('amount',)
 
     @property
     def is_for_boots(self) -> bool:
-        """Whether it is used by booting servers: else nobody is told when it
-        is used, and it is no no-show.
+        """Whether it is used by booting servers. Otherwise its first use is
+        not noticed, and it is never a no-show.
         """
         return self.for_servers or self.has_hosts
 
     @abc.abstractmethod
     def demand(self, reserved: ReservationContext) -> model.Demand:
-        """What a reservation needs of hosts as of now, to be bound anew.
+        """Return the current demand of a reservation, for a reassignment.
 
-        :raises Refused: when no host may be used at all
-        :raises CloudUnavailable: when that cannot be said now
+        :raises Refused: if no host may be used
+        :raises CloudUnavailable: if the cloud does not answer
         """
 
     def check_window(self, reserved: ReservationContext) -> None:
-        """Make sure that a reservation can have another window where it is,
-        but for capacity.
+        """Check whether anything but capacity keeps a reservation from having
+        another window on its hosts.
 
         :param reserved: with that window
-        :raises Refused: when it cannot; ``latest_end`` is when it has to have
-            left
-        :raises CloudUnavailable: when that cannot be said now
+        :raises Refused: if it cannot; ``latest_end`` is when it has to leave
+        :raises CloudUnavailable: if the cloud does not answer
         """
 
     def start(self, reserved: ReservationContext) -> None:
-        """The time of a reservation has come: let it be used."""
+        """Make a reservation usable when it starts."""
 
     def end(self, reserved: ReservationContext) -> None:
-        """The time of a reservation is over: let nobody use it."""
+        """Make a reservation unusable when it ends."""
 
     def guests(self, reserved: ReservationContext, host: str | None = None,
                ) -> ty.Collection[str]:
-        """The servers that are where only those of a reservation may be, and
-        have no bookings of their own: they come to their end before it does.
+        """Return the servers on hosts that only this reservation may use,
+        without bookings of their own. They are removed before it ends.
 
-        :param host: the uuid of one, where others do not matter
+        :param host: uuid of the only host to query; None: all
         """
         return ()
 
     def hosted(self, service_hosts: ty.Collection[str],
                ) -> ty.Collection[HostedServer]:
-        """The servers on hosts that a reservation has, to be shown: unlike
-        :meth:`guests`, not those that are on their way there.
+        """Return the servers on hosts of a reservation, for the API: unlike
+        :meth:`guests`, without those that are still migrating there.
 
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: if the cloud does not answer
         """
         return ()
 
     @property
     def cleaning_seconds(self) -> int:
-        """How long it takes, at most, to ask for some hosts to be cleaned.
+        """The maximum seconds that a call of :meth:`clean` takes.
 
-        So long nobody else asks for them.
+        No other process calls it during that time.
         """
         return 0
 
     def clean(self, reserved: ReservationContext, hosts: ty.Collection[str],
               deadline: cloud_api.Deadline) -> ty.Collection[str]:
-        """Make hosts ready for the next one; none of :meth:`guests` is left.
+        """Clean hosts for the next lease; no server of :meth:`guests` is left.
 
-        Called again, after a pause, for those that are not ready yet.
+        Called again, after a pause, for the hosts that are not ready yet.
 
-        :param hosts: the uuids of the hosts to make ready
-        :param deadline: nothing may begin after that: they may be somebody
-            else's
-        :returns: the uuids of those that are ready
+        :param hosts: uuids of the hosts to clean
+        :param deadline: no action may start after it, as the hosts may have
+            been assigned again
+        :returns: uuids of the hosts that are ready
         """
         return hosts
 
     @property
     def hosts_leave(self) -> bool:
-        """Whether hosts that it had serve everybody again, as soon as nothing
-        else is booked there.
+        """Whether its hosts are available to all workloads again after a
+        lease, once nothing else is booked there.
         """
         return False
 
     def changed(self, reserved: ReservationContext) -> None:
-        """A reservation that has begun has other bookings: others of them,
-        on other hosts, or on none any more.
+        """Handle other bookings of a reservation that has started: other
+        hosts, another number, or none at all.
         """
 
     @property
     def minds_changes(self) -> bool:
-        """Whether :meth:`changed` has something to do."""
+        """Whether :meth:`changed` is implemented."""
         return type(self).changed is not BaseResourceType.changed
 
     def belongs(self, reserved: ReservationContext) -> None:
-        """A reservation that has begun is its project's from now on, and not
-        that of another any more, whichever that was.
+        """Transfer a reservation that has started to its project from
+        whichever had it before.
         """
 
     @property
     def minds_owner(self) -> bool:
-        """Whether :meth:`belongs` has something to do."""
+        """Whether :meth:`belongs` is implemented."""
         return type(self).belongs is not BaseResourceType.belongs
 
     def servers_of(self, reserved: ReservationContext) -> ty.Collection[str]:
-        """Those of :meth:`guests`, and of others that will be back, that are
-        of the project of a reservation, and were let in by right of that
-        alone.
+        """Return the servers of the reservation's project that use it only
+        because the project owns it: of :meth:`guests`, and shelved ones.
         """
         return ()
 
     def events(self, window: model.Window) -> ty.Mapping[str, int]:
-        """Events of its own: by name (letters, digits, ``_.-``), when they
-        happen. What is not within the window happens at its start or end.
+        """Return the times of events of its own by name (letters, digits,
+        ``_.-``). A time outside the window is replaced by its start or end.
         """
         return {}
 
     def happens(self, event_type: str, reserved: ReservationContext) -> None:
-        """An event has come between start and end: that the end is near
-        (``before_end_lease``), or one of :meth:`events`, by its name.
+        """Handle an event between start and end: ``before_end_lease``, or one
+        of :meth:`events`, by its name.
         """
 
     @property
     def minds_events(self) -> bool:
-        """Whether :meth:`happens` has something to do."""
+        """Whether :meth:`happens` is implemented."""
         return type(self).happens is not BaseResourceType.happens
 
 
 class ResourceType(BaseResourceType):
-    """One that users ask for by its name, with parameters."""
+    """A resource type that users request by name, with parameters."""
 
-    #: The parameters, each with an example of its value.
+    #: The parameters, with an example of each value.
     parameters: ty.ClassVar[ty.Mapping[str, str]]
-    #: What clients send that it does not have: each with the values by which
-    #: nothing is asked for.
+    #: Parameters that clients send although the type does not have them, each
+    #: with the values that request nothing.
     without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {}
 
     @abc.abstractmethod
     def read(self, values: Values) -> Values:
-        """What a user wrote, as it is kept and shown: ``amount`` and all.
+        """Parse the parameters of a request into those that are stored and
+        shown, which include ``amount``.
 
-        :param values: by the names of :attr:`parameters`, none of them null
-        :raises InvalidLeaseParams: when one is missing or wrong
+        :param values: by the names of :attr:`parameters`, without nulls
+        :raises InvalidLeaseParams: if one is missing or invalid
         """
 
     @abc.abstractmethod
     def wanted(self, asking: ty.Any, params: Values) -> Requirements:
-        """What these parameters need of hosts.
+        """Return what these parameters need of hosts.
 
         :param asking: has the ``project_id`` and ``user_id`` of the request
-        :raises InvalidLeaseParams: when there is no such thing
-        :raises Refused: when no host may be used at all
+        :raises InvalidLeaseParams: if they name something that does not exist
+        :raises Refused: if no host may be used
         """
 
     def beside(self, asking: ty.Any, reservation_id: str,
                demand: model.Demand) -> model.Demand:
-        """What is wanted of hosts, where a reservation may have some already
-        with which others have to go together.
+        """Return a demand limited to hosts that are compatible with those that
+        the reservation may already have.
 
         :param asking: see :meth:`wanted`
         """
         return demand
 
     def written(self, params: ty.Mapping[str, ty.Any]) -> Values:
-        """What a user would write to get these parameters again."""
+        """Return the request that would yield these parameters."""
         return {key: value for key, value in params.items()
                 if key in self.parameters}
 
     def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
-        """What the API says of a reservation, beside what it says of all.
+        """Return what the API shows of a reservation in addition to the keys
+        that all have.
 
         :param reservation: its ``id``, ``status`` and ``params``, and
-            ``spec`` as :meth:`wanted` has it
+            ``spec`` as returned by :meth:`wanted`
         """
         return dict(reservation['params'])
 
     def hosts(self) -> ty.Iterable[model.HostFacts] | None:
-        """All that there is of it, in a pool of its own; None: it is a part
-        of what the hosts of the cloud have.
+        """Return the complete inventory of a pool of its own; None: it uses
+        the hosts of the cloud.
 
-        Asked now and then, and no change is seen earlier. Its resource
-        classes must be its own (``CUSTOM_...``), or others would book them.
+        Called periodically; changes are not noticed earlier. Its resource
+        classes must be its own (``CUSTOM_...``), as others would book them.
         """
         return None
 
-    #: Under which name leases show the hosts of a reservation; empty: they
-    #: do not.
+    #: The key under which leases show the hosts of a reservation; empty: they
+    #: are not shown.
     shows_hosts: ty.ClassVar[str] = ''
 
     def examined(self, known: ty.Sequence[model.HostFacts],
                  holders: ty.Mapping[str, ty.Collection[str]],
                  ) -> ty.Iterable[model.HostFacts]:
-        """What those hosts have now that an operator enrolls one by one; asked
-        as :meth:`hosts` is, where that has none.
+        """Return the current inventory of hosts that an operator enrolls one
+        by one; called like :meth:`hosts`, if that returns None.
 
-        :param known: as they are recorded
-        :param holders: by uuid, the projects of the leases that are there now
-        :raises CloudUnavailable: when that cannot be said now
+        :param known: the hosts as recorded
+        :param holders: by uuid, the projects of the current leases there
+        :raises CloudUnavailable: if the cloud does not answer
         """
         return known
 
     def check_change(self, before: ty.Mapping[str, ty.Any], params: Values,
                      ) -> None:
-        """Make sure that a reservation may become something else.
+        """Check that a reservation may be changed to other parameters.
 
         :param before: see :meth:`show`
-        :raises InvalidLeaseParams: when it may not; says why
+        :raises InvalidLeaseParams: if it may not; says why
         """
 
     def opened(self) -> ty.Collection[str] | None:
-        """The ids of all reservations that can be used now, as the cloud
-        has them; None: it has nothing to show for them.
+        """Return the ids of all reservations that are usable in the cloud now;
+        None: the cloud does not represent them.
         """
         return None
 
 
 class _MissingType(BaseResourceType):
-    """A resource type that is not installed any more, or not here.
+    """A resource type that is not installed, or not on this host.
 
-    What needs it waits until it is; nothing else does.
+    Calls that need it are retried until it is; others do nothing.
     """
 
     def __init__(self, name: str) -> None:
@@ -351,8 +352,8 @@ class _MissingType(BaseResourceType):
 class ResourceTypes:
     """The resource types of an installation.
 
-    :param named: those that users may ask for, by their names
-    :param booted: of what comes with a boot
+    :param named: the types that users can request, by name
+    :param booted: the type of reservations that boots create
     """
 
     def __init__(self, named: ty.Mapping[str, ResourceType],
@@ -361,9 +362,9 @@ class ResourceTypes:
         self._booted = booted
 
     def of(self, name: str, booted: bool) -> BaseResourceType:
-        """The type of a reservation.
+        """Return the type of a reservation.
 
-        :param booted: whether it came with a boot
+        :param booted: whether it was created by a boot
         """
         if booted:
             return self._booted
@@ -371,20 +372,21 @@ class ResourceTypes:
 
     @property
     def serverless(self) -> list[str]:
-        """The names of those whose bookings no servers take."""
+        """The names of types whose bookings have no servers."""
         return [name for name, kind in self.named.items()
                 if not kind.for_servers]
 
     def of_row(self, reservation: models.Reservation) -> BaseResourceType:
-        """The same for a row."""
+        """Return the type of a reservation by its row."""
         return self.of(reservation.resource_type, reservation.booted)
 
     def events(self, reserved: ty.Iterable[tuple[str, bool]],
                window: model.Window) -> dict[str, int]:
-        """When the events of a lease's reservations' own happen to it.
+        """Return the times of the events that the types of a lease's
+        reservations define.
 
-        :param reserved: the type of each, and whether it came with a boot
-        :raises ConfigurationError: when one is not what an event can be
+        :param reserved: the type of each, and whether a boot created it
+        :raises ConfigurationError: if the name of an event is invalid
         """
         return {_event_of(name, event): min(
             max(int(time), window.start), window.end)
@@ -393,13 +395,13 @@ class ResourceTypes:
 
     def reserved(self, session: orm.Session, lease: models.Lease,
                  ) -> list[tuple[BaseResourceType, ReservationContext]]:
-        """The reservations of a lease, each with its type."""
+        """Return the reservations of a lease, each with its type."""
         return [(self.of_row(one), context_of(session, one))
                 for one in lease.reservations]
 
 
 def _event_of(resource_type: str, name: str) -> str:
-    """What an event of a type's own is called; no user may call one so."""
+    """Return the full name of a type's event, which users cannot choose."""
     event_type = f'{resource_type}:{name}'
     if not _EVENT.fullmatch(name) or len(event_type) > _LONGEST:
         raise errors.ConfigurationError(
@@ -409,7 +411,7 @@ def _event_of(resource_type: str, name: str) -> str:
 
 
 def unknown(reservation_id: str) -> ReservationContext:
-    """A reservation that the books do not have any more, to be ended."""
+    """Return a reservation that is no longer in the database, to end it."""
     return ReservationContext(reservation_id, '', '', '', {}, {})
 
 
@@ -420,7 +422,7 @@ _HOSTS = sa.select(
 
 def context_of(session: orm.Session, reservation: models.Reservation,
                call: str | None = None) -> ReservationContext:
-    """What the type of a reservation is told of it."""
+    """Return a reservation as it is passed to its type."""
     lease = reservation.lease
     hosts = {row.id: row for row in session.execute(_HOSTS, {
         'hosts': list({one.host_id for one in reservation.bookings})})}
@@ -433,7 +435,7 @@ def context_of(session: orm.Session, reservation: models.Reservation,
         kept_for(session, reservation),
         None if lease.status in states.SEEKING else model.stay(
             lease.booked(model.Window(lease.start_date, max(
-                # It may have been ended as it began.
+                # The lease may have been ended at its start.
                 lease.start_date + 1, lease.end_date))), lease.on_end),
         tuple(one.server_id for one in reservation.bookings
               if one.server_id is not None))
@@ -441,7 +443,7 @@ def context_of(session: orm.Session, reservation: models.Reservation,
 
 def kept_for(session: orm.Session, reservation: models.Reservation,
              ) -> tuple[str, ...]:
-    """The servers of a boot that are kept from one occurrence to the next."""
+    """Return the servers of a boot that are kept between occurrences."""
     recurs = reservation.lease.recurrence_id
     found = session.get(models.Recurrence, recurs) if (
         recurs is not None and reservation.booted) else None

@@ -2,15 +2,15 @@
 
 """Audit the reservation database.
 
-Processes keep the database consistent. The audit looks for what a crash
-between two transactions, a restored backup or a manual change of the tables
-may have left. It reads in time linear in the bookings, with a few statements:
+Processes keep the database consistent. The audit finds what a crash between
+two transactions, a restored backup or a manual change of the tables may have
+left. It takes a few statements and time linear in the number of bookings:
 
-* :mod:`~blazar_core.audit.unfinished`: leases that are not over, and their
-  events;
+* :mod:`~blazar_core.audit.unfinished`: leases that are not terminated, and
+  their events;
 * :mod:`~blazar_core.audit.leftovers`: rows that belong to no lease, and
   encrypted data;
-* :mod:`~blazar_core.audit.overbooked`: the rule of capacity, on each host;
+* :mod:`~blazar_core.audit.overbooked`: the capacity rule on each host;
 * :mod:`~blazar_core.audit.findings`: the differences that these report.
 """
 
@@ -32,11 +32,11 @@ __all__ = ['Audit']
 
 
 class Audit:
-    """Looks for what is wrong in the books.
+    """Finds inconsistencies in the reservation database.
 
-    :param life: what mends do, as the engine would
-    :param opens: opens a sealed text
-    :param late: seconds after which a due event should be under way
+    :param life: the handlers of the engine, by which differences are fixed
+    :param opens: decrypts a text
+    :param late: seconds after which a due event should have been claimed
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -49,7 +49,7 @@ class Audit:
         self._sealed = leftovers.Sealed(database, life, opens)
 
     def size(self) -> dict[str, int]:
-        """How much there is to compare."""
+        """Return the numbers of objects that are compared."""
         with self._database.reader() as session:
             return {
                 'leases': session.scalars(
@@ -61,7 +61,7 @@ class Audit:
                     sa.select(sa.func.count(models.Host.id))).one()}
 
     def differences(self) -> ty.Iterator[Difference]:
-        """What is wrong."""
+        """Yield all differences."""
         yield from self._unfinished.differences()
         yield from self._unfinished.overdue()
         yield from self._remains.differences()
@@ -69,11 +69,11 @@ class Audit:
         yield from self._sealed.differences()
 
     def overdue(self) -> ty.Iterator[Difference]:
-        """The events that no worker carries out."""
+        """Yield the events that no worker carries out."""
         return self._unfinished.overdue()
 
     def credentials(self) -> dict[str, tuple[str, str, str]]:
-        """What lets us act for owners of leases, opened.
+        """Return the decrypted credentials of leases.
 
         :returns: to each credential the id, name and status of its lease
         """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Differences between what is recorded and what should be, as sentences."""
+"""Differences between the recorded and the expected state, as sentences."""
 
 import dataclasses
 import typing as ty
@@ -9,10 +9,10 @@ from blazar_core.common import clocks
 
 __all__ = ['Difference', 'LISTENER', 'Mend', 'STUCK', 'named', 'when']
 
-#: Seconds after which what goes on by itself should have.
+#: Seconds after which a pending action should have been completed.
 STUCK = 300
 
-#: What an operator is told when no worker does it.
+#: Remedy of a difference that a running worker would fix.
 LISTENER = (
     'blazar-listener does it; check that one is running, and read its log')
 
@@ -21,13 +21,13 @@ Mend: ty.TypeAlias = ty.Callable[[], object]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that is not as it should be.
+    """An inconsistency.
 
-    :param key: two looks have found the same when this is the same
-    :param text: what it is, in words
-    :param remedy: what ``mend`` would do, or what is left to the operator
-    :param mend: makes it right; harmless when it is right by then
-    :param mend_after: the time before which it may still be under way
+    :param key: equal keys of two audits mean the same difference
+    :param text: its description
+    :param remedy: what ``mend`` does, or what the operator can do
+    :param mend: fixes it; does nothing if it no longer exists
+    :param mend_after: the time before which it may still be in progress
     """
 
     key: tuple[ty.Hashable, ...]
@@ -38,10 +38,10 @@ class Difference:
 
 
 def named(lease_id: str, name: str) -> str:
-    """A lease, as all lines name it."""
+    """Return the name of a lease for a line of the report."""
     return f'Lease {lease_id} ({name})'
 
 
 def when(seconds: int) -> str:
-    """A time, as all lines show it."""
+    """Return a time for a line of the report."""
     return f'{clocks.minute(seconds)} UTC'

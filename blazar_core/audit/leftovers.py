@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rows that belong to no lease, encrypted builds and trusts included."""
+"""Rows that belong to no lease, including encrypted builds and trusts."""
 
 import collections
 import contextlib
@@ -26,22 +26,22 @@ __all__ = ['Remains', 'Sealed']
 
 
 class Remains:
-    """Looks at what leases and bookings have left behind."""
+    """Finds leftovers of leases and bookings."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
         self._clock = clock
 
     def differences(self) -> ty.Iterator[Difference]:
-        """What has no business there."""
+        """Yield the leftovers."""
         yield from self._of_the_dead()
         yield from self._unlike()
         yield from self._without_lease()
 
     def _of_the_dead(self) -> ty.Iterator[Difference]:
-        """Leases that are over have nothing but their record.
+        """Yield terminated leases that still have bookings, builds or events.
 
-        Bookings with servers are left to checks that can ask for the servers.
+        Bookings with servers are left to checks that can query the servers.
         """
         parts = {
             'bookings': sa.select(models.Reservation.lease_id).join(
@@ -84,8 +84,8 @@ class Remains:
                 event.enter(states.Event.DONE, self._clock.now())
 
     def _unlike(self) -> ty.Iterator[Difference]:
-        """Bookings that take room are over the window of their lease; those
-        of hosts that a lease got when it had begun are since then.
+        """Yield bookings whose window is not that of their lease. Bookings of
+        hosts that were assigned to a started lease may start later.
         """
         later = sa.and_(
             models.Booking.server_id.is_(None),
@@ -105,7 +105,7 @@ class Remains:
                 .join(models.Booking.reservation)
                 .join(models.Reservation.lease)
                 .where(
-                    # Where room is made others are kept off for longer.
+                    # IN_PROGRESS: longer bookings keep other leases off.
                     models.Lease.status.not_in((
                         states.Lease.IN_PROGRESS, states.Lease.TERMINATED)),
                     models.Booking.host_id.is_not(None),
@@ -154,15 +154,15 @@ class Remains:
                              [ledger.Edit(row, None)])
 
 
-#: How many sealed texts are read at a time; one may have megabytes.
+#: Number of encrypted texts per query; a text can have megabytes.
 _BATCH = 100
 
 
 class Sealed:
-    """Looks at what is sealed.
+    """Finds encrypted data that cannot be decrypted or is not needed.
 
-    :param life: what mends do, as the engine would
-    :param opens: opens a sealed text
+    :param life: the handlers of the engine, by which differences are fixed
+    :param opens: decrypts a text
     """
 
     def __init__(self, database: api.Database, life: handlers.Handlers,
@@ -172,7 +172,7 @@ class Sealed:
         self._opens = opens
 
     def differences(self) -> ty.Iterator[Difference]:
-        """What is kept sealed opens, and is kept only while it is needed."""
+        """Yield data that no key decrypts, and trusts of ended leases."""
         for table, what in ((models.HeldBuild, 'the build of its servers'),
                             (models.Credential, 'the trust of its owner')):
             for row in self._rows(table):
@@ -201,7 +201,7 @@ class Sealed:
 
     def _rows(self, table: type[models.HeldBuild | models.Credential],
               ) -> ty.Iterator[ty.Any]:
-        """What somebody may still need to open, with its lease."""
+        """Yield the encrypted data that is still needed, with its lease."""
         replaced = (models.Credential.replaced if table is models.Credential
                     else sa.null().label('replaced'))
         query = sa.select(table.lease_id, table.sealed, replaced,
@@ -225,7 +225,7 @@ class Sealed:
             last = rows[-1].lease_id
 
     def credentials(self) -> dict[str, tuple[str, str, str]]:
-        """What lets us act for owners of leases, opened.
+        """Return the decrypted credentials of leases.
 
         :returns: to each credential the id, name and status of its lease
         """

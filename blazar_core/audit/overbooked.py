@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts with more reserved than their capacity."""
+"""Hosts on which more is reserved than their capacity."""
 
 import itertools
 import typing as ty
@@ -19,13 +19,13 @@ from blazar_core.db import models
 
 __all__ = ['overbooked']
 
-#: How many leases one line names.
+#: Maximum number of leases in one line of the report.
 _NAMED = 3
 
 
 def overbooked(database: api.Database, clock: clocks.Clock,
                ) -> ty.Iterator[Difference]:
-    """The rule, on every host, at every instant from now on."""
+    """Yield the hosts that violate the capacity rule at any future instant."""
     now = clock.now()
     with database.reader() as session:
         hosts = {row.id: row for row in session.execute(inventory.HOSTS)}
@@ -36,7 +36,7 @@ def overbooked(database: api.Database, clock: clocks.Clock,
                       models.Reservation.lease_id)
             .join(models.Booking.reservation).join(models.Reservation.lease)
             .where(models.Booking.host_id.is_not(None),
-                   # That has none of it yet, and keeps others off.
+                   # Its bookings only keep other leases off.
                    models.Lease.status != states.Lease.IN_PROGRESS,
                    sa.or_(models.Booking.end_date > now,
                           models.Booking.claimed_at.is_not(None)))
@@ -51,8 +51,8 @@ def overbooked(database: api.Database, clock: clocks.Clock,
 
 def _overfull(host: ty.Any, rows: ty.Sequence[ty.Any], now: int,
               ) -> Difference | None:
-    """Return the first instant at which more of a host is reserved than it
-    has.
+    """Return the first instant at which the reserved and used resources of a
+    host exceed its capacity.
     """
     stays = [(rule.occupied(max(row.start_date, now), row.end_date,
                             row.claimed_at, now), row) for row in rows]

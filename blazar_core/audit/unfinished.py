@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The leases that are not over, and the events that move them on."""
+"""Leases that are not terminated, and their pending events."""
 
 import collections
 import contextlib
@@ -41,11 +41,11 @@ OPEN = models.Event.status.in_(states.OPEN)
 
 
 class _Lease(ty.NamedTuple):
-    """A lease that is not over, and how much there is of what belongs to it.
+    """A lease that is not terminated, and the numbers of its objects.
 
-    :ivar bookings: None when it has no reservations, and is right without
-    :ivar waiting: servers whose build has not been sent
-    :ivar has_build: whether what would be sent is kept
+    :ivar bookings: None if it has no reservations and needs no bookings
+    :ivar waiting: servers whose build was not sent
+    :ivar has_build: whether the deferred build is stored
     """
 
     row: ty.Any
@@ -61,10 +61,10 @@ class _Lease(ty.NamedTuple):
 
 
 class Unfinished:
-    """Looks at leases that are not over.
+    """Finds differences of leases that are not terminated.
 
-    :param life: what mends do, as the engine would
-    :param late: seconds after which a due event should be under way
+    :param life: the handlers of the engine, by which differences are fixed
+    :param late: seconds after which a due event should have been claimed
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -75,12 +75,12 @@ class Unfinished:
         self._late = late
 
     def differences(self) -> ty.Iterator[Difference]:
-        """What is wrong with them."""
+        """Yield the differences of all these leases."""
         for lease in self._unfinished():
             yield from self._about(lease)
 
     def _unfinished(self) -> list[_Lease]:
-        """Everything of the leases that are not over, from one moment."""
+        """Return the leases that are not terminated, from one snapshot."""
         with self._database.reader() as session:
             counts = {row.lease_id: (row.bookings, row.servers, row.waiting)
                       for row in session.execute(_COUNTS)}
@@ -118,8 +118,8 @@ class Unfinished:
                               self._life.lease_end.end, lease.row.id))
 
     def _unbuilt(self, lease: _Lease) -> ty.Iterator[Difference]:
-        """What is to start has its build and nothing that was sent; what
-        runs has nothing left to be sent.
+        """Yield a lease whose build is missing or partly sent before its
+        start, or that has servers that will never be built.
         """
         status = lease.row.status
         if status == states.Lease.PENDING and lease.servers and not (
@@ -141,7 +141,7 @@ class Unfinished:
                 'not want to wait')
 
     def _without_event(self, lease: _Lease) -> ty.Iterator[Difference]:
-        """What moves a lease on is an event that will still come."""
+        """Yield the pending events that a lease in its status lacks."""
         wanted = {states.Lease.OFFERED: [states.EventType.EXPIRE],
                   states.Lease.WAITING: [states.EventType.RETRY],
                   states.Lease.IN_PROGRESS: [states.EventType.MAKE_ROOM],
@@ -168,7 +168,7 @@ class Unfinished:
                 f'{event_type}.', remedy, mend)
 
     def _reopen(self, lease_id: str, event_type: str) -> None:
-        """Write the start or the end of a lease again."""
+        """Create the missing event of a lease again."""
         with contextlib.suppress(errors.NotFound), (
                 self._database.writer()) as session:
             lease = api.locked(session, lease_id)
@@ -190,7 +190,7 @@ class Unfinished:
                 lease_id, event_type, time, self._clock.now())))
 
     def overdue(self) -> ty.Iterator[Difference]:
-        """The events that no worker carries out."""
+        """Yield the events that no worker carries out."""
         latest = self._clock.now() - self._late
         with self._database.reader() as session:
             found = session.execute(
@@ -214,7 +214,8 @@ class Unfinished:
                 f'{event.event_type} {text}.', LISTENER)
 
     def _overstaying(self, lease: _Lease) -> ty.Iterator[Difference]:
-        """A lease whose end has begun, or should have, comes to an end."""
+        """Yield a lease that should have ended, or whose end takes too long.
+        """
         row, latest = lease.row, self._clock.now() - STUCK
         end = lease.events.get(states.EventType.END)
         since = row.ending_at or row.updated_at

@@ -7,7 +7,7 @@
     +-- Refused               the request does not fit (carries the refusal)
     +-- Forbidden             the policy does not allow it to this user
     +-- LimitExceeded         the project would exceed a limit
-    +-- NotFound              no such lease, reservation, host ...
+    +-- NotFound              the object does not exist
     +-- Conflict              the state of the object does not allow it
     |   +-- ReservationFull   the reservation has too few free slots
     |   +-- HostsNotEmpty     the reservation has too few empty hosts

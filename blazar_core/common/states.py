@@ -119,7 +119,7 @@ class Power(enum.StrEnum):
     STOPPING: it is being switched off. OFF: it is off. BOOTING: it was
     switched on, and does not report yet. FAILED: it could not be switched, and
     is not switched again until its operator has checked it, or for some time.
-    Other hosts are on and have no such state.
+    Other hosts are on and have none of these states.
     """
 
     STOPPING = 'stopping'

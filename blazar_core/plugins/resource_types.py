@@ -69,8 +69,8 @@ class ReservationContext:
 
     def may_own(self, project_id: str) -> bool:
         """Return whether an object of a project that is marked with this
-        reservation may belong to it. For one that is :func:`unknown`, any
-        object with that mark may.
+        reservation may belong to it. If it is :func:`unknown`, any object with
+        that mark may.
         """
         return self.project_id in ('', project_id)
 

@@ -3,7 +3,7 @@
 """Sum up usage records: what was planned, reserved and used, by whom.
 
 Amounts are class-seconds: one VCPU for an hour is 3600. They are whole
-numbers, and the totals of intervals that follow each other add up exactly. See
+numbers, and the totals of adjacent intervals add up exactly. See
 :mod:`blazar_core.capacity.usage_records` for what is recorded.
 """
 
@@ -25,33 +25,33 @@ from blazar_core.leases import views
 __all__ = ['KEYS', 'MAX_INTERVALS', 'OF_WHOLE', 'Query', 'Totals', 'UNITS',
            'forget', 'is_used', 'leases', 'reserved_at', 'totals']
 
-#: What totals can be grouped by, beside the time.
+#: Keys by which totals can be grouped, in addition to the time.
 KEYS = ('project_id', 'lease_id', 'resource_type')
 UNITS = ('day', 'month')
-#: Into how many days or months an interval is divided at most.
+#: Maximum number of days or months in an interval.
 MAX_INTERVALS = 400
-#: The usage records of how many leases are deleted by one statement.
+#: Number of leases whose usage records one statement deletes.
 _BATCH = 500
 
 _Kind = usage_records.Kind
 _RECORDS = models.UsageRecord.__table__.c
 _LEASES = models.Lease.__table__.c
-#: What says of a booking whether it is a whole host that is used: that is so
-#: from the first server of its lease on.
+#: Columns that tell whether a booking is a whole host in use, which it is from
+#: the first server of its lease on.
 OF_WHOLE = (_LEASES.used_at.is_not(None).label('has_begun'),
             sa.cast(models.Reservation.resources, sa.Text).label('kind'))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked for.
+    """A query for totals.
 
-    :ivar lease_ids: of these leases only; None: of all
-    :ivar tags: of leases that have all of these and are not purged
+    :ivar lease_ids: only of these leases; None: of all
+    :ivar tags: only of leases that have all of these and are not purged
     :ivar group_by: some of :data:`KEYS`
     :ivar unit: one of :data:`UNITS`; None: the time is not divided
-    :ivar zone: in which days and months begin
-    :ivar after: the window and the keys of a row: those that follow it
+    :ivar zone: time zone of days and months
+    :ivar after: the window and the keys of a row: only the rows after it
     """
 
     window: model.Window
@@ -66,7 +66,7 @@ class Query:
 
 
 class Totals(ty.NamedTuple):
-    """Class-seconds within a window, of what the keys say."""
+    """Class-seconds within a window, of the group that the keys identify."""
 
     window: model.Window
     keys: tuple[str, ...]
@@ -77,11 +77,11 @@ def totals(connection: sa.Connection, query: Query, now: int, limit: int,
            ) -> list[Totals]:
     """Return the totals in the order of their windows and keys.
 
-    What servers use after ``now`` is not known and not counted; what is
-    reserved then is counted as it is planned now.
+    Use after ``now`` is unknown and not counted. What is reserved after
+    ``now`` is counted as currently planned.
 
-    :param limit: return at most so many
-    :raises InvalidLeaseParams: when there are too many days or months
+    :param limit: maximum number of rows
+    :raises InvalidLeaseParams: if there are too many days or months
     """
     found: list[Totals] = []
     for window in _windows(query):
@@ -94,8 +94,8 @@ def totals(connection: sa.Connection, query: Query, now: int, limit: int,
 
 
 def filters(query: Query) -> list[sa.ColumnElement[bool]]:
-    """Return what usage records of the leases of a query fulfil; nothing is
-    said of the interval.
+    """Return the conditions that select the usage records of a query,
+    regardless of its interval.
     """
     found = [column == value for column, value in (
         (_RECORDS.project_id, query.project_id),
@@ -118,7 +118,7 @@ def _of_window(connection: sa.Connection, query: Query, window: model.Window,
         sa.case((_RECORDS.end_date < end, _RECORDS.end_date), else_=end) -
         sa.case((_RECORDS.start_date > window.start, _RECORDS.start_date),
                 else_=window.start))
-    # The same amounts are the same text: much less is read than is recorded.
+    # Equal amounts are equal text: few groups are read for many records.
     chosen = sa.select(
         *keys, _RECORDS.kind, amounts.label('amounts'),
         sa.func.sum(seconds).label('seconds'),
@@ -127,7 +127,7 @@ def _of_window(connection: sa.Connection, query: Query, window: model.Window,
         *filters(query),
     ).group_by(*keys, _RECORDS.kind, amounts)
     for dialect in ('mysql', 'mariadb'):
-        # Else they read all rows in the order of one, twice as long.
+        # Otherwise they scan an index in its order, which takes twice as long.
         chosen = chosen.with_hint(
             models.UsageRecord.__table__, 'IGNORE INDEX FOR GROUP BY '
             '(usage_records_project_idx, usage_records_lease_idx)', dialect)
@@ -144,7 +144,7 @@ def _of_window(connection: sa.Connection, query: Query, window: model.Window,
         for rc, amount in json.loads(row.amounts).items():
             kinds[row.kind][rc] += amount * int(row.seconds)
     for kinds in found.values():
-        # What the admission has reserved is reserved, unless that changed.
+        # Reserved amounts are the planned ones and their later changes.
         kinds[_Kind.RESERVED].update(kinds[_Kind.PLANNED])
     return [
         Totals(window, of, {
@@ -155,9 +155,9 @@ def _of_window(connection: sa.Connection, query: Query, window: model.Window,
 
 def _windows(query: Query) -> ty.Iterator[model.Window]:
     """Yield the days or months of the interval, of which the first and the
-    last may be cut.
+    last may be partial.
 
-    :raises InvalidLeaseParams: when they are too many
+    :raises InvalidLeaseParams: if there are too many
     """
     start, end = query.window.start, query.window.end
     for _count in range(MAX_INTERVALS):
@@ -172,7 +172,7 @@ def _windows(query: Query) -> ty.Iterator[model.Window]:
 
 
 def _next(start: int, query: Query) -> int:
-    """When the day or month after an instant begins."""
+    """Return the start of the next day or month after an instant."""
     if query.unit is None:
         return query.window.end
     date = recurrences.wall(start, query.zone).replace(
@@ -184,8 +184,8 @@ def _next(start: int, query: Query) -> int:
 
 def leases(connection: sa.Connection, ids: ty.Collection[str],
            ) -> dict[str, dict[str, ty.Any]]:
-    """Return the names, descriptions and tags of leases by their ids; of
-    those that are not purged.
+    """Return the names, descriptions and tags of leases by their ids; purged
+    leases are omitted.
     """
     return {row.id: {'lease_name': row.name,
                      'description': row.description or '',
@@ -196,11 +196,11 @@ def leases(connection: sa.Connection, ids: ty.Collection[str],
 
 
 def forget(connection: sa.Connection, before: int, last: str) -> str:
-    """Delete usage records of leases that were purged, and of which nothing
-    was recorded since an instant. Some at a time, all of a lease at once.
+    """Delete a batch of usage records of purged leases without records since
+    an instant, all records of a lease at once.
 
-    :param last: of leases with later ids
-    :returns: the last id of them; empty: there are no others
+    :param last: only leases with later ids
+    :returns: the last id of the batch; empty: there are no others
     """
     ids = connection.scalars(sa.select(_RECORDS.lease_id).where(
         _RECORDS.lease_id > last,
@@ -215,8 +215,9 @@ def forget(connection: sa.Connection, before: int, last: str) -> str:
 
 
 def is_used(row: ty.Any) -> bool:
-    """Whether a booking is used, of which these columns were read:
-    ``running`` and those of :data:`OF_WHOLE`.
+    """Return whether a booking is in use.
+
+    :param row: has the columns ``running`` and :data:`OF_WHOLE`
     """
     return bool(row.running or (
         row.has_begun and model.HOST in json.loads(row.kind)))
@@ -225,9 +226,9 @@ def is_used(row: ty.Any) -> bool:
 def reserved_at(connection: sa.Connection, instant: int,
                 ) -> dict[int, tuple[collections.Counter[str],
                                      collections.Counter[str]]]:
-    """Return by host what leases reserve at an instant, as it is planned now,
-    and what of that servers use now, by class. A whole host is used from the
-    first server of its lease on.
+    """Return by host what leases reserve at an instant, as currently planned,
+    and what of that servers use now, by class. A whole host is in use from
+    the first server of its lease on.
     """
     booking = models.Booking.__table__.c
     amounts = sa.cast(booking.resources, sa.Text)

@@ -2,17 +2,17 @@
 
 """Commit new leases with the operator's budget service.
 
-Neither side can undo what the other has written, and either may die between
-two steps. So that nothing is charged for a lease that does not exist:
+Neither side can undo what the other has written, and each may fail between two
+steps. So that nothing is charged for a lease that does not exist:
 
-1. one transaction writes an *intent*: a lease of that id which is over
-   already and has one event, its refund, due in some minutes;
-2. the service commits the lease of that id, once;
-3. the transaction that makes the lease deletes the intent, or fails if the
-   refund has begun.
+1. one transaction writes an *intent*: a terminated lease with the id of the
+   new one and a single event, its refund, due in some minutes;
+2. the service commits the lease with that id, once;
+3. the transaction that creates the lease deletes the intent, or fails if the
+   refund has started.
 
 So at each instant either the lease exists, or a listener has the service
-refund it. The API shows no intent, and no limit counts one.
+refund it. The API does not show intents, and limits do not count them.
 """
 
 import collections.abc
@@ -40,16 +40,16 @@ _EVENTS = models.Event.__table__
 _LEASES = models.Lease.__table__
 _PARTS = (_EVENTS, models.Reservation.__table__)
 
-#: Has the service commit a lease, as
-#: :func:`blazar_core.leases.views.describe` describes it.
+#: Has the service commit a lease, given as by
+#: :func:`blazar_core.leases.views.describe`.
 Commit: ty.TypeAlias = ty.Callable[[dict[str, ty.Any]], None]
 
 
 class BudgetCommits:
     """Has the budget service commit new leases.
 
-    :param commit: None: no service is asked to
-    :param seconds: after which a request that died is refunded
+    :param commit: None: there is no service
+    :param seconds: time after which an interrupted request is refunded
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -66,13 +66,13 @@ class BudgetCommits:
                   check: ty.Callable[
                       [new_leases.NewLease], None] | None = None,
                   ) -> collections.abc.Iterator[list[new_leases.NewLease]]:
-        """Commit leases; refund them if they are not made.
+        """Commit leases; refund them if they are not created.
 
-        :param check: looks whether there is capacity, so that few leases are
-            committed that are not made
+        :param check: checks for capacity, so that few leases are committed
+            that are not created
         :returns: the leases, each with the id under which it is committed
-        :raises LimitExceeded: when the service refuses one
-        :raises CloudUnavailable: when the service does not answer
+        :raises LimitExceeded: if the service refuses one
+        :raises CloudUnavailable: if the service does not answer
         """
         if self._commit is None:
             yield list(leases)
@@ -91,14 +91,14 @@ class BudgetCommits:
                 committed += 1
             yield new
         except Exception as exc:
-            # Of the one that got no answer it is not known: it stays.
+            # An unanswered lease may be committed: its intent is kept.
             unknown = not isinstance(exc, errors.LimitExceeded)
             self._take_back(ids[:committed], ids[committed + unknown:])
             raise
 
     def _intend(self, leases: ty.Sequence[new_leases.NewLease],
                 ) -> list[dict[str, ty.Any]]:
-        """Write down which leases are about to be committed."""
+        """Write the intents of leases that are about to be committed."""
         now = self._clock.now()
         planned = [new_leases.rows_of(
             new, [[None] * demand.count for demand in new.demands], now,
@@ -107,7 +107,7 @@ class BudgetCommits:
         for rows in planned:
             rows.lease |= {
                 'status': states.Lease.TERMINATED, 'deleted_at': now,
-                # It is refunded as one that has lasted for no time.
+                # It is refunded as a lease of zero duration.
                 'start_date': rows.lease['end_date']}
             for row in rows.reservations:
                 row['status'] = states.Reservation.DELETED
@@ -122,9 +122,9 @@ class BudgetCommits:
 
     def _take_back(self, committed: ty.Sequence[str],
                    unknown: ty.Sequence[str]) -> None:
-        """Have leases refunded now, and forget others.
+        """Refund leases now, and delete the intents of others.
 
-        Where that fails, all are refunded later.
+        If this fails, all of them are refunded later.
 
         :param unknown: leases that the service has refused, or was not asked
             about
@@ -152,10 +152,11 @@ class BudgetCommits:
 
 def confirm(connection: sa.Connection,
             leases: ty.Iterable[new_leases.NewLease]) -> None:
-    """Delete the intents of committed leases, in the transaction that makes
-    them.
+    """Delete the intents of committed leases, in the transaction that creates
+    the leases.
 
-    :raises CloudUnavailable: when one is being refunded: it took too long
+    :raises CloudUnavailable: if the refund of one has started, because the
+        service took too long
     """
     ids = [one.lease_id for one in leases if one.lease_id is not None]
     if ids and _forget(connection, ids) != len(ids):
@@ -165,7 +166,7 @@ def confirm(connection: sa.Connection,
 
 
 def _forget(connection: sa.Connection, ids: ty.Sequence[str]) -> int:
-    """Delete intents whose refund has not begun; returns how many."""
+    """Delete intents whose refund has not started; return their number."""
     refunds = connection.execute(sa.delete(_EVENTS).where(
         _EVENTS.c.lease_id.in_(ids),
         _EVENTS.c.event_type == states.EventType.REFUND,

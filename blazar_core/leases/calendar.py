@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is reserved when: bars for a calendar, and how much is free.
+"""Data for a calendar: bars for what is reserved when, and free capacity.
 
-Bars are of leases, or of what they have on hosts. Users who may see neither
-the hosts nor the leases of others see how much capacity is free at a time, as
-one of a few levels: nobody can conclude from these who has what.
+Bars represent leases, or the bookings of leases on hosts. Users who may see
+neither the hosts nor the leases of others see the free capacity at a time, as
+one of a few levels, which do not disclose what others have reserved.
 """
 
 import collections
@@ -20,11 +20,11 @@ from blazar_core.db import models
 
 __all__ = ['Bar', 'Free', 'LEVELS', 'MOST', 'bars', 'free', 'on_hosts']
 
-#: More bars than these are not drawn.
+#: Maximum number of bars.
 MOST = 10_000
-#: Level 0 is nothing or nearly nothing, this one is all or nearly all.
+#: Free capacity in quarters, rounded down: 0 is less than one, 4 is all.
 LEVELS = 4
-#: Of so many parts of the time it is said at most how much is free.
+#: Maximum number of intervals for which free capacity is given.
 _PARTS = 200
 
 _LEASE, _BOOKING = models.Lease.__table__.c, models.Booking.__table__.c
@@ -34,9 +34,9 @@ _OF_LEASE = (_LEASE.id.label('lease_id'), _LEASE.name, _LEASE.project_id,
 
 
 class Bar(ty.NamedTuple):
-    """A lease, or what it has on a host.
+    """A lease, or its bookings on a host.
 
-    :ivar host: the name of the host; None: this is the lease
+    :ivar host: the name of the host; None: the bar is for the lease
     :ivar types: the resource types of its reservations
     """
 
@@ -51,7 +51,7 @@ class Bar(ty.NamedTuple):
 
 
 class Free(ty.NamedTuple):
-    """The least that is free of each class within a window, as a level."""
+    """The minimum free capacity by class within a window, as levels."""
 
     window: model.Window
     levels: dict[str, int]
@@ -62,11 +62,11 @@ def bars(connection: sa.Connection, window: model.Window,
     """Return the leases that overlap a window, by their start.
 
     :param project_id: None: of all projects
-    :raises InvalidLeaseParams: when they are too many
+    :raises InvalidLeaseParams: if there are too many
     """
     chosen = sa.select(*_OF_LEASE, _LEASE.start_date, _LEASE.end_date).where(
         _LEASE.start_date < window.end, _LEASE.end_date > window.start,
-        # Not those that were deleted before they started.
+        # Leases that were deleted before their start are empty.
         _LEASE.start_date < _LEASE.end_date,
         _LEASE.status.not_in(states.SEEKING), *(
             () if project_id is None else (_LEASE.project_id == project_id,)),
@@ -85,9 +85,9 @@ def bars(connection: sa.Connection, window: model.Window,
 
 
 def on_hosts(connection: sa.Connection, window: model.Window) -> list[Bar]:
-    """Return what leases have on hosts, by the host and the start.
+    """Return the bookings of leases on hosts, by host and start.
 
-    :raises InvalidLeaseParams: when they are too many
+    :raises InvalidLeaseParams: if there are too many
     """
     found = connection.execute(sa.select(
         *_OF_LEASE, _BOOKING.start_date, _BOOKING.end_date,
@@ -113,8 +113,8 @@ def _check(found: ty.Sequence[ty.Any]) -> None:
 
 
 def free(connection: sa.Connection, window: model.Window) -> list[Free]:
-    """Return how much is free of all hosts over a window, as it is planned
-    now, in parts of the same length.
+    """Return the free capacity of all hosts over a window, as currently
+    planned, in intervals; adjacent ones with equal levels are merged.
     """
     capacity: collections.Counter[str] = collections.Counter()
     usage: collections.Counter[str] = collections.Counter()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Create leases, by a request or from an offer that is accepted."""
+"""Create leases, by a request or by accepting an offer."""
 
 import dataclasses
 import itertools
@@ -37,7 +37,7 @@ RESOURCE_TYPE = new_leases.RESOURCE_TYPE
 
 
 class LeaseCreation:
-    """Makes leases, and takes back those that fail."""
+    """Creates and offers leases."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
@@ -50,23 +50,23 @@ class LeaseCreation:
         self._commits = commits
 
     def check(self, new: NewLease) -> None:
-        """Make sure that there is room now; books nothing.
+        """Check that a lease fits now, without booking anything.
 
-        :raises Refused: when there is none; says why and when
+        :raises Refused: if it does not; says why, and when it would
         """
         self._admission.pick_all(
             new.demands, new.booked, host_bound=new.host_bound())
 
     def quote(self, new: NewLease) -> refusals.Refusal | None:
-        """Why there is no room for a lease; None when there is."""
+        """Return why a lease does not fit, or None."""
         return self._admission.quote(
             new.demands, new.booked, new.host_bound())
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
                      ) -> tuple[list[tuple[int, int]], int | None]:
-        """Return when there is capacity, as
-        :meth:`.start_times.StartTimes.availability` does.
+        """Return the windows in which a demand fits; see
+        :meth:`.start_times.StartTimes.availability`.
         """
         return self._admission.starts.availability(
             demand, window, duration + demand.cleaning_time, most)
@@ -75,20 +75,19 @@ class LeaseCreation:
                head_start: int | None = None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or none.
 
-        Where there is no room for one with retries or a timeout, and it is
-        known how to start it later, it does without for a while.
+        A lease that does not fit is created without bookings if it has retries
+        or a timeout and a listener can start it.
 
-        :param sealed: the call to be sent at its start; None: without a boot
-        :param head_start: seconds for which no listener starts the lease,
-            since the caller sends the call itself; None: the call is sent by
-            a listener
+        :param sealed: the encrypted call for its start; None: without a boot
+        :param head_start: seconds before a listener may start the lease, as
+            the caller sends the call itself; None: a listener sends it
         :returns: the lease, see :func:`~blazar_core.leases.views.describe`
-        :raises Refused: when there is no room; says why and when
-        :raises ConcurrentUpdate: when too many others book at the same moment
-        :raises Conflict: when one was made with its key meanwhile
-        :raises LimitExceeded: when others made meanwhile have what it needs,
-            or the budget service refuses it
-        :raises CloudUnavailable: when that service does not answer
+        :raises Refused: if it does not fit; says why, and when it would
+        :raises ConcurrentUpdate: if there are too many concurrent bookings
+        :raises Conflict: if a lease was concurrently created with its key
+        :raises LimitExceeded: if concurrently created leases have used up its
+            limit, or the budget service refuses it
+        :raises CloudUnavailable: if the budget service does not answer
         """
         may_wait = new.request.patience is not None and head_start is None
         with self._commits.committed(
@@ -123,11 +122,11 @@ class LeaseCreation:
               wanted: ty.Iterable[tuple[
                   NewLease, str | None, selection.Picked]],
               head_start: int | None = None) -> list[dict[str, ty.Any]]:
-        """Write leases of one project, for which hosts were picked.
+        """Write leases of one project on selected hosts.
 
         One statement for each table, however many leases there are.
 
-        :param wanted: each with its sealed call, see :meth:`create`
+        :param wanted: each with its encrypted call, see :meth:`create`
         :param head_start: see :meth:`create`
         """
         planned = []
@@ -142,7 +141,7 @@ class LeaseCreation:
         return self._book(connection, planned)
 
     def why_wait(self, new: NewLease) -> str:
-        """Why a lease with retries is not tried yet; empty: it is."""
+        """Return why a lease with retries is not tried yet, or ''."""
         if new.request.retry is None:
             return ''
         with self._database.reader() as session:
@@ -150,7 +149,7 @@ class LeaseCreation:
 
     def _wait(self, new: NewLease, sealed: str | None,
               why: str) -> dict[str, ty.Any]:
-        """Write a lease that waits for room, or for which some is made."""
+        """Create a lease that waits for capacity, or has it freed."""
         now, request = self._clock.now(), new.request
         retry = request.retry
         until = now + (request.patience or 0)
@@ -168,7 +167,7 @@ class LeaseCreation:
             else min(until, request.window.end),
             'duration': request.duration}
         _keep_secrets(rows, new, sealed)
-        # Nothing of it happens before there is room.
+        # Its other events happen only after its admission.
         for event in rows.events:
             event['run_at'] = model.FOREVER
         rows.events.append(events.row(
@@ -185,8 +184,8 @@ class LeaseCreation:
               ) -> list[dict[str, ty.Any]]:
         """Write leases of one project and their bookings.
 
-        :raises Conflict: when one was made with its key meanwhile
-        :raises LimitExceeded: when others have what they need
+        :raises Conflict: if a lease was concurrently created with the key
+        :raises LimitExceeded: if concurrent leases have used up a limit
         """
         granted = planned[0].new.granted
         if granted is not None:
@@ -204,7 +203,7 @@ class LeaseCreation:
         each = [one.edits() for one in planned]
         rows_of_all = [one.rows for one in planned]
         if len(planned) > 1:
-            # Many take a while, for which no host is kept from others.
+            # Inserting many takes time, so do it before hosts are locked.
             new_leases.insert(connection, rows_of_all)
         now = self._clock.now()
         edits = ledger.decide(connection, now, [
@@ -218,13 +217,14 @@ class LeaseCreation:
                 for one, some in zip(planned, each, strict=True)]
 
     def offer(self, new: NewLease, seconds: int) -> dict[str, ty.Any]:
-        """Hold room for a lease for so many seconds, to be accepted.
+        """Reserve capacity for a lease until it is accepted or expires.
 
+        :param seconds: time after which it expires
         :returns: the lease, OFFERED
-        :raises Refused: when there is no room
-        :raises LimitExceeded: when others made meanwhile have what it needs
+        :raises Refused: if it does not fit
+        :raises LimitExceeded: if concurrent leases have used up its limit
         """
-        # Nobody's servers yet: they would keep it from expiring.
+        # Without servers, as servers would keep it from expiring.
         offered = dataclasses.replace(new, reservations=tuple(
             dataclasses.replace(one, server_ids=())
             for one in new.reservations))
@@ -242,7 +242,7 @@ class LeaseCreation:
         rows = new_leases.rows_of(new, picked, now, False, self._types)
         rows.lease['status'] = states.Lease.OFFERED
         rows.keep_credential(new)
-        # Nothing of it happens unless it is accepted.
+        # Its other events happen only if it is accepted.
         for event in rows.events:
             event['run_at'] = model.FOREVER
         rows.events.append(events.row(
@@ -251,10 +251,9 @@ class LeaseCreation:
             connection, [new_leases.Planned(rows, new, picked)])[0]
 
     def accept(self, lease_id: str) -> dict[str, ty.Any]:
-        """Make a lease of an offer; one that was accepted already is left as
-        it is.
+        """Turn an offer into a lease; does nothing if it is accepted already.
 
-        :raises NotFound: when there is no such offer (any more)
+        :raises NotFound: if there is no such offer, or it has expired
         """
         return self._database.retried(self._accept, lease_id)
 

@@ -15,25 +15,25 @@ from blazar_core.db import models
 __all__ = ['Credentials', 'all_of', 'reseal']
 
 
-#: How many replaced credentials a lease keeps. Each was current when builds
-#: were sent, and tokens of the oldest have expired.
+#: Maximum number of replaced credentials per lease. Each was current when
+#: builds were sent, and tokens of the oldest have expired.
 _MOST_REPLACED = 8
 
 
 class Credentials:
-    """Keeps what lets us act for the owners of leases."""
+    """Stores the credentials by which we act for the owners of leases."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
         self._clock = clock
 
     def store(self, lease_id: str, sealed: str) -> list[str]:
-        """Keep what lets us act for the owner of a lease.
+        """Store the credential of the owner of a lease.
 
-        :param sealed: it, sealed
-        :returns: what it replaces and is not in use, sealed: to revoke now.
-            What may be in use is revoked with the lease
-        :raises NotFound: when the lease was purged
+        :param sealed: the encrypted credential
+        :returns: replaced credentials that are not in use, encrypted, to be
+            revoked now. Those that may be in use are revoked with the lease
+        :raises NotFound: if the lease was purged
         """
         return self._database.retried(self._store, lease_id, sealed)
 
@@ -43,7 +43,7 @@ class Credentials:
 
     def put(self, session: orm.Session, lease: models.Lease, sealed: str,
             ) -> list[str]:
-        """As :meth:`store`, where the lease is locked."""
+        """Store a credential like :meth:`store` for a locked lease."""
         row = session.get(models.Credential, lease.id)
         if row is None:
             session.add(models.Credential(
@@ -52,14 +52,14 @@ class Credentials:
             return []
         before, row.sealed = row.sealed, sealed
         sent = session.scalar(_LAST_SENT, {'lease': lease.id}) or 0
-        # A build is sent only with the credential that its lease has at that
-        # moment: one that came after the last build is in no use, and none is
-        # before the start.
+        # A build is sent with the credential that its lease has at that
+        # moment. A credential is unused if no build was sent since it was
+        # stored, which is so for all before the start.
         if lease.status in (states.Lease.PENDING, states.Lease.ACTIVE) or (
                 row.replaced and sent < row.created_at):
             return [before]
         kept = [before, *(row.replaced or [])]
-        # What comes now is in use if a build is sent later than that.
+        # The new one is in use if a build is sent after that time.
         row.replaced, row.created_at = kept[:_MOST_REPLACED], sent + 1
         return kept[_MOST_REPLACED:]
 
@@ -70,16 +70,16 @@ _LAST_SENT = sa.select(sa.func.max(models.Booking.dispatched_at)).join(
 
 
 def all_of(row: ty.Any) -> list[str]:
-    """A credential and those that it replaced, sealed: they are revoked
-    together.
+    """Return a credential and those that it replaced, encrypted; they are
+    revoked together.
 
-    :param row: a :class:`models.Credential`, or what was read of one
+    :param row: a :class:`models.Credential`, or its columns
     """
     return [row.sealed, *(row.replaced or [])]
 
 
 def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
-    """Seal again, with another key, what is sealed; returns how many."""
+    """Encrypt all stored texts with another key; return their number."""
     def one(table: type[models.HeldBuild | models.Credential],
             lease_id: str) -> None:
         with database.writer() as session:

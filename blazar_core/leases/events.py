@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rows of the events of a lease."""
+"""Create and change the events of a lease."""
 
 import typing as ty
 
@@ -19,9 +19,8 @@ __all__ = ['EXTEND_BEFORE', 'act_before_end', 'begin',
            'changed', 'check_action', 'extension', 'forgotten', 'move_own',
            'redate', 'reextend', 'retime', 'row']
 
-#: Seconds before its end, at most, in which a lease is prolonged by itself:
-#: before it is told that it nears its end, if the operator has changed
-#: nothing there.
+#: Maximum seconds before its end at which a lease is extended automatically:
+#: earlier than the notification of its end, by the default options.
 EXTEND_BEFORE = 7200
 
 
@@ -37,9 +36,9 @@ def row(lease_id: str, event_type: str, time: int, now: int,
 
 def check_action(event_type: str, action: str, time: int,
                  window: model.Window) -> None:
-    """Make sure that the action of an event of a lease can be carried out.
+    """Check that the action of an event of a lease can be carried out.
 
-    :raises InvalidLeaseParams: when the lease is over then
+    :raises InvalidLeaseParams: if the event is after the end of the lease
     """
     if action != states.Action.NOTIFY and time >= window.end:
         raise errors.InvalidLeaseParams(
@@ -50,10 +49,10 @@ def check_action(event_type: str, action: str, time: int,
 
 def act_before_end(lease: models.Lease, before: ty.Sequence[models.Event],
                    action: states.Action, window: model.Window) -> None:
-    """Have something else done before the end, at the same time.
+    """Change the action before the end of a lease, at the same time.
 
-    :param before: what is announced of it, and is still to come
-    :raises InvalidLeaseParams: when nothing is
+    :param before: the pending before_end_lease events
+    :raises InvalidLeaseParams: if there are none
     """
     if not before:
         raise errors.InvalidLeaseParams(
@@ -65,21 +64,21 @@ def act_before_end(lease: models.Lease, before: ty.Sequence[models.Event],
 
 
 def extension(window: model.Window, period: int) -> int:
-    """When a lease with ``auto_extend`` is prolonged.
+    """Return when a lease with ``auto_extend`` is extended.
 
-    As long before its end as it gets longer then, so that it never runs ahead
-    by more than once: after it, the next one is not due yet.
+    That is ``period`` before its end, but at most :data:`EXTEND_BEFORE`, so
+    that after an extension the next one is not due yet.
 
-    :param period: seconds by which it is prolonged
+    :param period: seconds by which it is extended
     """
     return max(window.start, window.end - min(period, EXTEND_BEFORE))
 
 
 def reextend(session: orm.Session, lease: models.Lease, period: int, now: int,
              ) -> None:
-    """Have a lease prolonged by another period, or not any more.
+    """Change or disable the automatic extension of a lease.
 
-    :param period: seconds; 0: it is not
+    :param period: seconds by which it is extended; 0: it is not
     """
     lease.auto_extend = period
     for event in lease.events:
@@ -94,8 +93,8 @@ def reextend(session: orm.Session, lease: models.Lease, period: int, now: int,
 
 
 def forgotten(lease: models.Lease) -> list[models.Event]:
-    """What has happened and is remembered no more: all but the newest, of
-    which as many are kept as may be still to come.
+    """Return the past events to delete: all but the newest, of which as many
+    are kept as a lease may have pending.
     """
     done = [event for event in lease.events
             if event.status not in states.OPEN and event.event_type not in (
@@ -109,8 +108,8 @@ def forgotten(lease: models.Lease) -> list[models.Event]:
 def changed(session: orm.Session, lease: models.Lease,
             types: resource_types.ResourceTypes,
             reservations: ty.Iterable[models.Reservation], now: int) -> None:
-    """Have the types of reservations told that those have other bookings, if
-    their lease has begun.
+    """Notify the resource types of changed bookings of reservations, if the
+    lease has started.
     """
     if lease.status not in states.BEGUN or not any(
             one.whole or types.of_row(one).minds_changes
@@ -121,8 +120,8 @@ def changed(session: orm.Session, lease: models.Lease,
 
 def handed_over(session: orm.Session, lease: models.Lease,
                 types: resource_types.ResourceTypes, now: int) -> None:
-    """Have the types of reservations told whose they are from now on, if
-    their lease has begun.
+    """Notify the resource types of the new project of a lease, if it has
+    started.
     """
     if lease.status in states.BEGUN and any(
             types.of_row(one).minds_owner for one in lease.reservations):
@@ -130,8 +129,8 @@ def handed_over(session: orm.Session, lease: models.Lease,
 
 
 def charge(session: orm.Session, lease: models.Lease, now: int) -> None:
-    """Have the budget service notified of a lease that was changed, if it
-    was committed there (:mod:`blazar_core.leases.budget_commits`).
+    """Notify the budget service of a changed lease, if it was committed there
+    (:mod:`blazar_core.leases.budget_commits`).
     """
     if any(event.event_type == states.EventType.REFUND
            for event in lease.events):
@@ -139,7 +138,7 @@ def charge(session: orm.Session, lease: models.Lease, now: int) -> None:
 
 
 def orphaned(session: orm.Session, lease: models.Lease, now: int) -> None:
-    """Have it announced that the owner of a lease does not exist."""
+    """Send the notification that the owner of a lease does not exist."""
     _again(session, lease, states.EventType.ORPHANED, now)
 
 
@@ -148,10 +147,10 @@ def _again(session: orm.Session, lease: models.Lease,
     told = {event.status: event for event in lease.events
             if event.event_type == event_type}
     if states.Event.DONE in told:
-        # Only the last one is remembered.
+        # Only the last one is kept.
         session.delete(told[states.Event.DONE])
     if states.Event.UNDONE in told:
-        # It may have been put off for long.
+        # It may be deferred for a long time.
         told[states.Event.UNDONE].run_at = now
     else:
         session.add(models.Event(**row(
@@ -159,9 +158,9 @@ def _again(session: orm.Session, lease: models.Lease,
 
 
 def begin(lease: models.Lease, over: states.EventType, now: int) -> None:
-    """What was put off until something is decided of a lease happens now.
+    """Activate the events that were deferred until a decision about a lease.
 
-    :param over: the event that has waited for that, and does not any more
+    :param over: the event that the decision has made obsolete
     """
     for event in lease.events:
         if event.event_type == over:
@@ -171,7 +170,7 @@ def begin(lease: models.Lease, over: states.EventType, now: int) -> None:
 
 
 def move_own(lease: models.Lease, seconds: int) -> None:
-    """Have the user's own events that are to come happen so much later."""
+    """Postpone the pending events that the user has defined."""
     for event in lease.events:
         if event.status in states.OPEN and (
                 states.EventType.is_users(event.event_type)):
@@ -181,10 +180,10 @@ def move_own(lease: models.Lease, seconds: int) -> None:
 def retime(session: orm.Session, lease: models.Lease,
            types: resource_types.ResourceTypes, window: model.Window,
            now: int) -> None:
-    """Have the events of resource types' own happen as in another window.
+    """Adapt the events of resource types to another window.
 
-    What has happened stays in the record, and happens again if its time is
-    still to come. Nothing is done to those of a type that is not installed.
+    A past event stays DONE unless its new time is in the future. Events of
+    types that are not installed are not changed.
     """
     own = types.events([(one.resource_type, one.booted)
                         for one in lease.reservations], window)
@@ -202,12 +201,13 @@ def retime(session: orm.Session, lease: models.Lease,
         elif own[event_type] != event.time and (
                 event.status in states.OPEN or own[event_type] > now):
             event.time = own[event_type]
-            # A worker at this event goes by the old date.
+            # A worker may be processing it by its old date.
             event.reopen(now, max(event.time, now))
 
 
 def redate(lease: models.Lease, window: model.Window, now: int) -> None:
-    """Move a lease and its events; the user's own stay where they are."""
+    """Move a lease and its events, except for those that users have defined.
+    """
     moved: dict[str, int] = {
         states.EventType.START: window.start - lease.start_date,
         states.EventType.BEFORE_END: window.end - lease.end_date,
@@ -220,12 +220,12 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
         time = max(event.time + moved[event.event_type], window.start)
         extends = event.event_type == states.EventType.EXTEND
         if extends:
-            # What was cut off by the start is not lost for another end.
+            # Derive it anew: the previous one may have been cut by the start.
             time = extension(window, lease.auto_extend)
         if event.status != states.Event.DONE or (
                 extends and window.end > now):
             event.time = time
-            # A worker at this event goes by the old date.
+            # A worker may be processing it by its old date.
             event.reopen(now, time)
         elif event.event_type == states.EventType.BEFORE_END and time > now:
             again, action = max((again, action), (time, event.action),
@@ -234,7 +234,7 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
             event.status == states.Event.UNDONE and
             event.event_type == states.EventType.BEFORE_END
             for event in lease.events):
-        # It was told of an end that is none any more.
+        # The notification was sent for an end that is no longer valid.
         lease.events.append(models.Event(**row(
             lease.id, states.EventType.BEFORE_END, again, now,
             action=action)))

@@ -2,14 +2,14 @@
 
 """Exclusive resources: ports, fixed IPs and volumes, for one server at a time.
 
-What the server of a boot needs of these, and what servers that run have when
-they come under a lease, is kept in the ``spec`` of their reservation, by the
-id of the server, as phrases such as ``port ID``, until the server leaves the
-lease or is deleted. A lease does not need or have what another one of its
-project needs whose build is deferred and whose time overlaps. Where one ends
-when the other starts, the start waits until the servers of the first are gone.
-What servers are given later, with a lease or without, is not known here: the
-cloud says that when a build is about to be sent.
+The ``spec`` of a reservation lists the exclusive resources that the servers of
+a boot need, and those of running servers that are added to a lease, by server
+id, as phrases such as ``port ID``, until the server leaves the lease or is
+deleted. Two leases of a project cannot overlap if both need the same resource
+and the build of one is deferred. If one ends when the other starts, the start
+waits until the servers of the first are deleted. Resources that are attached
+to servers later are not known here: the cloud checks them right before it
+sends a build.
 """
 
 import typing as ty
@@ -29,11 +29,11 @@ __all__ = ['by_server', 'check', 'check_change', 'drop', 'of', 'spec',
 _KEY = 'exclusive'
 _LEASES, _RESERVATIONS = models.Lease.__table__, models.Reservation.__table__
 _BUILDS = models.HeldBuild.__table__
-#: Until when a lease has servers, if it starts as late as it may.
+#: The latest time until which a lease may have servers.
 _END = _LEASES.c.grace_period + sa.case(
     (sa.and_(_LEASES.c.status.in_(states.SEEKING), _LEASES.c.duration > 0),
      _LEASES.c.retry_until + _LEASES.c.duration), else_=_LEASES.c.end_date)
-#: Of leases of a project, with what a boot has kept beside its reservations.
+#: Leases of a project, with the ``spec`` of each reservation of a boot.
 _OTHERS = sa.select(
     _LEASES.c.id, _LEASES.c.name, _LEASES.c.recurrence_id,
     _LEASES.c.start_date, _END.label('until'),
@@ -47,10 +47,10 @@ _OTHERS = sa.select(
 def spec(its: ty.Mapping[str, ty.Any] | None,
          needed: ty.Mapping[str, ty.Iterable[str]],
          ) -> dict[str, ty.Any] | None:
-    """Return what is kept of a reservation whose servers need something.
+    """Return the ``spec`` of a reservation with added exclusive resources.
 
-    :param its: what is kept of it already
-    :param needed: what only one server at a time can have, by server
+    :param its: the present ``spec``
+    :param needed: the exclusive resources by server
     """
     found = {**by_server(its), **{
         server_id: sorted(its) for server_id, its in needed.items() if its}}
@@ -59,17 +59,17 @@ def spec(its: ty.Mapping[str, ty.Any] | None,
 
 def by_server(kept: ty.Mapping[str, ty.Any] | None,
               ) -> ty.Mapping[str, list[str]]:
-    """Return what of this servers need, by the ``spec`` of a reservation."""
+    """Return the exclusive resources in a ``spec``, by server."""
     return ty.cast('dict[str, list[str]]', (kept or {}).get(_KEY, {}))
 
 
 def of(kept: ty.Mapping[str, ty.Any] | None) -> frozenset[str]:
-    """Return what of this a reservation needs, by its ``spec``."""
+    """Return all exclusive resources in a ``spec``."""
     return frozenset().union(*by_server(kept).values())
 
 
 def drop(reservation: models.Reservation, server_id: str) -> None:
-    """Keep no longer what a server needs that leaves its reservation."""
+    """Remove the exclusive resources of a server that leaves a reservation."""
     kept = by_server(reservation.spec)
     if server_id in kept:
         reservation.spec = spec(
@@ -81,14 +81,14 @@ def drop(reservation: models.Reservation, server_id: str) -> None:
 def check(connection: sa.Connection, project_id: str, needed: frozenset[str],
           window: model.Window, but: frozenset[str] = frozenset(),
           ) -> None:
-    """Make sure that no other lease needs the same in the same time.
+    """Check that no other lease needs the same resources at the same time.
 
-    In a transaction that has locked the project. Nothing is read when nothing
-    is needed.
+    Must be called in a transaction that has locked the project. Reads nothing
+    if ``needed`` is empty.
 
     :param window: from the start of the lease until its servers are deleted
-    :param but: the lease itself, and the series of which it is an occurrence
-    :raises Conflict: when one does; says which, and until when
+    :param but: ids of the lease itself and of its recurrence
+    :raises Conflict: if one does; says which, and until when
     """
     if not needed:
         return
@@ -107,10 +107,10 @@ def check(connection: sa.Connection, project_id: str, needed: frozenset[str],
 
 def check_change(session: orm.Session, lease: models.Lease,
                  window: model.Window, grace_period: int | None) -> None:
-    """:func:`check` a lease that is to have another window: for the time that
-    it does not have yet.
+    """Call :func:`check` for the time that another window would add to a
+    lease.
 
-    :param grace_period: None: its own
+    :param grace_period: None: the present one
     """
     if grace_period is None:
         grace_period = lease.grace_period
@@ -130,10 +130,11 @@ def _of_lease(lease: models.Lease) -> frozenset[str]:
 
 
 def why_wait(session: orm.Session, lease: models.Lease) -> str:
-    """Return why a lease cannot start yet: servers of one of its project that
-    ends before have what it needs until they are gone. Empty: none does.
+    """Return why a lease cannot start yet: a lease of its project that ends
+    before still has servers with a resource that it needs. Empty: none has.
 
-    What a server of a lease that goes on has had, it may have given back.
+    Leases that end later are ignored, as their servers may not have the
+    resource any longer.
     """
     needed = _of_lease(lease)
     if not needed:

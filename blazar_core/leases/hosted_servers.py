@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers within a reservation of whole hosts: which may, and when.
+"""Servers within a reservation of whole hosts: which are allowed, and when.
 
-They may have a lease of their own. Its bookings take nothing: the project
-that has the hosts has all of them already.
+They may have a lease of their own. Its bookings use no capacity, as all of it
+is already reserved by the project that has the hosts.
 """
 
 import collections
@@ -35,15 +35,15 @@ class Host(ty.NamedTuple):
 
 
 def spec(reservation_id: str | None) -> dict[str, str] | None:
-    """What is kept of a reservation that comes with a boot.
+    """Return the ``spec`` of a reservation that is created by a boot.
 
-    :param reservation_id: within which its servers are; None: they are not
+    :param reservation_id: the reservation of hosts for its servers, or None
     """
     return None if reservation_id is None else {'within': reservation_id}
 
 
 def of(reservation: models.Reservation) -> str | None:
-    """The reservation of whole hosts within which servers of a boot are."""
+    """Return the reservation of whole hosts that servers of a boot are in."""
     return (reservation.spec or {}).get('within') if (
         reservation.booted) else None
 
@@ -51,12 +51,13 @@ def of(reservation: models.Reservation) -> str | None:
 def why_not(session: orm.Session, reservation_id: str, project_id: str,
             window: model.Window | None = None, later: bool = False,
             ) -> str | None:
-    """Why servers of a project may not use a reservation of whole hosts.
+    """Return why servers of a project may not use a reservation of whole
+    hosts.
 
-    Its own, and those of others that share it may.
+    Its own project may, and those that it is shared with.
 
-    :param window: that of the lease that they are to have for themselves
-    :param later: whether they are to come later, and not now
+    :param window: the window of the servers' own lease
+    :param later: whether the servers will be built later, and not now
     :returns: a sentence; None: they may
     """
     row = session.execute(
@@ -90,10 +91,10 @@ def why_not(session: orm.Session, reservation_id: str, project_id: str,
 
 def check(session: orm.Session, lease: models.Lease, window: model.Window,
           ) -> None:
-    """Whether a lease may be over another window: what is shorter always may.
+    """Check that a lease may have another window; it can always be shortened.
 
-    :raises InvalidLeaseParams: when servers would be on the hosts of another
-        lease outside of its time
+    :raises InvalidLeaseParams: if servers would be on the hosts of another
+        lease outside of its window
     """
     if lease.start_date <= window.start and window.end <= lease.end_date:
         return
@@ -106,8 +107,8 @@ def check(session: orm.Session, lease: models.Lease, window: model.Window,
 
 
 def hosts(session: orm.Session, reservation_id: str) -> frozenset[str]:
-    """The uuids of the hosts that are booked for a reservation: of those that
-    have not failed, if there are any.
+    """Return the uuids of the hosts that are booked for a reservation, without
+    failed ones unless all have failed.
     """
     rows = session.execute(_HOSTS.add_columns(models.Host.uuid).join(
         models.Host, models.Host.id == models.Booking.host_id).where(
@@ -118,7 +119,7 @@ def hosts(session: orm.Session, reservation_id: str) -> frozenset[str]:
 
 def booked(session: orm.Session, reservation_ids: ty.Collection[str],
            ) -> dict[str, list[Host]]:
-    """The hosts that are booked for reservations, by their names."""
+    """Return the hosts that are booked for reservations, sorted by name."""
     found: dict[str, list[Host]] = {}
     for row in session.execute(_HOSTS.add_columns(
             models.Host.name, models.Host.service_host).join(
@@ -131,14 +132,13 @@ def booked(session: orm.Session, reservation_ids: ty.Collection[str],
 
 
 def astray(connection: sa.Connection) -> frozenset[int]:
-    """The bookings of servers within a reservation of hosts that has others:
-    theirs is none of them, or has failed. Those of servers that are not built
-    yet.
+    """Return the bookings of unbuilt servers within a reservation of hosts
+    that are not on a working host of that reservation, although it has one.
 
-    Costs a SELECT by how many builds are kept, and one more where some of
-    them are within others' hosts.
+    Costs one SELECT over all deferred builds, and another if some of them are
+    within leased hosts.
     """
-    # In one statement no database finds the reservations by what is in JSON.
+    # Two statements, as no database finds the reservations by an id in JSON.
     rows = [row for row in connection.execute(
         _LATER) if row.spec.get('within')]
     if not rows:
@@ -153,12 +153,12 @@ def astray(connection: sa.Connection) -> frozenset[int]:
         row.spec['within'], {row.host_id}))
 
 
-#: The hosts of reservations.
+#: Hosts of reservations.
 _HOSTS = sa.select(
     models.Booking.reservation_id, models.Booking.host_id,
     outages.has_failed(models.Booking.host_id).label('failed')).where(
         models.Booking.host_id.is_not(None))
-#: What is booked for builds that are kept, and where it may be.
+#: Bookings of deferred builds, with the ``spec`` of their reservation.
 _LATER = sa.select(
     models.Booking.id, models.Booking.host_id,
     models.Reservation.spec.label('spec'),

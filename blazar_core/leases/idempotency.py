@@ -2,9 +2,9 @@
 
 """Idempotency keys of requests for leases.
 
-A client that gets no answer asks again, and does not know whether the lease
-exists already. So a request may carry a key; the key is written down in the
-transaction that makes the lease, and of two of them the database takes one.
+A client that gets no answer repeats its request without knowing whether the
+lease exists. Therefore a request may carry a key. The transaction that creates
+the lease stores the key, and the database accepts each key only once.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from blazar_core.leases import views
 
 __all__ = ['KEEP', 'Key', 'keep', 'key_of', 'made_by', 'trim']
 
-#: Seconds for which a key is remembered.
+#: Seconds for which a key is stored.
 KEEP = 86400
 
-#: The characters that a key has at most.
+#: Maximum number of characters of a key.
 _LONGEST = 255
 
 _KEYS = models.RequestKey.__table__
@@ -33,19 +33,17 @@ _KEYS = models.RequestKey.__table__
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a user in a project, and what he asked for with it; only
-    their digests are kept.
-    """
+    """The digests of a user's key in a project, and of the request."""
 
     digest: str
     asked: str
 
 
 def key_of(project_id: str, user_id: str, text: str, body: object) -> Key:
-    """What a user calls his request.
+    """Return the key of a user's request.
 
-    :param body: what is asked for, as JSON has it
-    :raises InvalidLeaseParams: when it cannot be one
+    :param body: the parsed JSON body of the request
+    :raises InvalidLeaseParams: if the key or the body is invalid
     """
     if not 1 <= len(text) <= _LONGEST or not (
             text.isascii() and text.isprintable()):
@@ -66,10 +64,10 @@ def _digest(value: object) -> str:
 
 
 def made_by(database: api.Database, key: Key) -> dict[str, ty.Any] | None:
-    """The lease that was made with a key; None when none was.
+    """Return the lease that was created with a key, or None.
 
-    :raises Conflict: when something else was asked for with it, or the lease
-        has been deleted
+    :raises Conflict: if the key was used for another request, or the lease
+        was deleted
     """
     with database.reader() as session:
         row = session.get(models.RequestKey, key.digest)
@@ -90,9 +88,9 @@ def made_by(database: api.Database, key: Key) -> dict[str, ty.Any] | None:
 
 def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,
          ) -> None:
-    """Write a key down, in the transaction that makes its lease.
+    """Store a key, in the transaction that creates its lease.
 
-    :raises Conflict: when another process was faster
+    :raises Conflict: if another process has stored it
     """
     if connection.execute(sa.select(_KEYS.c.lease_id).where(
             _KEYS.c.digest == key.digest)).first():
@@ -104,9 +102,9 @@ def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,
 
 
 def trim(database: api.Database, now: int) -> None:
-    """Forget the keys that are old.
+    """Delete expired keys.
 
-    :raises DatabaseUnavailable: when the database does not answer
+    :raises DatabaseUnavailable: if the database does not answer
     """
     with database.begin() as connection:
         connection.execute(sa.delete(_KEYS).where(

@@ -2,8 +2,8 @@
 
 """Import leases that were created elsewhere, unchanged.
 
-Ids, dates and hosts are given, and nothing is searched for. The rule of
-capacity holds: an import that would overbook a host is refused.
+Ids, dates and hosts are given and not searched for. The capacity rule holds:
+an import that would overbook a host is refused.
 """
 
 import collections
@@ -38,9 +38,9 @@ _HOSTS = models.Host.__table__
 
 
 class KnownServer(ty.NamedTuple):
-    """A server that has a place.
+    """A server that uses a reservation slot.
 
-    :ivar host_id: where it is; None: on no host now
+    :ivar host_id: its host; None: on no host now
     :ivar running: whether it was built
     """
 
@@ -51,15 +51,15 @@ class KnownServer(ty.NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KnownReservation:
-    """So many whole hosts, or places for servers.
+    """A number of whole hosts, or of slots for servers.
 
-    :ivar params: what was asked for, in the API's words
-    :ivar host_ids: the hosts of the books that it has, one for each place;
-        None: one is missing
-    :ivar moved_at: when it last got other hosts than it had
-    :ivar resources: what it has of each
-    :ivar spec: what its resource type keeps beside ``params``
-    :ivar servers: those that have its places
+    :ivar params: the requested parameters, as in the API
+    :ivar host_ids: ids of its hosts in our database, one for each slot; None:
+        the host is missing
+    :ivar moved_at: when its hosts were last replaced
+    :ivar resources: what it has of each host
+    :ivar spec: additional data of its resource type
+    :ivar servers: the servers in its slots
     """
 
     id: str
@@ -93,9 +93,10 @@ class KnownEvent(ty.NamedTuple):
 class KnownLease:
     """A lease that has not ended.
 
-    :ivar active: whether it has begun: its hosts are its own from now on
-    :ivar cleaning_time: seconds for which what it had is taken when it is left
-    :ivar servers: those that are on its whole hosts, and nobody else may be
+    :ivar active: whether it has started, so that its hosts are assigned to it
+    :ivar cleaning_time: seconds for which its capacity stays reserved after
+        its end
+    :ivar servers: servers on its whole hosts, which may have no others
     """
 
     id: str
@@ -113,23 +114,23 @@ class KnownLease:
 
     @property
     def booked(self) -> model.Window:
-        """How long room is taken for it."""
+        """The window over which its capacity is reserved."""
         return model.Window(
             self.window.start, self.window.end + self.cleaning_time)
 
     @property
     def host_ids(self) -> set[int]:
-        """All of its hosts."""
+        """The ids of all its hosts."""
         return self._hosts_of(self.reservations)
 
     @property
     def whole_host_ids(self) -> set[int]:
-        """Those that it has for itself."""
+        """The ids of its whole hosts."""
         return self._hosts_of(one for one in self.reservations if one.whole)
 
     @property
     def served(self) -> dict[int, set[str]]:
-        """The servers that have its places, by the id of their host."""
+        """The servers in its slots, by the id of their host."""
         found: dict[int, set[str]] = collections.defaultdict(set)
         for one in self.reservations:
             for server in one.servers:
@@ -144,7 +145,7 @@ class KnownLease:
 
 
 class LeaseImport:
-    """Writes leases into the books that were made elsewhere."""
+    """Writes leases that were created elsewhere into the database."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  types: resource_types.ResourceTypes) -> None:
@@ -153,13 +154,13 @@ class LeaseImport:
         self._types = types
 
     def adopt(self, known: KnownLease) -> bool:
-        """Write a lease down, with all that belongs to it, or nothing.
+        """Write a lease and everything that belongs to it, or nothing.
 
-        No limit is asked: it was granted where it was made.
+        Limits are not checked, as the lease was granted where it was created.
 
-        :returns: whether it was not there yet
-        :raises Conflict: when a host is not enrolled, or has no room, or
-            somebody else is there, or more servers have places than there are
+        :returns: whether it did not exist yet
+        :raises Conflict: if a host is not enrolled, has too little capacity or
+            other servers, or if there are more servers than slots
         """
         adopted = self._database.retried(self._adopt, known)
         if adopted:
@@ -191,7 +192,7 @@ class LeaseImport:
                     assignments.assign(session, now, api.found(
                         session, known.id).reservations)
             except ledger.OverCapacity as exc:
-                # Another attempt finds it just as full.
+                # A retry would find the host as full.
                 raise errors.Conflict(
                     _in_the_way(session, known, exc.host_id)) from exc
             except assignments.HostInUse as exc:
@@ -201,7 +202,7 @@ class LeaseImport:
 
     def _rows(self, known: KnownLease, now: int,
               ) -> list[tuple[ty.Any, list[dict[str, ty.Any]]]]:
-        """The rows to write, by table."""
+        """Return the rows to insert, by table."""
         status = states.Reservation.ACTIVE if known.active else (
             states.Reservation.PENDING)
         return [(models.Lease.__table__, [{
@@ -221,7 +222,7 @@ class LeaseImport:
             'lease_type': requests.LeaseType.IMMEDIATE
             if known.window.start <= known.created_at
             else requests.LeaseType.SCHEDULED,
-            # It is not known whether one that has begun was.
+            # Whether it was ever used is unknown; a started one counts so.
             'used_at': now if known.active else None,
         }]), (models.Reservation.__table__, [{
             'id': one.id, 'lease_id': known.id,
@@ -234,7 +235,7 @@ class LeaseImport:
             (models.Event.__table__, self._events(known, now))]
 
     def _events(self, known: KnownLease, now: int) -> list[dict[str, ty.Any]]:
-        """Those that there are, and those that every lease has."""
+        """Return its events, and those that every lease has."""
         rows = [{
             **events.row(known.id, one.event_type, one.time, now),
             'id': one.id, 'status': one.status} for one in known.events]
@@ -253,7 +254,7 @@ class LeaseImport:
 
 
 def _owners(known: KnownLease) -> dict[str, usage_records.Owner]:
-    """Whose its reservations are: their records begin now."""
+    """Return the owners of its reservations, whose records start now."""
     return {one.id: usage_records.Owner(
         known.id, known.project_id, one.resource_type,
         known.active and model.HOST in one.resources)
@@ -261,9 +262,9 @@ def _owners(known: KnownLease) -> dict[str, usage_records.Owner]:
 
 
 def _edits(known: KnownLease, now: int) -> list[ledger.Edit]:
-    """The bookings, on exactly the hosts that it has.
+    """Return the bookings, on exactly the hosts that it has.
 
-    :raises Conflict: when there are more servers than places
+    :raises Conflict: if there are more servers than slots
     """
     return [ledger.Edit(None, booking) for one in known.reservations
             for booking in _bookings(known, one, now)]
@@ -271,8 +272,8 @@ def _edits(known: KnownLease, now: int) -> list[ledger.Edit]:
 
 def _bookings(known: KnownLease, of: KnownReservation, now: int,
               ) -> list[ledger.NewBooking]:
-    """Those of a reservation: each server has one of its host, and who is on
-    none has any.
+    """Return the bookings of a reservation. A server gets a booking on its
+    host, or any if it is on no host.
     """
     free = [ledger.NewBooking(of.id, host_id, None, known.booked, of.resources)
             for host_id in of.host_ids]
@@ -292,9 +293,10 @@ def _bookings(known: KnownLease, of: KnownReservation, now: int,
 
 
 def _check_enrolled(session: orm.Session, known: KnownLease) -> None:
-    """Whether more of a host may be reserved does not count: this is.
+    """Check that all hosts are enrolled, regardless of whether they are
+    reservable, as this reservation exists already.
 
-    :raises Conflict: when a host does not serve leases only
+    :raises Conflict: if one is not
     """
     for row in session.execute(sa.select(_HOSTS.c.name, _HOSTS.c.enrollment)
                                .where(_HOSTS.c.id.in_(known.host_ids))
@@ -304,7 +306,7 @@ def _check_enrolled(session: orm.Session, known: KnownLease) -> None:
 
 
 def _in_the_way(session: orm.Session, known: KnownLease, host_id: int) -> str:
-    """Why a host has no room for a lease."""
+    """Return why a host has too little free capacity for a lease."""
     name = session.scalar(
         sa.select(_HOSTS.c.name).where(_HOSTS.c.id == host_id))
     others = session.scalars(

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that were over long ago are deleted, with all that they have left.
+"""Delete leases that ended long ago, and everything that belongs to them.
 
-A lease goes when nobody finishes anything of it any more: it is TERMINATED,
-and none of its bookings, of the hosts that it held, of the events that were to
-come and of the credentials of its owner is left. What is in the way is the
-engine's or an operator's to finish, not to be deleted here. Occurrences of a
-lease that recurs stay until all of them may go.
+A lease is purged if nothing of it is pending: it is TERMINATED, and has no
+bookings, assigned hosts, open events or credentials. Anything that prevents
+its purge is left to the engine or an operator. Occurrences of a recurring
+lease are kept until all of them can be purged.
 
-Nothing that is reckoned with needs what goes: limits, quotas and usage
-(:mod:`blazar_core.leases.usage`) are of leases that are not over, and so are
-the books in memory, for which nothing changes. Usage records
-(:mod:`blazar_core.leases.accounting`) stay until it is said that they go, too.
-What leases there have been is told by their rows alone, so it is written down
-up to when these may be gone (:func:`purged_before`).
+Purging affects nothing else: limits, quota and usage
+(:mod:`blazar_core.leases.usage`) only count leases that are not over, and so
+does the index in memory. Usage records (:mod:`blazar_core.leases.accounting`)
+are deleted only on request. As rows are the only record of past leases,
+:func:`purged_before` returns up to when they may be missing.
 """
 
 import typing as ty
@@ -34,11 +32,11 @@ from blazar_core.leases import idempotency
 
 __all__ = ['LEAST_AGE', 'Purged', 'LeasePurge', 'purged_before']
 
-#: How many leases are deleted by one transaction: those who wait for one of
-#: these wait for some tenths of a second.
+#: Number of leases per transaction, which may block other transactions on
+#: these leases for some tenths of a second.
 BATCH = 500
-#: Seconds for which a lease that is over stays at least: a request that made
-#: it may come again for so long.
+#: Minimum seconds for which an ended lease is kept, as the request that
+#: created it may be repeated for so long.
 LEAST_AGE = idempotency.KEEP
 
 _MARK = 'purge'
@@ -46,7 +44,7 @@ _BEFORE = 'before'
 _LEASES = models.Lease.__table__
 _RESERVATIONS = models.Reservation.__table__
 
-#: A page of the leases that were over, by an index.
+#: A page of ended leases, by an index.
 _OVER = sa.select(_LEASES.c.id, _LEASES.c.end_date).where(
     _LEASES.c.status == states.Lease.TERMINATED,
     _LEASES.c.end_date >= sa.bindparam('since'),
@@ -55,7 +53,7 @@ _OVER = sa.select(_LEASES.c.id, _LEASES.c.end_date).where(
            _LEASES.c.id > sa.bindparam('last')),
 ).order_by(_LEASES.c.end_date, _LEASES.c.id).limit(BATCH)
 
-#: What has a row for each lease, or several.
+#: Tables with rows of leases.
 _PARTS = tuple(one.__table__ for one in (
     models.Event, models.HeldBuild, models.Orphan,
     models.Reservation, models.ServerMove))
@@ -64,16 +62,16 @@ _RECURRENCES = models.Recurrence.__table__.c
 
 
 class Purged(ty.NamedTuple):
-    """How many leases were deleted, and how many stay that were over, too."""
+    """The number of leases deleted, and of ended leases that are kept."""
 
     deleted: int
     kept: int
 
 
 class LeasePurge:
-    """Deletes leases; any number of processes may, at any time.
+    """Deletes leases. Safe to run concurrently.
 
-    :param tell: told how far it has come, in a sentence, now and then
+    :param tell: called with progress messages
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -86,15 +84,15 @@ class LeasePurge:
               usage_before: int | None = None) -> Purged:
         """Delete the leases that were over before an instant.
 
-        One was over at its end, when it was ended or when it was deleted,
-        whichever was last. What an interruption leaves is deleted the next
-        time.
+        A lease is over at its end, when it was terminated or when it was
+        deleted, whichever was last. After an interruption the next purge
+        deletes the rest.
 
         :param dry_run: only count them
-        :param usage_before: delete the usage records of purged leases of
-            which nothing was recorded since then; None: they stay
-        :raises InvalidLeaseParams: when that instant is too near
-        :raises DatabaseUnavailable: when the database does not answer
+        :param usage_before: delete the usage records of purged leases that
+            have none since then; None: keep them
+        :raises InvalidLeaseParams: if that instant is too recent
+        :raises DatabaseUnavailable: if the database does not answer
         """
         if before > self._clock.now() - LEAST_AGE:
             raise errors.InvalidLeaseParams(
@@ -145,10 +143,9 @@ class LeasePurge:
                 row.value, row.updated_at = {_BEFORE: before}, now
 
     def _delete(self, ids: ty.Sequence[str], before: int) -> int:
-        """Delete those of some leases that may still go; returns how many."""
+        """Delete those of the leases that still may be; return the number."""
         with self._database.writer() as session:
-            # In one order, so that two who do this do not wait for each other
-            # in a circle.
+            # In a fixed order, so that concurrent purges do not deadlock.
             for lease_id in sorted(ids):
                 api.lock(session, lease_id)
             gone = _finished(session, _over(session, ids, before), before)
@@ -159,14 +156,14 @@ class LeasePurge:
         return len(gone)
 
     def _tidy(self, before: int) -> None:
-        """Delete what no lease needs."""
+        """Delete rows that no lease needs."""
         last = ''
         while ids := self._recurrences(last):
             self._database.retried(self._forget, ids, before)
             last = ids[-1]
         now = self._clock.now()
         self._database.retried(idempotency.trim, self._database, now)
-        # Where no listener runs, nobody else does that.
+        # Without a listener, no other process does this.
         feed.trim(self._database, now - booking_index.KEEP)
 
     def _forget_usage(self, before: int, last: str) -> str:
@@ -189,7 +186,7 @@ class LeasePurge:
 
 def _over(session: orm.Session, ids: ty.Sequence[str], before: int,
           ) -> ty.Sequence[str]:
-    """Those of some leases that were over, all told, before an instant."""
+    """Return those of the leases that were over before an instant."""
     return session.scalars(sa.select(_LEASES.c.id).where(
         _LEASES.c.id.in_(ids), *_is_over(_LEASES, before))).all()
 
@@ -202,7 +199,7 @@ def _is_over(lease: ty.Any, before: int) -> tuple[ty.Any, ...]:
 
 def _finished(session: orm.Session, ids: ty.Sequence[str], before: int,
               ) -> ty.Sequence[str]:
-    """Those of some leases of which nobody finishes anything any more."""
+    """Return those of the leases of which nothing is pending."""
     other = _LEASES.alias()
     mine = _RESERVATIONS.c.lease_id == _LEASES.c.id
     return session.scalars(sa.select(_LEASES.c.id).where(
@@ -218,8 +215,8 @@ def _finished(session: orm.Session, ids: ty.Sequence[str], before: int,
 
 
 def purged_before(database: api.Database) -> int | None:
-    """Leases that were over before this instant may be gone; None: all that
-    there have been are there.
+    """Return the instant before which ended leases may have been purged;
+    None: none was.
     """
     with database.reader() as session:
         row = session.get(models.Setting, _MARK)

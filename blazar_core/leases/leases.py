@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases: the parts that create, update and find them, put together."""
+"""Leases: assembles the parts that create, update and find them."""
 
 import typing as ty
 
@@ -22,7 +22,7 @@ from blazar_core.plugins import resource_types
 __all__ = ['Charge', 'Leases']
 
 #: The arguments of :class:`~.budget_commits.BudgetCommits` for a budget
-#: service; none: there is no service.
+#: service; empty: there is no service.
 Charge: ty.TypeAlias = tuple[()] | tuple[budget_commits.Commit, int]
 
 

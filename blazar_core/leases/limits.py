@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How much of leases a project may have, as the operator says.
+"""Limits of the leases of a project, as set by the operator.
 
 The limits are the options of ``[blazar_enforcement]``, and the cloud's own
-quota. Of servers and resources the peak counts: what the leases of a project
-hold at the same instant. Leases whose windows do not meet do not add up.
+quota. Servers and resources count by their peak: the amounts that the leases
+of a project reserve at the same instant. Leases that do not overlap do not add
+up.
 
-What a project has is counted in the books before the lease is made. In the
-transaction that makes it, it is counted again if another lease of the project
-was made or changed meanwhile: see :class:`Granted`. What the cloud has beside
-leases is counted only before. The room on the hosts is not decided here.
+The usage of a project is counted before the lease is created, and again in the
+transaction that creates it if another lease of the project was created or
+changed meanwhile: see :class:`Granted`. The cloud's usage without leases is
+counted only before. The capacity of hosts is not checked here.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ _DURATION = 'max_lease_duration'
 _AHEAD = 'max_lease_ahead'
 _LEASES = 'max_leases_per_project'
 _HELD = 'max_held_servers_per_project'
-#: What is added up for each limit. A dedicated CPU is a CPU.
+#: The classes that count for each limit. A dedicated CPU is a CPU.
 _CLASSES = {
     'max_reserved_vcpus_per_project': ('VCPU', 'PCPU'),
     'max_reserved_ram_mb_per_project': ('MEMORY_MB',),
@@ -49,7 +50,7 @@ _CLASSES = {
     'max_reserved_floating_ips_per_project': (model.FLOATING_IP,),
     'max_reserved_networks_per_project': (model.SEGMENT,),
 }
-#: What takes no look into the books, unless a lease is changed.
+#: Limits that do not depend on the database, unless a lease is changed.
 _DATES = frozenset({_DURATION, _AHEAD})
 _COUNTS = (_LEASES, _HELD)
 _LIMITS = (_DURATION, _AHEAD, *_COUNTS, *_CLASSES)
@@ -59,23 +60,24 @@ _PROJECTS = models.Project.__table__
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """A lease that a user wants to make or change, as it would be then.
+    """A lease as it would be after its creation or change by a user.
 
-    :ivar project_id: whose lease it is, whichever user asks; so is ``user_id``
-    :ivar window: how long it takes its capacity
-    :ivar cleaning_time: for how much of that it takes it for others
-    :ivar servers: how many servers are in it
-    :ivar resources: of all of its servers together
+    :ivar project_id: the project of the lease, whichever user sends the
+        request; likewise ``user_id``
+    :ivar window: over which its capacity is reserved
+    :ivar cleaning_time: seconds at the end of that window for cleaning
+    :ivar servers: the number of its servers
+    :ivar resources: of all its servers together
     :ivar lease_id: the lease that would be changed; None: a new one
-    :ivar beside: those that are changed with it, and do not overlap with it
-    :ivar resized: whether it would have other servers than before
-    :ivar added: whether ``servers`` and ``resources`` come to what the lease
-        has, be that what it was made of or not
-    :ivar described: the lease as the API describes it
-    :ivar current: the lease as it is, so described; None: a new one
+    :ivar beside: leases that are changed with it, and do not overlap with it
+    :ivar resized: whether its servers would change
+    :ivar added: whether ``servers`` and ``resources`` are added to what the
+        lease has now, which may differ from what it was created with
+    :ivar described: the lease as the API shows it
+    :ivar current: the present lease as the API shows it; None: a new one
     :ivar held: whether its servers exist before it starts, and wait for it
-    :ivar server_ids: those of its servers that the cloud has already
-    :ivar running: what those take that ran before they had a lease
+    :ivar server_ids: those of its servers that exist in the cloud
+    :ivar running: the resources of servers that ran before they had a lease
     """
 
     project_id: str
@@ -97,8 +99,8 @@ class Asked:
 
 
 def lock(connection: sa.Connection, project_id: str) -> None:
-    """Keep all others from deciding about leases of a project, who count
-    again what it has: see :meth:`Granted.lock`.
+    """Lock the leases of a project. Concurrent decisions about them then count
+    its usage again: see :meth:`Granted.lock`.
     """
     if not connection.execute(
             sa.update(_PROJECTS).where(_PROJECTS.c.id == project_id)
@@ -107,26 +109,26 @@ def lock(connection: sa.Connection, project_id: str) -> None:
             id=project_id, generation=1))
 
 
-#: Another service that is asked; it raises when the answer is no.
+#: Asks an external service about a lease; raises an error if it refuses.
 Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
 
-#: Makes sure of a rule, in a transaction that has counted what a project has.
+#: Checks a rule, in a transaction that has counted a project's usage.
 Compare: ty.TypeAlias = ty.Callable[
     [sa.Connection, ty.Sequence[Asked], usage.ProjectUsage], None]
-#: What makes sure of one for a lease; false: no other service is asked.
+#: Returns the check of a rule for a lease; False: asks no external service.
 Rule: ty.TypeAlias = ty.Callable[[Asked, bool], Compare]
 
-#: What leases may have of the cloud: by user (None: of the project), by name.
+#: What leases may use of the quota: by user (None: of the project), by name.
 _Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, cloud_api.Headroom]]
 
 
 class Granted:
-    """A lease that is within the limits, by what the books had to say.
+    """A lease that is within the limits, by the usage counted so far.
 
     ``lock`` and ``confirm`` belong to the transaction that writes it.
 
-    :param again: counts again what the project has
+    :param again: counts the usage of the project again
     :param bound: as :func:`.usage.bound`, of this project; None: no bound
     """
 
@@ -146,22 +148,22 @@ class Granted:
         return self._hosts
 
     def lock(self, connection: sa.Connection) -> None:
-        """Keep all others from deciding about leases of the project.
+        """Lock the leases of the project.
 
-        The first statement of the transaction, for the reason that
-        :func:`blazar_core.db.api.locked` has.
+        The first statement of the transaction, for the same reason as in
+        :func:`blazar_core.db.api.locked`.
         """
         lock(connection, self._project_id)
 
     def confirm(self, connection: sa.Connection,
                 picks: ty.Iterable[admissions.Pick] = ()) -> None:
-        """Look again if others have decided meanwhile; after the lock, and
-        before anything is written.
+        """Check again if leases of the project have changed meanwhile; after
+        the lock, and before anything is written.
 
-        :param picks: what the search found
-        :raises LimitExceeded: when they have taken what this one needs
-        :raises Conflict: when they have changed the lease itself
-        :raises Outdated: when the project may not have these hosts now
+        :param picks: the result of the search
+        :raises LimitExceeded: if the limit is used up meanwhile
+        :raises Conflict: if the lease itself has changed
+        :raises Outdated: if the project may not have these hosts now
         """
         if _generation(connection, self._project_id) != self._seen + 1:
             self._again(connection)
@@ -170,12 +172,12 @@ class Granted:
 
 
 class Limits:
-    """The limits of the operator, and those of the cloud.
+    """The limits of the operator and of the cloud.
 
     :param quota: the cloud's; None: it has none
-    :param checks: asked when no limit is exceeded, one after the other
-    :param serverless: the resource types whose bookings are no servers
-    :param rules: others of the operator
+    :param checks: external checks, made in this order if no limit is exceeded
+    :param serverless: the resource types whose bookings have no servers
+    :param rules: other rules of the operator
     """
 
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
@@ -193,25 +195,25 @@ class Limits:
         self._rules = rules
 
     def check(self, asked: Asked) -> Granted | None:
-        """Make sure that a project may have a lease.
+        """Check that a project may have a lease.
 
-        A change is let through where it takes no more than the lease has
-        already, whatever has become of the limit since.
+        A change that needs no more than the lease already has is always
+        allowed, even if the limit was lowered.
 
-        :returns: what makes sure of it again when the lease is written; None
-            when there is nothing to make sure of
-        :raises LimitExceeded: when it may not; names the limit
-        :raises CloudUnavailable: when a service that has to agree is silent
+        :returns: repeats the check when the lease is written; None: there is
+            nothing to check
+        :raises LimitExceeded: if it may not; names the limit
+        :raises CloudUnavailable: if an external service does not answer
         """
         return self.check_all([asked])
 
     def check_all(self, series: ty.Sequence[Asked]) -> Granted | None:
-        """As :meth:`check`, for new leases that are made together.
+        """Check new leases that are created together, like :meth:`check`.
 
-        What the project has is counted once for all of them.
+        The usage of the project is counted once for all of them.
 
-        :param series: occurrences of one lease, of which no two overlap: what
-            they hold at an instant does not add up, what they are does
+        :param series: occurrences of one lease, which do not overlap: their
+            resources do not add up, their number does
         """
         granted = self._grant(series)
         for check in self._checks:
@@ -223,7 +225,7 @@ class Limits:
         asked = series[0]
         limits = self._limits(asked)
         if not asked.lease_id:
-            # A look into the books does not change that.
+            # These do not depend on the usage of the project.
             for one in series:
                 wanted = self._wanted(one)
                 _refuse(limits, wanted, wanted, _DATES)
@@ -250,7 +252,7 @@ class Limits:
         def again(connection: sa.Connection) -> None:
             now_found = self._in_use(connection, asked)
             if now_found.lease != found.lease:
-                # What was asked about was another change.
+                # The external services were asked about another change.
                 raise errors.Conflict(
                     f'Lease {asked.lease_id} has just changed. Check it, and '
                     'try again.')
@@ -266,10 +268,10 @@ class Limits:
                               (asked.lease_id, *asked.beside), times))
 
     def confirm(self, connection: sa.Connection, asked: Asked) -> None:
-        """Make sure of the operator's limits alone, in a transaction that has
-        locked the project.
+        """Check only the operator's limits, in a transaction that has locked
+        the project.
 
-        :raises LimitExceeded: when they are not kept
+        :raises LimitExceeded: if one is exceeded
         """
         found = self._in_use(connection, asked)
         for one in self._rules:
@@ -278,10 +280,10 @@ class Limits:
 
     def _wanted(self, asked: Asked, found: usage.ProjectUsage | None = None,
                 ) -> usage.Amounts:
-        """What a lease would have."""
+        """Return the usage of a lease as it would be."""
         amounts = self._amounts(asked.servers, asked.resources)
         if found is not None and (asked.added or not asked.resized):
-            # Of what it was made of, some may have gone or grown.
+            # Its servers may have been deleted or resized since its creation.
             amounts = usage.Amounts({
                 name: found.own[name] + (amount if asked.added else 0)
                 for name, amount in amounts.items()})
@@ -294,7 +296,7 @@ class Limits:
     def _compare_all(
             self, series: ty.Iterable[Asked], found: usage.ProjectUsage,
             limits: ty.Mapping[str, int]) -> None:
-        """Make sure of the operator's limits."""
+        """Check the operator's limits."""
         before = usage.Amounts(found.others)
         for asked in series:
             wanted = self._wanted(asked, found)
@@ -310,8 +312,8 @@ class Limits:
 
     def _peaks_of_quota(self, asked: Asked, found: usage.ProjectUsage,
                         ) -> dict[str | None, dict[str, int]]:
-        """What the project's leases would have of the cloud's quota, at most
-        at the same time, and the user's: of what this one has more of.
+        """Return the peak quota usage by the project's leases (None) and by
+        the user's, by those names of which this lease needs more.
         """
         if self._quota is None:
             return {}
@@ -324,7 +326,8 @@ class Limits:
             if name in names} for user_id in (None, asked.user_id)}
 
     def _rooms(self, asked: Asked, found: usage.ProjectUsage) -> _Rooms:
-        """What the cloud lets leases have of what this one has more of."""
+        """Return the quota for leases, by names of which this one needs more.
+        """
         return {user_id: self._quota.headroom(
             asked.project_id, user_id,
             self._quota.amounts(asked.servers, asked.resources).keys(),
@@ -338,7 +341,7 @@ class Limits:
 
     def _compare_rooms(self, asked: Asked, found: usage.ProjectUsage,
                        rooms: _Rooms) -> None:
-        """Make sure of the cloud's limits."""
+        """Check the cloud's quota."""
         wanted = self._wanted(asked, found)
         for user_id, peak in self._peaks_of_quota(asked, found).items():
             for name, amount in peak.items():
@@ -355,13 +358,13 @@ class Limits:
 
     def _amounts(self, servers: int, resources: model.Resources,
                  ) -> usage.Amounts:
-        """What servers take, by all names."""
+        """Return the usage of servers by limit and by quota name."""
         return usage.Amounts(_reserved(resources)) + usage.Amounts(
             {} if self._quota is None else
             dict(self._quota.amounts(servers, resources)))
 
     def _limits(self, asked: Asked) -> dict[str, int]:
-        """The limits that there are for a project."""
+        """Return the limits that apply to a project."""
         group = self._conf.blazar_enforcement
         if asked.project_id in group.exempt_project_ids:
             return {}
@@ -372,8 +375,7 @@ class Limits:
 
     def _in_use(self, connection: sa.Connection,
                 asked: Asked) -> usage.ProjectUsage:
-        """What the project's leases have, and what the one has in question.
-        """
+        """Return the usage by the project's leases and by the lease itself."""
         found, now = usage.ProjectUsage(), self._clock.now()
         moving: list[ty.Any] = []
         for row in connection.execute(
@@ -396,10 +398,10 @@ class Limits:
             elif not row.beside:
                 found.windows[row.id] = model.Window(
                     row.first_date, row.last_date)
-            # With this one, which matters to nobody: it does not get more.
+            # Includes this lease, whose number is not compared as it exists.
             found.others[_LEASES] = row.leases
             if row.amount and not row.beside:
-                # Nobody knows when it goes that should have gone by now.
+                # Servers past their end are counted as having no end.
                 overdue = row.claimed_at is not None and (
                     row.end_date + rule.OVERDUE <= now)
                 found.uses.append(usage.Use(
@@ -412,7 +414,7 @@ class Limits:
             if row.server_id is not None:
                 found.servers.append((row.user_id, cloud_api.CountedServer(
                     row.server_id, row.claimed_at is not None, each)))
-        # What one claims again is what it has claimed before.
+        # A server of the request claims again what it has claimed before.
         for row, more in usage.growing(connection, [
                 row for row in moving
                 if row.server_id not in asked.server_ids]):
@@ -426,13 +428,13 @@ class Limits:
 
 
 def _generation(connection: sa.Connection, project_id: str) -> int:
-    """It has grown whenever somebody may have taken more."""
+    """Return a number that increases with each change of a project's usage."""
     return connection.scalar(sa.select(
         _PROJECTS.c.generation).where(_PROJECTS.c.id == project_id)) or 0
 
 
 def _reserved(resources: model.Resources) -> dict[str, int]:
-    """Amounts of resources, by the option that limits them."""
+    """Return amounts of resources, by the option that limits them."""
     return {name: sum(resources.get(rc, 0) for rc in classes)
             for name, classes in _CLASSES.items()}
 
@@ -440,9 +442,9 @@ def _reserved(resources: model.Resources) -> dict[str, int]:
 def _refuse(limits: ty.Mapping[str, int], wanted: usage.Amounts,
             totals: usage.Amounts, names: ty.Collection[str] = _LIMITS,
             ) -> None:
-    """Nothing, or an error that names the limit.
+    """Check limits; the error names the limit.
 
-    :param totals: what there would be, all together
+    :param totals: the resulting usage of the project
     """
     for name, limit in limits.items():
         if name in names and wanted[name] > 0 and totals[name] > limit:

@@ -27,7 +27,7 @@ _BOOKED = sa.select(
 
 
 class Booked(ty.NamedTuple):
-    """The lease of a server, its project, and the id of the host of the
+    """The lease of a server, its project, and the id of the host in the
     server's booking.
     """
 
@@ -37,7 +37,7 @@ class Booked(ty.NamedTuple):
 
 
 class Lookup:
-    """Looks servers up in the books."""
+    """Looks up servers and reservations in the reservation database."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
@@ -45,13 +45,13 @@ class Lookup:
 
     def held(self, server_ids: ty.Collection[str],
              ) -> dict[str, dict[str, ty.Any]]:
-        """The leases that hold servers whose builds have not been sent yet.
+        """Return the leases of servers whose builds have not been sent yet.
 
         :returns: by server, ``lease_id``, ``name``, ``project_id``,
             ``status`` as users see it, ``warnings``, and ``start_date`` and
-            ``end_date`` in seconds since the epoch; ``failed_at`` (when it was
-            known that it is not built; None: it may be) and the
-            ``status_reason`` of its lease; nothing of one that is not held
+            ``end_date`` in seconds since the epoch; ``failed_at`` (when its
+            build is known to have failed; None: it has not) and the
+            ``status_reason`` of its lease; other servers are omitted
         """
         lease = models.Lease
         with self._database.connection() as connection:
@@ -73,9 +73,9 @@ class Lookup:
         } for row in rows}
 
     def lease_of(self, server_id: str) -> dict[str, ty.Any] | None:
-        """The lease that a server is in, as :func:`views.describe` has it,
-        and whether the server ``failed`` to be built; None when it is in none
-        that is not over.
+        """Return the lease that a server is in, as by :func:`views.describe`,
+        and whether its build ``failed``; None: it is in no lease that is not
+        over.
         """
         with self._database.connection() as connection:
             row = connection.execute(_BOOKED, {'server': server_id}).first()
@@ -84,23 +84,23 @@ class Lookup:
                 **views.get(self._database, row.lease_id),
                 'failed': row.failed_at is not None}
         except errors.NotFound:
-            # It has ended meanwhile.
+            # It was deleted meanwhile.
             return None
 
     def keeps_build(self, lease_id: str) -> bool:
-        """Whether servers of a lease are still waiting to be built by it,
-        or to be built again.
+        """Return whether the build of servers of a lease is still deferred,
+        or is to be repeated.
         """
         with self._database.reader() as session:
             held = session.get(models.HeldBuild, lease_id)
             return held is not None and not held.only_if_lost
 
     def is_leased(self, server_id: str) -> bool:
-        """Whether the server belongs to a lease that is not over."""
+        """Return whether the server belongs to a lease that is not over."""
         return self.booked(server_id) is not None
 
     def booked(self, server_id: str) -> Booked | None:
-        """Return what lease a server is in; None when it belongs to none that
+        """Return the lease that a server is in; None: it is in no lease that
         is not over.
         """
         with self._database.connection() as connection:
@@ -109,7 +109,7 @@ class Lookup:
             row.lease_id, row.project_id, row.host_id)
 
     def place_of(self, server_id: str) -> dict[str, str] | None:
-        """The place that a server has in a reservation, and will leave.
+        """Return the reservation in which a server uses a slot.
 
         :returns: ``reservation_id`` and ``project_id``, or None
         """
@@ -125,15 +125,15 @@ class Lookup:
 
     def reservation(self, reservation_id: str, project_id: str | None,
                     anyones: bool = False) -> str | None:
-        """The resource type of a project's reservation, or of one that is
-        shared with it.
+        """Return the resource type of a reservation that a project owns or
+        shares.
 
-        :param project_id: None: that of a token that is for none
-        :param anyones: whosever it is
-        :returns: None when the project has none of that id, or it is over
+        :param project_id: None: of an unscoped token
+        :param anyones: of any project
+        :returns: None: it is not a reservation of the project, or it is over
         """
         if not reservation_id.isprintable():
-            # No database takes all that JSON calls a string.
+            # Databases do not accept every string that JSON allows.
             return None
         with self._database.reader() as session:
             row = session.execute(
@@ -149,8 +149,8 @@ class Lookup:
         return ty.cast(str, row.resource_type)
 
     def within(self, name_or_id: str, project_id: str) -> list[str]:
-        """The ids of the reservations of hosts of a project's leases that
-        have a name or an id, and are not over.
+        """Return the ids of the reservations of hosts in those leases of a
+        project that have a name or an id and are not over.
         """
         if not name_or_id.isprintable():
             return []
@@ -167,10 +167,10 @@ class Lookup:
     def why_not_within(self, reservation_id: str, project_id: str,
                        lease: requests.LeaseRequest | None = None,
                        ) -> str | None:
-        """Why servers of a project may not use a reservation of whole hosts:
-        see :func:`hosted_servers.why_not`.
+        """Return why servers of a project may not use a reservation of whole
+        hosts: see :func:`hosted_servers.why_not`.
 
-        :param lease: the lease that they are to have for themselves
+        :param lease: the servers' own lease
         """
         with self._database.reader() as session:
             return hosted_servers.why_not(
@@ -179,8 +179,8 @@ class Lookup:
                         lease.window, not lease.starts_now)))
 
     def lease_over(self, reservation_id: str) -> str | None:
-        """The name of the lease of a reservation, if that is over: it may
-        still have something.
+        """Return the name of the lease of a reservation if the lease has
+        ended, though it may still have servers.
         """
         with self._database.reader() as session:
             return session.scalar(
@@ -189,13 +189,13 @@ class Lookup:
                        models.Lease.status.in_(states.ENDING)))
 
     def hosts_within(self, reservation_id: str) -> frozenset[str]:
-        """The uuids of the hosts that are booked for a reservation."""
+        """Return the uuids of the hosts that are booked for a reservation."""
         with self._database.reader() as session:
             return hosted_servers.hosts(session, reservation_id)
 
     def holder_of(self, service_host: str) -> tuple[bool, str | None]:
-        """Whether a host serves leases only, and which reservation has all of
-        it now.
+        """Return whether a host serves leases only, and the reservation that
+        it is assigned to now.
         """
         with self._database.reader() as session:
             rows = session.execute(sa.select(
@@ -207,11 +207,11 @@ class Lookup:
 
     def bookings(self, server_ids: ty.Collection[str],
                  ) -> dict[str, tuple[str, model.Window]]:
-        """The bookings that these servers have on hosts.
+        """Return the bookings of servers on hosts.
 
-        :returns: by server, the uuid of the host, and when the server is
-            there: without an end if it stays when its lease ends, or has not
-            gone although it has ended
+        :returns: by server, the uuid of the host, and the window in which the
+            server is there: without an end if it stays when its lease ends, or
+            still exists after that
         """
         booking, now = models.Booking, self._clock.now()
         with self._database.reader() as session:
@@ -229,9 +229,9 @@ class Lookup:
 
     def hosts_of_services(self, service_hosts: ty.Collection[str],
                           ) -> dict[str, str]:
-        """The hosts that these nova-computes run.
+        """Return the hosts of some service hosts.
 
-        :returns: the nova-compute's host, by uuid
+        :returns: the service host by the uuid of the host
         """
         with self._database.reader() as session:
             return {uuid: service_host for uuid, service_host in

@@ -2,9 +2,8 @@
 
 """Add running servers to a lease.
 
-Until then the servers are usage without an end; from then on they have
-bookings until the end of the lease. That never takes more capacity than
-before, so nothing is searched for.
+The open-ended usage of the servers becomes bookings until the end of the
+lease. That never needs more capacity than before, so no search takes place.
 """
 
 import collections
@@ -40,11 +39,12 @@ LOG = logging.getLogger(__name__)
 
 
 class NewMember(ty.NamedTuple):
-    """A server that comes under a lease.
+    """A server to add to a lease.
 
-    ``host`` is the uuid of its host; ``takes`` is what it has there, as the
-    cloud says, and ``has`` what no other server can have meanwhile (see
-    :mod:`~blazar_core.leases.exclusive`).
+    :ivar host: uuid of its host
+    :ivar takes: its resources there, as reported by the cloud
+    :ivar has: its exclusive resources
+        (see :mod:`~blazar_core.leases.exclusive`)
     """
 
     id: str
@@ -54,9 +54,7 @@ class NewMember(ty.NamedTuple):
 
 
 class _Counted(ty.NamedTuple):
-    """Where a server is, by the books, what it takes there, and what else it
-    has.
-    """
+    """The recorded host and usage of a server, and its exclusive resources."""
 
     host_id: int
     resources: model.Resources
@@ -64,7 +62,7 @@ class _Counted(ty.NamedTuple):
 
 
 class Members:
-    """Puts servers that run under leases."""
+    """Adds running servers to leases."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  types: resource_types.ResourceTypes,
@@ -76,23 +74,22 @@ class Members:
 
     def reservations(self, joiners: ty.Collection[NewMember],
                      ) -> tuple[creation.NewReservation, ...]:
-        """What servers take, as reservations: one for all of the same size.
+        """Return reservations for servers, one for all of the same size.
 
-        :raises Conflict: when that is not known, or one has a lease already
+        :raises Conflict: if the usage of one is unknown, or it has a lease
         """
         with self._database.reader() as session:
             return _grouped(_counted(session, joiners))
 
     def create(self, new: creation.NewLease, joiners: ty.Collection[NewMember],
                ) -> dict[str, ty.Any]:
-        """Make a lease of servers that run; it is ACTIVE at once.
+        """Create a lease of running servers; it is ACTIVE at once.
 
-        :param new: with what :meth:`reservations` has returned
-        :returns: the lease, as :func:`~blazar_core.leases.views.describe` has
-            it
-        :raises Conflict: when another process has changed one of them
-            meanwhile, or a lease was made with its key
-        :raises LimitExceeded: when others made meanwhile have what it needs
+        :param new: with the result of :meth:`reservations`
+        :returns: the lease, as by :func:`~blazar_core.leases.views.describe`
+        :raises Conflict: if one of the servers has changed meanwhile, or a
+            lease was created with its key
+        :raises LimitExceeded: if concurrent leases have used up its limit
         """
         with self._commits.committed([new]) as [committed]:
             lease = self._database.retried(self._create, committed, joiners)
@@ -131,15 +128,15 @@ class Members:
     def join(self, lease_id: str, joiners: ty.Collection[NewMember],
              wanted: ty.Sequence[creation.NewReservation],
              granted: limits.Granted | None) -> dict[str, ty.Any]:
-        """Put more servers under a lease of servers that is ACTIVE.
+        """Add servers to an ACTIVE lease of servers.
 
-        :param wanted: what :meth:`reservations` has returned
-        :param granted: what the limits said of it; None: nothing limits it
-        :returns: the lease as it is then
-        :raises NotFound: when there is none of that id
-        :raises Conflict: when it is not such a lease, or somebody else has
-            changed one of the servers meanwhile
-        :raises LimitExceeded: when others made meanwhile have what it needs
+        :param wanted: the result of :meth:`reservations`
+        :param granted: the result of the limits; None: there are none
+        :returns: the changed lease
+        :raises NotFound: if it does not exist
+        :raises Conflict: if the lease is not ACTIVE or not of servers, or one
+            of the servers has changed meanwhile
+        :raises LimitExceeded: if concurrent leases have used up its limit
         """
         lease = self._database.retried(
             self._join, lease_id, joiners, wanted, granted)
@@ -167,7 +164,7 @@ class Members:
             edits = []
             for one in wanted:
                 row = _like(session, lease, one, now)
-                # Some may have been deleted meanwhile.
+                # Servers of the reservation may have been deleted meanwhile.
                 row.amount = len(row.bookings) + len(one.server_ids)
                 row.spec = exclusive.spec(
                     row.spec, exclusive.by_server(one.spec))
@@ -186,9 +183,9 @@ class Members:
               joiners: ty.Collection[NewMember],
               wanted: ty.Sequence[creation.NewReservation],
               ) -> dict[str, _Counted]:
-        """Count servers no more: they are about to have bookings.
+        """Remove servers from the open-ended usage, as they get bookings.
 
-        :raises Conflict: when they are not what they were thought to be
+        :raises Conflict: if they have changed since :meth:`reservations`
         """
         counted = _counted(session, joiners)
         if [(one.demand, one.server_ids) for one in _grouped(counted)] != [
@@ -206,7 +203,7 @@ class Members:
 
 def _lock(connection: sa.Connection, granted: limits.Granted | None,
           new: ty.Sequence[creation.NewLease] = ()) -> None:
-    """Begin a transaction that gives a project more than it has."""
+    """Start a transaction that increases the usage of a project."""
     if granted is not None:
         granted.lock(connection)
     budget_commits.confirm(connection, new)
@@ -215,9 +212,9 @@ def _lock(connection: sa.Connection, granted: limits.Granted | None,
 
 
 def _check(lease: models.Lease, now: int) -> None:
-    """Whether servers may come under a lease.
+    """Check that servers may be added to a lease.
 
-    :raises Conflict: when not; says what to do
+    :raises Conflict: if not; says what to do
     """
     if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None or (
             lease.end_date <= now):
@@ -234,9 +231,9 @@ def _check(lease: models.Lease, now: int) -> None:
 
 def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
              ) -> dict[str, _Counted]:
-    """What servers take of their hosts, by the books.
+    """Return the recorded usage of servers on their hosts.
 
-    :raises Conflict: when that is not known, or one has a lease already
+    :raises Conflict: if it is unknown, or a server has a lease already
     """
     for server_id in session.scalars(
             sa.select(models.Booking.server_id).where(
@@ -259,7 +256,7 @@ def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
                 'server first, or leave it out.')
         known = (host.consumers or {}) if host is not None else {}
         amounts, _told = known.get(one.id, ({}, 0))
-        # What is claimed for a resize in place counts beside what it has.
+        # A claim for a resize in place is added to what the server has.
         if host is None or not amounts or amounts != {
                 rc: amount for rc, amount in one.takes.items()
                 if amount and rc in host.capacity}:
@@ -276,7 +273,7 @@ def _moved(server_ids: str) -> errors.Conflict:
 
 def _grouped(counted: ty.Mapping[str, _Counted],
              ) -> tuple[creation.NewReservation, ...]:
-    """Servers of the same size are one reservation."""
+    """Return one reservation for all servers of the same size."""
     groups: dict[tuple[tuple[str, int], ...], list[str]] = (
         collections.defaultdict(list))
     for server_id, one in sorted(counted.items()):
@@ -299,8 +296,7 @@ def _edit(reservation_id: str, server_id: str,
 
 def _like(session: orm.Session, lease: models.Lease,
           wanted: creation.NewReservation, now: int) -> models.Reservation:
-    """The reservation of a lease that has servers of a size; a new one if
-    there is none.
+    """Return the reservation of a lease for servers of a size, or create it.
     """
     for one in lease.reservations:
         if one.status == states.Reservation.ACTIVE and (

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""New leases, and the rows that they are written as."""
+"""New leases and their rows."""
 
 import collections
 import dataclasses
@@ -26,20 +26,19 @@ from blazar_core.plugins import resource_types
 __all__ = ['NewLease', 'NewReservation', 'Planned', 'RESOURCE_TYPE', 'Rows',
            'insert', 'rows_of']
 
-#: What the reservations of leases made by a boot are.
+#: Resource type of the reservations that a boot creates.
 RESOURCE_TYPE = 'virtual:instance'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewReservation:
-    """So many of one thing.
+    """A reservation to create: a number of equal slots.
 
-    :ivar server_ids: those that are about to be built; none unless it comes
-        with a boot
-    :ivar params: what was asked for, in the API's words; None: a boot
-    :ivar spec: what its resource type keeps beside that
-    :ivar warnings: what of it is not reserved, in sentences
-    :ivar leaving: the ids of the hosts that it returns before its end
+    :ivar server_ids: the servers of a boot, about to be built
+    :ivar params: the requested parameters, as in the API; None: a boot
+    :ivar spec: additional data of its resource type
+    :ivar warnings: sentences about what is requested and not reserved
+    :ivar leaving: ids of the hosts that it returns before its end
     """
 
     demand: model.Demand
@@ -53,12 +52,12 @@ class NewReservation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewLease:
-    """A lease to be made.
+    """A lease to create.
 
-    :ivar credential: what lets us act for the user when it starts, sealed
-    :ivar key: what its user calls his request, to get one lease for it
-    :ivar granted: what the limits said of it; None: nothing limits it
-    :ivar recurrence_id: of what it is an occurrence; None: of nothing
+    :ivar credential: to act for the user at its start, encrypted
+    :ivar key: the idempotency key of the request
+    :ivar granted: the result of the limits; None: there are none
+    :ivar recurrence_id: the series that it is an occurrence of; None: none
     :ivar lease_id: the id under which the budget service has committed it;
         None: it has not
     """
@@ -75,22 +74,23 @@ class NewLease:
 
     @property
     def cleaning_time(self) -> int:
-        """Seconds for which what it had is taken when it is left."""
+        """Seconds for which its capacity stays reserved for cleaning."""
         return max((one.demand.cleaning_time for one in self.reservations),
                    default=0)
 
     @property
     def booked(self) -> model.Window:
-        """How long room is taken for it."""
+        """The window over which its capacity is reserved."""
         window = self.request.window
         return model.Window(window.start, window.end + (
             self.request.grace_period + self.cleaning_time))
 
     @property
     def span(self) -> model.Window:
-        """Within what time it may take room, also if it waits for that.
+        """The window within which it may use capacity, including the time for
+        which it may wait.
 
-        So long it counts for the limits of its project.
+        All of it counts against the limits of its project.
         """
         request, booked = self.request, self.booked
         if request.patience is None or request.duration is None:
@@ -98,8 +98,8 @@ class NewLease:
         return model.Window(booked.start, booked.end + request.patience)
 
     def host_bound(self) -> admissions.ProjectHosts | None:
-        """Return the hosts of its project for a search; None: it may be on
-        all.
+        """Return the hosts of its project for a search; None: it may use
+        all hosts.
         """
         return None if self.granted is None else self.granted.host_bound()
 
@@ -109,15 +109,15 @@ class NewLease:
 
     @property
     def warnings(self) -> list[str]:
-        """What of it is not reserved, in sentences."""
+        """Sentences about what is requested and not reserved."""
         return [*dict.fromkeys(warning for one in self.reservations
                                for warning in one.warnings)]
 
     def check_exclusive(self, connection: sa.Connection, waits: bool = False,
                         ) -> None:
-        """See :func:`.exclusive.check`.
+        """Check exclusive resources; see :func:`.exclusive.check`.
 
-        :param waits: whether it has no capacity yet, and may start later
+        :param waits: whether it waits for capacity, and may start later
         """
         taken = self.span if waits else self.booked
         exclusive.check(connection, self.project_id, frozenset().union(*(
@@ -158,9 +158,9 @@ class Rows:
             for row in self.reservations}
 
     def describe(self, edits: ty.Sequence[ledger.Edit]) -> dict[str, ty.Any]:
-        """What :func:`blazar_core.leases.views.describe` will say of them.
+        """Return the result of :func:`blazar_core.leases.views.describe`.
 
-        :param edits: the bookings that are written with them
+        :param edits: the bookings that are written with the rows
         """
         bookings = collections.defaultdict(list)
         for edit in edits:
@@ -178,7 +178,7 @@ class Rows:
 class Planned(ty.NamedTuple):
     """A lease that is about to be written.
 
-    :ivar picked: for each demand the hosts; None: it has none yet
+    :ivar picked: the selected hosts for each demand; None: no host yet
     """
 
     rows: Rows
@@ -223,8 +223,8 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
     """
     request = new.request
     lease_id = new.lease_id or uuidutils.generate_uuid()
-    # They are read in the order of their ids: that in which they were asked
-    # for.
+    # Reservations are read in the order of their ids, which has to be that of
+    # the request.
     ids = sorted(uuidutils.generate_uuid() for _one in new.reservations)
     return Rows({
         'id': lease_id, 'name': request.name or f'lease-{lease_id[:8]}',
@@ -262,7 +262,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
 
 def _events(new: NewLease, types: resource_types.ResourceTypes,
             ) -> list[tuple[str, int, str | None]]:
-    """Their types, when they happen, and what is done then."""
+    """Return the type, time and action of each event of a lease."""
     request = new.request
     found: list[tuple[str, int, str | None]] = [
         (states.EventType.START, request.window.start, None),
@@ -271,7 +271,7 @@ def _events(new: NewLease, types: resource_types.ResourceTypes,
         found.append((states.EventType.BEFORE_END, request.before_end,
                       request.before_end_action))
     if new.lease_id is not None:
-        # It is still to come when the lease has ended.
+        # It becomes pending when the lease has ended.
         found.append((states.EventType.REFUND, request.window.start, None))
     if request.auto_extend:
         found.append((states.EventType.EXTEND, events.extension(

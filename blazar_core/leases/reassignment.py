@@ -25,20 +25,20 @@ __all__ = ['Reassignment', 'Reassigned', 'exchanged', 'may_move']
 
 LOG = logging.getLogger(__name__)
 
-#: About more hosts than these nobody else decides while leases are bound to
-#: others: of so many some would be lost time and again, and all with them.
+#: If a reassignment involves more hosts than this, they are locked first:
+#: otherwise concurrent decisions about single hosts could fail it repeatedly.
 _MANY = 8
 
 
 class Reassigned(ty.NamedTuple):
-    """Bookings of a lease are bound to other hosts.
+    """A reassignment of bookings of a lease.
 
     :ivar seen: the generation of the lease when this was decided
-    :ivar hosts: by id of a booking, the id of its host; None: it has none,
-        and takes no room
-    :ivar reason: what is missing then, for readers of the lease
+    :ivar hosts: the new host id by id of the booking; None: no host, so that
+        it uses no capacity
+    :ivar reason: what is missing then, for users of the lease
     :ivar among: see :class:`ledger.NewBooking`
-    :ivar before: the ids of the hosts that they leave, as far as is known
+    :ivar before: ids of the previous hosts, as far as known
     """
 
     lease_id: str
@@ -50,7 +50,7 @@ class Reassigned(ty.NamedTuple):
 
 
 class Reassignment:
-    """Binds bookings of leases to other hosts."""
+    """Reassigns bookings of leases to other hosts."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  types: resource_types.ResourceTypes) -> None:
@@ -59,15 +59,15 @@ class Reassignment:
         self._types = types
 
     def rebind(self, *moves: Reassigned) -> list[dict[str, ty.Any]] | None:
-        """Bind bookings of leases to other hosts; all of them, or none.
+        """Reassign bookings of leases to other hosts; all of them, or none.
 
-        :param moves: one of each lease
-        :returns: each lease, with what was ``exchanged``: for each booking
-            its reservation, its server and the names of its hosts before and
-            after; None when one has changed meanwhile
-        :raises NotFound: when one was purged
-        :raises OverCapacity: when there is no room on a host
-        :raises LostRace: when another process decided about one meanwhile
+        :param moves: at most one for each lease
+        :returns: each lease, with the key ``exchanged``: for each booking its
+            reservation, its server and the names of its hosts before and
+            after; None: one of the leases has changed meanwhile
+        :raises NotFound: if one was purged
+        :raises OverCapacity: if the capacity of a host does not suffice
+        :raises LostRace: if a concurrent decision involved one of the hosts
         """
         with self._database.writer() as session:
             ids = [one.lease_id for one in moves]
@@ -116,10 +116,10 @@ class Reassignment:
     def add(self, lease_id: str, seen: int, reservation_id: str,
             hosts: ty.Sequence[int], window: model.Window,
             among: model.HostPool | None) -> dict[str, ty.Any] | None:
-        """Give a reservation of whole hosts that has begun more of them, in
-        the place of some that have failed and stay its own.
+        """Add hosts to a started reservation of whole hosts, as replacements
+        of failed ones, which it keeps.
 
-        Arguments, answer and errors are those of :meth:`rebind`.
+        Arguments, results and errors are those of :meth:`rebind`.
 
         :param window: over which they are booked
         """
@@ -133,7 +133,7 @@ class Reassignment:
             ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
                 reservation_id, host_id, None, window, model.WHOLE,
                 among=among)) for host_id in hosts])
-            # They lack nothing any more.
+            # The failed hosts are replaced now.
             for row in [row for row in found[0].bookings
                         if row.host_failed_at is not None][:len(hosts)]:
                 row.host_failed_at = None
@@ -159,10 +159,10 @@ def exchanged(session: orm.Session, said: ty.Sequence[tuple[
         models.Lease, ty.Sequence[tuple[
             str | None, str | None, int | None, int | None]]]],
 ) -> list[dict[str, ty.Any]]:
-    """Leases, with what was exchanged for what.
+    """Return leases with their exchanged hosts.
 
-    :param said: of each, the ids of a reservation, of a server if it has
-        come, and of the hosts before and after, for each booking
+    :param said: for each lease, for each booking, the ids of the reservation,
+        of the server if any, and of the hosts before and after
     """
     names = {host_id: name for host_id, name in session.execute(
         sa.select(models.Host.id, models.Host.name).where(
@@ -190,13 +190,13 @@ def _log(move: Reassigned, lease: ty.Mapping[str, ty.Any]) -> None:
 
 
 def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
-    """Whether a booking may be bound to another host.
+    """Return whether a booking may be reassigned to another host.
 
     :param row: the booking
-    :param later: whether its servers come when it is there
-    :param held: whether the build of its servers is kept, or they are, from
-        the occurrence before
-    :param lease: its status, and when its deletion was asked for
+    :param later: whether its servers are booted after its start
+    :param held: whether the build of its servers is deferred, or they are
+        kept from the previous occurrence
+    :param lease: has ``status`` and ``deleted_at``
     """
     if row.claimed_at is not None or row.dispatched_at is not None or (
             lease.deleted_at is not None):
@@ -209,7 +209,7 @@ def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
 
 def _decided(move: Reassigned, lease: models.Lease, held: bool,
              ) -> list[models.Booking] | None:
-    """The bookings of a move; None: its lease has changed meanwhile."""
+    """Return the bookings to reassign; None: the lease has changed."""
     rows = [row for row in lease.bookings if row.id in move.hosts and may_move(
         row, not row.reservation.booted, held, lease)]
     if lease.generation != move.seen + 1 or len(rows) != len(move.hosts):
@@ -219,7 +219,7 @@ def _decided(move: Reassigned, lease: models.Lease, held: bool,
 
 def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],
            reason: str, now: int) -> None:
-    """What is said of a lease whose bookings were bound elsewhere."""
+    """Update the conditions and times of a lease after a reassignment."""
     for row in rows:
         if row.host_id is not None:
             row.reservation.moved_at = row.reservation.updated_at = now

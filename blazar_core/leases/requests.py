@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests for leases, as parsed."""
+"""Parsed requests for leases."""
 
 import dataclasses
 import enum
@@ -13,14 +13,14 @@ from blazar_core.common import states
 __all__ = ['EventRequest', 'LeaseRequest', 'LeaseType', 'MAX_EVENTS',
            'Recurrence', 'Retry', 'stay_of']
 
-#: No lease has more events of its user's own.
+#: Maximum number of events of a lease that its user has defined.
 MAX_EVENTS = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EventRequest:
-    """An event of the user's own: notify ``event_type`` at ``time``, after
-    its ``action``.
+    """An event that the user has defined: send the notification
+    ``event_type`` at ``time``, after its ``action``.
     """
 
     event_type: str
@@ -29,9 +29,11 @@ class EventRequest:
 
 
 class LeaseType(enum.StrEnum):
-    """IMMEDIATE: now, or not at all. SCHEDULED: for later, or not at all.
-    RETRY: where there is no room, it is tried again. BEST_EFFORT: where there
-    is none, servers of others are moved.
+    """Types of leases by when they need capacity.
+
+    IMMEDIATE: it starts now or is refused. SCHEDULED: it starts later or is
+    refused. RETRY: without capacity, its admission is retried. BEST_EFFORT:
+    without capacity, servers of others are migrated to free some.
     """
 
     IMMEDIATE = 'immediate'
@@ -42,10 +44,10 @@ class LeaseType(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Retry:
-    """Try again where there is no room.
+    """Retries of the admission.
 
-    :ivar interval: seconds between two times
-    :ivar times: how often, at most
+    :ivar interval: seconds between two attempts
+    :ivar times: maximum number of attempts
     """
 
     interval: int
@@ -54,14 +56,13 @@ class Retry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recurrence:
-    """How a lease recurs.
+    """The recurrence of a lease.
 
-    :ivar timezone: in whose dates ``rule`` is meant
-    :ivar between: what becomes of its servers at the end of an occurrence
-        that is not the last one
-    :ivar some: content with those for which there is room
+    :ivar timezone: time zone of ``rule``
+    :ivar between: end policy of all occurrences but the last
+    :ivar some: whether it suffices if some occurrences fit
     :ivar windows: of the occurrences, in their order
-    :ivar shifted: the dates of those of which the wall does not show both
+    :ivar shifted: local times of the occurrences of which one does not exist
     """
 
     rule: str
@@ -80,17 +81,20 @@ class Recurrence:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """What a boot asks for. Times are seconds since the epoch, UTC.
+    """A parsed request for a lease. Times are seconds since the epoch, UTC.
 
-    ``before_end`` is None when no such event is wanted; ``starts_now`` says
-    that the window begins at the instant of the request; servers are left
-    alone for ``grace_period`` seconds after the end. ``retry``: None is not
-    at all. ``duration`` is how many seconds it lasts whenever it starts; None:
-    it ends when its window does. Before its end it is prolonged by
-    ``auto_extend`` seconds; 0: it is not. ``timeout``: for so many seconds
-    servers of others are moved where there is no room; None: none are.
-    ``recurrence``: None is once. ``shows_build``: tools see servers of it that
-    are reserved as servers that are being built.
+    :ivar before_end: time of the event before the end; None: there is none
+    :ivar starts_now: whether the window starts at the time of the request
+    :ivar grace_period: seconds for which servers keep running after the end
+    :ivar retry: None: the admission is not retried
+    :ivar duration: seconds from the actual start to the end; None: it ends
+        with its window
+    :ivar auto_extend: seconds by which it is extended before its end; 0: not
+    :ivar timeout: seconds for which servers of others are migrated to free
+        capacity; None: none are
+    :ivar recurrence: None: it does not recur
+    :ivar shows_build: whether its reserved servers are shown with the status
+        BUILD
     """
 
     name: str | None
@@ -112,15 +116,15 @@ class LeaseRequest:
 
     @property
     def patience(self) -> int | None:
-        """Seconds for which it does without room; None: it does not."""
+        """Seconds for which it may wait for capacity; None: it may not."""
         if self.retry is not None:
             return self.retry.interval * self.retry.times
         return self.timeout
 
     @property
     def occurrences(self) -> 'list[LeaseRequest]':
-        """What is asked for each time; the events move with its start, what
-        is before the end with that.
+        """The requests for single occurrences. Events move with the start,
+        the event before the end with the end.
         """
         return [dataclasses.replace(
             self, window=window, recurrence=None,
@@ -136,13 +140,13 @@ class LeaseRequest:
 
     @property
     def actions(self) -> set[str]:
-        """What is done at its events."""
+        """The actions of its events."""
         return {event.action for event in self.events} | (
             set() if self.before_end is None else {self.before_end_action})
 
     @property
     def lease_type(self) -> LeaseType:
-        """What is not said is decided by the start."""
+        """The type of the lease, by its start unless it may wait."""
         if self.retry is not None:
             return LeaseType.RETRY
         if self.timeout is not None:
@@ -152,7 +156,7 @@ class LeaseRequest:
 
 
 def stay_of(asked: ty.Sequence[LeaseRequest]) -> model.Window:
-    """When servers are there, from the first to the last of their leases."""
+    """Return the window in which servers exist, over all their leases."""
     return model.stay(model.Window(
         min(one.window.start for one in asked),
         max(one.window.end + one.grace_period for one in asked),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Resize reservations: which bookings stay, and which hosts are needed."""
+"""Resize reservations: which bookings are kept, and which hosts are needed.
+"""
 
 import collections
 import dataclasses
@@ -28,11 +29,11 @@ __all__ = ['Plan', 'Unpicked', 'check', 'is_more', 'kept_of', 'leases_on',
 
 def check(lease: models.Lease, reservation: models.Reservation,
           wanted: creation.NewReservation, others: bool) -> None:
-    """Make sure that a reservation can become what is wanted.
+    """Check that a reservation can be changed as requested.
 
-    :param others: whether that is something else than it was
-    :raises InvalidLeaseParams: when it cannot; says why
-    :raises Conflict: when it has other hosts than when it was looked at
+    :param others: whether more than its number of slots changes
+    :raises InvalidLeaseParams: if it cannot; says why
+    :raises Conflict: if its hosts have changed since they were read
     """
     rows, count = reservation.bookings, wanted.demand.count
     used = sum(row.server_id is not None for row in rows)
@@ -59,8 +60,8 @@ def check(lease: models.Lease, reservation: models.Reservation,
 
 
 def others_beside(reservation: models.Reservation) -> int:
-    """How many whole hosts a reservation has beside those that it should, in
-    the place of others that have failed and stay its own.
+    """Return the number of whole hosts that a reservation has in addition to
+    its amount, as replacements of failed ones, which it keeps.
     """
     return (len(reservation.bookings) - reservation.amount
             if reservation.whole else 0)
@@ -68,10 +69,9 @@ def others_beside(reservation: models.Reservation) -> int:
 
 def is_more(reservation: models.Reservation, wanted: creation.NewReservation,
             ) -> bool:
-    """Whether a change asks for more than there is.
+    """Return whether a change requests more than the reservation has.
 
-    A request that accepts fewer has not asked for more by asking for something
-    else.
+    A request with a minimum only does if it changes the minimum or maximum.
     """
     numbers = [{name: (params or {}).get(name) for name in ('min', 'max')}
                for params in (reservation.params, wanted.params)]
@@ -82,7 +82,7 @@ def is_more(reservation: models.Reservation, wanted: creation.NewReservation,
 
 def kept_of(reservation: models.Reservation,
             wanted: creation.NewReservation | None) -> list[models.Booking]:
-    """The bookings that stay; those with a server are the last to go."""
+    """Return the bookings that are kept, preferably those with a server."""
     leaving = frozenset() if wanted is None else wanted.leaving
     rows = sorted(reservation.bookings, key=lambda row: (
         row.host_id in leaving, row.server_id is None, row.id))
@@ -92,9 +92,9 @@ def kept_of(reservation: models.Reservation,
 
 def resize(reservation: models.Reservation, wanted: creation.NewReservation,
            now: int, amount: int) -> None:
-    """Write what a reservation is from now on.
+    """Set the columns of a changed reservation.
 
-    :param amount: how many bookings it has
+    :param amount: its new number of bookings
     """
     reservation.resources = dict(wanted.demand.resources)
     reservation.amount = amount
@@ -104,28 +104,28 @@ def resize(reservation: models.Reservation, wanted: creation.NewReservation,
 
 
 class Unpicked(Exception):
-    """Hosts have to be picked before a lease can be changed like this."""
+    """Hosts have to be selected before a lease can be changed like this."""
 
 
 def of(always: ty.Iterable[str], lease: models.Lease,
        reservation: models.Reservation, window: model.Window,
        wanted: creation.NewReservation | None, picked: list[int] | None,
        ) -> list[ledger.Edit]:
-    """What becomes of the bookings of a reservation.
+    """Return the edits of the bookings of a reservation.
 
-    :param always: what it may become without being another one
-    :param window: that of its bookings
-    :param wanted: what it becomes; None: it stays what it is
-    :param picked: the hosts that it gets, or those that are added
-    :raises Unpicked: when hosts have to be picked first
-    :raises Outdated: when they were picked for other bookings
+    :param always: parameters that may be changed without selecting new hosts
+    :param window: the new window of its bookings
+    :param wanted: the changed reservation; None: it is not changed
+    :param picked: the selected hosts, for all or for additional bookings
+    :raises Unpicked: if hosts have to be selected first
+    :raises Outdated: if they were selected for other bookings
     """
     begun = lease.status in states.BEGUN
     if wanted is not None:
         others = _is_another(reservation, wanted, always)
         check(lease, reservation, wanted, others)
         if others and picked is None:
-            # Such servers may not be allowed where these are.
+            # The changed servers may not be allowed on the present hosts.
             raise Unpicked
     rows = reservation.bookings
     kept = kept_of(reservation, wanted)
@@ -156,7 +156,7 @@ def of(always: ty.Iterable[str], lease: models.Lease,
         *(ledger.Edit(row, None) for row in rows if row not in kept),
         *(ledger.Edit(row, ledger.new_of(
             row, window=window, host_id=host_id, **changed if
-            # Where it is it may stay, whatever becomes of the host.
+            # A booking may stay on its host, whichever pool that is in now.
             host_id != row.host_id else {**changed, 'among': None}))
             for row, host_id in zip(kept, hosts)),
         *(ledger.Edit(None, ledger.NewBooking(
@@ -169,7 +169,7 @@ def leases_on(host_id: int, session: orm.Session,
               edits: ty.Mapping[str, ty.Iterable[ledger.Edit]]) -> list[str]:
     """Return the leases that are to have bookings on a host.
 
-    Those that have begun cannot go to another host, and come last.
+    Started leases, which cannot move to another host, come last.
 
     :param edits: by lease
     """
@@ -182,8 +182,8 @@ def leases_on(host_id: int, session: orm.Session,
 def _is_another(reservation: models.Reservation,
                 wanted: creation.NewReservation, always: ty.Iterable[str],
                 ) -> bool:
-    """Whether something else is wanted than what it may always become,
-    such as more or fewer of the same.
+    """Return whether a change affects other parameters than those that may
+    always be changed, such as the amount.
     """
     any_ = dict.fromkeys(always)
     return dict(wanted.demand.resources) != reservation.resources or (
@@ -191,16 +191,16 @@ def _is_another(reservation: models.Reservation,
         {**(reservation.params or {}), **any_})
 
 
-#: By the id of a reservation, what it becomes.
+#: The changed reservations by id.
 _Resized = ty.Mapping[str, creation.NewReservation]
 
 
 class Plan(ty.NamedTuple):
-    """What a change needs hosts for.
+    """The demands of a change.
 
-    :ivar demands: by reservation: all of its servers, or those that are added
-    :ivar instead_of: the bookings that it has
-    :ivar kept: what stays where it is
+    :ivar demands: by reservation, of all its servers or of additional ones
+    :ivar instead_of: its present bookings
+    :ivar kept: the bookings that keep their hosts
     """
 
     demands: dict[str, model.Demand]
@@ -211,12 +211,12 @@ class Plan(ty.NamedTuple):
 
 def plan(session: orm.Session, lease: models.Lease, resized: _Resized,
          window: model.Window, grace_period: int | None, now: int) -> Plan:
-    """What hosts are needed for, where a lease is to get another window, and
-    its reservations become something else.
+    """Return the demands of a lease with another window and changed
+    reservations.
 
-    :param grace_period: seconds; None: what it has
-    :raises Outdated: when it has no servers any more
-    :raises InvalidLeaseParams: when more is wanted of what is over
+    :param grace_period: seconds; None: the present one
+    :raises Outdated: if its servers were deleted
+    :raises InvalidLeaseParams: if something is added to an ended lease
     """
     rows = lease.bookings
     if not rows:
@@ -234,7 +234,7 @@ def plan(session: orm.Session, lease: models.Lease, resized: _Resized,
 
 
 def _kept(lease: models.Lease, resized: _Resized) -> list[selection.Pinned]:
-    """What stays where it is of a lease that has begun."""
+    """Return the bookings of a started lease that keep their hosts."""
     if lease.status not in states.BEGUN:
         return []
     on: dict[frozenset[tuple[str, int]], collections.Counter[int]] = (
@@ -249,9 +249,9 @@ def _kept(lease: models.Lease, resized: _Resized) -> list[selection.Pinned]:
 
 def _demands(session: orm.Session, lease: models.Lease, resized: _Resized,
              ) -> dict[str, model.Demand]:
-    """By reservation, what hosts are looked for.
+    """Return the demands by reservation.
 
-    For all of its servers; for those that are added, if it has begun.
+    For all servers, or for additional ones if the lease has started.
     """
     demands = {}
     for one in lease.reservations:
@@ -268,7 +268,7 @@ def _demands(session: orm.Session, lease: models.Lease, resized: _Resized,
 
 def _added(session: orm.Session, reservation: models.Reservation,
            demand: model.Demand) -> model.Demand:
-    """A demand, for what it asks for beside what is there."""
+    """Reduce a demand to what the reservation does not have yet."""
     there = len(reservation.bookings) - others_beside(reservation)
     hosts = frozenset(_uuids(session, reservation.bookings))
     demand = dataclasses.replace(
@@ -284,17 +284,17 @@ def _added(session: orm.Session, reservation: models.Reservation,
 
 def _uuids(session: orm.Session,
            rows: ty.Iterable[models.Booking]) -> ty.Iterable[str]:
-    """The uuids of the hosts of bookings."""
+    """Return the uuids of the hosts of bookings."""
     return session.scalars(sa.select(models.Host.uuid).where(
         models.Host.id.in_({row.host_id for row in rows})))
 
 
 def _where_it_is(session: orm.Session,
                  reservation: models.Reservation) -> model.Demand:
-    """The demand of a reservation that keeps to the hosts it has.
+    """Return the demand of a reservation, limited to its present hosts.
 
-    Its servers may have to be apart: none of them gets more than the one
-    with most has.
+    As its servers may have to be apart, no host may get more of them than any
+    host has now.
     """
     rows = reservation.bookings
     most = max(collections.Counter(row.host_id for row in rows).values())
@@ -306,12 +306,12 @@ def _where_it_is(session: orm.Session,
 
 def window_of(lease: models.Lease, start: int | None, end: int | None,
               was_end: int | None, now: int) -> model.Window:
-    """The window that a lease would get.
+    """Return the new window of a lease.
 
-    :param start: the new one; None: the one that it has; so is ``end``
-    :param was_end: the end that it has to have until now; None: any
-    :raises InvalidLeaseParams: when it cannot get that
-    :raises Conflict: when it has another end than was thought
+    :param start: None: the present one; likewise ``end``
+    :param was_end: the end that the lease must have at present; None: any
+    :raises InvalidLeaseParams: if the lease cannot have that window
+    :raises Conflict: if the lease has another end than ``was_end``
     """
     begun = lease.status in states.BEGUN
     if lease.status in states.SEEKING:
@@ -331,7 +331,7 @@ def window_of(lease: models.Lease, start: int | None, end: int | None,
             'changed. Create another lease.')
     if begun and lease.end_date <= now and (
             end not in (None, lease.end_date)):
-        # Others may count on its room: what is still there stays too long.
+        # Its capacity may be reserved by others; what is left is overdue.
         raise errors.InvalidLeaseParams(
             f'Lease {lease.id} ended at {clocks.minute(lease.end_date)} UTC: '
             'its end cannot be changed. Create another lease.')
@@ -344,7 +344,7 @@ def window_of(lease: models.Lease, start: int | None, end: int | None,
             f'The end of lease {lease.id} has just changed.')
     start = lease.start_date if start is None else start
     end = lease.end_date if end is None else end
-    # What is left alone may be overdue; what runs may end this second.
+    # Unchanged dates may have passed; a started lease may end this second.
     late = (start, end) != (lease.start_date, lease.end_date) and (
         end < now if begun else min(start, end - 1) < now)
     if end <= start or late:

@@ -2,9 +2,9 @@
 
 """Choose the hosts that a reservation of whole hosts returns before its end.
 
-No server is deleted for that: only empty hosts are returned. The choice is
-made before the transaction that changes the lease, as the cloud must be asked;
-a server that comes in between keeps its host until it is deleted
+Only empty hosts are returned, as no server is deleted for that. The choice is
+made before the transaction that changes the lease, as it requires calls to the
+cloud. A server that arrives in between keeps its host until it is deleted
 (:meth:`~blazar_core.lifecycle.lease_close.LeaseClose.release`).
 """
 
@@ -32,9 +32,9 @@ _Wanted: ty.TypeAlias = ty.Mapping[str, new_leases.NewReservation]
 class _Shrinking(ty.NamedTuple):
     """A reservation in use that is to have fewer hosts.
 
-    :ivar hosts: those that it has, in the order in which it returns them
-    :ivar inside: by id of a host, servers with bookings within the
-        reservation
+    :ivar hosts: its hosts, in the order in which it returns them
+    :ivar inside: servers with bookings within the reservation, by host id
+    :ivar number: how many hosts it returns
     """
 
     kind: resource_types.BaseResourceType
@@ -47,15 +47,15 @@ class _Shrinking(ty.NamedTuple):
 def choose(database: api.Database, types: resource_types.ResourceTypes,
            lease_id: str, wanted: _Wanted, names: ty.Collection[str],
            ) -> _Wanted:
-    """Return what reservations become, with the hosts that they return.
+    """Return changed reservations with the hosts that they return.
 
-    Those that are named are returned first, then those that have failed, then
-    those that came last.
+    The named hosts are returned first, then failed ones, then the ones booked
+    last.
 
-    :param names: of hosts that have to be among them
-    :raises Conflict: when the lease is not ready for that
-    :raises HostsNotEmpty: when too few are empty, or one that is named is not
-    :raises CloudUnavailable: when it is not known which are empty
+    :param names: of hosts that must be returned
+    :raises Conflict: if the lease is still starting
+    :raises HostsNotEmpty: if too few hosts are empty, or a named one is not
+    :raises CloudUnavailable: if it is unknown which are empty
     """
     with database.reader() as session:
         lease = api.found(session, lease_id)
@@ -83,7 +83,7 @@ def _shrinking(session: orm.Session, types: resource_types.ResourceTypes,
         models.Booking.id.label('booking')).join(
             models.Booking, models.Booking.host_id == models.Host.id).where(
                 models.Booking.reservation_id == reservation.id)).all()
-    # Those that were replaced are no part of its amount.
+    # Failed hosts that were replaced do not count in its amount.
     replaced = resize.others_beside(reservation) > 0
     hosts = sorted(
         (row for row in rows if not (replaced and row.failed)),
@@ -103,7 +103,7 @@ def _shrinking(session: orm.Session, types: resource_types.ResourceTypes,
 
 
 def _empty(one: _Shrinking, names: ty.Collection[str]) -> frozenset[int]:
-    """The ids of the hosts that a reservation returns."""
+    """Return the ids of the hosts that a reservation returns."""
     empty: list[ty.Any] = []
     used: dict[str, list[str]] = {}
     for host in one.hosts:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Series of leases: requested at once by a recurrence rule, shown as one.
+"""Series of leases: created at once by a recurrence rule, shown as one lease.
 
 Each occurrence is an ordinary lease, so that the code that starts, ends,
-moves and heals leases does not know of series. What they have in common is in
+moves and heals leases does not depend on series. Common data is in
 :class:`blazar_core.db.models.Recurrence`, whose id is that of the series.
 """
 
@@ -41,7 +41,7 @@ _Shifted: ty.TypeAlias = ty.Mapping[model.Window, recurrences.Dates]
 
 
 class Series:
-    """Leases that recur."""
+    """Creates and shows recurring leases."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
@@ -53,17 +53,17 @@ class Series:
         self._creator = creator
         self._commits = commits
 
-    # -- making them ---------------------------------------------------------
+    # -- create --------------------------------------------------------------
 
     def fitting(self, leases: ty.Sequence[creation.NewLease], some: bool,
                 ) -> tuple[list[creation.NewLease], list[_Lease]]:
-        """Those for which there is capacity now; books nothing.
+        """Return the occurrences that fit now, without booking anything.
 
         :param leases: the occurrences, in their order
-        :param some: content with some of them
-        :returns: these, and of the others their dates, and why not
-        :raises InvalidLeaseParams: when they overlap
-        :raises Refused: when there is no capacity for one, or for none of some
+        :param some: whether it suffices if some of them fit
+        :returns: these, and for each of the others its dates and the reason
+        :raises InvalidLeaseParams: if they overlap
+        :raises Refused: if one does not fit; with ``some``, if none does
         """
         check_apart([new.booked for new in leases])
         fits, left_out, first = [], [], None
@@ -92,16 +92,16 @@ class Series:
                kept: ty.Sequence[str] = ()) -> list[_Lease]:
         """Admit occurrences: all of them, or none.
 
-        :param leases: that do not overlap, with this id; they have what the
-            limits said in common
-        :param sealed: for each, the call to be sent at its start
-        :param left_out: those for which there was no capacity
-        :param kept: the servers that are kept from one to the next
+        :param leases: occurrences of this series, which do not overlap and
+            share the result of the limits
+        :param sealed: for each, the encrypted call for its start
+        :param left_out: the occurrences that did not fit
+        :param kept: servers that are kept from one occurrence to the next
         :returns: the leases
-        :raises Refused: when there is no capacity for one
-        :raises ConcurrentUpdate: when too many others book at the same moment
-        :raises Conflict: when one was made with its key meanwhile
-        :raises LimitExceeded: when they are too many, or too much
+        :raises Refused: if one does not fit
+        :raises ConcurrentUpdate: if there are too many concurrent bookings
+        :raises Conflict: if a lease was concurrently created with the key
+        :raises LimitExceeded: if a limit is exceeded
         """
         def write(connection: sa.Connection, picked: list[selection.Picked],
                   ) -> list[_Lease]:
@@ -125,14 +125,14 @@ class Series:
                      one['id'] for one in made))
         return made
 
-    # -- looking at them -----------------------------------------------------
+    # -- show ----------------------------------------------------------------
 
     def get(self, recurrence_id: str) -> _Lease:
-        """All occurrences as one lease: as the first that is not over has it,
-        or the last.
+        """Return all occurrences as one lease: the first that is not over, or
+        else the last.
 
-        :returns: the lease, as :meth:`as_one` makes it
-        :raises NotFound: when there is none of that id, or all were deleted
+        :returns: the lease, as by :meth:`as_one`
+        :raises NotFound: if it does not exist, or all were deleted
         """
         with self._database.reader() as session:
             rows = [row for row in _occurrences(session, [recurrence_id])
@@ -145,10 +145,10 @@ class Series:
         return self.as_one([lease])[0]
 
     def as_one(self, leases: ty.Sequence[_Lease]) -> list[_Lease]:
-        """Leases, each occurrence as what stands for all of its like.
+        """Return leases, each occurrence as the representative of its series.
 
-        It has the ``id`` of all together, ``recurrence`` and ``occurrences``
-        beside what it has as a lease.
+        In addition to the keys of a lease it has ``recurrence`` and
+        ``occurrences``, and its ``id`` is that of the series.
         """
         ids = {one['recurrence_id'] for one in leases} - {None}
         if not ids:
@@ -179,13 +179,13 @@ class Series:
                 for one in leases]
 
     def current(self, lease_id: str) -> str:
-        """The id of the lease that stands for all; of any other its own."""
+        """Return the occurrence that represents a series; else the id."""
         with self._database.reader() as session:
             rows = _occurrences(session, [lease_id])
         return str(_current(rows).id) if rows else lease_id
 
     def unfinished(self, recurrence_id: str) -> list[_Lease]:
-        """The occurrences that are not over, first to last."""
+        """Return the occurrences that are not over, by their start."""
         with self._database.reader() as session:
             ids = [row.id for row in _occurrences(session, [recurrence_id])
                    if row.status not in states.LEASE.final()]
@@ -194,8 +194,8 @@ class Series:
 
     def nominal(self, recurrence_id: str,
                 ) -> dict[model.Window, recurrences.Dates]:
-        """By the windows of occurrences of which the wall does not show both
-        dates, these dates.
+        """Return the local times of occurrences of which one does not exist,
+        by window.
         """
         with self._database.reader() as session:
             row = session.get_one(models.Recurrence, recurrence_id)
@@ -205,7 +205,8 @@ class Series:
 
     def shift(self, recurrence_id: str, shifted: _Shifted,
               ) -> ty.Callable[[orm.Session], None]:
-        """What writes of which occurrences the wall does not show both dates.
+        """Return a function that stores the occurrences with local times that
+        do not exist.
         """
         def write(session: orm.Session) -> None:
             recurrence = models.Recurrence.__table__
@@ -216,8 +217,7 @@ class Series:
         return write
 
     def rename(self, recurrence_id: str, name: str) -> None:
-        """Rename the occurrences whose end has not begun, in one statement.
-        """
+        """Rename the occurrences that are not ending, in one statement."""
         leases = models.Lease.__table__
 
         def write() -> None:
@@ -232,8 +232,8 @@ class Series:
         self._database.retried(write)
 
     def amount_beside(self, lease: _Lease) -> int:
-        """Return how many servers or hosts the other occurrences have that
-        are not over; of a lease that does not recur, none.
+        """Return the number of servers or hosts of the other occurrences that
+        are not over; 0 for a lease that does not recur.
         """
         if lease['recurrence_id'] is None:
             return 0
@@ -246,10 +246,10 @@ class Series:
 
 
 def check_apart(booked: ty.Sequence[model.Window]) -> None:
-    """Make sure that occurrences do not overlap.
+    """Check that occurrences do not overlap.
 
-    :param booked: how long each takes its capacity, in their order
-    :raises InvalidLeaseParams: when they do
+    :param booked: the windows of their capacity, in their order
+    :raises InvalidLeaseParams: if they do
     """
     for one, after in itertools.pairwise(booked):
         if one.end > after.start:
@@ -262,8 +262,8 @@ def check_apart(booked: ty.Sequence[model.Window]) -> None:
 
 
 def absence(timezone: str, dates: recurrences.Dates) -> str:
-    """What is said of an occurrence of which the wall does not show both
-    dates.
+    """Return the reason of an occurrence with a local time that does not
+    exist.
     """
     return (f'Its dates are {dates.start:%Y-%m-%d %H:%M} to '
             f'{dates.end:%Y-%m-%d %H:%M} ({timezone}), and not both exist, as '
@@ -282,7 +282,7 @@ def _window(described: ty.Any) -> model.Window:
 
 
 def _reason(recurrence: models.Recurrence | None, row: ty.Any) -> str:
-    """What is said of an occurrence that is as it was made."""
+    """Return the reason of an occurrence that was not changed, or ''."""
     if recurrence is None:
         return ''
     return next((absence(recurrence.timezone, recurrences.Dates(*(
@@ -302,7 +302,7 @@ def _occurrences(session: orm.Session, ids: ty.Collection[str],
 
 
 def _current(rows: ty.Sequence[ty.Any]) -> ty.Any:
-    """The one that stands for all, as in lists of leases (:mod:`.views`)."""
+    """Return the representative, as in lists of leases (:mod:`.views`)."""
     return next((row for row in rows
                  if row.status not in states.LEASE.final()), next(
                      (row for row in reversed(rows)

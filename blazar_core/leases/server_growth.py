@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growth of servers beyond their bookings.
 
-A resize within a lease, a resize that is reverted, and a server that was
-resized in an occurrence before make a booking larger. They are within the
-limits like a lease that asks for more servers.
+A booking grows by a resize within a lease, by a resize that is reverted, and
+for a server that was resized in a previous occurrence. Limits apply as to a
+lease that requests more servers.
 
-The booking follows when the cloud reports the server. Until then it counts by
-the claim that was made when it was let grow (:func:`usage.growing`).
+The booking is updated when the cloud reports the server. Until then the growth
+is counted by the claim that was made for it (:func:`usage.growing`).
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ _LEASES = models.Lease.__table__
 class Revert:
     """A resize that is about to be reverted.
 
-    :ivar takes: what the server takes then
-    :ivar service_host: where it was before, and ``node`` of that
-    :ivar kept_as: the consumer that has its capacity there until then
+    :ivar takes: the resources of the server after that
+    :ivar service_host: its previous service host, and ``node`` its host
+    :ivar kept_as: the consumer that holds its capacity there until then
     """
 
     takes: model.Resources
@@ -43,11 +43,11 @@ class Revert:
 
 def asked_of(lease: ty.Any, booked: model.Resources, takes: model.Resources,
              ) -> limits.Asked | None:
-    """Return what the limits are asked about a server that grows.
+    """Return the request to the limits for a server that grows.
 
     :param lease: a row
-    :param booked: what is booked for the server
-    :param takes: what it is to take
+    :param booked: the resources of its booking
+    :param takes: its future resources
     :returns: None: it does not grow
     """
     more = {rc: amount - booked.get(rc, 0) for rc, amount in takes.items()
@@ -61,8 +61,8 @@ def asked_of(lease: ty.Any, booked: model.Resources, takes: model.Resources,
 
 def booked(database: api.Database, server_id: str,
            ) -> tuple[models.Lease, model.Resources] | None:
-    """Return the lease of a server that was made with its servers, and what
-    is booked for this one; None: it has none.
+    """Return the lease that was created with its servers and includes this
+    one, and the resources of its booking; None: there is none.
     """
     with database.reader() as session:
         row = session.execute(sa.select(models.Lease, models.Booking).join(
@@ -76,12 +76,12 @@ def booked(database: api.Database, server_id: str,
 def revert(database: api.Database, clock: clocks.Clock,
            granted: limits.Granted, lease_id: str, server_id: str,
            wanted: Revert) -> None:
-    """Have a server count as what it is when its resize is reverted.
+    """Record that the resize of a server is being reverted.
 
-    :param granted: it is within the limits, as far as was known
-    :raises LimitExceeded: when others have taken what it needs
-    :raises Conflict: when its lease has become another one
-    :raises NotFound: when its lease is gone
+    :param granted: the result of the limits
+    :raises LimitExceeded: if concurrent leases have used up the limit
+    :raises Conflict: if its lease has changed
+    :raises NotFound: if its lease does not exist
     """
     def attempt() -> None:
         with database.writer() as session:
@@ -104,23 +104,23 @@ def revert(database: api.Database, clock: clocks.Clock,
 
 
 class ServerGrowth:
-    """Keeps servers that grow within the limits of their projects, in the
-    transaction that lets them grow.
+    """Applies limits to servers that grow, in the transaction that records the
+    growth.
     """
 
     def __init__(self, allowed: limits.Limits) -> None:
         self._limits = allowed
 
     def lock(self, connection: sa.Connection, project_id: str) -> None:
-        """Lock a project, as every transaction that counts what it has."""
+        """Lock a project, as in every transaction that counts its usage."""
         limits.lock(connection, project_id)
 
     def check(self, connection: sa.Connection, lease_id: str,
               server_id: str, booked: model.Resources,
               takes: model.Resources) -> None:
-        """Make sure that a server may grow; with its project locked.
+        """Check that a server may grow; its project must be locked.
 
-        :raises LimitExceeded: when it may not
+        :raises LimitExceeded: if it may not
         """
         lease = connection.execute(sa.select(_LEASES).where(
             _LEASES.c.id == lease_id)).one()

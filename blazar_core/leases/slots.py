@@ -2,9 +2,9 @@
 
 """Slots of a reservation, which servers take when they are built.
 
-A lease is used once servers have been let into one of its reservations, and
-stays used: it is no no-show later. A lease that was created by a boot is used
-from the beginning.
+A lease is used once servers have been admitted to one of its reservations, and
+is never a no-show after that. A lease that was created by a boot is used from
+the beginning.
 """
 
 import typing as ty
@@ -29,7 +29,7 @@ _DISPATCH = sa.delete(models.SlotBuild.__table__).where(
 
 
 class Slots:
-    """Gives places of reservations to servers."""
+    """Assigns slots of reservations to servers."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
@@ -37,25 +37,25 @@ class Slots:
 
     def take(self, reservation_id: str, project_id: str,
              server_ids: ty.Sequence[str], sealed: str | None = None) -> bool:
-        """Give places of a reservation to servers that are about to be built.
+        """Assign slots of a reservation to servers that are about to be built.
 
-        They come together, and so their hosts are of one kind.
+        The servers are built by one call, so their hosts are of one kind.
 
-        :param sealed: what builds them; kept until :meth:`dispatch`
-        :returns: whether these serve leases only
-        :raises NotFound: when the project has no such reservation
-        :raises Conflict: when it is not its time
-        :raises ReservationFull: when too few places are left
+        :param sealed: the encrypted call, stored until :meth:`dispatch`
+        :returns: whether these hosts serve leases only
+        :raises NotFound: if it is not a reservation of the project
+        :raises Conflict: if its lease is not ACTIVE
+        :raises ReservationFull: if too few slots are free
         """
         return self._database.retried(
             self._take, reservation_id, project_id, server_ids, sealed)
 
     def dispatch(self, server_id: str) -> bool:
-        """Take the right to send the build of servers that have slots.
+        """Take the permit to send the build of servers that have slots.
 
         :param server_id: the first of them
-        :returns: false when another process has it
-        :raises OutcomeUnknown: when it is not known who has it
+        :returns: False: another process has it
+        :raises OutcomeUnknown: if it is unknown which process has it
         """
         return self._database.retried(self._dispatch, server_id)
 
@@ -95,10 +95,10 @@ class Slots:
             return apart
 
     def use(self, reservation_id: str) -> bool:
-        """Servers are let in that take no place, on the hosts of a lease.
+        """Record the use of a lease by servers on its hosts without slots.
 
-        :returns: whether it is used from now on. Whether they may was looked
-            at before, and has to be looked at again then
+        :returns: whether this is the first use. Then the caller has to check
+            again whether the servers are allowed
         """
         with self._database.reader() as session:
             lease_id = session.scalar(
@@ -114,7 +114,7 @@ class Slots:
             record_first_use(api.locked(session, lease_id), self._clock.now())
 
     def _lease_of(self, reservation_id: str, project_id: str) -> str:
-        """The lease of a project's reservation."""
+        """Return the lease of a project's reservation."""
         with self._database.reader() as session:
             lease_id = session.scalar(
                 sa.select(models.Lease.id).join(models.Lease.reservations)
@@ -125,7 +125,7 @@ class Slots:
         return lease_id
 
     def free(self, server_ids: ty.Collection[str]) -> None:
-        """Take back :meth:`take`, for servers that will not be built."""
+        """Undo :meth:`take` for servers that will not be built."""
         self._database.retried(self._free, server_ids)
 
     def _free(self, server_ids: ty.Collection[str]) -> None:
@@ -138,9 +138,9 @@ class Slots:
 
 def _check_owner(lease: models.Lease, reservation_id: str, project_id: str,
                  ) -> None:
-    """Whether a locked lease was not handed over since it was found.
+    """Check that a lease was not transferred before it was locked.
 
-    :raises NotFound: when it was
+    :raises NotFound: if it was
     """
     if lease.project_id != project_id:
         raise _none(reservation_id)
@@ -153,12 +153,12 @@ def _none(reservation_id: str) -> errors.NotFound:
 
 def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],
           server_ids: ty.Sequence[str], until: int) -> bool:
-    """Give servers places on hosts of one kind: if there is a choice, of those
-    that serve everybody.
+    """Assign slots on hosts of one kind to servers, if possible on hosts that
+    are not enrolled.
 
     :param until: the end of their lease
-    :returns: whether they serve leases only
-    :raises ReservationFull: when there are not enough of one kind
+    :returns: whether the hosts serve leases only
+    :raises ReservationFull: if there are too few of one kind
     """
     enrolled = set(session.scalars(sa.select(models.Host.id).where(
         models.Host.id.in_({row.host_id for row in free}),
@@ -179,7 +179,7 @@ def _take(session: orm.Session, now: int, free: ty.Sequence[models.Booking],
 
 
 def _full(reservation_id: str, slots: int, free: int) -> str:
-    """Why servers cannot be booted into a reservation."""
+    """Return why servers cannot be booted into a reservation."""
     which = f'of reservation {reservation_id}'
     if not free:
         whole = 'The slot' if slots == 1 else f'All {slots} slots'
@@ -193,7 +193,7 @@ def _full(reservation_id: str, slots: int, free: int) -> str:
 
 
 def unused_condition(until: int) -> conditions.Condition:
-    """Return the condition of a lease that ends soon as it is not used."""
+    """Return the condition of an unused lease that will be ended soon."""
     return conditions.Condition(
         conditions.Type.UNUSED, conditions.Reason.NO_SERVER_BOOTED,
         f'It is unused: it ends at {clocks.minute(until)} UTC, unless a '
@@ -202,7 +202,7 @@ def unused_condition(until: int) -> conditions.Condition:
 
 
 def record_first_use(lease: models.Lease, now: int) -> None:
-    """Note that a lease is used; it is locked."""
+    """Record that a lease is used; it must be locked."""
     if lease.used_at is None:
         lease.used_at, lease.no_show_at = now, None
         conditions.update(lease, now, conditions.Type.UNUSED)

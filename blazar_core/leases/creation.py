@@ -253,7 +253,7 @@ class LeaseCreation:
     def accept(self, lease_id: str) -> dict[str, ty.Any]:
         """Turn an offer into a lease; does nothing if it is accepted already.
 
-        :raises NotFound: if there is no such offer, or it has expired
+        :raises NotFound: if it does not exist or has expired
         """
         return self._database.retried(self._accept, lease_id)
 

@@ -39,12 +39,12 @@ class Owner:
 
 
 class OwnerLookup(ty.NamedTuple):
-    """A lease, as it was when it was decided about.
+    """A lease and its owner at the time of a decision.
 
-    :ivar generation: its generation then
-    :ivar hosts: its whole hosts, if it has begun: where servers of its
-        project may be that have no bookings
-    :ivar build: whether the call is kept that builds its servers
+    :ivar generation: its generation at that time
+    :ivar hosts: its whole hosts, if it has started, on which its project may
+        have servers without bookings
+    :ivar build: whether the call that builds its servers is stored
     """
 
     described: dict[str, ty.Any]
@@ -59,7 +59,7 @@ class OwnerLookup(ty.NamedTuple):
 
 
 class Transfer:
-    """Gives leases other owners."""
+    """Transfers leases to other owners."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  types: resource_types.ResourceTypes) -> None:
@@ -68,9 +68,9 @@ class Transfer:
         self._types = types
 
     def look(self, lease_id: str) -> OwnerLookup:
-        """A lease to hand over.
+        """Return a lease for a decision about its transfer.
 
-        :raises NotFound: when there is none of that id
+        :raises NotFound: if it does not exist
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
@@ -87,19 +87,20 @@ class Transfer:
                  back: bool = False,
                  also: _Also | None = None) -> tuple[dict[str, ty.Any],
                                                      list[str]]:
-        """Give a lease to another project or user.
+        """Transfer a lease to another project or user.
 
         :param seen: its generation when this was decided
-        :param granted: what the limits said of it; None: nothing limits it
-        :param keep_trust: what lets us act for the owner before stays
-        :param back: to whom it has belonged; what came meanwhile is his
+        :param granted: the result of the limits; None: there are none
+        :param keep_trust: whether the credential of the previous owner is kept
+        :param back: whether it returns to its previous owner, to whom anything
+            created meanwhile belongs
         :param also: writes what else belongs to the new owner
-        :returns: the lease as it is then, and all that let us act for the
-            owner before, sealed: it is not kept any more
-        :raises NotFound: when there is none of that id
-        :raises Conflict: when that cannot be done with it as it is, or
-            somebody else has changed it at this moment; says what to do
-        :raises LimitExceeded: when others made meanwhile have what it needs
+        :returns: the changed lease, and the deleted credentials of the
+            previous owner, encrypted
+        :raises NotFound: if it does not exist
+        :raises Conflict: if its state does not allow it, or it has changed
+            concurrently; says what to do
+        :raises LimitExceeded: if concurrent leases have used up its limit
         """
         return self._database.retried(
             self._transfer, lease_id, seen, owner, granted, keep_trust, back,
@@ -112,8 +113,8 @@ class Transfer:
             before = connection.scalar(sa.select(
                 models.Lease.project_id).where(models.Lease.id == lease_id))
         with self._database.writer() as session:
-            # A transaction that counts what either project has is run again.
-            # In one order, so that no two of these deadlock.
+            # The lock makes concurrent transactions that count the usage of
+            # either project retry. The order is fixed to avoid deadlocks.
             for project_id in sorted({before or '', owner.project_id}):
                 if granted is not None and project_id == owner.project_id:
                     granted.lock(session.connection())
@@ -130,7 +131,7 @@ class Transfer:
             _check_status(lease)
             lease.project_id, lease.user_id = owner.project_id, owner.user_id
             lease.updated_at = now
-            # The project that asked for it before does not see it.
+            # The project that has created it cannot see it any longer.
             session.execute(sa.delete(models.RequestKey).where(
                 models.RequestKey.lease_id == lease_id))
             trust = None if keep_trust else session.get(
@@ -156,7 +157,7 @@ def _changed(lease_id: str) -> errors.Conflict:
 
 
 def _check_status(lease: models.Lease) -> None:
-    """Whether a lease can have another owner."""
+    """Check that the status of a lease allows a transfer."""
     if lease.deleted_at is not None or lease.status in states.ENDING:
         raise errors.Conflict(
             f'Lease {lease.id} is {views.status(lease)}: it can no longer be '
@@ -168,13 +169,13 @@ def _check_status(lease: models.Lease) -> None:
 
 
 def _check_project(session: orm.Session, lease: models.Lease) -> None:
-    """Whether nothing of a lease is of its project for good.
+    """Check that nothing of a lease has to stay in its project.
 
-    :raises Conflict: when servers are; says what to do
+    :raises Conflict: if servers have to; says what to do
     """
     if lease.status == states.Lease.STARTING and not any(
             one.booted for one in lease.reservations):
-        # What it is for is made ready for its project at this moment.
+        # Its resources are being set up for its present project.
         raise errors.Conflict(
             f'Lease {lease.id} is {lease.status}: try again in a minute, when '
             f'it is ACTIVE.')
@@ -197,15 +198,15 @@ def _check_project(session: orm.Session, lease: models.Lease) -> None:
 
 
 def occupied(lease_id: str, count: int) -> str:
-    """Why a lease cannot be of another project."""
+    """Return why a lease with servers cannot change its project."""
     return (f'Lease {lease_id} has {words.count(count, "server")} of its '
             'project, and servers cannot change their project. Delete them '
             'first, or change only its user.')
 
 
 def _inside(session: orm.Session, lease: models.Lease) -> int:
-    """How many leases of the project of one are on its hosts, by right of
-    that alone.
+    """Return the number of leases on the hosts of a lease that are there only
+    because they are of the same project.
     """
     own = {one.id for one in lease.reservations if one.whole and
            lease.project_id not in (one.params or {}).get('projects', ())}

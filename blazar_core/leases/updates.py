@@ -35,7 +35,7 @@ __all__ = ['LeaseChange', 'LeaseUpdates']
 
 
 class _Unfit(Exception):
-    """A lease does not fit where it is; the cause says why."""
+    """A lease does not fit on its present hosts; the cause says why."""
 
     def __init__(self, lease_id: str) -> None:
         super().__init__(lease_id)
@@ -44,19 +44,18 @@ class _Unfit(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaseChange:
-    """What a lease becomes; None leaves a thing as it is.
+    """A change of a lease; None leaves a value unchanged.
 
-    :ivar events: all of the user's own that are still to come
-    :ivar before_end_action: what is done before the end
-    :ivar reservations: by id, what they become
-    :ivar elsewhere: by id, what those that stay as they are need of other
-        hosts; asked only if the lease does not fit where it is
-    :ivar auto_extend: by how many seconds it is prolonged by itself; 0: not
-    :ivar was_end: the end that it has to have had until then
-    :ivar remove_hosts: names of hosts that it returns, of reservations that
-        get smaller
-    :ivar seen: that its owner knows that reservations have other hosts now
-    :ivar granted: what the limits said of it; None: nothing limits it
+    :ivar events: all pending events that the user has defined
+    :ivar before_end_action: the action of the event before the end
+    :ivar reservations: the changed reservations by id
+    :ivar elsewhere: returns by id what the unchanged reservations need of
+        other hosts; called only if the lease does not fit on its hosts
+    :ivar auto_extend: seconds of the automatic extension; 0: disables it
+    :ivar was_end: the end that the lease must have before the change
+    :ivar remove_hosts: names of hosts that shrinking reservations return
+    :ivar seen: whether its owner acknowledges changed hosts
+    :ivar granted: the result of the limits; None: there are none
     """
 
     start: int | None = None
@@ -80,13 +79,13 @@ class LeaseChange:
     seen: bool = False
 
 
-#: By reservation, the hosts that were found for it.
+#: The selected hosts by reservation.
 _Picked: ty.TypeAlias = ty.Mapping[str, list[int]]
 _Changes: ty.TypeAlias = ty.Mapping[str, LeaseChange]
 
 
 class LeaseUpdates:
-    """Changes leases: all that is asked for, or nothing."""
+    """Changes leases: everything that is requested, or nothing."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
@@ -97,30 +96,30 @@ class LeaseUpdates:
         self._types = types
 
     def update(self, lease_id: str, change: LeaseChange) -> dict[str, ty.Any]:
-        """Prolong, shorten, move, resize or rename: all of it, or nothing.
+        """Extend, shorten, move, resize or rename a lease; all or nothing.
 
         Only a lease that has not started can be moved, or given servers of
         another kind.
 
-        :returns: the lease as it is then
-        :raises NotFound: when there is none of that id
-        :raises InvalidLeaseParams: when that cannot be done to it; says why
-        :raises Refused: when there is no room
-        :raises LimitExceeded: when others made meanwhile have what it needs
-        :raises Conflict: when another process has just changed it
-        :raises HostsNotEmpty: when hosts that it is to return have servers
-        :raises CloudUnavailable: when it is not known whether they have
+        :returns: the changed lease
+        :raises NotFound: if it does not exist
+        :raises InvalidLeaseParams: if it cannot be changed; says why
+        :raises Refused: if it does not fit
+        :raises LimitExceeded: if concurrent leases have used up its limit
+        :raises Conflict: if another process has just changed it
+        :raises HostsNotEmpty: if hosts that it is to return have servers
+        :raises CloudUnavailable: if it is unknown whether they have
         """
         return self.update_all({lease_id: change})[0]
 
     def update_all(self, changes: _Changes,
                    also: ty.Callable[[orm.Session], None] | None = None,
                    ) -> list[dict[str, ty.Any]]:
-        """:meth:`update` for leases of one project: all of them, or none.
+        """Call :meth:`update` for leases of one project: for all, or none.
 
-        :param changes: by lease, in an order in which none gets in the way of
-            the next; they do not overlap then
-        :param also: writes what else is changed
+        :param changes: by lease, in an order in which no change blocks the
+            next one; the changed leases do not overlap
+        :param also: writes other changes
         """
         for lease_id, change in changes.items():
             _check_window(self._database, self._types, lease_id, change,
@@ -150,14 +149,14 @@ class LeaseUpdates:
     def _pick_from(self, first: str, changes: _Changes,
                    before: ty.Mapping[str, _Picked], why: Exception,
                    ) -> dict[str, _Picked]:
-        """Find hosts for a lease that does not fit where it is.
+        """Select hosts for a lease that does not fit on its present hosts.
 
-        And for those after it, which may not fit either: what is written is
-        rolled back once, not once for each of them.
+        Also for the leases after it, which may not fit either, so that the
+        transaction is rolled back once and not once for each of them.
 
-        :param before: those of the leases before it that did not fit either
-        :param why: it does not
-        :raises Refused: when there are none for the first
+        :param before: hosts of previous leases that did not fit either
+        :param why: the exception that it was refused with
+        :raises Refused: if there are none for the first
         """
         with self._database.reader() as session:
             leases = {one.id: one for one in api.whole(session, changes)}
@@ -175,14 +174,14 @@ class LeaseUpdates:
                also: ty.Callable[[orm.Session], None] | None,
                ) -> list[dict[str, ty.Any]]:
         """
-        :param picked: by lease, what :meth:`_rewrite` is told
-        :raises _Unfit: when hosts have to be picked for another one
+        :param picked: by lease, the argument of :meth:`_rewrite`
+        :raises _Unfit: if hosts have to be selected for another lease
         """
         granted = [one.granted for one in changes.values() if one.granted]
         with self._database.writer() as session:
             for one in granted[:1]:
                 one.lock(session.connection())
-            # Before the first look: what it sees is fixed by that.
+            # Lock before the first read, which determines the snapshot.
             for lease_id in sorted(changes):
                 api.lock(session, lease_id)
             edits = {}
@@ -200,7 +199,7 @@ class LeaseUpdates:
             assignments.leave(session, self._clock.now(), [
                 edit.row for each in edits.values() for edit in each
                 if edit.row is not None and edit.new is None])
-            # Last, as others wait for these hosts until the transaction ends.
+            # Last, as this locks the hosts until the transaction ends.
             try:
                 ledger.amend(session, self._clock.now(), [
                     edit for each in edits.values() for edit in each])
@@ -217,10 +216,10 @@ class LeaseUpdates:
     def _pick(self, lease_id: str, changes: _Changes,
               leases: ty.Mapping[str, models.Lease],
               before: ty.Mapping[str, _Picked], why: Exception) -> _Picked:
-        """Find hosts for one lease: see :meth:`_pick_from`.
+        """Select hosts for one lease: see :meth:`_pick_from`.
 
-        :param leases: those that are changed, as they were read
-        :raises Refused: when there are none
+        :param leases: the leases to change, as read
+        :raises Refused: if there are none
         """
         change = changes[lease_id]
         with self._database.reader() as session:
@@ -263,8 +262,8 @@ class LeaseUpdates:
     def _too_long(self, lease: models.Lease, change: LeaseChange,
                   plan: resize.Plan, window: model.Window,
                   ) -> refusals.Refusal:
-        """Why a lease cannot last over a window: what runs stays where it is,
-        and has started already.
+        """Return why a started lease, which keeps its hosts, cannot have a
+        window.
         """
         kept = [row for one in lease.reservations for row in resize.kept_of(
             one, change.reservations.get(one.id))]
@@ -281,13 +280,13 @@ class LeaseUpdates:
 
     def _rewrite(self, session: orm.Session, lease_id: str,
                  change: LeaseChange, picked: _Picked) -> list[ledger.Edit]:
-        """Give a lease that is locked another window and other amounts.
+        """Change the window and the reservations of a locked lease.
 
-        :param picked: by reservation, the hosts that it gets (all of them,
-            or those that are added, if it has begun); empty: where it is
-        :returns: what becomes of its bookings
-        :raises edit_rows.Unpicked: when hosts have to be picked first
-        :raises Outdated: when it has other bookings than was thought
+        :param picked: by reservation, the selected hosts (all of them, or
+            additional ones if it has started); empty: it keeps its hosts
+        :returns: the edits of its bookings
+        :raises resize.Unpicked: if hosts have to be selected first
+        :raises Outdated: if its bookings have changed
         """
         lease = api.found(session, lease_id)
         window = new_window(lease, change, self._clock.now())
@@ -328,14 +327,14 @@ class LeaseUpdates:
         if change.auto_extend is not None:
             events.reextend(session, lease, change.auto_extend, now)
         events.charge(session, lease, now)
-        # Only what is written can be deleted again.
+        # Only flushed rows can be deleted.
         session.flush()
         _rename(session, lease, change, window, now)
         return [edit for each in edits.values() for edit in each]
 
 
 def _elsewhere(change: LeaseChange) -> LeaseChange:
-    """A change with all that its lease needs of other hosts."""
+    """Return a change with all that its lease needs of other hosts."""
     return change if change.elsewhere is None else dataclasses.replace(
         change, elsewhere=None, reservations={
             **change.elsewhere(), **change.reservations})
@@ -343,9 +342,9 @@ def _elsewhere(change: LeaseChange) -> LeaseChange:
 
 def _check_window(database: api.Database, types: resource_types.ResourceTypes,
                   lease_id: str, change: LeaseChange, now: int) -> None:
-    """Ask its resource types whether a lease can have another window.
+    """Check that the resource types of a lease allow another window.
 
-    :raises Refused: when it cannot where it is; says why and until when it can
+    :raises Refused: if not on its hosts; says why, and the latest end
     """
     if all(one is None for one in (change.start, change.end,
                                    change.grace_period, change.on_end)):
@@ -370,7 +369,7 @@ def _check_window(database: api.Database, types: resource_types.ResourceTypes,
 
 
 def _set(lease: models.Lease, change: LeaseChange) -> None:
-    """What is simply another one."""
+    """Set the columns that need no other change."""
     if change.on_end is not None:
         lease.on_end = change.on_end
     if change.grace_period is not None:
@@ -382,8 +381,8 @@ def _set(lease: models.Lease, change: LeaseChange) -> None:
 
 def _rename(session: orm.Session, lease: models.Lease, change: LeaseChange,
             window: model.Window, now: int) -> None:
-    """Its name and its events."""
-    # What follows reads the rows that the new dates have added.
+    """Set its name, description, tags and events."""
+    # The following reads rows that the new dates have added.
     session.flush()
     if change.name is not None:
         lease.name = change.name
@@ -428,10 +427,9 @@ def _rename(session: orm.Session, lease: models.Lease, change: LeaseChange,
 def _latest(admission: admissions.Admission, lease: models.Lease,
             kept: ty.Sequence[models.Booking], plan: resize.Plan,
             window: model.Window) -> int | None:
-    """Until when a lease can last where it is; None: no longer than it
-    does.
+    """Return the latest end of a lease on its hosts; None: its present end.
 
-    :param kept: the bookings that it is to have then
+    :param kept: its bookings after the change
     """
     latest = admission.starts.lasting(
         kept, plan.instead_of, _since(kept, plan), plan.window.end) - (
@@ -440,15 +438,15 @@ def _latest(admission: admissions.Admission, lease: models.Lease,
 
 
 def _end_of(lease: models.Lease, latest: int) -> int | None:
-    """An end that a lease can have, as it is written: to the minute; None: it
-    is no later than the one that it has.
+    """Return a possible end of a lease, rounded down to the minute; None: it
+    is not later than the present one.
     """
     latest -= latest % 60
     return latest if latest > lease.end_date else None
 
 
 def _since(kept: ty.Sequence[models.Booking], plan: resize.Plan) -> int:
-    """From when on a lease that is to last longer needs more than it has."""
+    """Return the time from which on an extended lease needs more capacity."""
     return min(row.end_date for row in kept or plan.instead_of)
 
 
@@ -456,7 +454,7 @@ def _count(bound: admissions.ProjectHosts, lease: models.Lease,
            change: LeaseChange, picked: _Picked | None, now: int) -> None:
     """Count the hosts of a lease that is changed with another one.
 
-    :param picked: those that it gets; None: it stays where it is
+    :param picked: the selected hosts; None: it keeps its hosts
     """
     stays = [row.host_id for row in lease.bookings if row.host_id is not None]
     bound.add([stays] if picked is None else [*picked.values()], lease.booked(
@@ -465,15 +463,15 @@ def _count(bound: admissions.ProjectHosts, lease: models.Lease,
 
 def new_window(lease: models.Lease, change: LeaseChange,
                now: int) -> model.Window:
-    """See :func:`.resize.window_of`."""
+    """Return the new window of a lease; see :func:`.resize.window_of`."""
     return resize.window_of(
         lease, change.start, change.end, change.was_end, now)
 
 
 def _before_end_action(lease: models.Lease,
                        change: LeaseChange) -> states.Action:
-    """What is done at another date before the end: the same, if nothing else
-    is wanted.
+    """Return the action of a new event before the end: the present one unless
+    it is changed.
     """
     if change.before_end_action is not None:
         return change.before_end_action

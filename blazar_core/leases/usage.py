@@ -21,17 +21,17 @@ from blazar_core.plugins import cloud_api
 __all__ = ['Amounts', 'ProjectUsage', 'Use', 'books_of', 'bound', 'growing',
            'host_bound', 'peaks']
 
-#: What each booking of a reservation takes, and how that of a whole host
-#: begins, which counts as one, however much it has.
+#: The resources of each booking of a reservation, and their prefix for a whole
+#: host, which counts as one, whatever its size.
 _RESERVED = sa.cast(models.Reservation.resources, sa.Text)
 _WHOLE = f'{{"{model.HOST}":'
 
-#: Amounts by the option that limits them, or by the cloud's name for them.
+#: Amounts by the option that limits them, or by the cloud's quota name.
 Amounts: ty.TypeAlias = collections.Counter[str]
 
 
 class Use(ty.NamedTuple):
-    """What a lease holds over a window."""
+    """The usage of a lease over a window."""
 
     window: model.Window
     amounts: ty.Mapping[str, int]
@@ -41,16 +41,16 @@ class Use(ty.NamedTuple):
 
 @dataclasses.dataclass
 class ProjectUsage:
-    """What a project has in its leases."""
+    """The usage of a project by its leases."""
 
     others: Amounts = dataclasses.field(default_factory=collections.Counter)
     own: Amounts = dataclasses.field(default_factory=collections.Counter)
-    #: Of the one in question, its dates and how many of what it has.
+    #: The dates and the numbers of bookings of the lease to be checked.
     lease: set[tuple[ty.Any, ...]] = dataclasses.field(default_factory=set)
     uses: list[Use] = dataclasses.field(default_factory=list)
     #: By lease that is not changed, with its grace period.
     windows: dict[str, model.Window] = dataclasses.field(default_factory=dict)
-    #: With the users in whose leases they are.
+    #: Each with the user of its lease.
     servers: list[tuple[str, cloud_api.CountedServer]] = dataclasses.field(
         default_factory=list)
 
@@ -58,12 +58,12 @@ class ProjectUsage:
 def books_of(project_id: str, lease_id: str | None,
              serverless: ty.Collection[str],
              beside: ty.Collection[str] = ()) -> sa.Select[ty.Any]:
-    """A row for each server that a project has in its leases, and one for all
-    places of a kind.
+    """Return a query with a row for each server in the leases of a project,
+    and one for all equal free slots.
 
-    Of what was deleted or could not be built, nothing is held any more.
+    Servers that were deleted or could not be built are not counted.
 
-    :param serverless: the resource types whose bookings are no servers
+    :param serverless: the resource types whose bookings have no servers
     :param beside: leases that are changed with that one
     """
     not_over = sa.and_(models.Lease.project_id == project_id,
@@ -75,7 +75,7 @@ def books_of(project_id: str, lease_id: str | None,
         sa.and_(models.Lease.status.in_(states.HOLDING),
                 models.Booking.server_id.is_not(None),
                 models.Booking.dispatched_at.is_(None)).label('held'),
-        # As text: PostgreSQL does not compare JSON.
+        # Cast to text, as PostgreSQL does not compare JSON.
         sa.case((_RESERVED.startswith(_WHOLE, autoescape=True), _RESERVED),
                 else_=sa.cast(models.Booking.resources, sa.Text)
                 ).label('kind'),
@@ -105,10 +105,10 @@ def books_of(project_id: str, lease_id: str | None,
 
 def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
             ) -> list[tuple[ty.Any, model.Resources]]:
-    """Return what servers on their way to a host have claimed there beyond
-    what is booked for them: they are resized.
+    """Return the claims of servers on target hosts in excess of their
+    bookings, because they are being resized.
 
-    :param rows: those of :func:`books_of` with a host to move to
+    :param rows: of :func:`books_of`, with a host to move to
     """
     if not rows:
         return []
@@ -133,10 +133,10 @@ def host_bound(connection: sa.Connection, project_id: str,
     """Return on how many hosts a project may have reservations, and on which
     it has.
 
-    :param lease_ids: those of leases that get others than they have; None: a
-        new one
+    :param lease_ids: leases whose present hosts do not count, as they get
+        others; None: a new one
     :param times: see :class:`.selection.HostBound`
-    :param wanted: the ids of hosts that it would get; None: any
+    :param wanted: ids of the hosts that it would get; None: any
     :returns: None: it has reservations on all of these already
     """
     booking = models.Booking.__table__.c
@@ -144,7 +144,7 @@ def host_bound(connection: sa.Connection, project_id: str,
     own: ty.Sequence[int] = ()
     of_project = (
         models.Lease.project_id == project_id,
-        # Hosts of other pools are kept from no server.
+        # Hosts of other pools do not keep servers off.
         node.pool == model.COMPUTE,
         models.Lease.status.not_in(states.LEASE.final()),
         models.Lease.id.not_in([one for one in lease_ids if one]))
@@ -157,7 +157,7 @@ def host_bound(connection: sa.Connection, project_id: str,
 
     if wanted is not None:
         host = models.Host.__table__.c
-        # One booking on each tells it, however many there are.
+        # The subquery stops at the first booking of each host.
         own = connection.scalars(sa.select(host.id).where(
             host.id.in_(wanted), sa.or_(
                 host.pool != model.COMPUTE, asked(booking.id).where(
@@ -183,8 +183,7 @@ def bound(
         lease_ids: ty.Collection[str | None], times: int,
         wanted: ty.Collection[int],
         connection: sa.Connection | None = None) -> selection.HostBound | None:
-    """As :func:`host_bound`, in a transaction of its own unless there is
-    one.
+    """Call :func:`host_bound`, in a transaction of its own if none is given.
     """
     if connection is not None:
         return host_bound(
@@ -195,8 +194,8 @@ def bound(
 
 
 def peaks(uses: ty.Collection[Use], new: Use) -> dict[str, int]:
-    """Return what leases hold together at most while the new one holds more
-    than it did; by name, of what it holds more of at all.
+    """Return the peak usage by leases during the time in which the new one
+    uses more than before; by name, of what it uses more of.
     """
     return rule.peaks(
         ((one.window, one.amounts) for one in uses if not one.own),

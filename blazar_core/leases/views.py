@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Find leases, and show them as dicts."""
+"""Find leases, and represent them as dicts."""
 
 import collections
 import dataclasses
@@ -23,31 +23,31 @@ __all__ = ['DELETING', 'EventRow', 'Query', 'ReservationRow', 'describe',
            'describe_rows', 'get', 'is_near_end', 'listed',
            'owner_of_deleted', 'page', 'status', 'tagged']
 
-#: What users see of a lease whose deletion is under way.
+#: The status that users see of a lease that is being deleted.
 DELETING = 'DELETING'
 
 
-#: Of how many leases the parts are asked for by one statement.
+#: Number of leases whose parts one statement reads.
 _AT_ONCE = 200
-#: A page ends after the statement with which it has so many parts:
-#: reservations, events and servers. So many has a list without pages: ten for
-#: each of 10,000 leases, which take some seconds and 200 MB.
+#: A page ends with the statement that exceeds the first number of parts:
+#: reservations, events and servers. The second is for a list without pages:
+#: ten for each of 10,000 leases, which take some seconds and 200 MB.
 _PARTS, _PARTS_OF_ALL = 20_000, 100_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Query:
-    """Which leases, in which order; None: any.
+    """A query for leases, and their order; None: any.
 
-    :ivar status: None leaves out those that are over, unless ``ended``
-    :ivar tags: those that have all of these
-    :ivar ended_after: but for those with an end after that
-    :ivar start: those that end after this, and begin before ``end``
-    :ivar occurrences: each of a lease that recurs; else the one that goes
-        on, the next or the last one stands for all
+    :ivar status: None: not those that are over, unless ``ended``
+    :ivar tags: only leases that have all of these
+    :ivar ended_after: also those that are over, with an end after this
+    :ivar start: only leases that end after this and start before ``end``
+    :ivar occurrences: whether to return each occurrence of a recurring lease;
+        otherwise the first that is not over, or else the last, represents all
     :ivar sort: columns, and whether they descend
-    :ivar marker: only those that come after this one
-    :ivar paged: whether the rest can be asked for
+    :ivar marker: only leases after this one
+    :ivar paged: whether the caller can request the rest
     """
 
     project_id: str | None = None
@@ -67,7 +67,7 @@ class Query:
 
 
 class EventRow(ty.NamedTuple):
-    """What is shown of an event."""
+    """The columns of an event that are shown."""
 
     id: str
     lease_id: str
@@ -80,7 +80,7 @@ class EventRow(ty.NamedTuple):
 
 
 class ReservationRow(ty.NamedTuple):
-    """What is shown of a reservation."""
+    """The columns of a reservation that are shown."""
 
     id: str
     lease_id: str
@@ -96,7 +96,7 @@ class ReservationRow(ty.NamedTuple):
 
 
 class _BookingRow(ty.NamedTuple):
-    """What is shown of a booking."""
+    """The columns of a booking that are shown."""
 
     id: str
     reservation_id: str
@@ -107,24 +107,24 @@ class _BookingRow(ty.NamedTuple):
     failed_at: int | None
 
 
-#: So many fields are in the same column of the statement of :func:`_parts`,
-#: whatever the row; the others have one each.
+#: Number of leading fields that share columns of the union in :func:`_parts`;
+#: each other field has a column of its own.
 _SAME = 7
 _OWN: dict[str, sa.ColumnElement[ty.Any]] = {
     **dict.fromkeys(('resources', 'params', 'spec', 'moved_at'), sa.null()),
     'action': sa.cast(sa.null(), sa.String(16))}
 
 
-#: Not over. By their names, so that an index finds them.
+#: Not over. An enumeration of states, so that an index is used.
 _GOES_ON = models.Lease.status.in_([
     state for state in states.LEASE.steps
     if state not in states.LEASE.final()])
 
 
 def get(database: api.Database, lease_id: str) -> dict[str, ty.Any]:
-    """One lease.
+    """Return a lease.
 
-    :raises NotFound: when there is none of that id, or it was deleted
+    :raises NotFound: if it does not exist or was deleted
     """
     with database.reader() as session:
         lease = session.get(models.Lease, lease_id)
@@ -135,7 +135,7 @@ def get(database: api.Database, lease_id: str) -> dict[str, ty.Any]:
 
 
 def owner_of_deleted(database: api.Database, lease_id: str) -> str | None:
-    """The project of a lease that was deleted and is gone; None otherwise."""
+    """Return the project of a lease that was deleted, or None."""
     with database.reader() as session:
         return session.scalar(sa.select(models.Lease.project_id).where(
             models.Lease.id == lease_id,
@@ -144,13 +144,13 @@ def owner_of_deleted(database: api.Database, lease_id: str) -> str | None:
 
 def page(database: api.Database, query: Query,
          ) -> tuple[list[dict[str, ty.Any]], bool]:
-    """The leases that a query is for, and whether there are more.
+    """Return the leases that match a query, and whether there are more.
 
-    Two statements, or some more for several hundred leases. A page of very
-    large leases is shorter than the limit. A list without pages that is too
-    long with those that are over comes without them.
+    Executes two statements, and some more for several hundred leases. A page
+    of very large leases is shorter than the limit. If a list without pages is
+    too long, it is returned without leases that are over.
 
-    :raises InvalidLeaseParams: when the marker is no lease that may be seen
+    :raises InvalidLeaseParams: if the marker is not a visible lease
     """
     with database.reader() as session:
         found = session.execute(_statement(query)).all()
@@ -171,9 +171,9 @@ def page(database: api.Database, query: Query,
 
 def listed(database: api.Database, ended: bool, host: str | None = None,
            ) -> list[dict[str, ty.Any]]:
-    """All leases by start, oldest first.
+    """Return all leases by start, oldest first.
 
-    :param ended: those that are over and those that were deleted, too
+    :param ended: whether to include those that are over or were deleted
     :param host: only those that reserve capacity of the host of this name
     """
     chosen = sa.select(models.Lease.__table__).order_by(
@@ -192,7 +192,7 @@ def listed(database: api.Database, ended: bool, host: str | None = None,
 def _statement(query: Query) -> sa.Select[ty.Any]:
     lease = models.Lease
     chosen = sa.select(lease.__table__).where(*_conditions(query))
-    # An id makes every order one without equals.
+    # The id makes the order total.
     order = [*query.sort, ('id', query.sort[-1][1])]
     if query.marker is not None:
         chosen = chosen.where(_after(order, query))
@@ -203,7 +203,7 @@ def _statement(query: Query) -> sa.Select[ty.Any]:
 
 def _marked(chosen: sa.Select[ty.Any], query: Query,
             lease: type[models.Lease] = models.Lease) -> sa.Select[ty.Any]:
-    """Of the marker of a query. It may have ended since it was shown."""
+    """Restrict a query to the marker, which may have ended meanwhile."""
     chosen = chosen.where(lease.id == query.marker)
     return chosen if query.project_id is None else chosen.where(
         lease.project_id == query.project_id)
@@ -211,7 +211,8 @@ def _marked(chosen: sa.Select[ty.Any], query: Query,
 
 def _after(order: ty.Sequence[tuple[str, bool]], query: Query,
            ) -> sa.ColumnElement[bool]:
-    """What comes after the marker in an order; nothing if it is not there.
+    """Return the condition of rows after the marker. If the marker does not
+    exist, no row fulfils it.
     """
     (key, descending), *rest = order
     marker = orm.aliased(models.Lease)
@@ -253,8 +254,8 @@ def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
     if query.end is not None:
         conditions.append(lease.start_date < query.end)
     if query.resource_type is not None:
-        # Counted for each lease that all else fits: of a type that is rare,
-        # PostgreSQL would look for the reservations first, among all.
+        # A correlated count: for a rare type, PostgreSQL would otherwise
+        # search all reservations first.
         conditions.append(sa.select(sa.func.count()).where(
             models.Reservation.lease_id == lease.id,
             models.Reservation.resource_type == query.resource_type,
@@ -264,14 +265,14 @@ def _conditions(query: Query) -> list[sa.ColumnElement[bool]]:
 
 def tagged(tags: ty.Iterable[str]) -> list[sa.ColumnElement[bool]]:
     """Return the conditions of leases that have all of some tags."""
-    # As JSON has them: in ASCII, and no tag has a quote that would end it.
+    # json.dumps escapes non-ASCII characters, and no tag contains a quote.
     return [sa.cast(models.Lease.tags, sa.Text).contains(
         json.dumps(tag), autoescape=True) for tag in tags]
 
 
 def _standing_before(over: ty.Collection[str]) -> sa.ColumnElement[bool]:
-    """Whether another occurrence stands for all of what recurs: the first
-    that is not over, or else the last.
+    """Return the condition that another occurrence represents the series: the
+    first that is not over, or else the last.
     """
     lease, other = models.Lease, orm.aliased(models.Lease)
     is_over = lease.status.in_(over)
@@ -287,9 +288,9 @@ def _standing_before(over: ty.Collection[str]) -> sa.ColumnElement[bool]:
 
 def _described(session: orm.Session, found: ty.Sequence[ty.Any],
                most: float = math.inf) -> list[dict[str, ty.Any]]:
-    """Leases as :func:`describe` has them, with the parts of many at once.
+    """Return leases as by :func:`describe`, reading the parts of many at once.
 
-    :param most: only the first ones, with about so many parts
+    :param most: only the first leases, with about this number of parts
     """
     done, read = 0, 0
     bookings = collections.defaultdict(list)
@@ -306,7 +307,7 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
             else:
                 reservations[part.lease_id].append(part)
         done += _AT_ONCE
-    # In the order of the tables' relationships.
+    # Sort like the relationships of the tables.
     for rows in bookings.values():
         rows.sort(key=lambda row: int(row.id))
     return [describe_rows(
@@ -317,14 +318,14 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
 
 def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
            ) -> ty.Iterator[EventRow | ReservationRow | _BookingRow]:
-    """Read reservations, events and bookings of leases, by one statement.
+    """Read reservations, events and bookings of leases in one statement.
 
-    Slots without a server are left out, unless their host has failed.
+    Slots without a server are omitted, unless their host has failed.
     """
     reservation, booking = models.Reservation, models.Booking
     rows = {one.__name__: one for one in (
         ReservationRow, EventRow, _BookingRow)}
-    # The first of the three says what the types of the columns are.
+    # The first SELECT of the union determines the types of the columns.
     found = session.execute(sa.union_all(
         _columns(ReservationRow, reservation, amount=sa.cast(
             reservation.amount, sa.BigInteger))
@@ -346,9 +347,9 @@ def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
 
 def _columns(kind: type[ty.Any], table: ty.Any, **instead: ty.Any,
              ) -> sa.Select[ty.Any]:
-    """Select the fields of a row, with null for what only others have.
+    """Select the fields of a row, with null for those of other rows only.
 
-    :param instead: by field, of the columns that are not the table's as such
+    :param instead: columns that replace those of the table, by field
     """
     fields = kind._fields
     own = dict(_OWN) | {name: getattr(table, name)
@@ -361,7 +362,7 @@ def _columns(kind: type[ty.Any], table: ty.Any, **instead: ty.Any,
 
 
 def status(lease: ty.Any) -> str:
-    """The status of a lease that users see."""
+    """Return the status of a lease as users see it."""
     if lease.deleted_at is not None and (
             lease.status != states.Lease.TERMINATED):
         return DELETING
@@ -369,7 +370,7 @@ def status(lease: ty.Any) -> str:
 
 
 def describe(lease: models.Lease) -> dict[str, ty.Any]:
-    """Return what is shown of a lease; see :func:`describe_rows`."""
+    """Return a lease as it is shown; see :func:`describe_rows`."""
     return describe_rows(lease, lease.reservations, lease.events, {
         one.id: one.bookings for one in lease.reservations})
 
@@ -378,15 +379,15 @@ def describe_rows(lease: ty.Any, reservations: ty.Sequence[ty.Any],
                   events: ty.Sequence[ty.Any],
                   bookings: ty.Mapping[str, ty.Sequence[ty.Any]],
                   ) -> dict[str, ty.Any]:
-    """Return what is shown of a lease and its parts; no secrets in it.
+    """Return a lease and its parts as they are shown, without secrets.
 
-    Times are seconds since the epoch, as in the row. ``degraded`` says that
-    some reservation has ``missing_resources`` (a booking without a host, on
-    one that has failed under its server, or of a server that was not built)
-    or ``resources_changed`` (it has other hosts than when it was made, and is
-    not over).
+    Times are seconds since the epoch, as in the row. ``degraded`` is true if a
+    reservation has ``missing_resources`` (a booking without a host, on a host
+    that has failed under its server, or of a server that could not be built)
+    or ``resources_changed`` (its hosts have changed since its creation, and it
+    is not over).
 
-    :param lease: a row of it, or the mapped object; so of its parts
+    :param lease: its row or mapped object; likewise its parts
     :param bookings: by reservation
     """
     described = [_describe_reservation(one, bookings.get(one.id, ()),
@@ -418,21 +419,22 @@ def describe_rows(lease: ty.Any, reservations: ty.Sequence[ty.Any],
 
 
 def preflight(lease: ty.Any) -> list[str]:
-    """What is in the way of the start of a lease; history when it has begun.
-    """
+    """Return the preflight warnings of a lease that has not started."""
     return list(lease.warnings or ()) if (
         lease.status == states.Lease.PENDING) else []
 
 
 def is_near_end(lease: dict[str, ty.Any]) -> bool:
-    """Whether it was told of a lease that its end is near, which it is."""
+    """Return whether the notification before the end of a lease was sent, and
+    none is pending.
+    """
     told = {event['status'] for event in lease['events']
             if event['event_type'] == states.EventType.BEFORE_END}
     return states.Event.DONE in told and states.Event.UNDONE not in told
 
 
 def _action(event: ty.Any) -> str | None:
-    """What is done at an event; None: a user has no say in that."""
+    """Return the action of an event; None: users cannot choose one."""
     if states.EventType.may_act(event.event_type):
         return event.action or states.Action.NOTIFY
     return None
@@ -449,7 +451,7 @@ def _describe_reservation(
             'id', 'lease_id', 'resource_type', 'status', 'amount', 'params',
             'spec', 'created_at', 'updated_at')},
         'resources': dict(reservation.resources),
-        # While it waits for capacity it has had no host yet.
+        # A lease that waits for capacity has never had a host.
         'missing_resources': status not in states.SEEKING and any(
             booking.host_id is None or booking.host_failed_at is not None or
             booking.failed_at is not None for booking in bookings),
@@ -466,10 +468,10 @@ def _has_moved(reservation: ty.Any, status: str) -> bool:
 
 def _lacks(reservation: ty.Any, bookings: ty.Sequence[ty.Any], status: str,
            ) -> ty.Iterator[str]:
-    """What the owner of a lease should know of a reservation.
+    """Yield warnings about a reservation for the owner of its lease.
 
-    Not what ``status_reason`` says: that its capacity is gone, or that a
-    server could not be built.
+    ``status_reason`` says what is omitted here: that its capacity is lost, or
+    that a server could not be built.
 
     :param status: that of the lease
     """

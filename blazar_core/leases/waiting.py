@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reasons of leases that wait for capacity, and which lease of a project is
-next.
-"""
+"""Reasons of leases that wait for capacity, and their order in a project."""
 
 import sqlalchemy as sa
 
@@ -16,7 +14,7 @@ __all__ = ['behind', 'made', 'reason', 'unready']
 def reason(why: str) -> conditions.Condition:
     """Return the condition of a lease that waits for capacity.
 
-    :param why: there was none when it was tried last
+    :param why: reason why the last attempt failed
     """
     return conditions.Condition(
         conditions.Type.WAITING, conditions.Reason.NO_CAPACITY,
@@ -24,9 +22,9 @@ def reason(why: str) -> conditions.Condition:
 
 
 def made(why: str) -> conditions.Condition:
-    """Return the condition of a lease for which servers are moved.
+    """Return the condition of a lease for which servers are migrated.
 
-    :param why: there is no capacity yet
+    :param why: reason why it does not fit yet
     """
     return conditions.Condition(
         conditions.Type.WAITING, conditions.Reason.SERVERS_ARE_MOVED,
@@ -34,9 +32,9 @@ def made(why: str) -> conditions.Condition:
 
 
 def unready(lease: models.Lease, what: str) -> str:
-    """Why something cannot be done to a lease that has no room yet.
+    """Return why a lease that waits for capacity does not allow an operation.
 
-    :param what: such as "it can be changed"
+    :param what: the operation, such as "it can be changed"
     """
     waits = ('Capacity is still being freed for lease' if
              lease.status == states.Lease.IN_PROGRESS else
@@ -46,7 +44,7 @@ def unready(lease: models.Lease, what: str) -> str:
 
 def behind(connection: sa.Connection, project_id: str,
            lease_id: str | None = None) -> str:
-    """Which lease of a project comes before a new one or one that waits.
+    """Return which lease of a project precedes a new or waiting one.
 
     :returns: a sentence; empty: none does
     """

@@ -264,7 +264,7 @@ class Demand:
 
     @property
     def whole(self) -> bool:
-        """Whether the demand is for whole hosts."""
+        """Return whether the demand is for whole hosts."""
         return HOST in self.resources
 
     def fewest(self) -> 'Demand':

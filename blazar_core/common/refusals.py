@@ -22,8 +22,8 @@ class Reason(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a demand does not fit, how much would, and the next start at which
-    it would.
+    """The reason why a demand does not fit, how much of it would, and the next
+    start at which it would.
 
     :ivar next_start: None if it fits at no start (see :class:`Reason`), or if
         the search was stopped at ``next_start_after``

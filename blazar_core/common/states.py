@@ -263,7 +263,7 @@ class EventType(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """What is done at an event that a user can configure.
+    """Actions at an event that a user can configure.
 
     NOTIFY: a notification is sent. SNAPSHOT: before that, an image of each
     running server is created.

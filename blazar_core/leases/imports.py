@@ -76,7 +76,7 @@ class KnownReservation:
 
     @property
     def whole(self) -> bool:
-        """Whether it has whole hosts."""
+        """Return whether it has whole hosts."""
         return model.HOST in self.resources
 
 

@@ -45,7 +45,7 @@ _CLASSES = {
     'max_reserved_vcpus_per_project': ('VCPU', 'PCPU'),
     'max_reserved_ram_mb_per_project': ('MEMORY_MB',),
     'max_reserved_disk_gb_per_project': ('DISK_GB',),
-    # Whole hosts count as such, however large they are.
+    # Whole hosts count by their number, however large they are.
     'max_reserved_hosts_per_project': (model.HOST,),
     'max_reserved_floating_ips_per_project': (model.FLOATING_IP,),
     'max_reserved_networks_per_project': (model.SEGMENT,),

@@ -75,7 +75,7 @@ class Recurrence:
 
     @property
     def keeps_servers(self) -> bool:
-        """Whether all occurrences have the same servers."""
+        """Return whether all occurrences have the same servers."""
         return self.between != 'delete'
 
 

@@ -48,7 +48,7 @@ class ProjectUsage:
     #: The dates and the numbers of bookings of the lease to be checked.
     lease: set[tuple[ty.Any, ...]] = dataclasses.field(default_factory=set)
     uses: list[Use] = dataclasses.field(default_factory=list)
-    #: By lease that is not changed, with its grace period.
+    #: The windows of unchanged leases by id, including the grace period.
     windows: dict[str, model.Window] = dataclasses.field(default_factory=dict)
     #: Each with the user of its lease.
     servers: list[tuple[str, cloud_api.CountedServer]] = dataclasses.field(

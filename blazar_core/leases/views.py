@@ -29,7 +29,7 @@ DELETING = 'DELETING'
 
 #: Number of leases whose parts one statement reads.
 _AT_ONCE = 200
-#: A page ends with the statement that exceeds the first number of parts:
+#: A page ends with the statement that reaches the first number of parts:
 #: reservations, events and servers. The second is for a list without pages:
 #: ten for each of 10,000 leases, which take some seconds and 200 MB.
 _PARTS, _PARTS_OF_ALL = 20_000, 100_000

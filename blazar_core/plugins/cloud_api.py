@@ -347,7 +347,7 @@ class CountedServer(ty.NamedTuple):
 
 
 class Headroom(ty.NamedTuple):
-    """What the leases of a project may use of one of the cloud's limits.
+    """One of the cloud's limits, as it applies to the leases of a project.
 
     :ivar limit: the limit of the project's total usage
     :ivar used: usage other than by leases; negative if more was subtracted

@@ -115,8 +115,8 @@ class BaseResourceType(abc.ABC):
 
     @property
     def is_for_boots(self) -> bool:
-        """Whether it is used by booting servers. Otherwise its first use is
-        not noticed, and it is never a no-show.
+        """Return whether it is used by booting servers. Otherwise its first
+        use is not noticed, and it is never a no-show.
         """
         return self.for_servers or self.has_hosts
 
@@ -184,8 +184,8 @@ class BaseResourceType(abc.ABC):
 
     @property
     def hosts_leave(self) -> bool:
-        """Whether its hosts are available to all workloads again after a
-        lease, once nothing else is booked there.
+        """Return whether its hosts are available to all workloads again after
+        a lease, once nothing else is booked there.
         """
         return False
 
@@ -196,7 +196,7 @@ class BaseResourceType(abc.ABC):
 
     @property
     def minds_changes(self) -> bool:
-        """Whether :meth:`changed` is implemented."""
+        """Return whether :meth:`changed` is implemented."""
         return type(self).changed is not BaseResourceType.changed
 
     def belongs(self, reserved: ReservationContext) -> None:
@@ -206,7 +206,7 @@ class BaseResourceType(abc.ABC):
 
     @property
     def minds_owner(self) -> bool:
-        """Whether :meth:`belongs` is implemented."""
+        """Return whether :meth:`belongs` is implemented."""
         return type(self).belongs is not BaseResourceType.belongs
 
     def servers_of(self, reserved: ReservationContext) -> ty.Collection[str]:
@@ -228,7 +228,7 @@ class BaseResourceType(abc.ABC):
 
     @property
     def minds_events(self) -> bool:
-        """Whether :meth:`happens` is implemented."""
+        """Return whether :meth:`happens` is implemented."""
         return type(self).happens is not BaseResourceType.happens
 
 

@@ -54,8 +54,8 @@ class KnownReservation:
     """A number of whole hosts, or of slots for servers.
 
     :ivar params: the requested parameters, as in the API
-    :ivar host_ids: ids of its hosts in our database, one for each slot; None:
-        the host is missing
+    :ivar host_ids: ids of its hosts, one for each slot; None: the host is
+        missing
     :ivar moved_at: when its hosts were last replaced
     :ivar resources: what it has of each host
     :ivar spec: additional data of its resource type

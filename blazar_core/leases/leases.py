@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases: assembles the parts that create, update and find them."""
+"""Assemble the parts that create, update and find leases."""
 
 import typing as ty
 

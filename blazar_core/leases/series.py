@@ -179,7 +179,9 @@ class Series:
                 for one in leases]
 
     def current(self, lease_id: str) -> str:
-        """Return the occurrence that represents a series; else the id."""
+        """Return the id of the occurrence that represents a series, or the id
+        of any other lease unchanged.
+        """
         with self._database.reader() as session:
             rows = _occurrences(session, [lease_id])
         return str(_current(rows).id) if rows else lease_id

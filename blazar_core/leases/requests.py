@@ -46,8 +46,8 @@ class LeaseType(enum.StrEnum):
 class Retry:
     """Retries of the admission.
 
-    :ivar interval: seconds between two attempts
-    :ivar times: maximum number of attempts
+    :ivar interval: seconds between two retries
+    :ivar times: maximum number of retries
     """
 
     interval: int

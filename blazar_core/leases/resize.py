@@ -31,7 +31,7 @@ def check(lease: models.Lease, reservation: models.Reservation,
           wanted: creation.NewReservation, others: bool) -> None:
     """Check that a reservation can be changed as requested.
 
-    :param others: whether more than its number of slots changes
+    :param others: whether parameters change that have to stay after the start
     :raises InvalidLeaseParams: if it cannot; says why
     :raises Conflict: if its hosts have changed since they were read
     """

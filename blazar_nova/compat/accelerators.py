@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Accelerators: what cyborg says of the device profile of a flavor.
+"""Accelerators: the device profile of a flavor in cyborg.
 
-Nova asks cyborg at a boot for what of placement a profile is, and at the build
-for the devices.
+For a boot, Nova asks cyborg which resources a profile requests of placement;
+at the build it requests the devices.
 """
 
 import typing as ty
@@ -19,20 +19,20 @@ from blazar_nova.compat import process
 __all__ = ['groups_of', 'lacking', 'requested', 'require_counted']
 
 _PROFILE = 'accel:device_profile'
-#: Its type in keystone's catalog.
+#: The type of cyborg in keystone's catalog.
 _SERVICE = 'accelerator'
 
-#: The groups of a device profile, as cyborg has them.
+#: The groups of a device profile, in cyborg's format.
 Groups: ty.TypeAlias = list[dict[str, ty.Any]]
 
 
 def groups_of(context: ty.Any, extra_specs: ty.Mapping[str, str]) -> Groups:
-    """Return what a flavor asks for by its device profile; empty without one.
+    """Return the groups of a flavor's device profile; empty without one.
 
     :param context: of a user, with a token
-    :raises InvalidLeaseParams: when cyborg has no such profile, or there is
-        no cyborg
-    :raises CloudUnavailable: when cyborg does not answer
+    :raises InvalidLeaseParams: if the profile does not exist in cyborg, or
+        there is no cyborg
+    :raises CloudUnavailable: if cyborg does not answer
     """
     groups, problem = _groups(context, extra_specs)
     if problem:
@@ -42,7 +42,7 @@ def groups_of(context: ty.Any, extra_specs: ty.Mapping[str, str]) -> Groups:
 
 
 def requested(groups: Groups) -> list[ty.Any]:
-    """Return what Nova asks placement for by the groups of a profile."""
+    """Return the request groups that Nova sends to placement for a profile."""
     return ty.cast(list[ty.Any], cyborg.get_client(
         nova_context.get_admin_context()).get_device_request_groups(
             groups, None)) if groups else []
@@ -51,18 +51,18 @@ def requested(groups: Groups) -> list[ty.Any]:
 def lacking(context: ty.Any, flavor: ty.Any) -> list[str]:
     """Return why a build could not have its accelerators now, in sentences.
 
-    :param context: of its user, with a token
-    :raises CloudUnavailable: when cyborg does not answer
+    :param context: of the user of the build, with a token
+    :raises CloudUnavailable: if cyborg does not answer
     """
     _found, problem = _groups(context, flavor.extra_specs)
     return [problem] if problem else []
 
 
 def require_counted(spec: ty.Any) -> None:
-    """Make sure that a lease may be admitted for a request.
+    """Check that a lease may be admitted for a request.
 
-    :raises InvalidLeaseParams: when it needs what placement does not count,
-        and the operator has such leases refused
+    :raises InvalidLeaseParams: if the request needs resources that placement
+        does not count, and the operator has those leases refused
     """
     what = host_filters.uncounted(spec)
     if what and process.CONF.blazar.uncounted == 'refuse':
@@ -78,7 +78,8 @@ def _groups(context: ty.Any, extra_specs: ty.Mapping[str, str],
     if not name:
         return [], ''
     try:
-        # Nova's public function has one error for no answer and no profile.
+        # Nova's public function raises the same error for an unknown profile
+        # and for no answer.
         found = cyborg.get_client(context)._get_device_profile_list(name)
     except (exception.DeviceProfileError, ValueError) as exc:
         if _is_there(context):

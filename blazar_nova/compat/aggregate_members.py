@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which hosts are in an aggregate of Nova: many of them at once.
+"""The hosts of Nova's aggregates, changed many at a time.
 
-Nova's own way takes one host at a time, reads all of the aggregate four times
-for that, and sends all of it to the schedulers; for a thousand hosts that is a
-minute. Here its rows are written in one transaction, after what Nova looks at
-before: a host is in one availability zone, and does not change it while
-servers are there. Placement is told for each host by who calls
+Nova's own API takes one host at a time, reads the whole aggregate four times
+for each and sends it to the schedulers: a minute for a thousand hosts. Here
+the rows are written in one transaction, after the check that Nova does too: a
+host is in one availability zone, and cannot change it while it has servers.
+The caller updates placement for each host
 (:mod:`blazar_nova.compat.providers`), and the schedulers once, at the end.
 
-Nova sends no notification of an aggregate for that.
+Nova sends no aggregate notification for these changes.
 """
 
 import typing as ty
@@ -31,15 +31,15 @@ from blazar_nova.compat import bounded_calls
 __all__ = ['put', 'take_out', 'tell']
 
 _ROWS = api_models.AggregateHost
-#: How often rows are written that others write too.
+#: Attempts to write rows that other processes write at the same time.
 _ATTEMPTS = 5
 
 
 def put(context: ty.Any, aggregate: ty.Any,
         service_hosts: ty.Collection[str]) -> None:
-    """Have some hosts in an aggregate; those that are in it stay.
+    """Add hosts to an aggregate; hosts that are already in it stay.
 
-    :raises CloudUnavailable: when they cannot be there now
+    :raises CloudUnavailable: if they cannot be added now
     """
     zone = aggregate.availability_zone
     if zone is not None:
@@ -68,9 +68,9 @@ def put(context: ty.Any, aggregate: ty.Any,
 
 def take_out(context: ty.Any, aggregate: ty.Any,
              service_hosts: ty.Collection[str]) -> None:
-    """Have some hosts in an aggregate no more.
+    """Remove hosts from an aggregate.
 
-    :raises CloudUnavailable: when they have to stay for now
+    :raises CloudUnavailable: if they cannot be removed now
     """
     zone = aggregate.availability_zone
     if zone is not None:
@@ -84,10 +84,10 @@ def take_out(context: ty.Any, aggregate: ty.Any,
 
 
 def tell(context: ty.Any, *aggregates: ty.Any) -> None:
-    """Tell the schedulers which hosts are in some aggregates.
+    """Send the hosts of aggregates to the schedulers.
 
-    Also where nothing was changed just now: who has changed it may have died
-    before he has said so.
+    Needed even if nothing has just changed: a process may have died between a
+    change and its message.
     """
     now = []
     for one in aggregates:
@@ -105,7 +105,7 @@ def _there(context: ty.Any, aggregate_id: int) -> set[str]:
 
 def _come_into(context: ty.Any, aggregate: ty.Any, zone: str,
                service_hosts: ty.Collection[str]) -> None:
-    """:raises CloudUnavailable: when hosts cannot come into a zone"""
+    """:raises CloudUnavailable: if hosts cannot be added to a zone"""
     zoned: dict[str, str] = {}
     for one in objects.AggregateList.get_by_metadata_key(
             context, 'availability_zone', hosts=[*service_hosts]):
@@ -120,8 +120,8 @@ def _come_into(context: ty.Any, aggregate: ty.Any, zone: str,
 
 def _refuse_used(context: ty.Any, aggregate: ty.Any,
                  service_hosts: ty.Collection[str]) -> None:
-    """:raises CloudUnavailable: when servers would change their zone, or when
-        that cannot be seen
+    """:raises CloudUnavailable: if servers would change their zone, or their
+        cell does not answer
     """
     mine = sorted(service_hosts)
     if not mine:
@@ -157,6 +157,6 @@ def _not_now(aggregate: ty.Any, service_hosts: ty.Iterable[str], why: str,
 
 
 def _remember(context: ty.Any, service_hosts: ty.Iterable[str]) -> None:
-    """Have nova-api say the zone of hosts that they have now."""
+    """Update the cache from which nova-api reads the zones of hosts."""
     for one in service_hosts:
         availability_zones.update_host_availability_zone_cache(context, one)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Aggregates of Nova; each function leaves what is so already."""
+"""Aggregates of Nova; each function is idempotent."""
 
 import typing as ty
 
@@ -15,20 +15,20 @@ from blazar_nova.compat import bounded_calls
 __all__ = ['MADE', 'described', 'ensured', 'found', 'make', 'named',
            'of_hosts', 'of_zones', 'zone_of', 'zones']
 
-#: Another process has made an aggregate of this name meanwhile, or this
-#: moment.
+#: Raised if another process creates an aggregate of the same name at the same
+#: time.
 MADE = (exception.AggregateNameExists, db_exception.DBDuplicateEntry)
 
 
 def found(context: ty.Any, name: str) -> ty.Any:
-    """The aggregate of a name; None: there is none."""
+    """Return the aggregate of a name, or None."""
     return next((one for one in objects.AggregateList.get_all(context)
                  if one.name == name), None)
 
 
 def ensured(context: ty.Any, name: str, metadata: dict[str, str],
             ) -> ty.Any:
-    """The aggregate of a name, made if there is none."""
+    """Return the aggregate of a name, created if there is none."""
     there = found(context, name)
     if there is None:
         try:
@@ -41,9 +41,9 @@ def ensured(context: ty.Any, name: str, metadata: dict[str, str],
 def described(context: ty.Any, aggregate: ty.Any,
               metadata: ty.Mapping[str, str],
               without: ty.Collection[str] = ()) -> ty.Any:
-    """An aggregate, with this said of it.
+    """Return an aggregate, updated to have this metadata.
 
-    :param without: what is not to be said of it
+    :param without: keys of metadata to remove
     """
     change = {key: value for key, value in metadata.items()
               if aggregate.metadata.get(key) != value} | {
@@ -61,19 +61,20 @@ def make(context: ty.Any, **values: ty.Any) -> ty.Any:
 
 
 def zones(reserved: bool = True) -> dict[str, str]:
-    """The availability zones of hosts that have one, by their nova-compute.
+    """Return the availability zones of hosts in one, by service host.
 
-    :param reserved: also those of reservations, which say who has a host
-    :raises CloudUnavailable: when that cannot be said now
+    :param reserved: whether to include aggregates of reservations, which show
+        whom a host is assigned to
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     return {host: one.availability_zone for one in _zoned(reserved)
             for host in one.hosts}
 
 
 def of_hosts() -> dict[str, set[str]]:
-    """The names of the aggregates of hosts, by their nova-compute.
+    """Return the names of the aggregates of hosts, by service host.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     found = dict[str, set[str]]()
     for one in bounded_calls.of_api(
@@ -84,10 +85,10 @@ def of_hosts() -> dict[str, set[str]]:
 
 
 def zone_of(name: str) -> str | None:
-    """The availability zone of the aggregate of a name; None: it has none,
-    or there is no such aggregate.
+    """Return the availability zone of the aggregate of a name, or None if it
+    has none or does not exist.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     there = bounded_calls.of_api(found, nova_context.get_admin_context(), name)
     return None if there is None else ty.cast(
@@ -95,19 +96,20 @@ def zone_of(name: str) -> str | None:
 
 
 def of_zones() -> set[str]:
-    """The uuids of the aggregates of all zones but those of reservations.
+    """Return the uuids of aggregates that are zones, without those of
+    reservations.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     return {one.uuid for one in _zoned(False)}
 
 
 def _zoned(reserved: bool) -> list[ty.Any]:
-    """The aggregates that are zones.
+    """Return the aggregates that are availability zones.
 
-    :param reserved: also those of reservations
+    :param reserved: whether to include those of reservations
     """
-    # By the key of a zone alone, Nova would leave out what else they say.
+    # Nova's query by the zone key would return no other metadata.
     return [one for one in bounded_calls.of_api(
         objects.AggregateList.get_all, nova_context.get_admin_context())
         if one.availability_zone is not None and (
@@ -115,10 +117,11 @@ def _zoned(reserved: bool) -> list[ty.Any]:
 
 
 def named(zone: str | None = None, name: str | None = None) -> set[str]:
-    """The uuids of the aggregates of a zone, or of those of a name or id.
-    Those of reservations are nobody's business.
+    """Return the uuids of the aggregates of a zone, or of a name or id.
 
-    :raises CloudUnavailable: when that cannot be said now
+    Aggregates of reservations are left out.
+
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     return bounded_calls.of_api(lambda: {
         one.uuid for one in objects.AggregateList.get_all(

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Ports and fixed IP addresses, each of which one server has at a time.
+"""Ports and fixed IP addresses, which one server can have at a time.
 
-Nova looks whether they are free when a server is booted. Where its build is
-deferred, another server may be given them meanwhile: the build would end in
-ERROR on its host. Volumes need none of this, as cinder reserves them for a
-server from its boot on.
+Nova checks at the boot whether they are free. If the build is deferred,
+another server may get them meanwhile, and the build would end in ERROR on its
+host. Volumes need no check, as cinder reserves them for a server at its boot.
 """
 
 import ipaddress
@@ -33,11 +32,11 @@ class Address(ty.NamedTuple):
 
 
 class InUse(ty.NamedTuple):
-    """A port or an address that something has.
+    """A port or an address that is in use.
 
-    :ivar what: it, as a phrase
-    :ivar server_id: which server of the project has it; None: another thing,
-        or one of others
+    :ivar what: the port or address, as a phrase
+    :ivar server_id: the server of the project that has it; None if something
+        else has it, or another project
     """
 
     what: str
@@ -50,7 +49,7 @@ class InUse(ty.NamedTuple):
 
 
 def wanted(requested: ty.Any) -> tuple[list[str], list[Address]]:
-    """The ports, by id, and the addresses that a boot asks for.
+    """Return the ids of the ports and the addresses that a boot asks for.
 
     :param requested: Nova's NetworkRequestList, or None
     """
@@ -61,15 +60,15 @@ def wanted(requested: ty.Any) -> tuple[list[str], list[Address]]:
 
 def named(ports: ty.Iterable[str], addresses: ty.Iterable[Address],
           ) -> frozenset[str]:
-    """Ports and addresses as phrases, which are compared."""
+    """Return ports and addresses as phrases that can be compared."""
     return frozenset((*(f'port {one}' for one in ports),
                       *map(str, addresses)))
 
 
 def of_instance(instance: ty.Any) -> frozenset[str]:
-    """What a server has of these, as phrases; as Nova has it last seen.
+    """Return the ports and addresses of a server, as phrases.
 
-    :param instance: with its ``info_cache``
+    :param instance: with its ``info_cache``, from which they are read
     """
     vifs = instance.get_network_info()
     return named((vif['id'] for vif in vifs), (
@@ -80,15 +79,16 @@ def of_instance(instance: ty.Any) -> frozenset[str]:
 def in_use(context: ty.Any, ports: ty.Collection[str],
            addresses: ty.Iterable[Address], but: ty.Container[str] = (),
            ) -> list[InUse]:
-    """Those of ports and addresses that are in use now.
+    """Return the ports and addresses that are in use now.
 
     One request to neutron for all ports, and one for each address.
 
-    :param context: of the project that asks; without a token it is Nova that
-        asks
+    :param context: of the project that asks; without a token, Nova's own
+        credentials are used
     :param but: the servers that are to have them
-    :raises CloudUnavailable: when neutron does not answer
+    :raises CloudUnavailable: if neutron does not answer
     """
+    # A port without a device is free, but its address is not.
     # One that belongs to nothing is free, but not its address.
     found = [(f'port {port["id"]}', port) for port in _ports(
         context, id=[*ports]) if port['device_id']] if ports else []
@@ -101,7 +101,7 @@ def in_use(context: ty.Any, ports: ty.Collection[str],
 
 
 def _server_of(port: ty.Mapping[str, ty.Any], project_id: str) -> str | None:
-    """The server that has a port, if the port is one of a project."""
+    """Return the server that has a port, if the port is of the project."""
     is_servers = (port.get('device_owner') or '').startswith(_OF_SERVERS)
     return ty.cast(str, port['device_id']) if is_servers and (
         port['tenant_id'] == project_id) else None
@@ -112,6 +112,6 @@ def _ports(context: ty.Any, **limits: ty.Any) -> list[dict[str, ty.Any]]:
         return ty.cast(list[dict[str, ty.Any]], neutron.API().list_ports(
             context.elevated(), fields=_FIELDS, **limits)['ports'])
     except Exception as exc:
-        # The client lets through some of its libraries'.
+        # neutronclient lets some errors of its own libraries through.
         raise errors.CloudUnavailable(
             f'Neutron does not say whether ports are in use: {exc}') from exc

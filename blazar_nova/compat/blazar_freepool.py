@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The aggregate of the enrolled hosts that no reservation has."""
+"""The aggregate of the enrolled hosts that are assigned to no reservation."""
 
 import time
 import typing as ty
@@ -19,17 +19,17 @@ __all__ = ['GROUP', 'OPTS', 'ensured', 'number', 'of', 'of_blazar']
 LOG = logging.getLogger(__name__)
 
 GROUP = 'blazar_hosts'
-#: Seconds for which it is not asked again which number the aggregate has.
+#: Seconds for which the id of the aggregate is cached.
 _KNOWN = 60
-#: As long for one that is not there: it may be made any moment.
+#: Seconds for which its absence is cached: it may be created at any time.
 _ABSENT = 1
 
 
 def of_blazar(name: str) -> list[cfg.DeprecatedOpt]:
-    """Where Blazar's filter reads an option that both have.
+    """Return the group in which Blazar's filter has an option that we share.
 
-    Its package registers that group, so ours is another one; what operators
-    have written there is read from there.
+    Blazar's package registers that group, so ours has another name; values
+    that operators have set there are used.
     """
     return [cfg.DeprecatedOpt(name, group='blazar:physical:host')]
 
@@ -45,7 +45,7 @@ process.CONF.register_opts(OPTS, group=GROUP)
 
 
 class _Number:
-    """The number of the aggregate, as Nova had it a moment ago."""
+    """The id of the aggregate, cached for some seconds."""
 
     def __init__(self) -> None:
         self._known: int | None = None
@@ -67,7 +67,7 @@ class _Number:
         return self._known
 
     def forget(self) -> None:
-        """Have it asked for again."""
+        """Read the id again when it is needed next."""
         self._until = 0.0
 
 
@@ -75,22 +75,22 @@ _number = _Number()
 
 
 def of(context: ty.Any) -> ty.Any:
-    """The aggregate, made if there is none."""
+    """Return the aggregate, created if there is none."""
     return aggregates.ensured(
         context, process.CONF[GROUP].aggregate_freepool_name, {})
 
 
 def ensured() -> None:
-    """Have the aggregate be there.
+    """Create the aggregate if there is none.
 
-    :raises CloudUnavailable: when that cannot be done now
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     bounded_calls.of_api(lambda: of(nova_context.get_admin_context()))
     _number.forget()
 
 
 def number() -> int | None:
-    """The number by which Nova knows the aggregate; None: there is none, or
-    that cannot be said now.
+    """Return Nova's id of the aggregate; None if there is none, or it is not
+    known now.
     """
     return _number.get()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers on hosts that serve leases only: bound to them for all their life.
+"""Servers that are bound to hosts of the pool for all their life.
 
-What binds them stands in the flavor that is embedded in the server, where no
-user gets at it: it requires the trait of the pool, and beside it that of the
-reservation if that has whole hosts.
+The binding is in the flavor that is embedded in the server, which users cannot
+change: it requires the trait of the pool, and that of the reservation if the
+reservation has whole hosts.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ __all__ = ['SHOWN', 'admit', 'admit_running', 'bind', 'bind_running',
            'carry_over', 'in_pool', 'release_running', 'reservation_of',
            'reservation_of_server']
 
-#: The extra spec that says in which reservation of hosts a server is.
+#: The extra spec with the reservation of hosts that a server belongs to.
 _MARK = 'blazar:host_reservation'
 _IN_POOL = f'trait:{host_traits.POOL}'
-#: By which clients find the flavor of a reservation.
+#: The extra spec by which clients find the flavor of a reservation.
 SHOWN = 'aggregate_instance_extra_specs:reservation'
-#: The hints of a server that is in a lease, or asks for one.
+#: The hints of a boot that is in a lease or asks for one.
 _HINTS = frozenset({'reserved', 'lease_params', 'reservation'})
 
 
 def bind(call: ty.Any, reservation_id: str) -> None:
-    """Have the servers of a build go to the hosts of a reservation, for good.
+    """Bind the servers of a build to the hosts of a reservation.
 
     :param call: a :class:`~blazar_nova.compat.build_calls.BuildCall` that was
         not sent
@@ -40,20 +40,20 @@ def bind(call: ty.Any, reservation_id: str) -> None:
 
 
 def admit(call: ty.Any, apart: bool) -> None:
-    """Have the servers of a build with the flavor of a reservation be let in.
+    """Prepare a build with the flavor of a reservation for its hosts.
 
-    What that flavor shows of its reservation to clients is not in theirs:
+    The extra spec that shows the reservation to clients is removed:
     AggregateInstanceExtraSpecsFilter would find no host with it.
 
     :param call: see :func:`bind`
-    :param apart: whether they go to hosts of the pool, for good
+    :param apart: whether to bind the servers to hosts of the pool
     """
     if apart or SHOWN in _specs_of(call.request_spec[0].flavor):
         _require(call, {_IN_POOL: 'required'} if apart else {}, (SHOWN,))
 
 
 def in_pool(spec: ty.Any) -> ty.Any:
-    """A copy of a RequestSpec that asks for hosts of the pool."""
+    """Return a copy of a RequestSpec that asks for hosts of the pool."""
     spec = spec.obj_clone()
     spec.flavor = _with(spec.flavor, {_IN_POOL: 'required'})
     return spec
@@ -61,10 +61,10 @@ def in_pool(spec: ty.Any) -> ty.Any:
 
 def _require(call: ty.Any, specs: ty.Mapping[str, str],
              without: tuple[str, ...] = ()) -> None:
-    """Give the servers of a build more extra specs: all of them, as Nova
-    looks for hosts by those of the first.
+    """Change the extra specs of all servers of a build: Nova schedules all of
+    them by those of the first.
 
-    :param without: how those begin that they do not get
+    :param without: prefixes of extra specs to remove
     """
     for spec, build_request in zip(
             call.request_spec, call.build_requests, strict=True):
@@ -76,11 +76,11 @@ def _require(call: ty.Any, specs: ty.Mapping[str, str],
 
 
 def bind_running(server_id: str, reservation_id: str) -> None:
-    """Have a server that runs stay on the hosts of a reservation, for good.
+    """Bind a running server to the hosts of a reservation.
 
-    One that is gone is left alone. Safe to repeat.
+    Ignores a deleted server. Idempotent.
 
-    :raises CloudUnavailable: when that cannot be done now
+    :raises CloudUnavailable: if Nova does not answer
     """
     bounded_calls.of_api(
         _change_running, server_id, _traits_of(reservation_id))
@@ -88,25 +88,25 @@ def bind_running(server_id: str, reservation_id: str) -> None:
 
 def admit_running(server_id: str, specs: ty.Mapping[str, str],
                   without: tuple[str, ...]) -> None:
-    """Have a server that runs stay on hosts of the pool, for good.
+    """Bind a running server to hosts of the pool.
 
-    One that is gone is left alone. Safe to repeat.
+    Ignores a deleted server. Idempotent.
 
-    :param specs: what else its flavor is to say
-    :param without: how what it says begins that it is not to say any more
-    :raises CloudUnavailable: when that cannot be done now
+    :param specs: other extra specs to add to its flavor
+    :param without: prefixes of extra specs to remove
+    :raises CloudUnavailable: if Nova does not answer
     """
     bounded_calls.of_api(
         _change_running, server_id, {**specs, _IN_POOL: 'required'}, without)
 
 
 def release_running(server_id: str, without: tuple[str, ...] = ()) -> None:
-    """Nothing binds a server that is kept to a reservation any more.
+    """Remove what binds a server to a reservation.
 
-    One that is gone is left alone. Safe to repeat.
+    Ignores a deleted server. Idempotent.
 
-    :param without: how what its flavor is not to say either begins
-    :raises CloudUnavailable: when that cannot be done now
+    :param without: prefixes of other extra specs to remove
+    :raises CloudUnavailable: if Nova does not answer
     """
     bounded_calls.of_api(_forget_hints, server_id)
     bounded_calls.of_api(_change_running, server_id, {}, (
@@ -114,7 +114,7 @@ def release_running(server_id: str, without: tuple[str, ...] = ()) -> None:
 
 
 def _forget_hints(server_id: str) -> None:
-    """A server was not booted with a lease, as far as anybody can tell."""
+    """Remove the hints by which a server was booted with a lease."""
     with contextlib.suppress(exception.RequestSpecNotFound):
         spec = objects.RequestSpec.get_by_instance_uuid(
             nova_context.get_admin_context(), server_id)
@@ -129,8 +129,8 @@ def _forget_hints(server_id: str) -> None:
 def _change_running(server_id: str, specs: ty.Mapping[str, str],
                     without: tuple[str, ...] = ()) -> None:
     context = nova_context.get_admin_context()
-    # Moves go by this one, so it is first: a process that dies in between
-    # leaves a server that stays where it is.
+    # Migrations use this one, so it is changed first: if the process dies in
+    # between, the server stays on its host.
     with contextlib.suppress(exception.RequestSpecNotFound):
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
         changed = _with(spec.flavor, specs, without)
@@ -145,7 +145,7 @@ def _change_running(server_id: str, specs: ty.Mapping[str, str],
                 context, mapping.cell_mapping) as in_cell:
             instance = objects.Instance.get_by_uuid(
                 in_cell, server_id, ['flavor'])
-            # Those of a resize, too, that is neither confirmed nor reverted.
+            # Includes those of a resize that is not confirmed or reverted.
             for name in ('flavor', 'old_flavor', 'new_flavor'):
                 flavor = getattr(instance, name)
                 if flavor is not None:
@@ -154,16 +154,16 @@ def _change_running(server_id: str, specs: ty.Mapping[str, str],
 
 
 def reservation_of(flavor: ty.Any) -> str | None:
-    """The reservation of hosts in which a server of an embedded flavor is."""
+    """Return the reservation of hosts in a server's embedded flavor."""
     return _specs_of(flavor).get(_MARK)
 
 
 def reservation_of_server(server_id: str, project_id: str | None = None,
                           ) -> str | None:
-    """The reservation of hosts in which a server is, if it is in one.
+    """Return the reservation of hosts that a server is bound to, or None.
 
-    :param project_id: only if it is this one's; None: whosever it is
-    :raises CloudUnavailable: when that cannot be said now
+    :param project_id: the project that the server must belong to; None: any
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     try:
         spec = bounded_calls.of_api(
@@ -176,15 +176,14 @@ def reservation_of_server(server_id: str, project_id: str | None = None,
 
 
 def carry_over(instance: ty.Any, flavor: ty.Any) -> ty.Any:
-    """The flavor to which a server is resized: where it is bound, it stays.
-    """
+    """Return the flavor of a resize, with the binding of the server."""
     reservation_id = reservation_of(instance.flavor)
     return flavor if reservation_id is None or flavor is None else (
         _with(flavor, _traits_of(reservation_id)))
 
 
 def _traits_of(reservation_id: str) -> dict[str, str]:
-    """The extra specs of a server on the hosts of a reservation."""
+    """Return the extra specs that bind a server to a reservation's hosts."""
     return {_IN_POOL: 'required', _MARK: reservation_id,
             f'trait:{host_traits.of(reservation_id)}': 'required'}
 

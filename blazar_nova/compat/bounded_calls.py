@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Calls of Nova that do not keep a worker for ever.
+"""Calls of Nova with a time limit, so that they do not block a worker.
 
-A cell whose database or message bus is gone may not even say so: a call to it
-waits. Nova leaves such calls behind in the threads of one pool for all cells,
-until none is left to ask anybody. Here each call has a thread of its own, and
-as long as one is left behind the same cell is asked seldom: again after a
-minute, then after two more, then four ...
+If the database or message bus of a cell is down, a call to it may wait without
+an error. Nova leaves these calls in the threads of one pool for all cells,
+until no thread is left. Here each call has a thread of its own, and while a
+call is left behind, its cell is called less often: again after one minute,
+after two more, after four, and so on.
 """
 
 import collections
@@ -34,7 +34,7 @@ R = ty.TypeVar('R')
 #: Seconds that a call may take: as long as Nova waits for a cell.
 LIMIT = 60
 
-#: What says that a service does not answer.
+#: The errors that mean that a service does not answer.
 _SILENCE = (db_exception.DBConnectionError, db_exception.CantStartEngineError,
             oslo_messaging.MessagingTimeout,
             oslo_messaging.MessageDeliveryFailure)
@@ -45,18 +45,18 @@ class Bounded:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: How many calls were left behind, by whom they ask.
+        #: The number of calls left behind, by service.
         self._left: collections.Counter[str] = collections.Counter()
-        #: When they may be asked again.
+        #: The time from which each service may be called again.
         self._again: dict[str, float] = {}
 
     def __call__(self, who: str, work: ty.Callable[P, R], *args: P.args,
                  **kwargs: P.kwargs) -> R:
-        """What a call returns, or raises.
+        """Return what a call returns, or raise what it raises.
 
-        :param who: the name of the service that is asked
-        :raises CloudUnavailable: when he does not answer; the call may come
-            to an end later
+        :param who: the name of the service that is called
+        :raises CloudUnavailable: if the service does not answer; the call may
+            still finish later
         """
         if self._left[who] and time.monotonic() < self._again[who]:
             raise errors.CloudUnavailable(
@@ -83,7 +83,7 @@ class Bounded:
             raise errors.CloudUnavailable(
                 f'{who} does not answer: {exc}') from exc
         except exception.NovaException as exc:
-            # How Nova says that a cell is silent has no class of its own.
+            # Nova has no class of its own for an unavailable cell.
             if type(exc) is exception.NovaException:
                 raise errors.CloudUnavailable(f'{who}: {exc}') from exc
             raise
@@ -98,20 +98,20 @@ class Bounded:
             with self._lock:
                 self._left[who] -= 1
 
-        # At once, if it has come just now.
+        # Called at once if the answer has just arrived.
         answer.add_done_callback(come)
 
 
-#: The name of the service in questions that go to no cell.
+#: The name of the service in calls that use no cell.
 API = 'Nova\'s API database'
 
 _api, _cells = Bounded(), Bounded()
 
 
 def of_api(work: ty.Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What a call that asks Nova's API database returns, or raises.
+    """Return what a call of Nova's API database returns, or raise its error.
 
-    :raises CloudUnavailable: when it does not answer
+    :raises CloudUnavailable: if the database does not answer
     """
     return _api(API, work, *args, **kwargs)
 
@@ -119,12 +119,13 @@ def of_api(work: ty.Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 def of_cells(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
              cells: ty.Sequence[ty.Any] | None = None, **kwargs: ty.Any,
              ) -> dict[str, ty.Any]:
-    """What a function says of each cell; all are asked at the same time.
+    """Return the results of a function for each cell; all run in parallel.
 
-    :param work: is given a context of the cell first
+    :param work: its first argument is a context of the cell
     :param cells: CellMappings; None: all
-    :returns: by uuid; of a cell that did not answer or where it failed, what
-        Nova says that of (``nova.context.is_cell_failure_sentinel``)
+    :returns: by uuid of the cell; Nova's sentinel
+        (``nova.context.is_cell_failure_sentinel``) if a cell did not answer
+        or the function failed
     """
     if cells is None:
         nova_context.load_cells()

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """The call that builds servers, between Nova's API and the cast to the
-conductor: sent, undone, and kept as text.
+conductor: sent, undone, and serialized.
 
-Not everything in the call is also in Nova's databases (the requested
-networks, the admin password and injected files are not), so the whole call
-is kept. What is in the databases is read again when the call is sent.
+The whole call is stored, since Nova's databases have only a part of it: not
+the requested networks, the admin password and the injected files. What the
+databases have is read again when the call is sent.
 
-``nova.compute.api.API.create()`` does all of the work of a boot: validation,
-quotas, volumes, and the records of the server. It ends in one call,
+``nova.compute.api.API.create()`` does all the work of a boot: validation,
+quotas, volumes, and the records of the server. Its last step is
 ``compute_task_api.schedule_and_build_instances(...)``, a cast to the
 conductor; nothing is scheduled, claimed or spawned before it. Every
-``compute.API`` that Nova's API builds makes its ``compute_task_api`` from
-``nova.conductor.ComputeTaskAPI``: while the API is built, that name leads to
-the class below.
+``compute.API`` of Nova's API creates its ``compute_task_api`` from
+``nova.conductor.ComputeTaskAPI``: while the API is built, that name is bound
+to the class below.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ LOG = logging.getLogger(__name__)
 _KEPT = ('image', 'admin_password', 'injected_files', 'requested_networks',
          'block_device_mapping', 'tags')
 
-#: Extra specs by which secrets are kept at a key manager, or accelerators are
-#: had. Those of images are written with an underscore.
+#: Prefixes of extra specs that use secrets of a key manager or accelerators.
+#: The properties of images have an underscore instead of the colon.
 _OF_THE_USER = ('hw:tpm_', 'hw:ephemeral_encryption', 'accel:')
 
 
@@ -61,7 +61,7 @@ class BuildCall:
     requested_networks: ty.Any
     block_device_mapping: ty.Any
     tags: ty.Any
-    #: By server, its BuildRequest as it was when the call was stored.
+    #: BuildRequests as they were when the call was stored, by server.
     stored: ty.Mapping[str, ty.Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -69,7 +69,7 @@ class BuildCall:
         return tuple(spec.instance_uuid for spec in self.request_spec)
 
     def part(self, server_ids: ty.Collection[str]) -> 'BuildCall':
-        """The call that builds some of its servers."""
+        """Return the call that builds some of its servers."""
         return dataclasses.replace(
             self, build_requests=[
                 one for one in self.build_requests
@@ -78,7 +78,7 @@ class BuildCall:
                           if one.instance_uuid in server_ids])
 
     def hint(self, name: str) -> str | None:
-        """What a hint of the boot says; None: there is none of this name."""
+        """Return the value of a hint of the boot, or None."""
         hints = self.request_spec[0].scheduler_hints or {}
         value = hints.get(name)
         return ty.cast('str | None', value[0] if isinstance(value, list) and (
@@ -86,8 +86,8 @@ class BuildCall:
 
     @property
     def makes_what_is_the_users(self) -> bool:
-        """Whether the build makes something in other services that belongs
-        to whom its token is of, or takes what he may have and others not.
+        """Whether the build creates resources of the user in other services,
+        or uses resources that only the user has access to.
         """
         spec, properties = self.request_spec[0], (
             self.image or {}).get('properties', {})
@@ -102,8 +102,8 @@ class BuildCall:
 
     @property
     def exclusive(self) -> frozenset[str]:
-        """What it needs that only one server at a time can have: ports, fixed
-        IP addresses, volumes that were there before.
+        """What only one server can have at a time: ports, fixed IP addresses
+        and existing volumes.
         """
         return attachments.named(*attachments.wanted(
             self.requested_networks)).union(
@@ -112,8 +112,8 @@ class BuildCall:
                 if bdm.volume_id and not self._is_shared(bdm.volume_id))
 
     def _is_shared(self, volume_id: str) -> bool:
-        """Return whether several servers may have a volume, or cinder does
-        not say.
+        """Return whether several servers may have a volume; True if cinder
+        does not answer.
         """
         try:
             return bool(cinder.API().get(self.context, volume_id).get(
@@ -131,23 +131,23 @@ class BuildCall:
 
     @property
     def image_names(self) -> set[str]:
-        """The id of its image, and its name if it is public: any other may
-        have been given the name of any.
+        """The id of its image, and the name if the image is public: any other
+        image may be given the name of another.
 
-        None where the root disk is a volume that was there before. What such
-        a volume says of its image, its owner may have written.
+        Empty if the root disk is an existing volume: its owner may have
+        changed the image metadata of the volume.
         """
         image, root = self.image or {}, self.block_device_mapping.root_bdm()
         if root is not None and (root.source_type, root.image_id) != (
                 'image', image.get('id')):
-            # Nova is told of an image, and makes the root disk of another.
+            # The image of the request is not that of the root disk.
             return set()
         names = {image.get('id'), image.get('is_public') and image.get('name')}
         return {name for name in names if name}
 
     def ask_for_lease(self) -> None:
-        """Have its servers be some that were booted with a lease, as their
-        hints say it to users and to every comparison of books and Nova.
+        """Add the hint of a lease to its servers, as if booted with one, which
+        users see and the periodic sync reads.
         """
         for spec in self.request_spec:
             spec.scheduler_hints = {
@@ -162,28 +162,28 @@ class BuildCall:
             **{name: getattr(self, name) for name in _KEPT})
 
     def renew(self, access: ty.Any) -> None:
-        """Let it go in the user's name by a fresh token.
+        """Replace the token of the user.
 
-        :param access: keystoneauth1's AccessInfo of the token
+        :param access: keystoneauth1's AccessInfo of the new token
         """
         self.context = in_name_of(self.context, access)
 
     def mark_reserved(self, unless_changed: bool = False) -> None:
         """Show its servers as RESERVED from now on.
 
-        :param unless_changed: but for those of which another process has
-            changed something since they were written
+        :param unless_changed: skip servers that another process has changed
+            since they were written
         """
         for build_request in self.build_requests:
             reserved_state.mark(build_request, unless_changed)
 
     def show_as_build(self) -> None:
-        """Show its servers as being built for as long as they are held."""
+        """Show its servers as being built while their build is deferred."""
         for build_request in self.build_requests:
             reserved_state.show_as_build(build_request)
 
     def reread_group(self) -> None:
-        """Let its server group be what it is now."""
+        """Read its server group again."""
         spec = self.request_spec[0]
         if spec.instance_group is None:
             return
@@ -194,10 +194,10 @@ class BuildCall:
             spec.instance_group = None
 
     def undo(self) -> None:
-        """Take back all that ``create()`` stored for these servers.
+        """Undo all that ``create()`` stored for these servers.
 
-        What is gone already is passed over; what fails is logged, and the
-        rest is still undone.
+        Records that are already deleted are skipped; an error is logged, and
+        the rest is still undone.
         """
         for undo in (self._leave_group, self._release_volumes,
                      self._delete_records):
@@ -215,7 +215,7 @@ class BuildCall:
                 self.context, group.id, list(self.server_ids))
 
     def _release_volumes(self) -> None:
-        """Cinder gave each volume of the boot an attachment."""
+        """Delete the attachments that the boot created in cinder."""
         attachments = [
             bdm.attachment_id for bdm in self.block_device_mapping or []
             if 'attachment_id' in bdm and bdm.attachment_id]
@@ -239,10 +239,10 @@ class BuildCall:
             self.context, self.server_ids))
 
     def dump(self, with_token: bool = False) -> str:
-        """The call as text. It contains secrets.
+        """Return the call as text, which contains secrets.
 
-        :param with_token: also the user's token, for a call that is sent
-            within its lifetime, if it is sent at all
+        :param with_token: whether to include the token of the user, for a call
+            that is sent within its lifetime
         """
         serializer = objects_base.NovaObjectSerializer()
         kept = {name: serializer.serialize_entity(
@@ -258,7 +258,7 @@ class BuildCall:
 
 
 def in_name_of(context: ty.Any, access: ty.Any) -> ty.Any:
-    """A context as it is, but for the token.
+    """Return a context with another token.
 
     :param access: keystoneauth1's AccessInfo of the token
     """
@@ -269,7 +269,7 @@ def in_name_of(context: ty.Any, access: ty.Any) -> ty.Any:
 
 
 def _old_catalog(services: ty.Iterable[ty.Any]) -> list[dict[str, ty.Any]]:
-    """A service catalog in the form of API v2, which Nova's contexts have.
+    """Return a service catalog in the format of API v2, as in Nova's contexts.
     """
     catalog = []
     for service in services:
@@ -285,9 +285,9 @@ def _old_catalog(services: ty.Iterable[ty.Any]) -> list[dict[str, ty.Any]]:
 
 
 def load(text: str) -> BuildCall:
-    """The call again, but for the BuildRequests, which are read anew.
+    """Return a stored call, without BuildRequests, which are read from Nova.
 
-    As they were they are needed only where Nova has none any more.
+    The stored ones are used only if Nova has none.
     """
     stored = jsonutils.loads(text)
     context = nova_context.RequestContext.from_dict(stored['context'])
@@ -300,7 +300,7 @@ def load(text: str) -> BuildCall:
         request.instance_uuid: request for request in requests}, **kept)
 
 
-#: Called instead of the cast, with the call and what would send it.
+#: Called instead of the cast, with the call and a function that sends it.
 Interceptor: ty.TypeAlias = ty.Callable[
     [BuildCall, ty.Callable[[], None]], None]
 
@@ -308,7 +308,9 @@ _real = conductor.ComputeTaskAPI
 
 
 class _Interceptable(_real):  # type: ignore[valid-type,misc]
-    """Nova's class, but for the one call, and what a resize is given."""
+    """Nova's class, with the cast intercepted and the flavor of resizes
+    replaced.
+    """
 
     interceptor: ty.ClassVar[Interceptor]
 
@@ -325,7 +327,7 @@ class _Interceptable(_real):  # type: ignore[valid-type,misc]
     def resize_instance(self, context: ty.Any, instance: ty.Any,
                         scheduler_hint: ty.Any, flavor: ty.Any,
                         *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-        """A server that is bound to hosts takes that along."""
+        """Keep the binding of a server to its hosts."""
         return super().resize_instance(
             context, instance, scheduler_hint,
             bound_servers.carry_over(instance, flavor), *args, **kwargs)
@@ -333,7 +335,7 @@ class _Interceptable(_real):  # type: ignore[valid-type,misc]
 
 @contextlib.contextmanager
 def intercepting(interceptor: Interceptor) -> ty.Iterator[None]:
-    """Within this block, what Nova's API builds calls the interceptor."""
+    """Intercept the builds of a Nova API that is created within this block."""
     wired = type('ComputeTaskAPI', (_Interceptable,),
                  {'interceptor': staticmethod(interceptor)})
     conductor.ComputeTaskAPI = wired
@@ -344,10 +346,10 @@ def intercepting(interceptor: Interceptor) -> ty.Iterator[None]:
 
 
 def unwired(router: ty.Any) -> list[str]:
-    """The controllers of a router whose builds would not be intercepted.
+    """Return the controllers of a router whose builds are not intercepted.
 
-    :returns: their class names; also a sentence when there are no
-        controllers that build at all
+    :returns: their class names; one sentence if no controller has a
+        compute_api
     """
     missed, found = [], 0
     for controller in _controllers(router):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
+"""Check whether a deferred build could succeed now.
 
-"""Why a held call could not build its servers now.
-
-Asked as Nova asks for it when it builds: by the same functions, in the name of
-the user. Keys and flavors are not asked for: what a build needs of them has
-been in the call since the boot.
+Calls the functions that Nova's build calls, in the name of the user. Keys and
+flavors are not checked: the call has contained what the build needs of them
+since the boot.
 """
 
 import typing as ty
@@ -27,24 +26,24 @@ from blazar_nova.compat import server_demand
 
 __all__ = ['lacking']
 
-#: What says that something cannot be had by this user; all else that fails
-#: says nothing of it.
+#: Errors that mean that the user cannot have something; other errors mean that
+#: the check failed.
 _LACKS = (exception.NotFound, exception.Invalid, exception.Forbidden,
           exception.OverQuota, exception.ImageNotAuthorized,
           exception.FixedIpAlreadyInUse)
 
-#: How many sentences are said; of the rest it is said that there are some.
+#: The most sentences returned; one more says how many were left out.
 _MOST = 20
 
 
 def lacking(build: build_calls.BuildCall) -> list[str]:
-    """What is in the way of a build, a sentence for each.
+    """Return what would prevent a build, a sentence for each obstacle.
 
-    One request for each image, volume and server group, and those of Nova for
-    networks and hosts.
+    One request for each image, volume and server group, and Nova's own
+    requests for networks and hosts.
 
     :param build: in the name of its user, with a token
-    :raises CloudUnavailable: when a service does not say
+    :raises CloudUnavailable: if a service does not answer
     """
     found: list[str] = []
     for name, check in (('Image', _images), ('Volumes', _volumes),
@@ -58,7 +57,7 @@ def lacking(build: build_calls.BuildCall) -> list[str]:
         except errors.CloudUnavailable:
             raise
         except _LACKS as exc:
-            # Mostly of something that was found before.
+            # Most often the consequence of an obstacle found above.
             found += [] if found else [f'{name}: {exc.format_message()}']
         except Exception as exc:
             raise errors.CloudUnavailable(
@@ -70,15 +69,15 @@ def lacking(build: build_calls.BuildCall) -> list[str]:
 def _asked(what: str, ask: ty.Callable[..., ty.Any],
            build: build_calls.BuildCall, *about: ty.Any,
            ) -> tuple[ty.Any, list[str]]:
-    """What is asked for, or what is in the way of that."""
+    """Return what a service answers, or None and why it cannot be had."""
     try:
         return ask(build.context, *about), []
     except exception.FixedIpAlreadyInUse:
-        # Nova would say by which server, whosever that is.
+        # Nova's message has the server, which may be of another project.
         return None, [f'{what}: a fixed IP address is in use.']
     except _LACKS as exc:
         message = exc.format_message()
-        # Nova names most of them itself.
+        # Most messages of Nova have the id already.
         named = what.rpartition(' ')[2] in message
         return None, [message if named else f'{what}: {message}']
 
@@ -130,7 +129,7 @@ def _security_groups(build: build_calls.BuildCall) -> list[str]:
     if wanted is not None and wanted.no_allocate:
         return found
     for one in build.request_spec[0].security_groups:
-        # That of each project is known by its name.
+        # The default group of a project is known by its name.
         if 'uuid' in one and one.uuid:
             found += _asked(f'Security group {one.uuid}',
                             security_group_api.get, build, one.uuid)[1]

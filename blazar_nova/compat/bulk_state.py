@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Many servers at once: what :mod:`blazar_nova.compat.server_state` says of
-one.
+"""The state of many servers, as :mod:`blazar_nova.compat.server_state` returns
+it for one.
 
-By a few statements for each thousand of servers, where asking for each would
-take several for every one.
+Takes a few statements for each :data:`BATCH` servers, instead of several for
+each server.
 """
 
 import collections
@@ -31,10 +31,10 @@ __all__ = ['BATCH', 'BulkState', 'TELLING', 'Waiting', 'batches', 'flavors_of',
 
 LOG = logging.getLogger(__name__)
 
-#: How many servers are asked for at a time.
+#: The number of servers that are read at a time.
 BATCH = 500
 
-#: Words of a RequestSpec without which its boot asked for no lease.
+#: Only boots whose RequestSpec has this text asked for a lease.
 TELLING = '%"reserved"%'
 
 Seen = cloud_api.ObservedServer
@@ -44,9 +44,9 @@ Hints: ty.TypeAlias = ty.Mapping[str, object]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Waiting:
-    """A server that no conductor has taken up yet.
+    """A server that no conductor has received yet.
 
-    ``since`` is when it was asked for, seconds since the epoch.
+    ``since`` is when it was booted, seconds since the epoch.
     """
 
     reserved: bool
@@ -54,8 +54,8 @@ class Waiting:
 
 
 class BulkState:
-    """All servers that wait for their build, read when this is made; others
-    when they are asked for.
+    """All servers that wait for their build, read when an instance is created;
+    others are read by :meth:`look`.
 
     :ivar silent: the names of the cells that did not answer
     """
@@ -74,8 +74,7 @@ class BulkState:
                        for host in found}
 
     def look(self, server_ids: ty.Iterable[str]) -> dict[str, Seen]:
-        """What Nova says of servers; without those in cells that are silent.
-        """
+        """Return the states of servers, without those of silent cells."""
         seen: dict[str, Seen] = {}
         for batch in batches(server_ids):
             seen.update(self._look(batch))
@@ -97,7 +96,7 @@ class BulkState:
             elif waits is not None and server_id in mapped:
                 seen[server_id] = server_state.of_waiting(waits.reserved)
             else:
-                # Gone, or it has just reached its cell.
+                # Deleted, or it has just reached its cell.
                 seen |= self._look_at(server_id)
         for uuid, members in by_cell.items():
             seen.update(self._look_in(cells[uuid], members))
@@ -115,12 +114,14 @@ class BulkState:
             for instance in answer}
         for server_id in server_ids:
             if server_id not in seen:
-                # Deleted: its allocations tell whether it has left.
+                # Deleted: its allocations say whether it has left its host.
                 seen |= self._look_at(server_id)
         return seen
 
     def _look_at(self, server_id: str) -> dict[str, Seen]:
-        """One that cannot be looked at keeps no other from it."""
+        """Return the state of one server; empty if it cannot be read, so that
+        the others still are.
+        """
         try:
             return {server_id: self._cloud.look(server_id)}
         except Exception:
@@ -128,9 +129,9 @@ class BulkState:
             return {}
 
     def asked_for(self, is_lease: ty.Callable[[Hints], bool]) -> list[str]:
-        """The servers in cells whose boot asked for a lease by its hints.
+        """Return the servers in cells whose boot asked for a lease by hints.
 
-        With some that were deleted not long ago.
+        May include recently deleted servers.
         """
         with api_db.context_manager.reader.using(self._context):
             rows = self._context.session.execute(
@@ -151,13 +152,13 @@ _MAPPINGS = api_models.InstanceMapping
 
 
 def hints_of(server_ids: ty.Iterable[str]) -> dict[str, Hints]:
-    """The hints with which servers were booted."""
+    """Return the hints with which servers were booted."""
     return {server_id: hints_in(spec)
             for server_id, spec in _specs_of(server_ids)}
 
 
 def flavors_of(server_ids: ty.Iterable[str]) -> dict[str, str]:
-    """The ids of the flavors that servers have, or are resized to."""
+    """Return the ids of the flavors that servers have or are resized to."""
     found = {}
     for server_id, spec in _specs_of(server_ids):
         flavor = (spec.get('nova_object.data') or {}).get('flavor') or {}
@@ -168,7 +169,7 @@ def flavors_of(server_ids: ty.Iterable[str]) -> dict[str, str]:
 
 def _specs_of(server_ids: ty.Iterable[str],
               ) -> ty.Iterator[tuple[str, ty.Any]]:
-    """The RequestSpecs of servers, as the database has them."""
+    """Yield the RequestSpecs of servers, as stored in the database."""
     context = nova_context.get_admin_context()
     for batch in batches(server_ids):
         with api_db.context_manager.reader.using(context):
@@ -179,7 +180,8 @@ def _specs_of(server_ids: ty.Iterable[str],
 
 
 def hints_in(spec: ty.Any) -> Hints:
-    """The scheduler hints of a RequestSpec as the database has it."""
+    """Return the scheduler hints of a RequestSpec as stored in the database.
+    """
     return (spec.get('nova_object.data') or {}).get('scheduler_hints') or {}
 
 
@@ -190,7 +192,7 @@ def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:
 
 
 def batches(server_ids: ty.Iterable[str]) -> ty.Iterator[list[str]]:
-    """So many at a time."""
+    """Yield the servers in batches of :data:`BATCH`."""
     rest = iter(server_ids)
     while batch := list(itertools.islice(rest, BATCH)):
         yield batch

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts, as Nova's cells and placement have them."""
+"""Hosts in Nova's cells and in placement."""
 
 import collections
 import contextlib
@@ -34,15 +34,15 @@ LOG = logging.getLogger(__name__)
 
 _PLACEMENT = '1.39'
 
-#: What is read of an inventory.
+#: The fields of an inventory that are read.
 _INVENTORY = ('total', 'reserved', 'allocation_ratio', 'min_unit', 'max_unit',
               'step_size')
-#: The class of a reservation of OpenStack Blazar: its servers take one each of
-#: a provider below that of their host. What Blazar has left of them outlives a
-#: change from there, and no other host has any.
+#: The resource class of a reservation of OpenStack Blazar, whose servers take
+#: one each from a child provider of their host. These allocations remain after
+#: a migration from Blazar; only hosts that Blazar had enrolled have the class.
 _OF_BLAZAR = re.compile(
     'CUSTOM_RESERVATION_[0-9A-F]{8}(_[0-9A-F]{4}){3}_[0-9A-F]{12}')
-#: What of a compute node its users may ask for, by Nova's names.
+#: The properties of a compute node that users may ask for, by Nova's names.
 _PROPERTIES = ('hypervisor_hostname', 'hypervisor_type',
                'hypervisor_version', 'vcpus', 'memory_mb', 'local_gb')
 
@@ -57,18 +57,18 @@ class ComputeHost:
     properties: ty.Mapping[str, ty.Any]
 
 
-#: The generations of the providers of a host, by their uuids.
+#: The generations of the providers of a host, by uuid of the provider.
 Tree: ty.TypeAlias = ty.Mapping[str, int]
 
 
 class Provider(ty.NamedTuple):
-    """What was seen of a provider.
+    """What was read of a resource provider.
 
-    :ivar generation: that it had before
-    :ivar units: what placement lets be claimed of each class, and how much of
-        it one server may claim; of a child provider for each class a second
-        time, for the class of its kind
-    :ivar taken: whether any consumer had anything of it
+    :ivar generation: its generation when it was read
+    :ivar units: the amount of each class that can be claimed, and how much of
+        it one server may claim; a child provider has each class a second time,
+        under the class of its kind
+    :ivar taken: whether any consumer had an allocation of it
     """
 
     generation: int
@@ -78,10 +78,9 @@ class Provider(ty.NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """What a host has in all, and what each consumer takes of it.
+    """Capacity and allocations of a host, over its tree of providers.
 
-    Over its tree of providers.
-
+    :ivar allocations: by consumer
     :ivar units: see :class:`blazar_core.common.model.HostFacts`
     """
 
@@ -92,18 +91,18 @@ class Facts:
 
 
 def all_hosts() -> tuple[list[ComputeHost], bool]:
-    """The compute nodes of every cell.
+    """Return the compute nodes of every cell.
 
-    :returns: them, and whether every cell answered
+    :returns: the nodes, and whether every cell answered
     """
     return _of_cells(objects.ComputeNodeList.get_all)
 
 
 def named(name: str) -> tuple[list[ComputeHost], bool]:
-    """The compute nodes of a nova-compute, by its name or by that of one of
-    them.
+    """Return the compute nodes of a nova-compute, by its name or that of one
+    of its nodes.
 
-    :returns: them, and whether every cell answered
+    :returns: the nodes, and whether every cell answered
     """
     return _of_cells(_named, name)
 
@@ -129,7 +128,7 @@ def _of_cells(work: ty.Callable[..., ty.Any], *args: ty.Any,
 
 
 def on_service_host(service_host: str) -> list[ComputeHost]:
-    """The compute nodes of one nova-compute; none when it is unknown."""
+    """Return the compute nodes of a nova-compute; none if it is unknown."""
     context = nova_context.get_admin_context()
     try:
         mapping = objects.HostMapping.get_by_host(context, service_host)
@@ -150,14 +149,13 @@ def _compute_host(node: ty.Any) -> ComputeHost:
 
 def facts(uuid: str, tree: Tree | None = None, known: Facts | None = None,
           ) -> Facts | None:
-    """Capacity and allocations of a host, over its tree of providers.
+    """Return capacity and allocations of a host, over its provider tree.
 
-    Capacity is what placement lets be claimed: (total - reserved) * ratio.
+    The capacity is what placement allows to claim: (total - reserved) * ratio.
 
-    :param tree: its providers, if that is known (:func:`trees`)
-    :param known: what was seen of it before; what cannot be another since is
-        not asked again
-    :returns: None when placement does not know the host (yet)
+    :param tree: its providers, if they are known (:func:`trees`)
+    :param known: an earlier result; only what may have changed since is read
+    :returns: None if placement does not know the host (yet)
     """
     capacity: collections.Counter[str] = collections.Counter()
     amounts: dict[str, dict[str, int]] = {}
@@ -175,9 +173,9 @@ def facts(uuid: str, tree: Tree | None = None, known: Facts | None = None,
 
 def _units(uuid: str, providers: ty.Mapping[str, Provider],
            ) -> dict[str, dict[str, list[int]]] | None:
-    """What a host's capacity does not say of its providers.
+    """Return the units of a host's providers that its capacity does not show.
 
-    :param uuid: that of its root provider
+    :param uuid: the uuid of its root provider
     """
     having = collections.Counter(
         rc for provider in providers.values() for rc in provider.units)
@@ -194,19 +192,20 @@ def _units(uuid: str, providers: ty.Mapping[str, Provider],
 def _look_at(uuid: str, is_root: bool, generation: int,
              before: Provider | None, amounts: dict[str, dict[str, int]],
              ) -> Provider:
-    """What a provider has.
+    """Read a provider.
 
-    Whatever adds to what is taken of it, or changes its inventory or traits,
-    moves its generation. What gives back need not: a ``DELETE`` of what a
-    consumer has does not, nor does a ``PUT`` that names other providers only.
+    Its generation changes whenever allocations of it grow, and when its
+    inventory or traits change. It need not when they shrink: a ``DELETE`` of
+    the allocations of a consumer leaves it, and so does a ``PUT`` that names
+    other providers only.
 
-    :param amounts: what consumers take of it is added to these
+    :param amounts: the allocations of consumers are added to these
     """
     is_same = before is not None and before.generation == generation
     if before is not None and is_same and not before.taken:
         return before
     answer = ask_placement(f'/resource_providers/{uuid}/allocations') or {}
-    # It may have moved since the tree was asked for.
+    # The generation may have changed since the tree was read.
     now = answer.get('resource_provider_generation', generation)
     units = before.units if before is not None and is_same and (
         now == generation) else _inventory(uuid)
@@ -220,14 +219,14 @@ def _look_at(uuid: str, is_root: bool, generation: int,
 
 
 def _kind_of(provider: str) -> str:
-    """Return the same for child providers that have the same traits."""
+    """Return a hash that is equal for child providers with the same traits."""
     answer = ask_placement(f'/resource_providers/{provider}/traits') or {}
     traits = ','.join(sorted(answer.get('traits', [])))
     return hashlib.sha256(traits.encode()).hexdigest()[:8]
 
 
 def taken_by(consumer: str, uuid: str) -> model.Resources:
-    """What one consumer takes of a host, over its tree of providers."""
+    """Return what a consumer takes of a host, over its provider tree."""
     amounts: collections.Counter[str] = collections.Counter()
     held = allocations(consumer)
     for provider in held.keys() & set(_tree(uuid)):
@@ -247,17 +246,17 @@ def counted(amounts: ty.Mapping[str, int]) -> dict[str, int]:
 
 
 def _tree(uuid: str) -> Tree:
-    """The providers of a host; none when placement does not know it."""
+    """Return the providers of a host; none if placement does not know it."""
     tree = ask_placement(f'/resource_providers?in_tree={uuid}') or {}
     return {provider['uuid']: provider['generation']
             for provider in tree.get('resource_providers', [])}
 
 
 def trees() -> dict[str, Tree]:
-    """The providers of all hosts, by one request; by their roots, which have
-    the uuids of the hosts.
+    """Return the providers of all hosts by uuid of their root, which is the
+    uuid of the host. One request.
 
-    :raises CloudUnavailable: when placement does not answer
+    :raises CloudUnavailable: if placement does not answer
     """
     found: dict[str, dict[str, int]] = collections.defaultdict(dict)
     for one in (ask_placement('/resource_providers') or {}).get(
@@ -267,7 +266,7 @@ def trees() -> dict[str, Tree]:
 
 
 def taken(providers: ty.Mapping[str, Provider]) -> dict[str, dict[str, int]]:
-    """What each consumer takes of a host's providers."""
+    """Return what each consumer takes of the providers of a host."""
     amounts: dict[str, dict[str, int]] = {}
     for uuid, provider in providers.items():
         _add_allocations(
@@ -277,23 +276,23 @@ def taken(providers: ty.Mapping[str, Provider]) -> dict[str, dict[str, int]]:
 
 
 def consumers(provider: str) -> set[str]:
-    """Return the consumers that have anything of a provider."""
+    """Return the consumers that have allocations of a provider."""
     return {*(ask_placement(f'/resource_providers/{provider}/allocations')
               or {}).get('allocations', {})}
 
 
 def allocations(consumer: str) -> dict[str, ty.Any]:
-    """What placement holds for a consumer, by provider."""
+    """Return the allocations of a consumer in placement, by provider."""
     answer = ask_placement(f'/allocations/{consumer}') or {}
     return ty.cast('dict[str, ty.Any]', answer.get('allocations', {}))
 
 
 class ServiceState(ty.NamedTuple):
-    """What Nova says of a nova-compute.
+    """The state of a nova-compute in Nova.
 
-    :ivar up: whether it is heard of, and nobody has said that it is down
-    :ivar forced_down: whether somebody has
-    :ivar heard: whether it reports all the same
+    :ivar up: whether it reports, and is not forced down
+    :ivar forced_down: whether it was forced down
+    :ivar heard: whether it reports, even if it is forced down
     """
 
     up: bool
@@ -303,15 +302,15 @@ class ServiceState(ty.NamedTuple):
 
     @property
     def surely_down(self) -> bool:
-        """Whether it is certain that nothing runs there: somebody has sworn
-        it, and nothing speaks against that.
+        """Whether it is certain that nothing runs there: it is forced down
+        and does not report.
         """
         return self.forced_down and not self.heard
 
 
 def service_states() -> dict[str, ServiceState]:
-    """What Nova says of each nova-compute, by its host; nothing of those of a
-    cell that does not answer.
+    """Return the states of all nova-compute services, by host, without those
+    in cells that do not answer.
     """
     found = bounded_calls.of_cells(
         nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
@@ -322,19 +321,18 @@ def service_states() -> dict[str, ServiceState]:
 
 
 def state_of(service: ty.Any) -> ServiceState:
-    """What Nova says of a nova-compute."""
+    """Return the state of a nova-compute."""
     last = service.last_seen_up or service.updated_at or service.created_at
     return ServiceState(
         bool(servicegroup.API().service_is_up(service)),
         bool(service.disabled), bool(service.forced_down),
-        # As Nova reckons for those that nobody has forced down.
+        # As Nova computes it for services that are not forced down.
         not timestamps.is_older_than(last, nova.conf.CONF.service_down_time))
 
 
 def force_down(host: str) -> None:
-    """Say in Nova that a nova-compute is down: what was there may be
-    evacuated, and what it says itself is not believed until somebody takes
-    that back.
+    """Force a nova-compute down: its servers may be evacuated, and its own
+    reports are ignored until this is reverted.
     """
     context = nova_context.get_admin_context()
     mapping = objects.HostMapping.get_by_host(context, host)
@@ -345,7 +343,7 @@ def force_down(host: str) -> None:
 
 
 def services_up() -> set[str]:
-    """The service hosts whose nova-compute is up and enabled."""
+    """Return the service hosts whose nova-compute is up and enabled."""
     return {host for host, state in service_states().items()
             if state.up and not state.disabled}
 
@@ -360,7 +358,7 @@ def _inventory(provider: str) -> dict[str, model.Units]:
 @functools.lru_cache(1000)
 def _units_of(total: int, reserved: int, ratio: float, least: int, most: int,
               step: int) -> model.Units:
-    """The units of an inventory; alike hosts share them."""
+    """Return the units of an inventory; equal inventories share them."""
     capacity = int((total - reserved) * ratio)
     return model.Units(capacity, least, min(most, capacity), step)
 
@@ -368,10 +366,10 @@ def _units_of(total: int, reserved: int, ratio: float, least: int, most: int,
 def _add_allocations(answer: ty.Mapping[str, ty.Any],
                      units: ty.Mapping[str, model.Units],
                      taken: dict[str, dict[str, int]]) -> None:
-    """Add what consumers take of a provider, by the class of its kind too.
+    """Add what consumers take of a provider, under the class of its kind too.
 
-    :param answer: what placement says of its allocations
-    :param units: what the provider has
+    :param answer: placement's answer about its allocations
+    :param units: those of the provider
     """
     kinds = {base: rc for rc in units if (base := model.base_of(rc)) != rc}
     for consumer, allocation in answer.get('allocations', {}).items():
@@ -382,25 +380,25 @@ def _add_allocations(answer: ty.Mapping[str, ty.Any],
 
 
 def ask_placement(url: str) -> dict[str, ty.Any] | None:
-    """Placement's answer; None when the thing asked for is not there.
+    """Return placement's answer; None for 404.
 
-    :raises CloudUnavailable: when it does not answer, or is not itself
+    :raises CloudUnavailable: if placement does not answer, or fails
     """
     response = _of_placement('get', url)
     if response.status_code == 404:
         return None
-    # What it does not understand, it will not understand later either.
+    # A request that is invalid now will be invalid later.
     response.raise_for_status()
     return ty.cast('dict[str, ty.Any]', response.json())
 
 
 def tell_placement(method: str, url: str, body: ty.Any = None) -> bool:
-    """Change something in placement; whether it is so now.
+    """Change something in placement; return whether that succeeded.
 
-    It is not where somebody else has changed it, or it is in use.
+    It fails if another process has changed it meanwhile, or it is in use.
 
     :param method: ``put`` or ``delete``
-    :raises CloudUnavailable: when it does not answer, or is not itself
+    :raises CloudUnavailable: if placement does not answer, or fails
     """
     response = _of_placement(method, url, *(
         [body] if method == 'put' else []))
@@ -410,9 +408,9 @@ def tell_placement(method: str, url: str, body: ty.Any = None) -> bool:
 
 
 def _of_placement(method: str, url: str, *body: ty.Any) -> ty.Any:
-    """What placement says to a request that it understands.
+    """Return placement's response, which may be 400, 404 or 409.
 
-    :raises CloudUnavailable: when it does not answer, or is not itself
+    :raises CloudUnavailable: if placement does not answer, or fails
     """
     try:
         response = getattr(report.report_client_singleton(), method)(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Is Nova configured for us, and are we wired into it?
+"""Checks that Nova is configured for leases, and that we are wired into it.
 
-What Nova itself must have is a table (:mod:`blazar_nova.compat.seams`). Each
-check returns sentences, one for each thing that is not as it must be;
-each sentence says what was expected and, where it is an operator's to mend,
-which line to write. A process with such a sentence does not start.
+What Nova's code must have is in a table (:mod:`blazar_nova.compat.seams`).
+Each check returns a sentence for each problem: what was expected and, where an
+operator can fix it, which line to write. A process with a problem does not
+start.
 """
 
 import configparser
@@ -29,7 +29,7 @@ FILTER = 'LeaseFilter'
 FILTER_CLASS = 'blazar_nova.scheduler.filters.LeaseFilter'
 WEIGHER = 'blazar_nova.scheduler.weights.LeaseWeigher'
 
-#: What api-paste.ini must say, by section.
+#: The lines that api-paste.ini must have, by section.
 _PASTE = {
     'app:osapi_compute_app_v21': {
         'paste.app_factory': 'blazar_nova.api.app:factory'},
@@ -48,9 +48,9 @@ _PASTE = {
 
 
 def refuse(process: str, problems: ty.Sequence[str]) -> None:
-    """Nothing, or an error that names every problem.
+    """Raise an error that names every problem, if there is any.
 
-    :raises ConfigurationError: when there is a problem
+    :raises ConfigurationError: if there is a problem
     """
     if problems:
         raise errors.ConfigurationError(
@@ -58,7 +58,8 @@ def refuse(process: str, problems: ty.Sequence[str]) -> None:
 
 
 def nova_api() -> list[str]:
-    """The state RESERVED, as :func:`reserved_state.install` left it."""
+    """Check the state RESERVED, as set up by :func:`reserved_state.install`.
+    """
     problems = []
     if reserved_state.install() == 0:
         problems.append('the lists of server states in Nova\'s response '
@@ -73,18 +74,18 @@ def nova_api() -> list[str]:
 
 
 def router(app: ty.Any) -> list[str]:
-    """Every controller that builds servers asks us first, and every request
-    that is routed comes to us.
+    """Check that every controller that builds servers is intercepted, and that
+    every routed request passes the middleware.
     """
     return [*(f'{name} builds servers without asking for leases.' for name in
               build_calls.unwired(app)), *nova_router.problems(app)]
 
 
 def notifications(conf: ty.Any) -> list[str]:
-    """Nova's notifications reach our listener."""
+    """Check that Nova's notifications reach the listener."""
     problems = []
     if 'oslo_messaging_notifications' not in conf:
-        # This makes its options known, as Nova does it when it starts.
+        # Registers its options, as Nova does when it starts.
         oslo_messaging.get_notification_transport(conf)
     topic = conf.blazar.notification_topic
     if conf.notifications.notification_format == 'unversioned':
@@ -103,11 +104,11 @@ def notifications(conf: ty.Any) -> list[str]:
 
 
 def scheduler(conf: ty.Any) -> list[str]:
-    """The filter keeps the promises, the weigher stands beside it."""
+    """Check that the scheduler has the filter and the weigher."""
     problems = []
     group = conf.filter_scheduler
     if FILTER_CLASS not in group.available_filters:
-        # An operator who writes one line has to write the default as well.
+        # An operator who sets one value has to set the default as well.
         problems += [f'Write in nova.conf [filter_scheduler]: '
                      f'available_filters = {name}'
                      for name in [*group.available_filters, FILTER_CLASS]]
@@ -123,7 +124,9 @@ def scheduler(conf: ty.Any) -> list[str]:
 
 
 def filter_order(conf: ty.Any) -> list[str]:
-    """Filters behind ours may take away the hosts that it has chosen."""
+    """Check that ours is the last filter: later ones may remove the hosts that
+    it has chosen.
+    """
     enabled = conf.filter_scheduler.enabled_filters
     if FILTER not in enabled or enabled[-1] == FILTER:
         return []
@@ -133,7 +136,7 @@ def filter_order(conf: ty.Any) -> list[str]:
 
 
 def volumes(conf: ty.Any) -> list[str]:
-    """Volumes are given back when no token of their owner can be had."""
+    """Check that volumes can be detached without a token of their owner."""
     if conf.cinder.auth_type or conf.cinder.auth_section:
         return []
     return ['Servers that cannot be deleted in the name of the owner of '
@@ -144,10 +147,10 @@ def volumes(conf: ty.Any) -> list[str]:
 
 
 def api_paste(conf: ty.Any) -> list[str]:
-    """The api-paste.ini that nova-api reads loads our application.
+    """Check that the api-paste.ini of nova-api loads our application.
 
-    The environment tells nova-api where that is; the process that checks may
-    have another environment, and then looks beside its nova.conf.
+    nova-api finds the file by its environment; if this process has another
+    environment, the file next to nova.conf is read.
     """
     path = wsgi_app._get_config_files()[0]
     if not os.path.exists(path):
@@ -164,5 +167,5 @@ def api_paste(conf: ty.Any) -> list[str]:
         f'{found or "nothing"})'
         for section, lines in _PASTE.items() for key, wanted in lines.items()
         if (found := parser.get(section, key, fallback=None)) != wanted and
-        # How requests come to us may be longer with the operator.
+        # An operator may have added filters to the pipeline.
         not (found and found.split()[-1] == wanted.split()[-1])]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is kept of servers whose lease is over, or nears its end: themselves,
-or an image.
+"""What remains of servers at the end of their lease: the servers themselves,
+or images of them.
 """
 
 import contextlib
@@ -23,45 +23,46 @@ __all__ = ['EndActions', 'RESTS']
 
 LOG = logging.getLogger(__name__)
 
-#: In what a server is kept that is in a state of Nova's.
+#: The resting states of servers, by Nova's vm_state.
 RESTS = {
     vm_states.STOPPED: cloud_api.RestingState.STOPPED,
     vm_states.SUSPENDED: cloud_api.RestingState.SUSPENDED,
-    # Its memory is kept, and it may go on from there.
+    # Its memory is kept, and it may be resumed.
     vm_states.PAUSED: cloud_api.RestingState.SUSPENDED,
-    # It is off, and on its host.
+    # It is off, but still on its host.
     vm_states.SHELVED: cloud_api.RestingState.STOPPED,
     vm_states.SHELVED_OFFLOADED: cloud_api.RestingState.SHELVED,
 }
-#: What an image says of the lease for which it was made, and of the server.
+#: The properties of an image with the lease and the server it was created for.
 _LEASE, _SERVER = 'blazar_lease', 'blazar_server'
-#: And of which event it is. A server that was booted from such an image hands
-#: on what that says, so that those of an end have to say so, too.
+#: The property with the event. A server that is booted from an image passes
+#: the image's properties on, so images of an end need a value as well.
 _EVENT, _END = 'blazar_event', 'end_lease'
-#: No image has a longer name.
+#: The longest name of an image.
 _LONGEST_NAME = 255
-#: Seconds after which nobody makes an image that was only asked for.
+#: Seconds after which a requested image is assumed to be lost.
 _LOST = 600
-#: The service that is asked for images: not the cell, which others need.
+#: The service that image requests are bounded by: not the cell, which other
+#: calls need.
 _GLANCE = 'Glance'
 
 
 class EndActions(request_context.Acting):
-    """What of :class:`blazar_core.plugins.cloud_api.Cloud` is about keeping
+    """The part of :class:`blazar_core.plugins.cloud_api.Cloud` that keeps
     servers, and images of them.
     """
 
     def bring(self, server_id: str, rest: cloud_api.RestingState,
               credential: str | None) -> None:
-        """Ask Nova to keep a server like this; nothing when it is gone.
+        """Ask Nova to stop, suspend or shelve a server; ignores a deleted one.
 
-        As its owner where glance is needed, else as Nova itself.
+        In the name of its owner if glance is needed, else as Nova itself.
 
-        :raises CloudUnavailable: when its cell does not answer, or Nova does
-            not do that to it now
-        :raises TrustUnavailable: when it takes the owner's name, and that
-            cannot be had
-        :raises Forbidden: when it takes that of the owner of another project
+        :raises CloudUnavailable: if its cell does not answer, or Nova refuses
+            the action now
+        :raises TrustUnavailable: if the owner's name is needed and cannot be
+            used
+        :raises Forbidden: if the server is not of the project of the owner
         """
         if rest is cloud_api.RestingState.SHELVED:
             self._within(_GLANCE, self._bring, server_id, rest, credential)
@@ -117,7 +118,7 @@ class EndActions(request_context.Acting):
 
     def is_copied(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:
-        """Whether an image of a server was made for a lease.
+        """Return whether an image of a server was created for a lease.
 
         :raises CloudUnavailable, TrustUnavailable: as :meth:`bring`
         """
@@ -137,10 +138,10 @@ class EndActions(request_context.Acting):
 
 def _bring(api: ty.Any, context: ty.Any, instance: ty.Any,
            rest: cloud_api.RestingState) -> None:
-    """Ask Nova to keep a server like this; nothing while it does something
-    else to it.
+    """Ask Nova to stop, suspend or shelve a server, unless it has another
+    task.
 
-    :raises CloudUnavailable: when Nova does not do that to such a server
+    :raises CloudUnavailable: if Nova refuses the action in its state
     """
     if instance.task_state is not None:
         return
@@ -153,11 +154,10 @@ def _bring(api: ty.Any, context: ty.Any, instance: ty.Any,
 
 
 def _wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
-    """Ask Nova to bring a server back that is shelved; nothing while it does
-    something to it.
+    """Ask Nova to unshelve a shelved server, unless it has another task.
 
-    :param context: in the name of who may use its image
-    :raises CloudUnavailable: when Nova does not do that to such a server
+    :param context: of a user who may use its image
+    :raises CloudUnavailable: if Nova refuses the action in its state
     """
     if instance.task_state is None and instance.vm_state in (
             vm_states.SHELVED, vm_states.SHELVED_OFFLOADED):
@@ -167,13 +167,13 @@ def _wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
 
 def _copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
           lease_name: str, event: str = '', label: str = '') -> None:
-    """Ask Nova for an image of a server; nothing while it does something to
-    it, or there is one.
+    """Ask Nova for an image of a server, unless the server has another task
+    or an image exists.
 
     :param context: in the name of the image's owner
-    :param event: the one at which it is made; empty: the end of the lease
-    :param label: stands last in its name
-    :raises CloudUnavailable: when Nova makes none of such a server
+    :param event: the event at which it is created; empty: the end of the lease
+    :param label: the last part of its name
+    :raises CloudUnavailable: if Nova refuses the image in its state
     """
     if instance.task_state is not None:
         _give_up(instance)
@@ -181,7 +181,7 @@ def _copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
     for image in _images(api, context, instance.uuid, lease_id, event):
         if image['status'] == 'active':
             return
-        # No process is at it any more: the one that was has failed.
+        # The server has no task, so the process that made this has failed.
         _ask(api.image_api.delete, context, image['id'])
     work = (api.snapshot_volume_backed
             if compute_utils.is_volume_backed_instance(context, instance)
@@ -196,9 +196,9 @@ def _copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
 
 def _is_copied(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
                event: str = '') -> bool:
-    """Whether there is an image of a server that was made for a lease.
+    """Return whether an image of a server for a lease is active.
 
-    :param event: the one at which it was made; empty: the end
+    :param event: the event at which it was created; empty: the end
     """
     return any(image['status'] == 'active' for image in _images(
         api, context, server_id, lease_id, event))
@@ -206,10 +206,10 @@ def _is_copied(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
 
 def _images(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
             event: str) -> list[dict[str, ty.Any]]:
-    """The images of a server that were asked for at an event of a lease, or
-    at its end. Those of the release before do not say which.
+    """Return the images of a server requested at an event of a lease.
 
-    Those of others may say so, too.
+    Images without an event are of the end, as the previous release made them.
+    Images of other owners may have the same properties, and are skipped.
     """
     mine = {_SERVER: server_id, _LEASE: lease_id}
     return [image for image in _ask(
@@ -228,8 +228,8 @@ def _ask(work: ty.Callable[..., ty.Any], *args: ty.Any, **kwargs: ty.Any,
 
 
 def _give_up(instance: ty.Any) -> None:
-    """Forget an image that was asked for, if none has begun with it: what
-    asked has died, or the message was lost.
+    """Reset the task of an image that was requested but not started: the
+    requesting process has died, or the message was lost.
     """
     if instance.task_state != task_states.IMAGE_SNAPSHOT_PENDING or (
             instance.updated_at is None or not timestamps.is_older_than(

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flavors: what a reservation is made of, and what boots with it.
+"""Flavors of reservations, and what boots with them.
 
-A reservation of servers that come later has a flavor of its own, private to
-its project, from its start until its end. The reservation's id is the
-flavor's id, and that of the server group if its servers have an affinity
-or apart.
+A reservation whose servers are booted later has a flavor of its own, private
+to its project, from its start until its end. The id of the reservation is the
+id of its flavor, and of its server group if the reservation has an affinity.
 """
 
 import contextlib
@@ -34,14 +33,14 @@ __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
            'open_reservation', 'reservation_named', 'reservation_of',
            'release', 'reservations_open', 'take_over', 'unreserved']
 
-#: The extra spec that makes a flavor one of a reservation.
+#: The extra spec that marks the flavor of a reservation.
 _MARK = 'blazar:reservation'
-#: How those begin that Blazar gives its flavors, beside which nobody could
-#: move their servers.
+#: Prefixes of the extra specs in Blazar's flavors, with which no server could
+#: be moved.
 _OF_BLAZAR = (bound_servers.SHOWN,
               'resources:CUSTOM_RESERVATION_', 'affinity_id')
 _NUMBERS = ('vcpus', 'memory_mb', 'root_gb', 'ephemeral_gb', 'swap')
-#: Beside the fields of a flavor that is kept: what its device profile has.
+#: A stored flavor's groups of its device profile, next to its other fields.
 _DEVICES = 'device_groups'
 _POLICIES = {True: 'affinity', False: 'anti-affinity'}
 
@@ -49,13 +48,13 @@ Facts: ty.TypeAlias = dict[str, ty.Any]
 
 
 def facts_of(vcpus: int, memory_mb: int, disk_gb: int) -> Facts:
-    """A flavor of these amounts, as it is kept."""
+    """Return the stored form of a flavor with these amounts."""
     return {'vcpus': vcpus, 'memory_mb': memory_mb, 'root_gb': disk_gb,
             'ephemeral_gb': 0, 'swap': 0, 'extra_specs': {}}
 
 
 def shown(flavor_id: str, facts: ty.Mapping[str, ty.Any]) -> Facts:
-    """A flavor that is kept, in the words of Nova's API."""
+    """Return a stored flavor in the form of Nova's API."""
     return {'id': flavor_id, 'vcpus': facts['vcpus'],
             'ram': facts['memory_mb'], 'disk': facts['root_gb'],
             'OS-FLV-EXT-DATA:ephemeral': facts['ephemeral_gb'],
@@ -63,16 +62,16 @@ def shown(flavor_id: str, facts: ty.Mapping[str, ty.Any]) -> Facts:
 
 
 def amounts_shown(facts: ty.Mapping[str, ty.Any]) -> Facts:
-    """A flavor that is kept, in the words of a reservation."""
+    """Return the amounts of a stored flavor, named as in a reservation."""
     return {'vcpus': facts['vcpus'], 'memory_mb': facts['memory_mb'],
             'disk_gb': facts['root_gb']}
 
 
 def facts_like(context: ty.Any, flavor_id: str) -> Facts:
-    """A flavor that a user has, as it is kept.
+    """Return the stored form of a flavor that a user may use.
 
-    :raises InvalidLeaseParams: when the user has none of this id, it is one
-        of a reservation, or nothing is known of its device profile
+    :raises InvalidLeaseParams: if the user has no flavor of this id, it is
+        that of a reservation, or its device profile is unknown
     """
     try:
         flavor = objects.Flavor.get_by_flavor_id(
@@ -96,12 +95,12 @@ def facts_like(context: ty.Any, flavor_id: str) -> Facts:
 
 
 def _fields(facts: ty.Mapping[str, ty.Any]) -> Facts:
-    """The fields of a flavor that is kept."""
+    """Return the fields of a stored flavor that Nova's Flavor has."""
     return {name: facts[name] for name in (*_NUMBERS, 'extra_specs')}
 
 
 def context_of(project_id: str, user_id: str) -> ty.Any:
-    """A context for a project when none of its users asks."""
+    """Return a context for a project outside a request of its users."""
     return nova_context.RequestContext(
         user_id=user_id, project_id=project_id, is_admin=True)
 
@@ -110,11 +109,11 @@ def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
               affinity: bool | None,
               placement: server_demand.Placement | None = None,
               later: bool = False) -> model.Demand:
-    """What servers of a flavor need, with what Nova says of hosts for them.
+    """Return the demand of servers of a flavor, with the hosts Nova allows.
 
-    :param placement: what it said already, where there are several of these
+    :param placement: Nova's earlier answer, if there are several demands
     :param later: see :func:`server_demand.demand_of`
-    :raises NoSuchHost: when Nova's own rules leave no host
+    :raises NoSuchHost: if Nova's own rules leave no host
     """
     demand = server_demand.demand_of(
         context, [_spec_of(context, facts)], placement, pool=True,
@@ -125,9 +124,9 @@ def demand_of(context: ty.Any, facts: ty.Mapping[str, ty.Any], count: int,
 
 
 def amounts_of(facts: ty.Mapping[str, ty.Any]) -> model.Resources:
-    """What a server of a flavor takes; the same as :func:`demand_of` says.
+    """Return the amounts of a server of a flavor, as in :func:`demand_of`.
 
-    :raises InvalidLeaseParams: when Nova can make nothing of it
+    :raises InvalidLeaseParams: if Nova rejects the flavor
     """
     try:
         return server_demand.resources_of(_spec_of(
@@ -139,9 +138,10 @@ def amounts_of(facts: ty.Mapping[str, ty.Any]) -> model.Resources:
 
 def unreserved(context: ty.Any, facts: ty.Mapping[str, ty.Any],
                host_ids: ty.Collection[str]) -> tuple[str, ...]:
-    """What servers of a flavor need and no lease reserves, in sentences.
+    """Return what servers of a flavor need but no lease reserves, in
+    sentences.
 
-    :raises InvalidLeaseParams: when such leases are refused
+    :raises InvalidLeaseParams: if the operator has those leases refused
     """
     spec = _spec_of(context, facts)
     accelerators.require_counted(spec)
@@ -149,9 +149,9 @@ def unreserved(context: ty.Any, facts: ty.Mapping[str, ty.Any],
 
 
 def _spec_of(context: ty.Any, facts: ty.Mapping[str, ty.Any]) -> ty.Any:
-    """What the boot of a server of a flavor would ask for.
+    """Return the RequestSpec of a boot with a flavor.
 
-    :raises InvalidLeaseParams: when Nova can make nothing of it
+    :raises InvalidLeaseParams: if Nova rejects the flavor
     """
     flavor = objects.Flavor(
         context, id=0, flavorid='', name='', is_public=False, disabled=False,
@@ -170,17 +170,17 @@ def _spec_of(context: ty.Any, facts: ty.Mapping[str, ty.Any]) -> ty.Any:
 
 
 def reservation_of(flavor: ty.Any) -> str | None:
-    """The reservation whose flavor this is."""
+    """Return the reservation of a flavor, or None."""
     return ty.cast('str | None', (
         flavor.extra_specs if 'extra_specs' in flavor else {}).get(_MARK))
 
 
 def named(context: ty.Any, flavor_id: str) -> ty.Any:
-    """Return the flavor that a user gets by an id: as Nova's database compares
-    ids, which may be without case; None: there is none.
+    """Return the flavor of an id as Nova's database compares ids, possibly
+    without regard to case; None if there is none.
     """
     if not flavor_id.isprintable():
-        # No database takes all that JSON calls a string.
+        # No database accepts every string that JSON has.
         return None
     try:
         return objects.Flavor.get_by_flavor_id(
@@ -190,19 +190,19 @@ def named(context: ty.Any, flavor_id: str) -> ty.Any:
 
 
 def reservation_named(context: ty.Any, flavor_id: str) -> str | None:
-    """Return the reservation whose flavor a user gets by an id."""
+    """Return the reservation of the flavor that a user gets by an id."""
     flavor = named(context, flavor_id)
     return None if flavor is None else reservation_of(flavor)
 
 
 def open_reservation(reserved: resource_types.ReservationContext) -> None:
-    """Make the flavor of a reservation, and its server group.
+    """Create the flavor of a reservation, and its server group.
 
-    What is there already is left as it is; but a flavor that is none of a
-    reservation yet becomes this one's: Blazar gives it the same id.
+    Existing ones are kept, but a flavor of that id without a reservation, as
+    created by Blazar, becomes that of this reservation.
 
-    :param reserved: its ``spec`` is a flavor as it is kept; of its ``params``
-        the affinity counts
+    :param reserved: its ``spec`` is a stored flavor; of its ``params`` the
+        affinity is read
     """
     bounded_calls.of_api(_open, reserved)
 
@@ -234,15 +234,15 @@ def _open(reserved: resource_types.ReservationContext) -> None:
 
 def _make_its_own(context: ty.Any, reserved: resource_types.ReservationContext,
                   facts: Facts) -> None:
-    """A flavor that has the id of a reservation becomes that one's.
+    """Assign an existing flavor of the same id to a reservation.
 
-    It stays the same one, since servers may have it.
+    It is changed and not replaced, since servers may have it.
     """
     with contextlib.suppress(exception.FlavorNotFound):
         flavor = objects.Flavor.get_by_flavor_id(context, reserved.id)
         if reservation_of(flavor) is not None:
             return
-        # The mark comes last: what has it is done.
+        # The mark is written last: a flavor that has it is complete.
         if reserved.project_id not in flavor.projects:
             with contextlib.suppress(exception.FlavorAccessExists):
                 flavor.add_access(reserved.project_id)
@@ -251,10 +251,10 @@ def _make_its_own(context: ty.Any, reserved: resource_types.ReservationContext,
 
 
 def give_reservation(reserved: resource_types.ReservationContext) -> None:
-    """Let the project of a reservation use its flavor and its server group,
-    and no other; nothing where there are none. Safe to repeat.
+    """Give the flavor and the server group of a reservation to its project
+    only, if they exist. Idempotent.
 
-    :raises CloudUnavailable: when that cannot be done now
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     bounded_calls.of_api(_give, reserved)
 
@@ -277,27 +277,25 @@ def _give(reserved: resource_types.ReservationContext) -> None:
 
 
 def take_over(server_id: str, reservation_id: str) -> None:
-    """A server that Blazar has let in has its place in a reservation of ours.
+    """Assign a server that was booted with Blazar to a reservation of ours.
 
-    Safe to repeat.
+    Idempotent.
 
-    :raises CloudUnavailable: when that cannot be done now
+    :raises CloudUnavailable: if Nova does not answer
     """
     bound_servers.admit_running(server_id, {_MARK: reservation_id}, _OF_BLAZAR)
 
 
 def release(server_id: str) -> None:
-    """A server that is kept is in no reservation any more.
+    """Remove a server that is kept from its reservation. Idempotent.
 
-    Safe to repeat.
-
-    :raises CloudUnavailable: when that cannot be done now
+    :raises CloudUnavailable: if Nova does not answer
     """
     bound_servers.release_running(server_id, (_MARK,))
 
 
 def reservations_open() -> set[str]:
-    """The ids of all reservations that have a flavor."""
+    """Return the ids of all reservations that have a flavor."""
     flavors = objects.FlavorList.get_all(
         nova_context.get_admin_context(), inactive=True)
     return {found for flavor in flavors
@@ -305,10 +303,9 @@ def reservations_open() -> set[str]:
 
 
 def close_reservation(reservation_id: str) -> None:
-    """Remove the flavor of a reservation, and its server group."""
-    # nova-api and a blazar-listener may do it at the same moment: Nova fails
-    # in the midst of it for the one that comes second. A second look finds
-    # that there is nothing left to remove.
+    """Delete the flavor of a reservation, and its server group."""
+    # nova-api and a blazar-listener may do this at the same time: Nova fails
+    # for the second one halfway. The retry finds nothing left to delete.
     bounded_calls.of_api(db_api.wrap_db_retry(
         max_retries=3, retry_interval=0.1, inc_retry_interval=True,
         retry_on_deadlock=True, exception_checker=lambda exc: isinstance(

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What only Nova's filters know of hosts: placement has no word for it.
+"""Properties of hosts that only Nova's filters check, and placement does not.
 
-Some filters judge what a host is, or the aggregates that it is in. A host that
-they refuse is not booked. Others judge devices and CPUs that are free now:
-what is free at another time is not known, so these are not reserved. A host
-whose NUMA topology would not do if it were all free is not booked either.
-Nova's own filters are asked, of those that are enabled; for requests that have
-nothing for them to judge, none is.
+Some filters check what a host is, or its aggregates. A host that they refuse
+is not booked. Others check devices and CPUs that are free now: what is free at
+another time is not known, so these are not reserved. A host whose NUMA
+topology would not fit even if the host were empty is not booked either. Nova's
+own filters are run, if they are enabled and the request has something for them
+to check.
 """
 
 import collections
@@ -26,33 +26,33 @@ __all__ = ['fixed', 'notes', 'refused', 'uncounted', 'unreserved']
 
 CONF = nova.conf.CONF
 
-#: By filter, the scopes of the extra specs that it judges; None: those that
-#: are of no scope.
+#: The scopes of the extra specs that each filter checks; None: extra specs
+#: without a scope.
 _FIXED: ty.Mapping[str, tuple[str | None, ...]] = {
     'AggregateInstanceExtraSpecsFilter': (
         None, 'aggregate_instance_extra_specs'),
     'ComputeCapabilitiesFilter': (None, 'capabilities'),
 }
-#: What filters judge that is taken by servers.
+#: The filters that check resources in use by servers.
 _NUMA, _PCI = 'NUMATopologyFilter', 'PciPassthroughFilter'
 _WHAT = {_NUMA: 'a NUMA topology (CPUs or memory pages of certain nodes)',
          _PCI: 'PCI devices'}
 
 
 def fixed(spec: ty.Any) -> list[str]:
-    """The filters that judge, for a request, what hosts are."""
+    """Return the filters that check properties of hosts for a request."""
     scopes = {name.split(':', 1)[0] if ':' in name else None
               for name in spec.flavor.extra_specs or {}}
     names = [name for name, judged in _FIXED.items()
              if not scopes.isdisjoint(judged)]
-    # How many devices a host has in all is not known: only what is free.
+    # The total number of a host's devices is not known, only what is free.
     if _asks_numa(spec) and not _devices(spec):
         names.append(_NUMA)
     return [*filter(_is_enabled, names)]
 
 
 def unreserved(spec: ty.Any) -> list[str]:
-    """The filters that judge, for a request, what is free on hosts and
+    """Return the filters that check free resources for a request that
     placement does not count.
     """
     asks = {
@@ -68,8 +68,8 @@ def _asks_numa(spec: ty.Any) -> bool:
 def _devices(spec: ty.Any, uncounted: bool = False) -> bool:
     """Return whether a request is for PCI devices.
 
-    :param uncounted: whether those do not count that placement counts: Nova
-        asks it for devices of aliases, and for none of ports
+    :param uncounted: whether to leave out devices that placement counts: Nova
+        requests devices of aliases from it, but not devices of ports
     """
     devices = spec.pci_requests if 'pci_requests' in spec else None
     return any(
@@ -84,13 +84,12 @@ def _is_enabled(name: str) -> bool:
 
 def refused(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
             names: ty.Collection[str], as_free: bool = False) -> set[str]:
-    """Of hosts, those that a filter refuses to a request now.
-
-    Hosts in cells that do not answer are not among them.
+    """Return the hosts that a filter refuses for a request now, without hosts
+    in cells that do not answer.
 
     :param host_ids: uuids of compute nodes
     :param names: of filters
-    :param as_free: whether the hosts are judged as if nothing ran on them
+    :param as_free: whether to check the hosts as if they were empty
     """
     asked = [_filters()[name]() for name in names]
     groups = collections.defaultdict(list)
@@ -122,7 +121,7 @@ def _state(node: ty.Any, cell_id: str, aggregates: list[ty.Any]) -> ty.Any:
     state = host_manager.HostState(
         node.host, node.hypervisor_hostname, cell_id)
     state.update(node, aggregates=aggregates)
-    # What placement would offer; these filters do not go by it here.
+    # A stand-in for placement's answer, which these filters do not use here.
     state.allocation_candidates = [{'mappings': {}}]
     return state
 
@@ -139,9 +138,9 @@ def uncounted(spec: ty.Any) -> str:
 
 def notes(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
           ) -> tuple[list[str], bool]:
-    """What must be known of what a request needs and nothing reserves.
+    """Return notes about what a request needs and nothing reserves.
 
-    :returns: a sentence for each; and whether a host has all of it now
+    :returns: a sentence for each, and whether a host has all of it free now
     """
     names = unreserved(spec)
     if not names:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The servers on hosts, and within which reservation of them they are.
+"""The servers on hosts, and the reservation of hosts that each belongs to.
 
-A server that was let in is bound to its reservation
-(:mod:`blazar_nova.compat.bound_servers`). Of one that Blazar has let in
-nothing says so but its hint: so it is asked where it is, whose it is, and with
-which hint it came.
+A server that was admitted is bound to its reservation
+(:mod:`blazar_nova.compat.bound_servers`). A server that was booted with Blazar
+is not, so its host, its project and the hint of its boot decide.
 """
 
 import typing as ty
@@ -37,12 +36,12 @@ R = ty.TypeVar('R')
 
 
 class Occupant(ty.NamedTuple):
-    """A server on a host, or about to be there.
+    """A server that is on a host or about to be.
 
-    :ivar project_id: whose it is; None: Nova does not know it
-    :ivar hint: the reservation that its boot has named
-    :ivar flavor: the id of its flavor; Blazar gives a reservation of servers
-        one of the reservation's id
+    :ivar project_id: its project; None: Nova does not know it
+    :ivar hint: the reservation in the hint of its boot
+    :ivar flavor: the id of its flavor; Blazar gives the flavor of a
+        reservation of servers the id of the reservation
     """
 
     id: str
@@ -51,8 +50,8 @@ class Occupant(ty.NamedTuple):
     flavor: str | None = None
 
     def is_of(self, reservation_id: str, project_id: str | None) -> bool:
-        """Whether it is within a reservation of hosts of a project, on whose
-        hosts it is.
+        """Return whether a server on the hosts of a project's reservation
+        belongs to that reservation.
         """
         return reservation_id == self.hint or (
             project_id is not None and project_id == self.project_id)
@@ -60,14 +59,14 @@ class Occupant(ty.NamedTuple):
 
 def guests(members: ty.Collection[pool.Member], reservation_id: str,
            ) -> list[str]:
-    """The ids of the servers of a reservation that are on some hosts, or
+    """Return the ids of the servers of a reservation that are on hosts or
     about to be.
 
-    Of others nothing is said, whatever has let them in. Costs one request of
-    placement and one query for each host, one more for each server that
-    placement has there and its cell has not, and one for each cell.
+    Other servers are left out, whatever they are bound to. Costs one request
+    to placement and one query for each host, one more query for each server
+    with allocations on a host that is not in its cell, and one for each cell.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     return sorted({one for found in (
         *pool.for_each(reservation_id, 'looked at', _everybody, members),
@@ -77,11 +76,11 @@ def guests(members: ty.Collection[pool.Member], reservation_id: str,
 
 def running(service_hosts: ty.Collection[str],
             ) -> list[resource_types.HostedServer]:
-    """The servers that cells have on some hosts, by their ids.
+    """Return the servers that cells have on hosts, by id.
 
-    One query for each cell, however many hosts there are.
+    One query for each cell, regardless of the number of hosts.
 
-    :raises CloudUnavailable: when a cell does not answer
+    :raises CloudUnavailable: if a cell does not answer
     """
     return sorted(one for found in _in_cells(_on_hosts, [*service_hosts])
                   for one in found) if service_hosts else []
@@ -97,10 +96,10 @@ def _on_hosts(context: ty.Any, service_hosts: list[str],
 
 def strangers(members: ty.Collection[pool.Member], reservation_id: str,
               ) -> dict[str, list[str]]:
-    """The servers on hosts of a reservation that are not of it.
+    """Return the servers on hosts of a reservation that are not bound to it.
 
-    :returns: their ids, by the nova-compute, of hosts that have any
-    :raises CloudUnavailable: when that cannot be said now
+    :returns: their ids by service host, for hosts that have any
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     found = zip(members, pool.for_each(
         reservation_id, 'looked at', _everybody, members), strict=True)
@@ -110,8 +109,8 @@ def strangers(members: ty.Collection[pool.Member], reservation_id: str,
 
 
 def _between_hosts(context: ty.Any) -> dict[str, str | None]:
-    """The servers of a cell whose build has failed on one host and goes on
-    on another: a conductor chooses that, and nothing of ours is asked.
+    """Return the servers of a cell whose build failed on one host and is
+    retried on another: a conductor chooses it without running our filter.
     """
     return {one.uuid: bound_servers.reservation_of(one.flavor)
             for one in objects.InstanceList.get_by_filters(
@@ -120,7 +119,7 @@ def _between_hosts(context: ty.Any) -> dict[str, str | None]:
 
 
 def _everybody(host: pool.Member) -> dict[str, str | None]:
-    """The servers on a host, each with the reservation it is bound to."""
+    """Return the servers on a host, with the reservation each is bound to."""
     context = nova_context.get_admin_context()
     found: dict[str, str | None] = {}
     try:
@@ -139,26 +138,26 @@ def _everybody(host: pool.Member) -> dict[str, str | None]:
 
 
 def everybody(host: pool.Member) -> set[str]:
-    """The ids of all servers that are on a host, or about to be.
+    """Return the ids of all servers that are on a host or about to be.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     return set(bounded_calls.of_api(_everybody, host))
 
 
 def on(host: pool.Member) -> list[Occupant]:
-    """The servers that are on a host, or about to be, by their ids.
+    """Return the servers that are on a host or about to be, by id.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     there = sorted(everybody(host))
     return bounded_calls.of_api(_described, there) if there else []
 
 
 def of(server_ids: ty.Collection[str], project_id: str) -> list[str]:
-    """Those of some servers that are of a project.
+    """Return the servers that belong to a project.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     found = bounded_calls.of_api(
         _described, [*server_ids]) if server_ids else []
@@ -166,10 +165,10 @@ def of(server_ids: ty.Collection[str], project_id: str) -> list[str]:
 
 
 def shelved(reservation_id: str, project_id: str) -> list[str]:
-    """The servers that came with a reservation, by its hint or its flavor, and
-    are on no host now: they were shelved, and will be back.
+    """Return the shelved servers that were booted with a reservation, by its
+    hint or its flavor: they are on no host now, and will be unshelved.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if a cell does not answer
     """
     ids = [one for in_cell in _in_cells(_offloaded, project_id)
            for one in in_cell]
@@ -180,15 +179,16 @@ def shelved(reservation_id: str, project_id: str) -> list[str]:
 
 
 def under_way() -> set[str]:
-    """The servers that a conductor may put onto another host, and asks no
-    filter whether it still may: those that are being built, or resized and not
-    on their host yet, and those that a conductor is about to take up.
+    """Return the servers that a conductor may put on another host without
+    running filters again: those that are being built, or resized and not on
+    the new host yet, and those that a conductor is about to receive.
 
-    Those that wait for the start of a lease are not among them: a scheduler
-    is asked about them then.
+    Servers that wait for the start of a lease are left out: a scheduler runs
+    the filters for them then.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if a cell does not answer
     """
+    # In this order, as a conductor writes a server into its cell first.
     # In this order: a conductor writes a server into its cell first.
     taken_up = bounded_calls.of_api(_taken_up)
     return taken_up.union(*_in_cells(_at_work))
@@ -204,7 +204,7 @@ def _taken_up() -> set[str]:
                 text.not_like(f'%{reserved_state.TEXT}%'),
                 text.like(f'%{reserved_state.TEXT}%') &
                 text.like('%"vm_state": %"vm_state": %')))
-    # Users choose the keys of their metadata.
+    # A user may have chosen this text as a key of metadata.
     return found | stranded_builds.on_the_way(doubtful).keys()
 
 
@@ -217,9 +217,9 @@ def _at_work(context: ty.Any) -> set[str]:
 
 
 def _in_cells(find: ty.Callable[..., R], *args: ty.Any) -> ty.Iterable[R]:
-    """What there is in each cell.
+    """Return the results of a query in each cell.
 
-    :raises CloudUnavailable: when one of them does not answer
+    :raises CloudUnavailable: if a cell does not answer
     """
     found = bounded_calls.of_cells(nova_context.get_admin_context(), find,
                                    *args)
@@ -248,7 +248,7 @@ def _described(server_ids: list[str]) -> list[Occupant]:
 
 
 def _hint(hints: bulk_state.Hints) -> str | None:
-    """Nova keeps each hint as a list."""
+    """Return the reservation of a hint, which Nova stores as a list."""
     value = hints.get('reservation')
     if isinstance(value, list) and len(value) == 1:
         value = value[0]

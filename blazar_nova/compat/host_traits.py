@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Traits of hosts in placement: the pool's, and those of reservations."""
+"""Traits of hosts in placement: those of the pool and of reservations."""
 
 import typing as ty
 
@@ -8,21 +8,21 @@ from blazar_nova.compat import compute_hosts
 
 __all__ = ['POOL', 'PREFIX', 'known', 'make', 'of']
 
-#: How all of ours begin.
+#: The prefix of all our traits.
 PREFIX = 'CUSTOM_BLAZAR_'
-#: What a request has to require for placement to offer it the pool.
+#: The trait that a request must require to get hosts of the pool.
 POOL = f'{PREFIX}POOL'
 
 
 def of(reservation_id: str) -> str:
-    """The trait that the hosts of a reservation have."""
+    """Return the trait of the hosts of a reservation."""
     return PREFIX + reservation_id.replace('-', '_').upper()
 
 
 def known(names: ty.Collection[str]) -> set[str]:
-    """Those of some names that placement has a trait of.
+    """Return the names of traits that exist in placement.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if placement does not answer
     """
     answer = compute_hosts.ask_placement(
         '/traits?name=in:' + ','.join(names)) if names else None
@@ -30,6 +30,6 @@ def known(names: ty.Collection[str]) -> set[str]:
 
 
 def make(*names: str) -> None:
-    """Have placement know some traits."""
+    """Create traits in placement."""
     for name in names:
         compute_hosts.tell_placement('put', f'/traits/{name}')

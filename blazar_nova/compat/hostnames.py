@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Names of servers, where Nova has them unique.
+"""Hostnames of servers, if Nova requires them to be unique.
 
-Nova checks that when a conductor writes a server into its cell. One whose name
-another has is left behind in the middle of its build, and in no state of its
-own: so it is checked before.
+Nova checks this when a conductor writes a server into its cell. If the name is
+taken, the server stays in the middle of its build, in no state of its own. So
+names are checked before the build.
 """
 
 import typing as ty
@@ -26,13 +26,13 @@ _WITHIN = {'project': 'in a project', 'global': 'in this cloud'}
 
 
 def taken(context: ty.Any, names: ty.Mapping[str, str]) -> dict[str, str]:
-    """By server, a sentence where another server has its name.
+    """Return, by server, a sentence if another server has its name.
 
-    It may be built where one of the cells has no server of that name; of
-    cells that do not answer nothing is known.
+    A server may be built in any cell without that name; cells that do not
+    answer count as having none.
 
-    :param context: of its user
-    :param names: by server, its hostname
+    :param context: of the user of the servers
+    :param names: hostnames by server
     """
     within = _WITHIN.get(CONF.osapi_compute_unique_server_name_scope)
     if within is None or not names:
@@ -51,9 +51,9 @@ def taken(context: ty.Any, names: ty.Mapping[str, str]) -> dict[str, str]:
 
 
 def check(call: build_calls.BuildCall) -> None:
-    """Make sure that the servers of a boot have names of their own.
+    """Check that the names of the servers of a boot are free.
 
-    :raises Conflict: when one has not
+    :raises Conflict: if one is taken
     """
     found = taken(call.context, {
         request.instance_uuid: request.instance.hostname

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which servers may come under a lease, or leave it."""
+"""Checks whether servers may be added to a lease, or removed from it."""
 
 import typing as ty
 
@@ -21,7 +21,7 @@ from blazar_nova.compat import unbuilt_servers
 
 __all__ = ['joiner', 'leaves']
 
-#: What a server is in that is there, and to which nothing is being done.
+#: The states of servers that are built and have no task.
 _STEADY = frozenset({
     vm_states.ACTIVE, vm_states.PAUSED, vm_states.STOPPED,
     vm_states.SUSPENDED})
@@ -29,12 +29,12 @@ _STEADY = frozenset({
 
 def joiner(server_id: str, project_id: str,
            what: str = 'comes under a lease') -> members.NewMember:
-    """A server of a project that may come under a lease of it.
+    """Return a server of a project that may be added to its lease.
 
-    :param what: it does then, as a refusal says it
-    :raises InvalidLeaseParams: when the project has no such server
-    :raises Conflict: when it cannot come under one as it is; says what to do
-    :raises CloudUnavailable: when that cannot be said now
+    :param what: what it does then, as a phrase of the refusal
+    :raises InvalidLeaseParams: if the project has no server of this id
+    :raises Conflict: if it cannot be added in its state; says what to do
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     return bounded_calls.of_api(_joiner, server_id, project_id, what)
 
@@ -62,11 +62,11 @@ def _joiner(server_id: str, project_id: str, what: str) -> members.NewMember:
 
 
 def leaves(server_id: str, project_id: str) -> bool:
-    """Whether a server that is to leave its lease is on a host.
+    """Return whether a server that is removed from its lease is on a host.
 
-    :raises InvalidLeaseParams: when the project has no such server
-    :raises Conflict: when it cannot leave as it is; says what to do
-    :raises CloudUnavailable: when that cannot be said now
+    :raises InvalidLeaseParams: if the project has no server of this id
+    :raises Conflict: if it cannot be removed in its state; says what to do
+    :raises CloudUnavailable: if Nova does not answer
     """
     return bounded_calls.of_api(_leaves, server_id, project_id)
 
@@ -83,7 +83,7 @@ def _leaves(server_id: str, project_id: str) -> bool:
 
 
 def _find(server_id: str, project_id: str) -> tuple[ty.Any, str | None]:
-    """A server of a project, and the uuid of the host that it is on."""
+    """Return a server of a project, and the uuid of its host."""
     context = nova_context.get_admin_context()
     mapping = unbuilt_servers.mapping(context, server_id)
     if mapping is None or mapping.project_id != project_id:
@@ -104,9 +104,9 @@ def _find(server_id: str, project_id: str) -> tuple[ty.Any, str | None]:
 
 
 def _check_size(instance: ty.Any) -> None:
-    """Whether what a server takes is what it goes on to take.
+    """Check that the resources of a server are final.
 
-    :raises Conflict: when not; says what to do
+    :raises Conflict: if they are not; says what to do
     """
     if instance.vm_state == vm_states.RESIZED:
         raise errors.Conflict(

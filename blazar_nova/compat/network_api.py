@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Neutron, asked with the credentials that Nova has in ``[neutron]``.
+"""A client of neutron with the credentials that Nova has in ``[neutron]``.
 
-Nova's own client covers what servers need of networks; floating IPs and
-segments are none of that.
+Nova's own client covers what servers need of networks, but not floating IPs
+and segments.
 """
 
 import functools
@@ -20,12 +20,12 @@ from blazar_nova.compat import process
 __all__ = ['FloatingIP', 'Network', 'Neutron', 'Port', 'Segment', 'Subnet',
            'neutron']
 
-#: Seconds that neutron has to answer.
+#: Seconds in which neutron must answer.
 _SECONDS = 30
-#: What a reservation writes to its objects: as Blazar does.
+#: The tags that a reservation has on its objects, as in Blazar.
 _TAG, _RESERVATION = 'blazar', 'reservation:'
 _GROUP = 'neutron'
-#: What is read of ranges; the segments in use would be many.
+#: The fields of ranges that are read, without the many segments in use.
 _OF_RANGES = ('shared', 'project_id', 'network_type', 'physical_network',
               'minimum', 'maximum')
 
@@ -34,8 +34,8 @@ class FloatingIP(ty.NamedTuple):
     """A floating IP of any project.
 
     :ivar created_at: seconds since the epoch
-    :ivar reservations: the ids of those by which it is tagged. Its owner may
-        change its tags
+    :ivar reservations: the ids of reservations in its tags, which its owner
+        can change
     """
 
     id: str
@@ -60,7 +60,7 @@ class Subnet(ty.NamedTuple):
 class Segment(ty.NamedTuple):
     """A segment of a network.
 
-    :ivar physical: the physical network; None where the type has none
+    :ivar physical: the physical network; None if the type has none
     """
 
     type: str
@@ -72,7 +72,7 @@ class Network(ty.NamedTuple):
     """A network of any project.
 
     :ivar created_at: seconds since the epoch
-    :ivar reservations: as :class:`FloatingIP` has them
+    :ivar reservations: see :class:`FloatingIP`
     """
 
     id: str
@@ -84,7 +84,7 @@ class Network(ty.NamedTuple):
 
 
 class Port(ty.NamedTuple):
-    """A port, and what has it."""
+    """A port, and the device that uses it."""
 
     id: str
     device_owner: str
@@ -92,15 +92,15 @@ class Port(ty.NamedTuple):
 
 
 class Neutron:
-    """Neutron's API; connects when it is first used, after WSGI servers have
-    forked.
+    """A client of neutron; it connects at its first use, after WSGI servers
+    have forked.
 
     Every method raises :class:`.errors.CloudUnavailable` if neutron does not
     answer, or refuses for a reason that may pass.
     """
 
     def is_configured(self) -> bool:
-        """Whether there is a neutron that can be asked."""
+        """Return whether ``[neutron]`` has credentials."""
         return self._adapter is not None
 
     @functools.cached_property
@@ -112,7 +112,7 @@ class Neutron:
                 process.CONF, _GROUP, auth=auth))
 
     def subnets(self, network_id: str) -> list[Subnet] | None:
-        """The subnets of an external network; None: there is no such one."""
+        """Return the subnets of an external network; None if there is none."""
         found = self._list('networks', id=network_id)
         if not found or not found[0].get('router:external'):
             return None
@@ -121,7 +121,7 @@ class Neutron:
             for one in self._list('subnets', network_id=network_id)]
 
     def floating_ips(self, **limits: str) -> list[FloatingIP]:
-        """Floating IPs of all projects.
+        """Return floating IPs of all projects.
 
         :param limits: of neutron's query, such as ``floating_network_id``
         """
@@ -131,8 +131,8 @@ class Neutron:
             for one in self._list('floatingips', **limits)]
 
     def port_addresses(self, network_id: str) -> set[str]:
-        """The addresses of a network that something else than floating IPs
-        has.
+        """Return the addresses of a network that are in use by other things
+        than floating IPs.
         """
         return {fixed['ip_address']
                 for port in self._list('ports', network_id=network_id)
@@ -140,11 +140,11 @@ class Neutron:
                 for fixed in port['fixed_ips']}
 
     def of_reservation(self, reservation_id: str) -> list[FloatingIP]:
-        """The floating IPs that are tagged by a reservation."""
+        """Return the floating IPs with the tag of a reservation."""
         return self.floating_ips(tags=f'{_RESERVATION}{reservation_id}')
 
     def reserved(self) -> list[FloatingIP]:
-        """The floating IPs that are tagged by any reservation."""
+        """Return the floating IPs with the tag of any reservation."""
         return self.floating_ips(tags=_TAG)
 
     def allocate(self, network_id: str, address: str, project_id: str) -> str:
@@ -158,19 +158,20 @@ class Neutron:
         return ty.cast(str, made['floatingip']['id'])
 
     def tag(self, floating_ip_id: str, reservation_id: str) -> None:
-        """Write to a floating IP which reservation it is of."""
+        """Tag a floating IP with its reservation."""
         self._ask('PUT', f'/floatingips/{floating_ip_id}/tags', json={
             'tags': [_TAG, f'{_RESERVATION}{reservation_id}']})
 
     def release(self, floating_ip_id: str) -> None:
-        """Delete a floating IP, whatever uses it; nothing when it is gone."""
+        """Delete a floating IP, even if it is in use; ignores a missing one.
+        """
         self._ask('DELETE', f'/floatingips/{floating_ip_id}', missing={})
 
     def segments(self) -> list[Segment]:
-        """The segments of the ranges that are for our own project alone, so
-        that neutron gives them to no one else.
+        """Return the segments of the ranges that belong to our own project,
+        from which neutron gives none to others.
         """
-        # They are not filtered by these, and not every neutron has them.
+        # Ranges cannot be filtered by these, and the extension is optional.
         found = self._ask('GET', '/network_segment_ranges?' + '&'.join(
             f'fields={name}' for name in _OF_RANGES),
             missing={'network_segment_ranges': []})['network_segment_ranges']
@@ -190,7 +191,7 @@ class Neutron:
                 f'Keystone does not answer: {exc}') from exc
 
     def networks(self, **limits: str) -> list[Network]:
-        """Networks of all projects."""
+        """Return networks of all projects."""
         return [Network(
             one['id'], one['name'], one['project_id'], Segment(
                 one['provider:network_type'],
@@ -201,11 +202,11 @@ class Neutron:
             if one.get('provider:network_type')]
 
     def networks_of(self, reservation_id: str) -> list[Network]:
-        """The networks that are tagged by a reservation."""
+        """Return the networks with the tag of a reservation."""
         return self.networks(tags=f'{_RESERVATION}{reservation_id}')
 
     def networks_on(self, segment: Segment) -> list[Network]:
-        """The networks that have a segment."""
+        """Return the networks on a segment."""
         limits = {'provider:network_type': segment.type,
                   'provider:segmentation_id': str(segment.number)}
         if segment.physical is not None:
@@ -213,12 +214,12 @@ class Neutron:
         return self.networks(**limits)
 
     def reserved_networks(self) -> list[Network]:
-        """The networks that are tagged by any reservation."""
+        """Return the networks with the tag of any reservation."""
         return self.networks(tags=_TAG)
 
     def create_network(self, segment: Segment, name: str, project_id: str,
                        ) -> str:
-        """Create a network on a segment for a project; returns its id."""
+        """Create a network on a segment for a project; return its id."""
         physical = {} if segment.physical is None else {
             'provider:physical_network': segment.physical}
         made = self._ask('POST', '/networks', json={'network': {
@@ -228,31 +229,31 @@ class Neutron:
         return ty.cast(str, made['network']['id'])
 
     def tag_network(self, network_id: str, reservation_id: str) -> None:
-        """Write to a network which reservation it is of."""
+        """Tag a network with its reservation."""
         self._ask('PUT', f'/networks/{network_id}/tags', json={
             'tags': [_TAG, f'{_RESERVATION}{reservation_id}']})
 
     def ports(self, network_id: str) -> list[Port]:
-        """The ports of a network."""
+        """Return the ports of a network."""
         return [Port(one['id'], one['device_owner'], one['device_id'])
                 for one in self._list('ports', network_id=network_id)]
 
     def detach(self, port: Port) -> None:
-        """Remove the interface that a router has in a network."""
+        """Remove the interface of a router from a network."""
         self._ask('PUT', f'/routers/{port.device_id}/remove_router_interface',
                   json={'port_id': port.id}, missing={})
 
     def disable(self, network_id: str) -> None:
-        """Have a network forward nothing; nothing when it is gone."""
+        """Set a network administratively down; ignores a missing one."""
         self._ask('PUT', f'/networks/{network_id}', missing={}, json={
             'network': {'admin_state_up': False}})
 
     def delete_port(self, port_id: str) -> None:
-        """Delete a port; nothing when it is gone."""
+        """Delete a port; ignores a missing one."""
         self._ask('DELETE', f'/ports/{port_id}', missing={})
 
     def delete_network(self, network_id: str) -> None:
-        """Delete a network with its subnets; nothing when it is gone."""
+        """Delete a network with its subnets; ignores a missing one."""
         self._ask('DELETE', f'/networks/{network_id}', missing={})
 
     def _list(self, kind: str, **limits: str) -> list[dict[str, ty.Any]]:
@@ -263,8 +264,9 @@ class Neutron:
     def _ask(self, method: str, path: str,
              missing: dict[str, ty.Any] | None = None,
              **more: ty.Any) -> dict[str, ty.Any]:
-        """
-        :param missing: the answer when there is no such thing; None: an error
+        """Return neutron's answer.
+
+        :param missing: the result for 404; None: raise an error
         """
         if not self.is_configured():
             raise errors.CloudUnavailable(
@@ -283,7 +285,7 @@ class Neutron:
             raise errors.CloudUnavailable(_refusal(exc)) from exc
         except (exceptions.ClientException, KeyError, TypeError,
                 ValueError) as exc:
-            # Or something that stands in front of it does.
+            # Possibly the answer of a proxy in front of neutron.
             raise errors.CloudUnavailable(
                 f'Neutron does not answer: {exc}') from exc
 
@@ -299,7 +301,7 @@ def _reservations(found: ty.Mapping[str, ty.Any]) -> frozenset[str]:
 
 
 def _refusal(exc: ty.Any) -> str:
-    """What neutron says."""
+    """Return neutron's message as a sentence."""
     try:
         said = exc.response.json()['NeutronError']['message']
     except Exception:
@@ -309,5 +311,5 @@ def _refusal(exc: ty.Any) -> str:
 
 @functools.cache
 def neutron() -> Neutron:
-    """The neutron of this process."""
+    """Return the client of this process."""
     return Neutron()

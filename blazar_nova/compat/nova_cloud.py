@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers, as Nova has them: looked at and built."""
+"""The cloud of the core, implemented with Nova: reads and builds servers."""
 
 import contextlib
 import functools
@@ -47,26 +47,26 @@ _PING_TIMEOUT = 10
 
 class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
                 server_migration.ServerMigration):
-    """What the core needs of a cloud, done with Nova.
+    """Nova as the cloud that the core needs.
 
-    For any process that has read nova.conf and has access to the API
-    database and the cells.
+    For any process that has read nova.conf and has access to the API database
+    and the cells.
 
-    :param trusts: what lets it act for users
+    :param trusts: creates tokens of users
     """
 
     def __init__(self, trusts: request_context.Trusts) -> None:
         super().__init__(trusts)
-        #: The service hosts of the hosts, by their uuids.
+        #: The service hosts of hosts, by uuid of the host.
         self._services: dict[str, str] = {}
 
     def send(self, call: str, credential: str | None,
              server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
-        """Cast a held call for those of its servers that still wait.
+        """Cast a deferred build for those of its servers that still wait.
 
-        A second cast of the same server would orphan a running guest, so
-        the gate comes last, and nothing that could take its time comes after
-        it; the cast is never repeated.
+        Two casts of a server would leave a guest that Nova does not know, so
+        the gate is the last step before the cast, with nothing slow between
+        them, and the cast is never repeated.
         """
         build = build_calls.load(call)
         if credential is not None:
@@ -75,10 +75,10 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         return self._send(build, server_ids, gate)
 
     def send_slots(self, call: str, apart: bool, gate: cloud_api.Gate) -> None:
-        """Send the build of servers that have reservation slots, as
-        :meth:`send`, where its request has not.
+        """Send the build of servers with reservation slots, as :meth:`send`,
+        if the request has not sent it.
 
-        :param apart: whether they go to hosts that serve leases only
+        :param apart: whether to bind the servers to hosts of the pool
         """
         build = build_calls.load(call)
         self._send(build, build.server_ids, gate,
@@ -87,9 +87,9 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
     def _send(self, build: build_calls.BuildCall,
               server_ids: ty.Collection[str], gate: cloud_api.Gate,
               admit: ty.Callable[[], None] = lambda: None) -> str:
-        """:param admit: called when it is known which servers are there"""
-        # Without one of these no host is found or even looked for; what else
-        # a build needs takes messages, and waits in a queue.
+        """:param admit: called when the remaining servers are known"""
+        # Without these services, the build would fail or not even start; the
+        # other services are reached by messages, which wait in queues.
         compute_hosts.ask_placement('/')
         _ping(conductor_rpcapi.RPC_TOPIC)
         _ping(scheduler_rpcapi.RPC_TOPIC)
@@ -109,7 +109,7 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         lacking = [*map(str, in_use), *accelerators.lacking(
             build.context, build.request_spec[0].flavor)]
         if lacking:
-            # Its servers are alike, and only one has what is in use.
+            # Its servers are alike, and only one of them can have it.
             return ' '.join(lacking)
         taken = hostnames.taken(build.context, {
             server_id: request.instance.hostname
@@ -130,8 +130,8 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         return ' '.join(filter(None, [*taken.values(), why]))
 
     def cast(self, build: build_calls.BuildCall, gate: cloud_api.Gate) -> None:
-        """Cast the build of a request that is under way: nothing is made
-        ready for it, as it follows what Nova's API has just done.
+        """Cast the build of the current request, which needs no preparation,
+        as Nova's API has just done all of it.
         """
         _cast(build, gate)
 
@@ -144,16 +144,16 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
                     'Keystone', self._trusts.access, credential,
                     as_owner=build.makes_what_is_the_users))
             except errors.TrustUnavailable as exc:
-                # Nothing else can be seen without a token of his.
+                # All other checks need a token of the user.
                 return [f'{exc}.']
-        # One that takes its time keeps no other from being looked at.
+        # Bounded by server, so that a slow check does not block the others.
         return self._within(f'What server {build.server_ids[0]} needs',
                             build_preflight.lacking, build)
 
     def _check_up(self, build: build_calls.BuildCall) -> None:
-        """Make sure that one of the hosts that may be used is up.
+        """Check that one of the hosts that may be used is up.
 
-        :raises CloudUnavailable: when none is: Nova would give up at once
+        :raises CloudUnavailable: if none is: Nova would give up at once
         """
         try:
             usable = server_demand.demand_of(
@@ -170,7 +170,7 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
                 'None of the hosts that its servers may use is up')
 
     def hold(self, server_ids: ty.Collection[str]) -> None:
-        """Show servers as RESERVED again that :meth:`send` did not send."""
+        """Show servers that :meth:`send` did not send as RESERVED again."""
         context = nova_context.get_admin_context()
         for server_id in server_ids:
             try:
@@ -180,20 +180,19 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
                 LOG.debug('Server %s was deleted meanwhile', server_id)
 
     def revoke(self, credential: str) -> None:
-        """Give back what let us act for a user."""
+        """Delete the trust of a user."""
         self._trusts.revoke(credential)
 
     def credentials(self) -> set[str]:
-        """All trusts that were given to us."""
+        """Return all trusts that users have given us."""
         return self._trusts.held()
 
     def traces(self, server_ids: ty.Collection[str],
                ) -> dict[str, cloud_api.BuildTrace]:
-        """What there is of the builds that no conductor has brought to an
-        end.
+        """Return the traces of builds that no conductor has finished.
 
-        The conductors share one queue: when one of them answers, everything
-        sent before has been taken out of it, or is lost.
+        The conductors share one queue: if one of them answers, everything that
+        was sent before has been received, or is lost.
         """
         late = stranded_builds.on_the_way(server_ids)
         if not late:
@@ -202,56 +201,56 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         return stranded_builds.traces(late)
 
     def abandon(self, server_id: str) -> None:
-        """Make a server whose build stands still one in ERROR."""
+        """Set a server whose build is stranded to ERROR."""
         self._in_cell(stranded_builds.abandon, server_id)
 
     def look(self, server_id: str) -> cloud_api.ObservedServer:
-        """What Nova says of a server at this moment.
+        """Return the state of a server in Nova now.
 
-        :raises CloudUnavailable: when its cell does not answer
+        :raises CloudUnavailable: if its cell does not answer
         """
         return self._in_cell(server_state.at_server, server_id)
 
     def release(self, server_id: str) -> None:
-        """Nothing binds a server to a lease any more.
+        """Remove what binds a server to a lease.
 
-        :raises CloudUnavailable: when that cannot be done now
+        :raises CloudUnavailable: if Nova does not answer
         """
         flavors.release(server_id)
 
     def forget(self, server_id: str) -> None:
-        """Remove what Nova keeps of a server that was never built."""
+        """Delete Nova's records of a server that was never built."""
         self._in_cell(unbuilt_leftovers.forget, server_id)
 
 
 def _ping(topic: str) -> None:
-    """Make sure that one of the services of a topic answers.
+    """Check that one of the services of a topic answers.
 
-    :raises CloudUnavailable: when none does
+    :raises CloudUnavailable: if none does
     """
-    # BaseAPI.ping() tries for ever to reach a message bus that is away. Once
-    # more is for a connection that is as old as one that was restarted.
+    # BaseAPI.ping() retries without a limit while the message bus is down. One
+    # retry is for a connection from before a restart of the bus.
     client = baserpc.BaseAPI(topic).client.prepare(
         timeout=_PING_TIMEOUT, retry=1)
     try:
         client.call(nova_context.get_admin_context(), 'ping', arg='blazar')
     except Exception as exc:
-        # oslo.messaging lets through some of its library's.
+        # oslo.messaging lets through some errors of its libraries.
         raise errors.CloudUnavailable(
             f'nova-{topic} does not answer: {exc}') from exc
 
 
 class _NotSent(Exception):
-    """The gate is closed, or the permit to send a build has expired."""
+    """The gate refuses, or the permit to send a build has expired."""
 
 
 class _Gated:
-    """A transport that asks the gate right before it sends.
+    """A transport that calls the gate right before it sends.
 
-    The message is complete by then: for a large boot that takes longer than
-    a permit is valid, and must not count.
+    The message is complete by then: for a large boot, serializing it takes
+    longer than a permit is valid.
 
-    :param ask: raises when nothing may be sent
+    :param ask: raises an error if nothing may be sent
     """
 
     def __init__(self, transport: ty.Any, ask: ty.Callable[[], None]) -> None:
@@ -267,7 +266,7 @@ class _Gated:
 
 
 def _cast(build: build_calls.BuildCall, gate: cloud_api.Gate) -> None:
-    """Send a call, if the gate opens and it is not too late then."""
+    """Send a call, if the gate permits it and the permit is still valid."""
 
     def ask() -> None:
         deadline = gate(build.server_ids)
@@ -281,9 +280,9 @@ def _cast(build: build_calls.BuildCall, gate: cloud_api.Gate) -> None:
             raise _NotSent
 
     task_api = conductor.ComputeTaskAPI()
-    # Else it would wait for a message bus that is away, for as long as that
-    # takes, and send when another one has sent long since. Once more is for
-    # a connection that is as old as a bus that was restarted.
+    # Without a limit, the cast would wait while the message bus is down, and
+    # be sent after another process has sent the build. One retry is for a
+    # connection from before a restart of the bus.
     client = task_api.conductor_compute_rpcapi.client
     client.retry = 1
     client.transport = _Gated(client.transport, ask)

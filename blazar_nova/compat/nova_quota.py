@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Nova's quota lets a project have, and build at this moment.
+"""What Nova's quota permits a project to have, and to build now.
 
-Nova counts what is there now. A lease is asked about before it is made, with
-what all leases of its project hold at the same time: see
-:class:`blazar_core.leases.limits.Limits`. What Nova counts already of their
-servers is taken off, so that each of them counts once.
+Nova counts existing servers. The limits of a lease are checked before it is
+created, against what all leases of its project reserve at the same time: see
+:class:`blazar_core.leases.limits.Limits`. What Nova already counts of their
+servers is subtracted, so that each counts once.
 
-The conductor checks the quota once more when it has written the servers of a
-build down, and lets all of them fail if they are too many together. What it
-would say is asked before, for as many as may be.
+The conductor checks the quota again after it has stored the servers of a
+build, and fails all of them if they exceed it together. So the same check is
+run before the build, to find how many servers it would admit.
 """
 
 import collections
@@ -34,16 +34,16 @@ __all__ = ['NovaQuota', 'admitted']
 
 CONF = nova.conf.CONF
 
-#: What Nova's own quota driver has of servers.
+#: The resources of servers in Nova's legacy quota driver.
 _LEGACY = ('instances', 'cores', 'ram')
-#: How the name of a limit of the hours of a class begins.
+#: The prefix of the limits for hours of a resource class.
 _HOURS = 'lease_hours:'
-#: More than any limit: only the refusal says what the limit is.
+#: More than any limit, as only a refusal contains the limit.
 _TOO_MUCH = 2 ** 31
 
 
 class NovaQuota:
-    """Nova's quota, as the core asks it: of either driver."""
+    """Nova's quota, of either driver, in the form that the core needs."""
 
     def amounts(self, servers: int, resources: model.Resources,
                 ) -> dict[str, int]:
@@ -58,15 +58,15 @@ class NovaQuota:
 
     def hours(self, project_id: str, classes: ty.Collection[str],
               ) -> dict[str, int]:
-        """The limits of hours that keystone has, by resource class
-        (``lease_hours:VCPU``); empty where Nova's own quota is used.
+        """Return keystone's limits for hours (``lease_hours:VCPU``), by
+        resource class; empty if Nova's own quota is used.
         """
         if not limit_utils.use_unified_limits():
             return {}
         try:
             enforcer = limits._get_enforcer(
                 nova_context.get_admin_context(), project_id)
-            # Of what is not registered, oslo.limit would say zero.
+            # oslo.limit would return zero for limits that are not registered.
             names = {f'{_HOURS}{rc}' for rc in classes} & {
                 name for name, _limit in enforcer.get_registered_limits(None)}
             return {name.removeprefix(_HOURS): limit for name, limit in (
@@ -87,8 +87,8 @@ class NovaQuota:
             if user_id is not None and not _has_own(
                     context, project_id, user_id):
                 return {}
-            # Before the quota is: what comes in between counts twice, not
-            # never.
+            # Read before the quota: a server that is created in between counts
+            # twice instead of not at all.
             counted = self._counted(context, servers)
             if limit_utils.use_unified_limits():
                 limited = _unified(context, project_id, names)
@@ -103,15 +103,15 @@ class NovaQuota:
     def _counted(
             self, context: ty.Any,
             servers: ty.Sequence[cloud_api.CountedServer]) -> dict[str, int]:
-        """What Nova's usage has of servers."""
+        """Return what Nova's usage has of servers."""
         if not servers:
             return {}
         there = {one.instance_uuid: one.cell_mapping is not None for one in
                  objects.InstanceMappingList.get_by_instance_uuids(
                      context, [one.id for one in servers])
                  if not one.queued_for_delete}
-        # Where Nova counts servers by its mappings, those count too that no
-        # cell has yet; and the rest is what placement has.
+        # If Nova counts servers by their mappings, servers without a cell
+        # count too, and the resources are those in placement.
         by_mapping = limit_utils.use_unified_limits() or (
             CONF.quota.count_usage_from_placement)
         on_hosts = _on_hosts(context, [
@@ -147,7 +147,7 @@ def _on_hosts(context: ty.Any, server_ids: list[str]) -> set[str]:
 
 
 def _has_own(context: ty.Any, project_id: str, user_id: str) -> bool:
-    """Whether a user has a quota of his own."""
+    """Return whether a user has a quota apart from the project's."""
     if limit_utils.use_unified_limits():
         return False
     of_user = objects.Quotas.get_all_by_project_and_user(
@@ -157,7 +157,7 @@ def _has_own(context: ty.Any, project_id: str, user_id: str) -> bool:
 
 def _legacy(context: ty.Any, project_id: str, user_id: str | None,
             names: ty.Collection[str]) -> dict[str, tuple[int, int]]:
-    """By name, the limit and what is in use, of what is limited."""
+    """Return limit and usage of the names that have a limit."""
     scope = 'project' if user_id is None else 'user'
     usage = objects.Quotas.count_as_dict(
         context, 'instances', project_id, user_id=user_id)[scope]
@@ -173,13 +173,14 @@ def _legacy(context: ty.Any, project_id: str, user_id: str | None,
 
 def _unified(context: ty.Any, project_id: str, names: ty.Collection[str],
              ) -> dict[str, tuple[int, int]]:
-    """The same with the limits that keystone has."""
+    """Return the same from keystone's limits."""
     try:
         limits._get_enforcer(context, project_id).enforce(
             project_id, dict.fromkeys(names, _TOO_MUCH))
     except limit_exceptions.ProjectOverLimit as exc:
-        # Of what has no limit in keystone, Nova says whether that is none
-        # or zero; of one thing at a time, as others would hide it.
+        # For names without a limit in keystone, Nova's configuration decides
+        # between unlimited and zero; checked one by one, as one name would
+        # hide the others.
         return {one.resource_name: (one.limit, one.current_usage)
                 for one in exc.over_limit_info_list
                 if limit_utils.should_enforce(
@@ -188,10 +189,10 @@ def _unified(context: ty.Any, project_id: str, names: ty.Collection[str],
 
 
 def admitted(context: ty.Any, specs: ty.Sequence[ty.Any]) -> tuple[int, str]:
-    """How many of these servers, all of one kind, the quota lets in.
+    """Return how many servers, all of one kind, the quota admits.
 
-    :returns: how many, and why not more (empty when all)
-    :raises CloudUnavailable: when that cannot be found out
+    :returns: the number, and why not more (empty if all are admitted)
+    :raises CloudUnavailable: if Nova or keystone does not answer
     """
     if not specs or not CONF.quota.recheck_quota:
         return len(specs), ''
@@ -199,7 +200,7 @@ def admitted(context: ty.Any, specs: ty.Sequence[ty.Any]) -> tuple[int, str]:
     if not why:
         return len(specs), ''
     few, many = 0, len(specs)
-    # None are admitted, and ``many`` are not.
+    # Invariant: ``few`` are admitted, or none; ``many`` are not.
     while many - few > 1:
         middle = (few + many) // 2
         if _refusal(context, specs[0], middle):
@@ -210,7 +211,7 @@ def admitted(context: ty.Any, specs: ty.Sequence[ty.Any]) -> tuple[int, str]:
 
 
 def _refusal(context: ty.Any, spec: ty.Any, count: int) -> str:
-    """Why so many are too many; empty when they are not."""
+    """Return why this many servers are refused; empty if they are not."""
     try:
         _check_quota(context, spec, count)
         nova_releases.enforce_limits(context, spec, count)
@@ -225,10 +226,10 @@ def _refusal(context: ty.Any, spec: ty.Any, count: int) -> str:
 
 
 def _check_quota(context: ty.Any, spec: ty.Any, count: int) -> None:
-    """As nova.compute.utils.check_num_instances_quota() does it."""
+    """Check as nova.compute.utils.check_num_instances_quota() does."""
     user_id = spec.user_id if _has_own(
         context, spec.project_id, spec.user_id) else None
-    # Where Nova counts servers by its mappings, these are counted already.
+    # If Nova counts servers by their mappings, these are counted already.
     known = CONF.quota.count_usage_from_placement
     objects.Quotas.check_deltas(
         context, {'instances': 0 if known else count,

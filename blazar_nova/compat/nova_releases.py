@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Functions of Nova that have another name or form in another release.
+"""Functions of Nova with other names or signatures in another release.
 
-The newer one is used where it is there.
+The newer one is used if it exists.
 """
 
 import typing as ty
@@ -14,12 +14,13 @@ __all__ = ['enforce_limits', 'resources_of_flavor']
 
 
 def enforce_limits(context: ty.Any, spec: ty.Any, count: int) -> None:
-    """Ask the unified limits whether they admit the build of servers.
+    """Check the unified limits for a build of servers.
 
-    Nova 33 asks for the resources of the flavor alone.
+    Nova 33 takes the flavor instead of the RequestSpec.
 
-    :raises TooManyInstances: when they do not
+    :raises TooManyInstances: if the limits refuse it
     """
+    # They have counted as servers since their boot.
     # They count as servers since they were asked for.
     counted = {'servers': 0}
     if hasattr(limits, 'enforce_num_instances_and_resources'):
@@ -34,7 +35,7 @@ def enforce_limits(context: ty.Any, spec: ty.Any, count: int) -> None:
 
 
 def resources_of_flavor(flavor: ty.Any, on_volume: bool) -> dict[str, int]:
-    """What a server of a flavor takes, by resource class.
+    """Return the resources of a server of a flavor, by resource class.
 
     :param on_volume: whether its root disk is a volume
     """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Nova's API application, what it routes a request to, and its answers.
+"""Nova's API application, the routes of requests, and Nova's errors.
 
-Nova's router finds the route of a request, and calls the controller of that
-route. What we do stands between the two (:func:`wrap`): a request is judged by
-the route that Nova has found, and no path, method or query is read twice.
+Nova's router finds the route of a request and calls its controller. Our
+middleware is called in between (:func:`wrap`), and decides by the route that
+Nova has found, so that no path, method or query is parsed twice.
 """
 
 import enum
@@ -25,30 +25,30 @@ __all__ = ['Action', 'Kind', 'action', 'build', 'error', 'fault',
 
 Environ: ty.TypeAlias = dict[str, ty.Any]
 
-#: How Nova writes the ids of servers and server groups; it reads them in
-#: upper case, too, where its database does.
+#: The form of the ids of servers and server groups. Nova accepts upper case
+#: too, if its database does.
 _UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.I)
-#: What a collation may pass over: accents, blanks, what is not shown.
+#: What a collation may ignore: accents, blanks, invisible characters.
 _NOT_OF_IDS = re.compile(r'[^0-9a-f-]')
 
 
 def build(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
-    """What Nova's own line in api-paste.ini would build."""
+    """Return what Nova's own line in api-paste.ini would build."""
     return compute.APIRouterV21.factory(global_config, **local_config)
 
 
 def wrap(app: ty.Any, middleware: ty.Callable[[ty.Any], ty.Any]) -> None:
     """Put a middleware between Nova's router and its controllers.
 
-    :param app: what :func:`build` returned
-    :param middleware: called with what calls the controllers, a WSGI
-        application, and returns another one
+    :param app: the result of :func:`build`
+    :param middleware: called with the WSGI application that calls the
+        controllers; returns another WSGI application
     """
     app._router.app = middleware(app._router.app)
 
 
 def problems(app: ty.Any) -> list[str]:
-    """Sentences, if the router of a Nova is not as :func:`wrap` needs it."""
+    """Return sentences if Nova's router is not as :func:`wrap` needs it."""
     return [] if callable(getattr(
         getattr(app, '_router', None), 'app', None)) else [
             'nova.api.wsgi.Router was expected to have _router.app, which '
@@ -56,16 +56,16 @@ def problems(app: ty.Any) -> list[str]:
 
 
 class Kind(enum.Enum):
-    """What an action of Nova's API does, as far as leases are concerned."""
+    """The effect of an action of Nova's API on a lease."""
 
     BOOT = 'boot'
     READ = 'read'
     UPDATE = 'update'
     DELETE = 'delete'
-    #: What its body names.
+    #: An action that is named in the body.
     ACTION = 'action'
     METADATA = 'metadata'
-    #: All else that changes something of a server.
+    #: Any other change of a server.
     OTHER = 'other'
     DELETE_GROUP = 'delete_group'
 
@@ -73,8 +73,8 @@ class Kind(enum.Enum):
 class Action(ty.NamedTuple):
     """The action of Nova's API to which a request was routed.
 
-    :ivar subject: the server, or the server group; None for a boot
-    :ivar named: how the request writes that
+    :ivar subject: the id of the server or the server group; None for a boot
+    :ivar named: the id as written in the request
     """
 
     kind: Kind
@@ -83,10 +83,11 @@ class Action(ty.NamedTuple):
 
     @property
     def exists(self) -> bool:
-        """Whether its subject is an id, if it could be one at all.
+        """Whether its subject is an id, or cannot be taken for one.
 
-        A database may take another string for the same id, such as one with
-        accents: it is not asked. What is like no id is left to Nova.
+        A database may treat other strings as equal to an id, such as one with
+        accents: for these the result is false. A string that is unlike any id
+        is left to Nova.
         """
         return self.subject is None or bool(
             _UUID.fullmatch(self.subject)) or not _UUID.fullmatch(
@@ -94,17 +95,17 @@ class Action(ty.NamedTuple):
                     'NFKD', self.subject).casefold()))
 
 
-#: What the actions of the servers' own controllers are.
+#: The kinds of the actions of the servers controller.
 _OF_SERVERS = {'create': Kind.BOOT, 'update': Kind.UPDATE,
                'delete': Kind.DELETE, 'action': Kind.ACTION}
 
 
 def action(environ: Environ) -> Action | None:
-    """The action to which Nova has routed a request.
+    """Return the action to which Nova has routed a request.
 
-    :param environ: as a middleware of :func:`wrap` gets it
-    :returns: None for what has nothing to do with a server, and does not
-        delete a server group
+    :param environ: as passed to a middleware of :func:`wrap`
+    :returns: None if the request is not about a server, and does not delete a
+        server group
     """
     match = environ['wsgiorg.routing_args'][1]
     controller = getattr(match.get('controller'), 'controller', None)
@@ -129,8 +130,7 @@ def action(environ: Environ) -> Action | None:
 
 def _subject(match: ty.Mapping[str, ty.Any], controller: ty.Any,
              ) -> str | None:
-    """The argument of a route that is the id of a server or a server group.
-    """
+    """Return the argument of a route that has the id of a server or group."""
     if 'server_id' in match:
         return 'server_id'
     return 'id' if 'id' in match and isinstance(
@@ -139,27 +139,27 @@ def _subject(match: ty.Mapping[str, ty.Any], controller: ty.Any,
 
 
 def _reads(environ: Environ) -> bool:
-    """Whether the route is one for GET, whatever method was sent."""
+    """Return whether the route is for GET, regardless of the method sent."""
     return (environ['routes.route'].conditions or {}).get('method') == ['GET']
 
 
 def readdressed(environ: Environ, subject: str) -> Environ:
-    """The same request about another server; it is not changed itself."""
+    """Return a copy of a request that is about another server."""
     url, match = environ['wsgiorg.routing_args']
     key = 'server_id' if 'server_id' in match else 'id'
     return {**environ, 'wsgiorg.routing_args': (
         url, {**match, key: subject})}
 
 
-#: A code that Nova takes for one that a boot may be answered with.
+#: A code that Nova expects of a boot.
 _EXPECTED = 409
 
 
 def error(code: int, sentence: str) -> Exception:
-    """What may be raised anywhere within Nova's ``create()``.
+    """Return an error that may be raised anywhere within Nova's ``create()``.
 
-    Nova makes a 500 of all errors that it does not expect of a boot. It asks
-    for the ``code``; what it answers is the status, and that stays.
+    Nova turns errors that it does not expect of a boot into 500. It checks the
+    ``code``, but answers with the status, which is not changed.
     """
     raised = webob.exc.status_map[code](explanation=sentence)
     raised.code = _EXPECTED
@@ -167,10 +167,10 @@ def error(code: int, sentence: str) -> Exception:
 
 
 def fault(environ: dict[str, ty.Any], code: int, sentence: str) -> ty.Any:
-    """An error as Nova answers one, headers and all.
+    """Return an error response in Nova's format, with its headers.
 
-    :returns: a WSGI application; None when the request asks for a
-        microversion that there is none of, which Nova itself answers
+    :returns: a WSGI application; None if the request asks for an unknown
+        microversion, which Nova itself answers
     """
     if microversion(environ) is None:
         return None
@@ -178,7 +178,8 @@ def fault(environ: dict[str, ty.Any], code: int, sentence: str) -> ty.Any:
 
 
 def microversion(environ: dict[str, ty.Any]) -> tuple[int, int] | None:
-    """The microversion that a request asks for; None: there is none such."""
+    """Return the microversion that a request asks for; None if it is invalid.
+    """
     request = wsgi.Request(environ)
     try:
         request.set_api_version_request()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Nova's scheduler loads, and its claim: the reservation database comes
-first, then placement.
+"""Base classes for Nova's scheduler, and the claim of hosts: first in the
+reservation database, then in placement.
 
-Nova's scheduler claims the hosts it has chosen one after the other, the best
-one first, until placement lets it have one; it does so for forced hosts, to
-which no filter is applied, and for moves as well. It takes the function from
-its module each time, and that is where ours is put.
+Nova's scheduler claims its chosen hosts one after the other, the best one
+first, until placement grants one; it also does so for migrations and for
+forced hosts, to which no filter is applied. It looks the function up in its
+module for each call, where ours replaces it.
 """
 
 import collections
@@ -38,14 +38,14 @@ LOG = logging.getLogger(__name__)
 HostFilter: ty.Any = filters.BaseHostFilter
 HostWeigher: ty.Any = weights.BaseHostWeigher
 
-#: What Nova itself does.
+#: Nova's own function.
 _novas_start: ty.Any = manager.SchedulerManager.post_start_hook
 
 
 def on_start(work: ty.Callable[[], None]) -> None:
-    """Do something in each process that schedules, when it begins to: the one
-    that loads the filters may only start those. Safe to call again: the last
-    one counts.
+    """Run a function in each scheduler worker process when it starts: the
+    process that loads the filters may only be the parent of the workers. The
+    last function given is run.
     """
     @functools.wraps(_novas_start)
     def post_start_hook(self: ty.Any) -> None:
@@ -56,20 +56,20 @@ def on_start(work: ty.Callable[[], None]) -> None:
 
 
 def is_rebuild(spec: ty.Any) -> bool:
-    """Whether a request only asks if its server may stay where it is.
+    """Return whether a request only checks that its server may stay.
 
-    Nova asks this for filters that judge one host at a time; one that
-    judges all at once has to ask by itself.
+    Nova checks this for filters that run on one host at a time; a filter that
+    overrides that has to check it itself.
     """
     return bool(utils.request_is_rebuild(spec))
 
 
 def may_be_leased(spec: ty.Any) -> bool:
-    """Whether a server may have a booking.
+    """Return whether a server may have a booking.
 
-    Its lease was asked for by hints, which stay in its request, or by the
-    flavor of a reservation; out of that a server is resized only while
-    nobody can tell that it has it.
+    The lease of a server is in its hints, which its RequestSpec keeps, or in
+    the flavor of a reservation; a server can be resized out of that flavor
+    only while the reservation database is unavailable.
     """
     return 'scheduler_hints' not in spec or bool(spec.scheduler_hints) or (
         flavors.reservation_of(spec.flavor) is not None or
@@ -77,17 +77,17 @@ def may_be_leased(spec: ty.Any) -> bool:
 
 
 def servers_of(spec: ty.Any) -> int:
-    """How many servers a request is for."""
+    """Return the number of servers in a request."""
     return int(spec.num_instances) if 'num_instances' in spec else 1
 
 
 def takes(hosts: ty.Iterable[ty.Any], spec: ty.Any) -> model.Resources:
-    """What a server takes of its host, by resource class.
+    """Return what a server takes of its host, by resource class.
 
-    The scheduler has asked placement for it, and it is the same on all
-    hosts: but of CPUs that are its own, for which Nova takes hosts that know
-    no such things as well. Hosts that only lend others something have no
-    candidates; Nova passes them over.
+    The scheduler has asked placement, and the amounts are the same on all
+    hosts, except for dedicated CPUs, for which Nova also accepts hosts without
+    PCPU. Hosts that only share resources have no candidates, and Nova skips
+    them.
     """
     candidate = next((host.allocation_candidates[0] for host in hosts
                       if host.allocation_candidates), None)
@@ -103,8 +103,8 @@ def takes(hosts: ty.Iterable[ty.Any], spec: ty.Any) -> model.Resources:
 
 def candidates_of(hosts: ty.Iterable[ty.Any],
                   ) -> dict[str, list[dict[str, model.Resources]]]:
-    """Return what placement could give a server of the providers of hosts:
-    of those that would give it something of a child provider.
+    """Return the candidates of hosts, by resource provider, for those hosts
+    that would allocate from a child provider.
     """
     return {host.uuid: [{
         uuid: compute_hosts.counted(one['resources'])
@@ -117,11 +117,12 @@ def candidates_of(hosts: ty.Iterable[ty.Any],
 
 def keep_candidates(hosts: ty.Iterable[ty.Any],
                     candidates: ty.Mapping[str, ty.Collection[int]]) -> None:
-    """Leave hosts those candidates alone that a server may have.
+    """Remove the candidates of hosts that a server may not use.
 
-    Nova claims the first one, and tries none after it.
+    Nova claims the first candidate, and tries no other.
 
-    :param candidates: their numbers, by the uuid of a host; of others, all
+    :param candidates: the numbers of those to keep, by uuid of the host; other
+        hosts keep all
     """
     for host in hosts:
         if host.uuid in candidates:
@@ -130,28 +131,29 @@ def keep_candidates(hosts: ty.Iterable[ty.Any],
                 if number in candidates[host.uuid]]
 
 
-#: How many claims are remembered, for requests that fail after them: several
-#: times what the largest request has.
+#: The number of claims that are kept, to undo those of requests that fail
+#: later: several times the size of the largest request.
 _REMEMBERED = 10_000
 
-#: What Nova itself does.
+#: Nova's own functions.
 _novas: ty.Any = utils.claim_resources
 _novas_cleanup: ty.Any = manager.SchedulerManager._cleanup_allocations
 _novas_select: ty.Any = manager.SchedulerManager._select_destinations
-#: Where a request has what :func:`explain` was given.
+#: The attribute of a request with the function given to :func:`explain`.
 _WHY = '_blazar_why'
 
 
 def explain(spec: ty.Any, why: ty.Callable[[], str | None]) -> None:
-    """Add to the fault of the servers of a request, if no host is found.
+    """Add a reason to the fault of a request's servers if no host is found.
 
-    :param why: asked then only; returns sentences for their owner
+    :param why: called only then; returns sentences for the owner
     """
     setattr(spec, _WHY, why)
 
 
 def install(books: scheduler_claims.Claims) -> None:
-    """Let this process claim in these books first. Safe to call again."""
+    """Make this process claim in the reservation database first. Idempotent.
+    """
     granted: collections.OrderedDict[str, scheduler_claims.Undo] = (
         collections.OrderedDict())
 
@@ -193,7 +195,7 @@ def install(books: scheduler_claims.Claims) -> None:
     @functools.wraps(_novas_cleanup)
     def _cleanup_allocations(self: ty.Any, context: ty.Any,
                              instance_uuids: ty.Collection[str]) -> None:
-        # Of several servers together, others have found no host.
+        # Another server of the same request has found no host.
         _novas_cleanup(self, context, instance_uuids)
         for server_id in instance_uuids:
             _take_back(granted.pop(server_id, None), server_id)
@@ -227,7 +229,7 @@ def _why(spec: ty.Any) -> str | None:
 
 def _unless(ask_nova: ty.Callable[[], bool], undo: scheduler_claims.Undo,
             server_id: str) -> bool:
-    """Nova's answer; a claim that it does not grant is taken back."""
+    """Return Nova's answer; undo the claim if Nova refuses its own."""
     granted = False
     try:
         granted = ask_nova()
@@ -247,6 +249,6 @@ def _take_back(undo: scheduler_claims.Undo | None, server_id: str) -> None:
 
 
 def _is_forced(spec: ty.Any) -> bool:
-    """Whether an operator named the host, so that no filter was asked."""
+    """Return whether an admin chose the host, so that no filter was run."""
     return any(name in spec and getattr(spec, name)
                for name in ('force_hosts', 'force_nodes'))

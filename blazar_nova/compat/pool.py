@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The pool: Nova itself keeps all others off hosts that serve leases only.
+"""The pool of enrolled hosts, off which Nova itself keeps other servers.
 
-Its hosts are in an aggregate that is *isolated*: placement offers them only to
+Its hosts are in an *isolated* aggregate: placement offers them only to
 requests for the pool's trait, which no flavor of a user has. A server in a
-reservation of hosts requires that trait, and beside it the trait of the
-reservation, which its hosts have: both stand in the flavor that is embedded in
-the server (:mod:`blazar_nova.compat.bound_servers`), where no user gets at
-them, and so they hold for whatever becomes of the server later.
+reservation of hosts requires that trait, and the trait of the reservation that
+its hosts have. Both are in the flavor that is embedded in the server
+(:mod:`blazar_nova.compat.bound_servers`), which users cannot change, so they
+also apply to every later migration.
 
-The other aggregates are for people and their tools: ``freepool`` has the hosts
-that no reservation has, and each reservation has one that bears its id. Each
-function leaves what is so already, and may be repeated after a crash or by two
-processes at once.
+The other aggregates are for operators and their tools: ``freepool`` has the
+hosts that are assigned to no reservation, and each reservation has an
+aggregate named by its id. Each function is idempotent, and may be repeated
+after a crash or run by two processes at once.
 """
 
 from concurrent import futures
@@ -42,9 +42,9 @@ __all__ = ['Member', 'close', 'for_each', 'forget', 'give_to', 'join',
 LOG = logging.getLogger(__name__)
 
 _ISOLATED = 'blazar_pool'
-#: Hosts that are seen to side by side.
+#: The number of hosts that are changed in parallel.
 _WORKERS = 8
-#: By what Nova keeps the servers of a project on the hosts of an aggregate.
+#: The key by which Nova keeps the servers of a project on an aggregate.
 _TENANT = 'filter_tenant_id'
 
 
@@ -66,15 +66,17 @@ _OPTS: list[cfg.Opt] = [
 ]
 
 
-#: Each host has its own time: one that does not answer keeps no other.
+#: Bounded by host, so that a silent host does not block the others.
 _calls = bounded_calls.Bounded()
 
 R = ty.TypeVar('R')
 
 
 class Member(ty.NamedTuple):
-    """An enrolled host: its provider's uuid (empty: Nova has no such host any
-    more), and its nova-compute.
+    """An enrolled host.
+
+    :ivar uuid: of its resource provider; empty if it no longer exists in Nova
+    :ivar service_host: of its nova-compute
     """
 
     uuid: str
@@ -82,7 +84,7 @@ class Member(ty.NamedTuple):
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
-    """For the tools of oslo.config."""
+    """Return the options for the tools of oslo.config."""
     return [(blazar_freepool.GROUP, [*blazar_freepool.OPTS, *_OPTS])]
 
 
@@ -90,7 +92,7 @@ process.CONF.register_opts(_OPTS, group=blazar_freepool.GROUP)
 
 
 def problems(conf: ty.Any) -> list[str]:
-    """What of Nova's configuration would let others onto the pool's hosts."""
+    """Return what in Nova's configuration admits other servers to the pool."""
     return [] if conf.scheduler.enable_isolated_aggregate_filtering else [
         'Nothing keeps other servers off enrolled hosts in placement. Write '
         'enable_isolated_aggregate_filtering = True into [scheduler] of '
@@ -98,16 +100,16 @@ def problems(conf: ty.Any) -> list[str]:
 
 
 def leave_after_lease() -> bool:
-    """Whether hosts that were leased serve everybody again."""
+    """Return whether leased hosts become available to all workloads again."""
     return bool(process.CONF[blazar_freepool.GROUP].after_lease == 'common')
 
 
 # -- the hosts of the pool ---------------------------------------------------
 
 def join(host: Member) -> None:
-    """Have placement keep others off a host from now on.
+    """Keep other servers off a host in placement from now on.
 
-    :raises CloudUnavailable: when that could not be done, or seen to be
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     bounded_calls.of_api(_join, host)
 
@@ -120,7 +122,8 @@ def _join(host: Member) -> None:
     providers.change(host.uuid, 'traits', [host_traits.POOL])
     aggregate_members.put(context, freepool, [host.service_host])
     there = [isolated.uuid, freepool.uuid]
-    # After that: who opens a reservation puts it there, and then out of here.
+    # Last, as the start of a reservation adds the aggregate before it removes
+    # the host from the freepool.
     if objects.AggregateList.get_by_host(
             context, host.service_host, key='reservation'):
         aggregate_members.take_out(context, freepool, [host.service_host])
@@ -130,9 +133,9 @@ def _join(host: Member) -> None:
 
 
 def joined() -> set[str]:
-    """The uuids of the hosts off which placement keeps others.
+    """Return the uuids of the hosts that are isolated in placement.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     return bounded_calls.of_api(_joined)
 
@@ -150,11 +153,11 @@ def _joined() -> set[str]:
 
 
 def leave(host: Member, replaced: bool = False) -> None:
-    """Let others onto a host again.
+    """Admit other servers to a host again.
 
-    :param replaced: whether an enrolled host has the same service; in Nova's
-        aggregates, which have services, it stays
-    :raises CloudUnavailable: when that cannot be done now
+    :param replaced: whether an enrolled host has the same service, which then
+        stays in Nova's aggregates, as they consist of services
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     bounded_calls.of_api(_leave, host, replaced)
 
@@ -179,9 +182,9 @@ def _leave(host: Member, replaced: bool) -> None:
 
 def open_to(reservation_id: str, project_id: str,
             members: ty.Sequence[Member]) -> None:
-    """Let the servers of a reservation onto these hosts, and no others.
+    """Assign hosts, and no others, to the servers of a reservation.
 
-    :raises CloudUnavailable: when that cannot be done now
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     isolated, aggregate, freepool = bounded_calls.of_api(
         _prepared, reservation_id, project_id, members)
@@ -200,11 +203,11 @@ def open_to(reservation_id: str, project_id: str,
 
 def _prepared(reservation_id: str, project_id: str,
               members: ty.Sequence[Member]) -> tuple[ty.Any, ty.Any, ty.Any]:
-    """The aggregates of the pool, of a reservation, and of what is free.
+    """Return the aggregates of the pool, of a reservation and of free hosts.
 
-    The hosts are in the first two then. Whoever gives back what is half open
-    looks for them in that of the reservation; and somebody may have taken one
-    out of the pool.
+    The hosts are added to the first two: to the reservation's, where a cleanup
+    after a crash finds them, and to the pool's, from which an operator may
+    have removed one.
     """
     context = nova_context.get_admin_context()
     isolated = _isolated(context)
@@ -217,7 +220,7 @@ def _prepared(reservation_id: str, project_id: str,
 
 def _left(aggregate: ty.Any, members: ty.Iterable[Member],
           *others: ty.Any) -> None:
-    """Hosts have left an aggregate; the schedulers hear of others, too."""
+    """Remove hosts from an aggregate; send it and others to the schedulers."""
     context = nova_context.get_admin_context()
     aggregate_members.take_out(context, aggregate, [
         host.service_host for host in members])
@@ -225,9 +228,9 @@ def _left(aggregate: ty.Any, members: ty.Iterable[Member],
 
 
 def give_to(reservation_id: str, project_id: str) -> None:
-    """Say of the hosts of a reservation which project has them now.
+    """Record the project of a reservation in the aggregate of its hosts.
 
-    :raises CloudUnavailable: when that cannot be done now
+    :raises CloudUnavailable: if Nova does not answer
     """
     bounded_calls.of_api(_give_to, reservation_id, project_id)
 
@@ -241,9 +244,9 @@ def _give_to(reservation_id: str, project_id: str) -> None:
 
 
 def close(reservation_id: str) -> None:
-    """Give the hosts of a reservation back to the pool.
+    """Return the hosts of a reservation to the pool.
 
-    :raises CloudUnavailable: when that cannot be done now
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     _clear(reservation_id, set())
     compute_hosts.tell_placement('delete',
@@ -264,7 +267,7 @@ def _remove(context: ty.Any, aggregate: ty.Any) -> None:
 
 
 def _clear(reservation_id: str, keep: ty.Collection[str]) -> None:
-    """Take all hosts out of a reservation but those of these services."""
+    """Remove all hosts from a reservation but those of these services."""
     gone = bounded_calls.of_api(_members_of, reservation_id, keep)
     if not gone:
         return
@@ -294,11 +297,11 @@ def _given_back(aggregate: ty.Any, freepool: ty.Any,
 
 
 def opened() -> set[str]:
-    """The ids of all reservations of hosts that have an aggregate.
+    """Return the ids of all reservations of hosts that have an aggregate.
 
-    Not those of servers that Blazar has: they are none of ours.
+    Leaves out Blazar's aggregates of reservations of servers.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     return bounded_calls.of_api(lambda: {
         one.name for one in objects.AggregateList.get_all(
@@ -308,11 +311,11 @@ def opened() -> set[str]:
 
 
 def forget(reservation_id: str) -> None:
-    """Remove the aggregate that Blazar has made for a reservation of servers.
+    """Delete the aggregate of a reservation of servers created by Blazar.
 
-    It would keep those of other projects off the hosts there. Safe to repeat.
+    It would keep the servers of other projects off its hosts. Idempotent.
 
-    :raises CloudUnavailable: when that cannot be done now
+    :raises CloudUnavailable: if Nova or placement does not answer
     """
     bounded_calls.of_api(_forget, reservation_id)
 
@@ -332,9 +335,9 @@ def _forget(reservation_id: str) -> None:
 
 
 def members_of(reservation_id: str) -> list[Member]:
-    """The hosts that are in the aggregate of a reservation.
+    """Return the hosts in the aggregate of a reservation.
 
-    :raises CloudUnavailable: when that cannot be said now
+    :raises CloudUnavailable: if Nova's API database does not answer
     """
     return bounded_calls.of_api(_members_of, reservation_id)
 
@@ -349,7 +352,7 @@ def _hosts_of(aggregate: ty.Any, but: ty.Collection[str] = (),
               ) -> list[Member]:
     found = []
     for service_host in sorted(set(aggregate.hosts) - set(but)):
-        # Of a host that is gone, its name alone is left.
+        # A host that no longer exists has only its name left.
         nodes = compute_hosts.on_service_host(service_host)
         found.append(Member(nodes[0].uuid if nodes else '', service_host))
     return found
@@ -364,19 +367,19 @@ def _isolated(context: ty.Any) -> ty.Any:
 
 def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
                   members: ty.Sequence[Member]) -> ty.Any:
-    """The aggregate of a reservation, made if there is none.
+    """Return the aggregate of a reservation, created if there is none.
 
-    Blazar has made it under another uuid, and before there was a host in it.
-    With hosts it stays, and so does its availability zone, which Nova does
-    not change while servers are there. An empty one goes: its zone need not
-    be one that its hosts can have.
+    An aggregate created by Blazar has another uuid, and existed before it had
+    hosts. If it has hosts, it is kept, with its availability zone, which Nova
+    does not change while hosts have servers. An empty one is deleted, as its
+    hosts may be in another zone.
     """
     there = _found(context, reservation_id)
     if there is not None and there.uuid == reservation_id:
         return there
     options = process.CONF[blazar_freepool.GROUP]
-    # Nothing by _TENANT: it would bind the project's other servers to these
-    # hosts, and keep off those with whom they are shared.
+    # Without _TENANT, which would restrict the project's other servers to
+    # these hosts, and keep off projects with which they are shared.
     metadata = {'reservation': reservation_id,
                 options.blazar_owner: project_id}
     if there is not None and there.hosts:
@@ -403,10 +406,10 @@ def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
 
 
 def _found(context: ty.Any, reservation_id: str) -> ty.Any:
-    """The aggregate of a reservation; None: there is none.
+    """Return the aggregate of a reservation, or None.
 
-    Ours has its id as its uuid, too; that of Blazar as its name alone, of
-    which Nova has no other.
+    Ours has the id of the reservation as its uuid; Blazar's has it as its name
+    only, which is unique in Nova.
     """
     try:
         return objects.Aggregate.get_by_uuid(context, reservation_id)
@@ -417,10 +420,10 @@ def _found(context: ty.Any, reservation_id: str) -> ty.Any:
 def for_each(reservation_id: str, done: str,
              work: ty.Callable[[Member], R],
              members: ty.Collection[Member]) -> list[R]:
-    """See to hosts, several at a time and each in a bounded time; what fails
-    keeps no other from it.
+    """Call a function for hosts, several in parallel and each with a time
+    limit; an error of one host does not affect the others.
 
-    :raises Exception: what failed first, when all were seen to
+    :raises Exception: the first error, after all hosts are done
     """
     with futures.ThreadPoolExecutor(_WORKERS) as workers:
         running = [workers.submit(

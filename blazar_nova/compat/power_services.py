@@ -2,10 +2,11 @@
 
 """The nova-compute services of hosts that are switched off and on.
 
-The service is disabled before, with a reason by which it is found again, so
-that Nova's scheduler leaves the host alone. Nova then marks the host with a
-trait in placement, by which leases are not reserved on disabled hosts either:
-it is removed, as from its boot time on the host can be reserved.
+Before a host is switched off, its service is disabled, with a reason by which
+it is recognized, so that Nova's scheduler ignores the host. Nova then gives
+the host a trait in placement by which leases are not reserved on disabled
+hosts either. This trait is removed, as the host can be reserved from its boot
+time on.
 """
 
 import fnmatch
@@ -28,17 +29,17 @@ from blazar_nova.compat import timestamps
 
 __all__ = ['ComputeService', 'Computes', 'REASON']
 
-#: Why a service is disabled.
+#: The reason of a service that we have disabled.
 REASON = 'nova-leases: switched off while no lease needs the host'
 
 
 class ComputeService(ty.NamedTuple):
-    """What Nova says of the service of a host.
+    """The state of the service of a host in Nova.
 
     :ivar up: whether it reports
-    :ivar seen_at: when it has reported last
-    :ivar ours: whether it is disabled for being switched off
-    :ivar theirs: whether somebody else has disabled it, or forced it down
+    :ivar seen_at: its last report
+    :ivar ours: whether it is disabled because the host is switched off
+    :ivar theirs: whether an operator has disabled it or forced it down
     """
 
     up: bool
@@ -48,11 +49,11 @@ class ComputeService(ty.NamedTuple):
 
 
 class Computes:
-    """What Nova knows of hosts, and does, where they are switched. All of its
-    methods raise CloudUnavailable when that cannot be done now.
+    """Nova's side of hosts that are switched off and on. All methods raise
+    CloudUnavailable if Nova or placement does not answer.
 
     :param exclude: ``[blazar_power] exclude``
-    :raises ConfigurationError: when that says what cannot be
+    :raises ConfigurationError: if that has an invalid value
     """
 
     def __init__(self, exclude: ty.Sequence[str]) -> None:
@@ -68,8 +69,8 @@ class Computes:
         self._groups: ty.Mapping[str, ty.Collection[str]] = {}
 
     def services(self) -> dict[str, ComputeService]:
-        """Return the services of hosts, by their names; nothing of those of a
-        cell that does not answer.
+        """Return the services of hosts by name, without those of cells that
+        do not answer.
         """
         self._zones = aggregates.zones(reserved=False)
         if any(one.startswith('aggregate:') for one in self._exclude):
@@ -83,13 +84,14 @@ class Computes:
                 for one in services}
 
     def zone(self, service: str) -> str:
-        """Return the zone of a service, as it was read last."""
+        """Return the zone of a service at the last :meth:`services`."""
         return self._zones.get(
             service, process.CONF.default_availability_zone)
 
     def excluded(self, host: str, service: str,
                  properties: ty.Mapping[str, ty.Any]) -> str:
-        """Return why a host stays on, as it was read last; empty: it need not.
+        """Return why a host must stay on, by the last :meth:`services`; empty
+        if it need not.
         """
         for one in self._exclude:
             kind, _colon, name = one.partition(':')
@@ -103,26 +105,26 @@ class Computes:
         return ''
 
     def disable(self, service: str) -> bool:
-        """Disable a service, unless somebody else has.
+        """Disable a service, unless an operator has.
 
-        :returns: whether it is disabled for being switched off
+        :returns: whether it is disabled because the host is switched off
         """
         return bounded_calls.of_api(_disable, service)
 
     def enable(self, service: str, uuid: str) -> None:
-        """Enable a service again, unless somebody else has disabled it."""
+        """Enable a service again, unless an operator has disabled it."""
         if bounded_calls.of_api(_enable, service):
             _unmark(uuid)
 
     def forget_disabled(self, service: str, uuid: str) -> None:
-        """Let a host that is off be reserved from its boot time on, unless
-        somebody else has disabled its service.
+        """Let a host that is off be reserved from its boot time on, unless an
+        operator has disabled its service.
         """
         if bounded_calls.of_api(_disable, service):
             _unmark(uuid)
 
     def occupied(self, uuid: str, service: str) -> str:
-        """Return what is on a host, or on its way there; empty: nothing."""
+        """Return which servers are on a host or about to be; empty if none."""
         there = sorted(host_servers.everybody(pool.Member(uuid, service)))
         return f'it has servers: {", ".join(there[:3])}' if there else ''
 
@@ -141,8 +143,9 @@ def _is_ours(service: ty.Any) -> bool:
 
 
 def _found(service: str, work: ty.Callable[[ty.Any], bool]) -> bool:
-    """
-    :raises CloudUnavailable: when Nova has no such service
+    """Call a function with a service.
+
+    :raises CloudUnavailable: if Nova has no service on this host
     """
     context = nova_context.get_admin_context()
     try:
@@ -168,7 +171,7 @@ def _disable(service: str) -> bool:
 
 
 def _enable(service: str) -> bool:
-    """Return whether a service is enabled."""
+    """Enable a service that we have disabled; return whether it is enabled."""
     def work(found: ty.Any) -> bool:
         if _is_ours(found):
             found.disabled, found.disabled_reason = False, None
@@ -179,5 +182,5 @@ def _enable(service: str) -> bool:
 
 
 def _unmark(uuid: str) -> None:
-    """Remove the trait of hosts whose service is disabled."""
+    """Remove the trait that marks hosts whose service is disabled."""
     providers.change(uuid, 'traits', remove=[server_demand.DISABLED])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A process of ours that speaks with Nova: configuration, messages."""
+"""Processes of ours that use Nova's configuration and message bus."""
 
 import atexit
 import collections
@@ -30,21 +30,21 @@ __all__ = ['CONF', 'Handler', 'Outbox', 'Told', 'bound_waiting',
 
 LOG = logging.getLogger(__name__)
 
-#: Nova's configuration; ours stands in the same files.
+#: Nova's configuration; our options are in the same files.
 CONF = nova.conf.CONF
 
-#: Told of an event's type, its payload and its publisher.
+#: Called with an event's type, its payload and its publisher.
 Handler: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any], str], None]
 
 
-#: Seconds that placement and keystone have to answer, unless an operator says
-#: otherwise.
+#: Seconds in which placement and keystone must answer, unless an operator has
+#: set another timeout.
 _ANSWER_SECONDS = 30
 
 
 def bound_waiting() -> None:
-    """Let this process not wait for placement for ever, nor for the limits
-    that keystone has, as Nova does.
+    """Set a timeout for requests to placement and for keystone's limits, where
+    Nova waits without one.
     """
     limit_opts.register_opts(CONF)
     for group in ('placement', 'oslo_limit'):
@@ -57,10 +57,10 @@ _create_client = report.SchedulerReportClient._create_client
 
 @functools.wraps(_create_client)
 def _unpaced(client: ty.Any) -> ty.Any:
-    """Make an adapter for placement that sends each request at once.
+    """Create an adapter for placement that sends each request at once.
 
-    keystoneauth paces the requests of an adapter by the time at which it was
-    made, even without a limit: if the clock was ahead then and is right now,
+    keystoneauth paces the requests of an adapter by the time of its creation,
+    even without a limit: if the clock was ahead then and has been corrected,
     each request would wait until that time.
     """
     adapter = _create_client(client)
@@ -72,39 +72,39 @@ def _unpaced(client: ty.Any) -> ty.Any:
 def configure(argv: list[str], prog: str, quiet: bool = False) -> None:
     """Read nova.conf and set up what Nova's objects need.
 
-    :param quiet: unless debug is set, without what libraries log at INFO, and
-        without our own if that is written to standard error
+    :param quiet: whether to drop, unless debug is set, messages of libraries
+        at INFO, and our own if they would be written to standard error
     """
     objects.register_all()
     nova_config.parse_args(argv)
     is_logged = CONF.log_file or CONF.log_dir or CONF.use_journal
     if not is_logged:
-        # oslo.log would take stdout, which is for answers.
+        # oslo.log would use stdout, which is for results.
         CONF.set_override('use_stderr', True)
     logging.setup(CONF, prog)
     if quiet and not logging.is_debug_enabled(CONF):
         logging.getLogger(None).logger.setLevel(logging.WARNING)
-        # On a terminal they would stand between the answers.
+        # On a terminal they would be mixed with the results.
         for name in ('blazar_core', 'blazar_nova') if is_logged else ():
             logging.getLogger(name).logger.setLevel(logging.INFO)
     objects.Service.enable_min_version_cache()
 
 
-#: How many events wait at most for a message bus that is slow or away, and
-#: for how many seconds they are waited for when a process ends.
+#: The most events that wait while the message bus is slow or down, and the
+#: seconds for which a process waits for them when it ends.
 _WAITING = 1000
 _FLUSH_SECONDS = 5
 
 
 class Outbox:
-    """Sends events, one after the other, beside the threads that emit them.
+    """Sends events one after the other, from a thread of its own.
 
-    A message bus that is away would keep a request for a lease waiting, until
-    he asks again and gets another one. The thread is started by the first
-    event, in the process that has it.
+    If the message bus is down, a request for a lease would otherwise wait,
+    until its client sends it again and gets a second lease. The thread is
+    started by the first event, in the process that has the event.
 
-    :param send: sends one; returns when it is sent, or cannot be
-    :param most: how many may wait; the oldest goes when there are more
+    :param send: sends an event; returns when it is sent, or cannot be
+    :param most: the most events that may wait; then the oldest is dropped
     """
 
     def __init__(self, send: ty.Callable[[str, dict[str, ty.Any]], None],
@@ -114,8 +114,8 @@ class Outbox:
         self.empty()
 
     def empty(self) -> None:
-        """As new. For a process that was forked: what its parent has in hand
-        is the parent's, and the thread has not come along.
+        """Reset to the initial state after a fork: the parent sends its own
+        events, and the child has no thread.
         """
         self._changed = threading.Condition()
         self._waiting: collections.deque[
@@ -124,7 +124,7 @@ class Outbox:
         self._thread: threading.Thread | None = None
 
     def put(self, event_type: str, payload: dict[str, ty.Any]) -> None:
-        """Have an event sent; returns at once."""
+        """Queue an event; returns at once."""
         with self._changed:
             self._waiting.append((event_type, payload))
             if len(self._waiting) > self._most:
@@ -139,8 +139,8 @@ class Outbox:
             self._changed.notify_all()
 
     def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
-        """Return when all is sent, or so much later; what is left then is
-        logged.
+        """Wait until all events are sent, or for some seconds; events that are
+        left are logged.
         """
         with self._changed:
             self._changed.wait_for(
@@ -166,7 +166,7 @@ class Outbox:
 
 
 def _named(payload: ty.Mapping[str, ty.Any]) -> str:
-    """Of what an event tells, for the log."""
+    """Return the object of an event, for the log."""
     of = payload.get('blazar_object.data', payload)
     if 'lease_id' in of:
         return f'Lease {of["lease_id"]}'
@@ -177,39 +177,38 @@ def _named(payload: ty.Mapping[str, ty.Any]) -> str:
 def _publish(event_type: str, payload: dict[str, ty.Any]) -> None:
     """Publish an event where Nova publishes its own.
 
-    What cannot be published is logged: it is news, and no reason to fail. It
-    is sent once more for a connection that is as old as a bus that was
-    restarted.
+    An event that cannot be published is logged and does not fail its caller.
+    One retry is for a connection from before a restart of the bus.
     """
-    # oslo.messaging takes 0 for what is configured, which is for ever.
+    # For oslo.messaging, 0 means the configured value, which is unlimited.
     rpc.NOTIFIER.prepare(publisher_id='blazar.lease', retry=1).info(
         nova_context.get_admin_context(), event_type, payload)
 
 
 _outbox = Outbox(_publish)
-#: Waits until what was told is sent.
+#: Waits until the queued events are sent.
 flush = _outbox.flush
 atexit.register(flush)
 os.register_at_fork(after_in_child=_outbox.empty)
 
 
 def notify(event_type: str, payload: dict[str, ty.Any]) -> None:
-    """Have an event of a lease published; returns at once."""
+    """Publish an event of a lease; returns at once."""
     _outbox.put(event_type, payload)
 
 
-#: After each message oslo.messaging wakes up time and again to see whether it
-#: may be acknowledged: a thousandth of a second later, then two, four ... That
-#: costs more than the message itself; of ours nobody waits for it.
+#: After each message, oslo.messaging polls whether it may be acknowledged:
+#: after a thousandth of a second, then after two, four and so on, which costs
+#: more than the message itself. Our acknowledgements are not urgent.
 ACKNOWLEDGE_SECONDS = 0.1
 
 
 def notification_listener(topic: str, handler: Handler) -> ty.Any:
-    """Hands every notification of a topic to a function, from a thread.
+    """Call a function for every notification of a topic, from a thread.
 
-    Several processes that listen share the notifications among them.
+    Processes that listen to the same topic share its notifications.
 
-    :returns: what has ``start()``, ``stop()`` and ``wait()``
+    :returns: an object with ``start()``, ``stop()`` and ``wait()``
     """
     amqpdriver.ACK_REQUEUE_EVERY_SECONDS_MIN = ACKNOWLEDGE_SECONDS
     return oslo_messaging.get_notification_listener(
@@ -219,8 +218,8 @@ def notification_listener(topic: str, handler: Handler) -> ty.Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Told:
-    """A server that has just come to a host and takes so much of it there,
-    or (None) has left it.
+    """A server that was just created on a host, with the resources that it
+    takes there, or (None) has just left it.
     """
 
     server_id: str
@@ -230,11 +229,11 @@ class Told:
 
 
 def told(event_type: str, payload: dict[str, ty.Any]) -> Told | None:
-    """What a notification tells of a server, if that can be relied on.
+    """Return what a notification reports of a server, if that is reliable.
 
-    What it takes follows from its flavor, but for classes that its image or
-    its ports ask for: :func:`blazar_core.capacity.inventory.record` keeps to
-    hosts that have none of those.
+    The resources are those of its flavor, without classes that its image or
+    its ports request: :func:`blazar_core.capacity.inventory.record` uses it
+    only for hosts without these.
     """
     data = payload.get('nova_object.data', {})
     server_id, service_host, node = map(data.get, ('uuid', 'host', 'node'))
@@ -253,7 +252,7 @@ def told(event_type: str, payload: dict[str, ty.Any]) -> Told | None:
 
 
 class _Endpoint:
-    """All priorities alike: failures are published as errors."""
+    """Handles all priorities alike: failures are published as errors."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler

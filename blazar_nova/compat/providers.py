@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What placement knows of a host beside its inventory: traits, aggregates."""
+"""Traits and aggregates of hosts in placement."""
 
 import typing as ty
 
@@ -9,19 +9,19 @@ from blazar_nova.compat import compute_hosts
 
 __all__ = ['change']
 
-#: How often a change is tried while others change the same.
+#: Attempts at a change while other processes change the same provider.
 _ATTEMPTS = 5
 
 
 def change(uuid: str, what: ty.Literal['aggregates', 'traits'],
            add: ty.Collection[str] = (),
            remove: ty.Collection[str] = ()) -> None:
-    """Give a provider traits, or put it into aggregates; or the other way.
+    """Add traits or aggregates to a provider, or remove them.
 
-    Two requests, and one where it is so already.
+    Two requests; one if nothing changes.
 
-    :param add: the names of traits, or the uuids of aggregates; these win
-    :raises CloudUnavailable: when it cannot be done now
+    :param add: names of traits, or uuids of aggregates; they win over removals
+    :raises CloudUnavailable: if it cannot be done now
     """
     url = f'/resource_providers/{uuid}/{what}'
     for _attempt in range(_ATTEMPTS):

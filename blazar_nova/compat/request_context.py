@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""In whose name, and for how long, Nova is asked about a server."""
+"""The contexts and time limits of calls about servers."""
 
 import functools
 import typing as ty
@@ -40,10 +40,9 @@ class Trusts(ty.Protocol):
 
 
 class Acting:
-    """What all parts of :class:`blazar_nova.compat.nova_cloud.NovaCloud` do
-    their work with.
+    """Base of all parts of :class:`blazar_nova.compat.nova_cloud.NovaCloud`.
 
-    :param trusts: what lets it act for users
+    :param trusts: creates tokens of users
     """
 
     def __init__(self, trusts: Trusts) -> None:
@@ -52,9 +51,9 @@ class Acting:
 
     def _in_cell(self, work: ty.Callable[ty.Concatenate[str, P], R],
                  server_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do something about a server, in the time that its cell has.
+        """Call a function about a server, within the time limit of its cell.
 
-        :raises CloudUnavailable: when the cell does not answer
+        :raises CloudUnavailable: if the cell does not answer
         """
         its = self._within(bounded_calls.API, unbuilt_servers.mapping,
                            nova_context.get_admin_context(), server_id)
@@ -64,10 +63,10 @@ class Acting:
                             server_id, *args, **kwargs)
 
     def _in_its_name(self, server_id: str, credential: str | None) -> ty.Any:
-        """A context in the name of the owner of a lease, about a server.
+        """Return a context in the name of a lease's owner, for a server.
 
-        :raises Forbidden: when that is another project's: what is made of it
-            would be theirs who made the lease
+        :raises Forbidden: if the server is of another project, since what is
+            created of it would belong to the owner of the lease
         """
         instance = self._compute_api.get(
             nova_context.get_admin_context(), server_id)
@@ -88,9 +87,9 @@ class Acting:
             owner, access)).elevated()
 
     def _as_service(self) -> ty.Any:
-        """A token of the service user; None where there is no keystone.
+        """Return a token of the service user; None without keystone.
 
-        :raises CloudUnavailable: when it cannot be had
+        :raises CloudUnavailable: if keystone issues none
         """
         return self._trusts.service()
 

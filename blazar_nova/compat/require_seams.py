@@ -2,9 +2,9 @@
 
 """Refuse a Nova that lacks what we rely on.
 
-What a process of ours or of Nova's loads first of ours imports this module
-before all others that touch Nova: those would fail with no more than an
-ImportError or an AttributeError.
+The first of our modules that a process loads imports this one before all
+others that touch Nova: those would fail with no more than an ImportError or an
+AttributeError.
 
 :raises ConfigurationError: at its import, with a sentence for each thing that
     Nova lacks

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What users may change of a server that is held.
+"""Changes that users may make to reserved servers.
 
-Nova changes a server in its cell, and one that has no cell yet only where it
-is renamed. A held one is what its BuildRequest says, and is built by that: it
-is locked and given metadata there. Whoever changes one locks its row, and so
-does the start (:func:`reserved_state.unmark`), so that what is accepted is in
-the build, and what comes too late is refused.
+Nova changes a server in its cell, and a server without a cell only if it is
+renamed. A reserved server is built from its BuildRequest, so it is locked and
+given metadata there. Each change locks the row, and so does the start
+(:func:`reserved_state.unmark`): an accepted change is part of the build, and a
+change that comes too late is refused.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from blazar_nova.compat import reserved_state
 
 __all__ = ['ACTIONS', 'install']
 
-#: The actions that a held server can have.
+#: The actions that are allowed on reserved servers.
 ACTIONS = frozenset({'lock', 'unlock'})
 
 _API = compute_api.API
@@ -36,8 +36,9 @@ def _update_instance(self: ty.Any, context: ty.Any, instance: ty.Any,
                      updates: dict[str, ty.Any]) -> ty.Any:
     if not reserved_state.is_built(instance):
         try:
-            # Of one that is being built, too: else what was read before it
-            # was held again would be written over that.
+            # Also while it is being built: otherwise values that were read
+            # before it became reserved again would overwrite those written
+            # since.
             with reserved_state.changing(context, instance.uuid) as request:
                 request.instance.update(updates)
                 return request.instance
@@ -62,7 +63,7 @@ def _update_instance_metadata(
     known = dict(instance.metadata)
     while True:
         wanted = metadata if delete else {**known, **metadata}
-        # Limits may be asked for elsewhere, for which nobody is kept waiting.
+        # This may call other services, so it is done without the row lock.
         self._check_metadata_properties_quota(context, wanted)
         with _changed(context, instance, 'update metadata') as its:
             if delete or its.metadata == known:
@@ -110,11 +111,11 @@ def _unlock_instance(self: ty.Any, context: ty.Any, instance: ty.Any) -> None:
 @contextlib.contextmanager
 def _changed(context: ty.Any, instance: ty.Any, what: str,
              ) -> ty.Iterator[ty.Any]:
-    """A held server, to be changed unless it is locked.
+    """Change a reserved server, unless it is locked.
 
-    :param what: is done with it, in the words of Nova's refusals
-    :raises InstanceIsLocked: when it may not be
-    :raises InstanceInvalidState: when it is not held any more
+    :param what: the action, as Nova's refusals name it
+    :raises InstanceIsLocked: if it is locked and the user is no admin
+    :raises InstanceInvalidState: if it is no longer reserved
     """
     try:
         with reserved_state.changing(context, instance.uuid) as request:
@@ -131,11 +132,11 @@ def _changed(context: ty.Any, instance: ty.Any, what: str,
 
 @contextlib.contextmanager
 def _unsent(context: ty.Any, instance: ty.Any) -> ty.Iterator[ty.Any]:
-    """A held server, to be locked or unlocked.
+    """Lock or unlock a reserved server.
 
-    :raises Forbidden: when it is not held any more, but has no cell yet. (Of
-        what Nova lets through from these actions it is what says so best; by
-        itself it answers 500.)
+    :raises Forbidden: if it is no longer reserved, but has no cell yet. (The
+        most suitable of the errors that Nova passes on from these actions;
+        Nova's own would be a 500.)
     """
     try:
         with _changed(context.elevated(), instance, 'lock') as its:
@@ -147,7 +148,7 @@ def _unsent(context: ty.Any, instance: ty.Any) -> ty.Iterator[ty.Any]:
 
 
 def install() -> None:
-    """Let this process do so. Safe to call again."""
+    """Install these functions in this process. Idempotent."""
     _API.update_instance = _update_instance
     _API.get_instance_metadata = _get_instance_metadata
     _API.update_instance_metadata = _update_instance_metadata

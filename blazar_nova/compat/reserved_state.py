@@ -2,14 +2,14 @@
 
 """RESERVED as one of Nova's states.
 
-A held server is a BuildRequest, and the instance in it carries a vm_state,
-which is free text. What the API shows for a vm_state, and what it looks for
-when asked ``?status=``, stands in one table; what it may answer, in the
-response schemas. RESERVED is added to both, in place.
+A reserved server is a BuildRequest, and the instance in it has a vm_state,
+which is free text. One table maps it to the status that the API shows and
+``?status=`` searches; the response schemas list the statuses that the API may
+return. RESERVED is added to both, in place.
 
-Tools that do not know RESERVED can be shown BUILD instead. The vm_state of
-the server is the same then, and so is all that is recognized by it: it has a
-mark in its system metadata, and what shows and searches goes by that.
+Tools that do not know RESERVED can be shown BUILD instead. The vm_state of the
+server is the same then, so that it is recognized as before; a mark in its
+system metadata controls what is shown and searched.
 """
 
 import contextlib
@@ -32,24 +32,25 @@ __all__ = ['TEXT', 'VM_STATE', 'changing', 'give_lock_reason', 'install',
 VM_STATE = 'reserved'
 STATUS = 'RESERVED'
 
-#: What stands in the text of each BuildRequest that is marked.
+#: The text that the BuildRequest of each marked server contains.
 TEXT = f'"vm_state": "{VM_STATE}"'
 
-#: Where Nova keeps why a server is locked.
+#: The key of system metadata in which Nova keeps why a server is locked.
 _LOCK_REASON = 'locked_reason'
 
-#: In the system metadata of a server that is shown as being built as long as
-#: it is held, and its task state then.
+#: The key of system metadata of a server that is shown as being built while it
+#: is reserved, and its task state then.
 _SHOWN_AS, TASK_STATE = 'blazar_shown_as', 'reserved'
 
-#: An enumeration of states is told by these members of it.
+#: The members by which an enumeration of statuses is recognized.
 _TELLING = frozenset({'VERIFY_RESIZE', 'SHELVED_OFFLOADED'})
 
 
 def install() -> int:
-    """Teach this process the state. Safe to call twice.
+    """Add the state to Nova in this process. Idempotent.
 
-    :returns: how many of the response schemas' lists of states know it
+    :returns: the number of lists of statuses in the response schemas that have
+        it
     """
     common._STATE_MAP[VM_STATE] = {'default': STATUS}
     lists = list(_state_lists(vars(schemas), set()))
@@ -60,7 +61,7 @@ def install() -> int:
 
 
 def _state_lists(node: ty.Any, seen: set[int]) -> ty.Iterator[list[str]]:
-    """The lists of states anywhere below a schema, each once."""
+    """Yield the lists of statuses anywhere below a schema, each once."""
     if not isinstance(node, dict | list) or id(node) in seen:
         return
     seen.add(id(node))
@@ -72,48 +73,48 @@ def _state_lists(node: ty.Any, seen: set[int]) -> ty.Iterator[list[str]]:
 
 
 def is_built(instance: ty.Any) -> bool:
-    """Whether a server, as Nova's API has it, is in a cell."""
+    """Return whether a server, as Nova's API has read it, is in a cell."""
     return bool(instance.obj_attr_is_set('id'))
 
 
 def is_held(instance: ty.Any) -> bool:
-    """Whether a server, as Nova's API has it, is one that is held."""
+    """Return whether a server, as Nova's API has read it, is reserved."""
     return not is_built(instance) and (
         instance.obj_attr_is_set('vm_state') and
         bool(instance.vm_state == VM_STATE))
 
 
 def is_marked(build_request: ty.Any) -> bool:
-    """Whether a server is shown as RESERVED."""
+    """Return whether a server is marked as reserved."""
     return bool(build_request.instance.vm_state == VM_STATE)
 
 
 def states_of(vm_state: str | None, system_metadata: ty.Mapping[str, ty.Any],
               ) -> dict[str, str] | None:
-    """The vm_state and the task_state that are shown of a held server whose
-    record has these; None: those of its record.
+    """Return the vm_state and the task_state to show of a reserved server with
+    these values in its record; None: those of the record.
     """
     return {'vm_state': vm_states.BUILDING, 'task_state': TASK_STATE} if (
         vm_state == VM_STATE and _SHOWN_AS in system_metadata) else None
 
 
 def show_as_build(build_request: ty.Any) -> None:
-    """Show a server as being built whenever it is held, from now on.
+    """Show a server as being built whenever it is reserved, from now on.
 
-    :raises BuildRequestNotFound: when it is gone
+    :raises BuildRequestNotFound: if it was deleted
     """
     with changing(build_request._context,
                   build_request.instance_uuid) as request:
         for instance in (request.instance, build_request.instance):
             instance.system_metadata = {
                 **instance.system_metadata, _SHOWN_AS: vm_states.BUILDING}
-    # It was us who changed it: see mark().
+    # So that mark() does not take this for a change by another process.
     build_request.updated_at = objects.BuildRequest.get_by_instance_uuid(
         build_request._context, build_request.instance_uuid).updated_at
 
 
 def give_lock_reason(instance: ty.Any, reason: str | None) -> None:
-    """Say why a server that is not built yet is locked; None: nothing."""
+    """Set why a server that is not built yet is locked; None: no reason."""
     others = {key: value for key, value in instance.system_metadata.items()
               if key != _LOCK_REASON}
     instance.system_metadata = others | (
@@ -123,17 +124,17 @@ def give_lock_reason(instance: ty.Any, reason: str | None) -> None:
 def mark(build_request: ty.Any, unless_changed: bool = False) -> None:
     """Show a server as RESERVED from now on.
 
-    :param unless_changed: not if it was changed since it was read
-    :raises BuildRequestNotFound: when it is gone
+    :param unless_changed: do nothing if it has changed since it was read
+    :raises BuildRequestNotFound: if it was deleted
     """
     _change(build_request, unless_changed, vm_state=VM_STATE, task_state=None)
 
 
 def unmark(build_request: ty.Any) -> bool:
-    """Show a held server as being built; false when it is gone.
+    """Show a reserved server as being built; return False if it was deleted.
 
-    The BuildRequest is then what it is by now: its user may have changed it
-    until this moment.
+    The BuildRequest is updated from its row, as its user may have changed it
+    until now.
     """
     try:
         _change(build_request, vm_state=vm_states.BUILDING,
@@ -158,10 +159,9 @@ def _change(build_request: ty.Any, unless_changed: bool = False,
 
 @contextlib.contextmanager
 def changing(context: ty.Any, server_id: str) -> ty.Iterator[ty.Any]:
-    """A BuildRequest that nobody else changes so meanwhile; what has become of
-    it in the block is saved.
+    """Yield a BuildRequest whose row is locked, and save it after the block.
 
-    :raises BuildRequestNotFound: when there is none
+    :raises BuildRequestNotFound: if there is none
     """
     with api_db.context_manager.writer.using(context):
         row = context.session.scalar(
@@ -173,6 +173,6 @@ def changing(context: ty.Any, server_id: str) -> ty.Iterator[ty.Any]:
         request = objects.BuildRequest._from_db_object(
             context, objects.BuildRequest(), row)
         yield request
-        # A change inside the instance does not count as one of the request.
+        # A change inside the instance does not mark the request as changed.
         request.instance = request.instance
         request.save()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a held server says of its lease, in fields that Nova has for that.
+"""The lease of a server, shown in fields of Nova's API.
 
-Its metadata tell of the lease as long as it is held, and those of an
-interruptible server until when it is safe: they are added to what is
-shown, and stored nowhere. One that has to be shown as being built is shown so.
-One that will not be built is in ERROR, with a fault that says why. (Lists that
-are asked for a status take both for what they were.) Its actions (``server
-event list``) have one more, with an event for each one of the lease; that is
-there for a server that was built, too, as long as its lease is not over.
+The metadata of a reserved server show its lease, and those of an interruptible
+server the time until which it is safe: they are added to the answer, and not
+stored. A reserved server is shown as being built if so configured, and in
+ERROR with a fault that says why if it will not be built. (Lists that are
+filtered by status use the status without these two.) The actions of a server
+(``server event list``) have an additional one, with the events of the lease,
+also after it is built and until the lease ends.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from blazar_nova.compat import reserved_state
 
 __all__ = ['Action', 'Event', 'Fault', 'Held', 'Tells', 'install']
 
-#: Of an action that is none of Nova's, whose ids begin with 1.
+#: The id of our action; Nova's begin with 1.
 _ID = 0
-#: Where in a request the servers stand of which it has been told.
+#: The key of a request's environment with the servers already updated.
 _TOLD = 'blazar.told'
 
 _show, _detail = views.ViewBuilder.show, views.ViewBuilder.detail
@@ -38,7 +38,7 @@ _events = compute_api.InstanceActionAPI.action_events_get
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a server that was held is not built, and since when."""
+    """Why a reserved server is not built, and since when."""
 
     message: str
     since: datetime.datetime
@@ -46,9 +46,9 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
-    """What is shown of a server that is held.
+    """What is shown of a reserved server.
 
-    :ivar metadata: what its metadata say of its lease
+    :ivar metadata: the keys that describe its lease
     :ivar fault: None: it is built when its lease starts
     """
 
@@ -58,11 +58,11 @@ class Held:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """One of the events of an action.
+    """An event of an action.
 
-    :ivar start: when it is planned; like all times in UTC
-    :ivar finish: when it was over; None: it is to come, or goes on
-    :ivar well: whether it went well; None: that is not known yet
+    :ivar start: the planned time; all times are in UTC
+    :ivar finish: the time when it ended; None: it is planned, or in progress
+    :ivar well: whether it succeeded; None: not known yet
     """
 
     name: str
@@ -73,9 +73,9 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Action:
-    """What is told of a lease as an action on its server.
+    """A lease, shown as an action on its server.
 
-    :ivar request_id: unlike that of any request
+    :ivar request_id: unlike the id of any request
     :ivar message: a sentence or two
     """
 
@@ -90,25 +90,25 @@ class Action:
 
 
 class Tells(ty.Protocol):
-    """Knows what there is to say."""
+    """The source of what is shown."""
 
     def held(self, server_ids: ty.Collection[str]) -> ty.Mapping[str, Held]:
-        """By server that is held, what is shown of it."""
+        """Return what is shown of each server that is reserved."""
 
     def interruptible(self, server_ids: ty.Collection[str],
                       ) -> ty.Mapping[str, ty.Mapping[str, str]]:
-        """By interruptible server, what is shown of it as metadata."""
+        """Return the metadata to show of each interruptible server."""
 
     def action(self, server_id: str, project_id: str) -> Action | None:
-        """What its actions say of the lease of a server.
+        """Return the lease of a server as an action.
 
-        :param project_id: of the server; of a lease of another project
-            nothing is said
+        :param project_id: of the server; None is returned for a lease of
+            another project
         """
 
 
 def install(tells: Tells) -> None:
-    """Let this process say it. Safe to call again."""
+    """Show leases in the answers of this process. Idempotent."""
     @functools.wraps(_show)
     def show(self: ty.Any, request: ty.Any, instance: ty.Any,
              *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
@@ -127,7 +127,7 @@ def install(tells: Tells) -> None:
                     filters: ty.Any = None) -> ty.Any:
         ours = tells.action(instance.uuid, instance.project_id)
         if ours is not None and marker == ours.request_id:
-            # It comes last, behind those of a build that came after it.
+            # Ours is the last one, after the actions of a later build.
             return []
         found = _actions(self, context, instance, limit, marker, filters)
         if ours is None or limit is not None and len(found) >= limit or (
@@ -160,7 +160,7 @@ def install(tells: Tells) -> None:
 
 def _tell(tells: Tells, request: ty.Any, servers: ty.Iterable[ty.Any],
           ) -> None:
-    """Have the servers of an answer that are held say it, once a request."""
+    """Update the servers of an answer, each once for a request."""
     told: set[str] = request.environ.setdefault(_TOLD, set())
     new = {one.uuid: one for one in servers if one.uuid not in told}
     told.update(new)
@@ -171,7 +171,7 @@ def _tell(tells: Tells, request: ty.Any, servers: ty.Iterable[ty.Any],
         one.update(reserved_state.states_of(
             one.vm_state, one.system_metadata) or {})
         shown = found.get(server_id, Held({}, None))
-        # What the user has set under the same name stays.
+        # Keys that the user has set keep their values.
         one.metadata = {**shown.metadata, **one.metadata}
         if shown.fault is not None:
             _fail(one, shown.fault)
@@ -180,7 +180,7 @@ def _tell(tells: Tells, request: ty.Any, servers: ty.Iterable[ty.Any],
 
 
 def _fail(instance: ty.Any, fault: Fault) -> None:
-    """Show a server as one in ERROR; in this answer alone."""
+    """Show a server in ERROR, in this answer only."""
     instance.vm_state, instance.task_state = vm_states.ERROR, None
     instance.fault = objects.InstanceFault(
         instance_uuid=instance.uuid, code=500, message=fault.message,
@@ -188,7 +188,7 @@ def _fail(instance: ty.Any, fault: Fault) -> None:
 
 
 def _passes(action: Action, filters: ty.Mapping[str, ty.Any]) -> bool:
-    """Whether an action is one of those that are asked for."""
+    """Return whether an action matches the filters of a request."""
     since, before = map(filters.get, ('changes-since', 'changes-before'))
     return (since is None or action.updated >= since) and (
         before is None or action.updated <= before)

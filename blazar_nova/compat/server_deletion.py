@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When, and in whose name, a server is asked to go.
+"""Deletion of servers: when it is requested, and in whose name.
 
-Nova's own record of what was done to a server says what has been tried, so
-that it does not matter which process tries next. Only deletions that were
-asked for here count: those of users, which may be undone or repeated, neither
-delay nor replace one.
+Nova's instance actions record what has been tried, so that any process can
+make the next attempt. Only deletions that were requested here count: those by
+users, which may be undone or repeated, neither delay nor replace one.
 """
 
 import typing as ty
@@ -31,28 +30,28 @@ __all__ = ['ServerDeletion', 'Step', 'next_step']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after which a deletion that seems to be under way is asked for
-#: again; each further time twice as many.
+#: Seconds after which a deletion that seems to be in progress is requested
+#: again; doubled each further time.
 _ASK_AGAIN = 60
 
-#: Seconds between two attempts at the most.
+#: The most seconds between two attempts.
 _LONGEST = 600
 
-#: How often keystone is asked for a token before a server is deleted
-#: without: for a minute or two.
+#: Attempts to get a token from keystone before a server is deleted without
+#: one: for a minute or two.
 _TRIES = 30
 
-#: How the ids of the requests begin that delete servers. Nova makes those of
-#: users' requests itself, with a uuid after "req-".
+#: The prefix of the request ids of our deletions. Nova creates those of users'
+#: requests itself, with a uuid after "req-".
 _OWN = 'req-blazar-'
 
-#: The deletion of a server is under way, or its message was lost.
+#: The deletion of a server is in progress, or its message was lost.
 _DELETING = (task_states.DELETING, task_states.SOFT_DELETING)
 
-#: Of such a server there is an image, to be brought back from.
+#: States of servers with an image from which they can be unshelved.
 _SHELVED = (vm_states.SHELVED, vm_states.SHELVED_OFFLOADED)
 
-#: The owner of a lease may not, or not any more.
+#: Errors if the owner of a lease may not delete a server, or no longer may.
 _NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
                 keystone_exceptions.ClientException)
 
@@ -60,9 +59,8 @@ _NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
 class Step(ty.NamedTuple):
     """The next step of the deletion of a server.
 
-    :ivar seconds: how long to wait before it is asked to go
-    :ivar as_owner: whether it is then asked in the name of the owner of its
-        lease
+    :ivar seconds: the time to wait before the deletion is requested
+    :ivar as_owner: whether to request it in the name of the owner of its lease
     :ivar failed: whether Nova has failed to delete it
     """
 
@@ -72,24 +70,24 @@ class Step(ty.NamedTuple):
 
 
 class ServerDeletion(request_context.Acting):
-    """What of :class:`blazar_core.plugins.cloud_api.Cloud` is about deletions.
+    """The part of :class:`blazar_core.plugins.cloud_api.Cloud` that deletes.
 
-    :param trusts: what lets it act for users
+    :param trusts: creates tokens of users
     """
 
     def __init__(self, trusts: request_context.Trusts) -> None:
         super().__init__(trusts)
-        #: How often the token of an owner was waited for, by server.
+        #: Failed attempts to get the token of an owner, by server.
         self._waited: dict[str, int] = {}
 
     def delete(self, server_id: str, credential: str | None) -> None:
-        """Ask Nova to delete a server; nothing when it is gone.
+        """Ask Nova to delete a server; ignores one that is deleted.
 
-        In the name of the owner of its lease, whose are the secrets, volumes,
-        images and accelerators that go with it; without a token Nova cannot
-        reach all of them. Where that does not do, as Nova itself.
+        In the name of the owner of its lease, to whom the secrets, volumes,
+        images and accelerators belong that are deleted with it: without a
+        token Nova cannot delete all of them. As Nova itself if that fails.
 
-        :raises CloudUnavailable: when its cell does not answer
+        :raises CloudUnavailable: if its cell does not answer
         """
         self._in_cell(self._delete, server_id, credential)
 
@@ -109,18 +107,18 @@ class ServerDeletion(request_context.Acting):
             if owner is None or not self._ask_as(owner, server_id):
                 self._ask(self._itself(instance), server_id)
         except exception.InstanceNotFound:
-            # Gone, or nearly so.
+            # Deleted, or almost.
             unbuilt_servers.finish(server_id)
         except exception.InstanceInvalidState:
-            # Going: the caller looks again.
+            # Being deleted: the caller checks again.
             LOG.debug('Server %s is already being deleted', server_id)
 
     def _owner(self, server_id: str, credential: str | None) -> ty.Any:
-        """A context in the name of the owner; None when it cannot be had.
+        """Return a context in the name of the owner; None if there is none.
 
         With the rights of an admin over the server, which may be locked.
 
-        :raises CloudUnavailable: when it may be had soon
+        :raises CloudUnavailable: if keystone may issue a token soon
         """
         if credential is None or not self._trusts.is_configured():
             return None
@@ -144,10 +142,10 @@ class ServerDeletion(request_context.Acting):
         ).elevated()
 
     def _itself(self, instance: ty.Any) -> ty.Any:
-        """The context in which Nova itself deletes a server.
+        """Return the context in which Nova itself deletes a server.
 
-        Of one that is shelved with a token of the service user: else glance
-        would keep the image of it, for ever.
+        For a shelved server it has a token of the service user: without one,
+        glance would keep the server's image.
         """
         context, access = nova_context.get_admin_context(), None
         if instance.vm_state in _SHELVED:
@@ -160,7 +158,7 @@ class ServerDeletion(request_context.Acting):
             build_calls.in_name_of(context, access).elevated())
 
     def _ask_as(self, owner: ty.Any, server_id: str) -> bool:
-        """Ask in the name of the owner; whether he may."""
+        """Ask in the name of the owner; return whether that was allowed."""
         try:
             self._ask(owner, server_id)
         except _NOT_ALLOWED as exc:
@@ -173,23 +171,24 @@ class ServerDeletion(request_context.Acting):
         LOG.info('Server %s: deleting it %s', server_id,
                  f'in the name of user {context.user_id}' if
                  context.user_id else 'without a token of its owner')
-        # Each has its own: Nova finds an action by it.
+        # Each attempt has a request id of its own, by which Nova finds it.
         context.request_id = f'{_OWN}{uuidutils.generate_uuid()}'
         instance = self._compute_api.get(context, server_id)
         if instance.task_state in _DELETING:
-            # Nova would only say that it is already being deleted.
+            # Otherwise Nova would refuse, as it is already being deleted.
             instance.task_state = None
-        # Never a soft one, which only the API asks for. force_delete() is the
-        # same, but sends no versioned notification of what it deletes itself.
+        # Never a soft deletion, which only the API requests. force_delete()
+        # does the same, but sends no versioned notification of servers that it
+        # deletes itself.
         self._compute_api.delete(context, instance)
 
 
 def next_step(context: ty.Any, instance: ty.Any) -> Step:
     """Decide the next step of the deletion of a server.
 
-    :param context: the one that the instance was read with
+    :param context: the context with which the instance was read
     """
-    # One that waits for its build is in no cell, and goes at once.
+    # A server that waits for its build is in no cell, and deleted at once.
     asked = [] if context.cell_uuid is None else [
         action for action in objects.InstanceActionList.get_by_instance_uuid(
             context, instance.uuid)
@@ -201,19 +200,19 @@ def next_step(context: ty.Any, instance: ty.Any) -> Step:
 
 
 def _after(last: ty.Any, count: int, instance: ty.Any) -> Step:
-    """Return what follows upon an attempt.
+    """Return the step after an attempt.
 
-    One that failed is tried in the other way, at once if it was the first.
-    What is neither done nor failed is tried in the same way: the message
-    may be lost, or its deletion takes long. If the server is neither being
-    deleted nor in ERROR, where Nova leaves it after a failure, something has
-    come in between, such as its user: the next attempt follows at once.
+    A failed attempt is repeated the other way, at once if it was the first. An
+    attempt without a result is repeated the same way: its message may be lost,
+    or the deletion may take long. If the server is neither being deleted nor
+    in ERROR, the state after a failure, something has intervened, such as its
+    user: the next attempt follows at once.
 
-    :param count: how many there were, the last one counted
+    :param count: the number of attempts, including the last one
     """
     failed = last.message == 'Error'
     by_somebody = last.user_id is not None
-    # A server that is nearly gone is DELETED, without a task.
+    # A server that is almost deleted is DELETED, without a task.
     is_back = instance.task_state not in _DELETING and (
         instance.vm_state not in (vm_states.ERROR, vm_states.DELETED))
     pause = 0 if is_back or failed and count == 1 else min(
@@ -222,10 +221,10 @@ def _after(last: ty.Any, count: int, instance: ty.Any) -> Step:
 
 
 def _left(last: ty.Any, pause: float) -> float:
-    """Seconds until a pause after an attempt is over.
+    """Return the seconds until a pause after an attempt is over.
 
-    An attempt is changed by any service of Nova, whose clock may be ahead.
-    It is started by a process of ours: by the clock that is asked here.
+    An action is updated by any service of Nova, whose clock may be ahead; its
+    start is set by a process of ours, by the clock that is read here.
     """
     now = timeutils.utcnow()
     ages = [timeutils.delta_seconds(when.replace(tzinfo=None), now)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a build asks for, in the words of the books.
+"""The demand of a build.
 
-The amounts are those that Nova's scheduler will ask placement for. Which
-hosts may be used is what Nova's own prefilters say (availability zone,
-tenant isolation, image type, disabled services ...) together with the traits
-of the flavor, and what filters judge by what a host is; what is free there,
-and only filters can judge, is left to Nova at the start.
+The amounts are those that Nova's scheduler will request of placement. The
+hosts are those that Nova's own prefilters admit (availability zone, tenant
+isolation, image type, disabled services and so on), with the traits of the
+flavor, and that filters admit by what the hosts are. Free resources that only
+filters can check are left to Nova at the start.
 """
 
 import contextlib
@@ -38,8 +38,9 @@ __all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
 
 LOG = logging.getLogger(__name__)
 
-#: Options in [scheduler] by which Nova's prefilters judge. nova-scheduler
-#: asks them at the start of what was promised by them in nova-api.
+#: Options in [scheduler] by which Nova's prefilters decide. nova-scheduler
+#: applies them at the start to demands that were admitted with them in
+#: nova-api.
 PREFILTERS = (
     'enable_isolated_aggregate_filtering',
     'image_metadata_prefilter',
@@ -50,15 +51,16 @@ PREFILTERS = (
 )
 
 
-#: What Nova says of a host whose nova-compute is disabled.
+#: The trait of hosts whose nova-compute is disabled.
 DISABLED = 'COMPUTE_STATUS_DISABLED'
 
 
 class Group(ty.NamedTuple):
     """The server group of a build.
 
-    ``per_host`` is how many of its servers may share a host, ``members`` the
-    ids of its servers, ``running`` the (service) hosts of those that run.
+    ``per_host`` is the number of its servers that may share a host,
+    ``members`` the ids of its servers, ``running`` the service hosts of those
+    on a host.
     """
 
     policy: str | None
@@ -68,16 +70,17 @@ class Group(ty.NamedTuple):
 
 
 class NoSuchHost(Exception):
-    """Nova's own rules leave no host at all for a build."""
+    """Nova's own rules leave no host for a build."""
 
 
 @contextlib.contextmanager
 def refused(wanted: int, what: str) -> ty.Iterator[None]:
-    """Say of so many servers that there is no host for them.
+    """Turn :class:`NoSuchHost` within this block into a refusal.
 
-    :param what: for whom hosts are looked for, for the log: Nova's reasons
-        are for its operator
-    :raises Refused: for :class:`NoSuchHost` within this block
+    :param wanted: the number of servers that are refused
+    :param what: the object that needs hosts, for the log: Nova's reasons are
+        for its operator
+    :raises Refused: for :class:`NoSuchHost`
     """
     try:
         yield
@@ -88,13 +91,13 @@ def refused(wanted: int, what: str) -> ty.Iterator[None]:
 
 
 class Placement:
-    """What placement says of its providers, within one request of a user.
+    """Placement's answers within one request of a user.
 
-    What is asked again is not asked of placement again: the reservations of
-    a lease mostly want to know the same.
+    Answers are cached, as the reservations of a lease mostly need the same
+    ones.
 
-    :param has_pool: whether there may be hosts that serve leases only, where
-        that is known without placement
+    :param has_pool: returns whether there may be enrolled hosts; None: ask
+        placement
     """
 
     def __init__(self, has_pool: ty.Callable[[], bool] | None = None) -> None:
@@ -104,9 +107,9 @@ class Placement:
 
     def providers(self, limits: ty.Iterable[tuple[str, str]],
                   ) -> list[tuple[str, str]]:
-        """The providers within some limits, each with the root of its tree.
+        """Return the providers within limits, each with the root of its tree.
 
-        :raises CloudUnavailable: when placement does not answer
+        :raises CloudUnavailable: if placement does not answer
         """
         query = parse.urlencode(sorted(limits))
         if query not in self._known:
@@ -118,29 +121,29 @@ class Placement:
         return self._known[query]
 
     def has_pool(self) -> bool:
-        """Whether there may be hosts that serve leases only.
+        """Return whether there may be enrolled hosts.
 
-        :raises CloudUnavailable: when placement does not answer
+        :raises CloudUnavailable: if placement does not answer
         """
         if self._has_pool is None:
             self._has_pool = self._ask_pool()
         return self._has_pool
 
     def with_trait(self, trait: str) -> dict[str, str]:
-        """The providers that have a trait, each with the root of its tree.
+        """Return the providers with a trait, each with the root of its tree.
 
-        :raises CloudUnavailable: when placement does not answer
+        :raises CloudUnavailable: if placement does not answer
         """
         try:
             return dict(self.providers([('required', trait)]))
         except requests.HTTPError:
-            # Placement refuses to look for one that it does not know.
+            # Placement refuses to search for a trait that it does not know.
             if host_traits.known([trait]):
                 raise
             return {}
 
     def trees_with(self, trait: str) -> set[str]:
-        """The roots of the trees with a provider that has a trait."""
+        """Return the roots of the trees with a provider that has a trait."""
         return {*self.with_trait(trait).values()}
 
 
@@ -149,13 +152,13 @@ def _has_pool() -> bool:
 
 
 def settings_of(conf: ty.Any) -> dict[str, ty.Any]:
-    """What all processes that judge a demand must have alike."""
+    """Return the settings that all processes with demands must share."""
     return {f'[scheduler] {name}': conf.scheduler[name]
             for name in PREFILTERS}
 
 
 def resources_of(spec: ty.Any) -> model.Resources:
-    """What one server of a RequestSpec takes, by resource class."""
+    """Return the resources of one server of a RequestSpec, by class."""
     return compute_hosts.counted(
         scheduler_utils.ResourceRequest.from_request_spec(
             spec).merged_resources())
@@ -163,8 +166,8 @@ def resources_of(spec: ty.Any) -> model.Resources:
 
 def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
                         ) -> model.Resources:
-    """What a server of a flavor takes of the classes that all servers take
-    some of, and of those that its extra specs name.
+    """Return the resources of a server of a flavor: of the classes that all
+    servers use, and of those in its extra specs.
 
     :param flavor: with the fields of Nova's flavors
     :param on_volume: whether its root disk is a volume
@@ -179,7 +182,8 @@ def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
 def resized(server_id: str, flavor_id: str) -> model.Resources | None:
     """Return what a server would take with another flavor, by resource class.
 
-    :returns: None: Nova knows no such server or flavor, and says so
+    :returns: None if Nova does not know the server or the flavor, and will
+        refuse the request
     """
     context = nova_context.get_admin_context()
     try:
@@ -191,9 +195,9 @@ def resized(server_id: str, flavor_id: str) -> model.Resources | None:
 
 
 def flavor_of(server_id: str) -> ty.Any:
-    """Return the flavor of a server; None: Nova knows no such server.
+    """Return the flavor of a server; None if Nova does not know the server.
 
-    :raises CloudUnavailable: when the API database does not answer
+    :raises CloudUnavailable: if the API database does not answer
     """
     return bounded_calls.of_api(_flavor_of, server_id)
 
@@ -207,9 +211,9 @@ def _flavor_of(server_id: str) -> ty.Any:
 
 
 def reverted(server_id: str) -> server_growth.Revert | None:
-    """Return what a server would take if its resize was reverted, and where.
+    """Return what a server would take, and where, if its resize is reverted.
 
-    :returns: None: it is in no resize, as far as Nova knows
+    :returns: None if Nova knows no resize of it
     """
     context = nova_context.get_admin_context()
     try:
@@ -232,22 +236,22 @@ def reverted(server_id: str) -> server_growth.Revert | None:
 
 
 def policy_of(spec: ty.Any) -> str | None:
-    """The policy of the server group of a request; None without one."""
+    """Return the policy of the server group of a request, or None."""
     group = spec.instance_group
     return None if group is None else ty.cast(str, group.policy)
 
 
 def group_of(context: ty.Any, spec: ty.Any) -> Group | None:
-    """The server group of a build; None without one.
+    """Return the server group of a build, or None.
 
-    Of cells that do not answer, no servers are found.
+    Servers in cells that do not answer are left out.
     """
     return None if spec.instance_group is None else _group(
         context, spec.instance_group)
 
 
 def group_of_server(server_id: str) -> Group | None:
-    """The server group of a server; None without one."""
+    """Return the server group of a server, or None."""
     context = nova_context.get_admin_context()
     try:
         return _group(context, objects.InstanceGroup.get_by_instance_uuid(
@@ -257,8 +261,8 @@ def group_of_server(server_id: str) -> Group | None:
 
 
 def _group(context: ty.Any, group: ty.Any) -> Group:
-    # The group's own get_hosts() would look in one cell, which is cell0
-    # where nova-api is set up as Nova's manual says.
+    # The group's own get_hosts() would search one cell, which is cell0 if
+    # nova-api is set up as in Nova's manual.
     found = bounded_calls.of_cells(
         context, objects.InstanceList.get_by_filters,
         {'uuid': group.members, 'deleted': False}, expected_attrs=[])
@@ -273,14 +277,14 @@ def _group(context: ty.Any, group: ty.Any) -> Group:
 def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
               placement: Placement | None = None, pool: bool = False,
               later: bool = False) -> model.Demand:
-    """What the servers of one boot ask for.
+    """Return the demand of the servers of one boot.
 
-    :param placement: what it said already, where there are several of these
-    :param pool: whether hosts that serve leases only will do as well
+    :param placement: shared by several demands
+    :param pool: whether enrolled hosts may be used as well
     :param later: whether hosts that are disabled now are expected to be
         enabled by then
-    :raises NoSuchHost: when Nova's own rules leave no host
-    :raises CloudUnavailable: when placement does not answer
+    :raises NoSuchHost: if Nova's own rules leave no host
+    :raises CloudUnavailable: if placement does not answer
     """
     placement = placement or Placement()
     spec = specs[0].obj_clone()
@@ -296,11 +300,11 @@ def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
 
 
 def spec_of(server_ids: ty.Iterable[str]) -> tuple[ty.Any, ty.Any]:
-    """The RequestSpec by which Nova would place a server anew that is there.
+    """Return the RequestSpec by which Nova would place a built server again.
 
-    :param server_ids: any of these, which are alike
-    :returns: it, and the context in which it was read
-    :raises NoSuchHost: when all are gone
+    :param server_ids: similar servers; the first that exists is used
+    :returns: the RequestSpec, and the context in which it was read
+    :raises NoSuchHost: if none exists
     """
     context = nova_context.get_admin_context()
     for server_id in server_ids:
@@ -309,14 +313,14 @@ def spec_of(server_ids: ty.Iterable[str]) -> tuple[ty.Any, ty.Any]:
                 context, server_id)
         except exception.RequestSpecNotFound:
             continue
-        # As Nova does: that was about where it was built.
+        # As Nova does: they were only for the build.
         spec.reset_forced_destinations()
         return spec, context
     raise NoSuchHost
 
 
 class _Nodes:
-    """The one thing that Nova asks of a host manager: forced hosts."""
+    """The part of a host manager that Nova needs here: forced hosts."""
 
     def get_compute_nodes_by_host_or_node(
             self, context: ty.Any, host: str | None, node: str | None,
@@ -331,22 +335,22 @@ class _Nodes:
 
 
 def disabled(placement: Placement) -> frozenset[str]:
-    """The root providers of hosts that are disabled now.
+    """Return the root providers of hosts that are disabled now.
 
-    :raises CloudUnavailable: when placement does not answer
+    :raises CloudUnavailable: if placement does not answer
     """
     return frozenset(placement.with_trait(DISABLED))
 
 
 def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
               later: bool) -> tuple[frozenset[str], ty.Any]:
-    """The root providers that a request may use, whatever they have free.
+    """Return the root providers that a request may use, free or not.
 
-    Traits may belong to any provider of a host's tree; whether that is one
-    that is used is for the request groups of the demand to say.
+    Traits may belong to any provider of a host's tree; the request groups of
+    the demand decide whether a provider with the trait is used.
 
-    :param spec: a copy: as with the scheduler, marks are left there
-    :returns: them, and the ResourceRequest
+    :param spec: a copy, as the prefilters change it
+    :returns: the providers, and the ResourceRequest
     """
     try:
         request_filter.process_reqspec(context, spec)
@@ -365,7 +369,7 @@ def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
     for trait in request.all_required_traits:
         roots &= placement.trees_with(trait)
     for trait in request.get_request_group(None).forbidden_traits:
-        # The root is used by every server.
+        # Every server uses the root.
         roots -= placement.with_trait(trait).keys()
     filters = host_filters.fixed(spec)
     if filters:
@@ -378,7 +382,7 @@ def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
 
 
 def _groups_of(request: ty.Any) -> list[ty.Any]:
-    """The request groups of a ResourceRequest that ask for resources."""
+    """Return the request groups of a ResourceRequest that have resources."""
     return [group for _suffix, group in sorted(
         request._rg_by_id.items(), key=lambda one: one[0] or '')
         if any(group.resources.values())]
@@ -386,15 +390,15 @@ def _groups_of(request: ty.Any) -> list[ty.Any]:
 
 def _groups(request: ty.Any, placement: Placement,
             ) -> tuple[model.Group, ...]:
-    """What the request groups of one server need of the providers of a host.
+    """Return what the request groups of one server need of a host's providers.
     """
     groups = []
     for group in _groups_of(request):
         required = []
         for trait in sorted(group.required_traits):
             having = placement.with_trait(trait)
-            # The root is used by every server: a trait that only roots have
-            # is found there.
+            # Every server uses the root, so a trait that only roots have is
+            # always found.
             if group.use_same_provider or any(
                     one != root for one, root in having.items()):
                 required.append(frozenset(having))

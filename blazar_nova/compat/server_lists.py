@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Lists of servers, where many of them wait for their build.
+"""Lists of servers when many of them wait for their build.
 
-Nova keeps a server that no conductor has taken up as one text. It reads the
-texts of all of them and makes objects of them for each page of a list: they
-were meant to be there for a second. Held servers are there for weeks. Here
-Nova's own search goes over rows that read no more than it looks at, and only
-what is found becomes objects.
+Nova keeps a server that no conductor has received as one text, and for each
+page of a list it reads the texts of all of them and creates objects: they were
+meant to exist for a second, but reserved servers exist for weeks. Here Nova's
+own search runs over rows that read only what it looks at, and objects are
+created only for the results.
 """
 
 import functools
@@ -25,34 +25,34 @@ from blazar_nova.compat import reserved_state
 
 __all__ = ['install', 'problems']
 
-#: Bytes that a regular expression may take when it is compiled; with more it
-#: is refused. What it costs to compile it and to look for it has a bound then.
+#: The most bytes that a compiled regular expression may have, which bounds the
+#: cost of compiling and of searching.
 _MEMORY = 2 ** 20
-#: Characters that it may have.
+#: The most characters of a regular expression.
 _LONGEST = 255
-#: How many texts are read at a time.
+#: The number of texts that are read at a time.
 _BATCH = 500
 
 _novas: ty.Any = objects.BuildRequestList.get_by_filters
-#: What Nova's search uses of its class, all of which is here.
+#: The members of the class that Nova's search uses, all defined here.
 _USED = frozenset({'get_all', '_pass_exact_filters', '_pass_regex_filters',
                    '_sort_build_requests'})
 _COLUMNS: ty.Any = api_models.BuildRequest.__table__.c
 _FIELDS: ty.Any = objects.Instance.fields
 
-#: What servers have of which the text tells nothing, or nothing that counts:
-#: Nova sets it when it reads one (BuildRequest._load_instance).
+#: Fields that the text does not have, or that Nova overrides when it reads one
+#: (BuildRequest._load_instance).
 _SET: ty.Mapping[str, ty.Any] = {
     'cell_name': None, 'compute_id': None, 'deleted': False,
     'disable_terminate': False,
     'host': None, 'launched_at': None, 'launched_on': None, 'node': None,
     'terminated_at': None}
-#: What they have where the text does not tell it.
+#: Defaults of fields that may be missing in the text.
 _DEFAULTS: dict[str, ty.Any] = {'hidden': False, 'locked_by': None}
 
 
 class _Server:
-    """As much of a server that waits as is looked at."""
+    """A server that waits, with fields that are read when they are used."""
 
     def __init__(self, row: ty.Any, rows: '_Rows') -> None:
         self._id, self._rows = row.id, rows
@@ -91,14 +91,14 @@ def _is_object(value: ty.Any) -> bool:
 
 
 class _Row(ty.NamedTuple):
-    """Stands for a BuildRequest."""
+    """A stand-in for a BuildRequest."""
 
     id: int
     instance: _Server
 
 
 class _Rows:
-    """Stands for BuildRequestList in Nova's search."""
+    """A stand-in for BuildRequestList in Nova's search."""
 
     _pass_exact_filters = staticmethod(
         objects.BuildRequestList._pass_exact_filters)
@@ -118,7 +118,7 @@ class _Rows:
     # -- reading -------------------------------------------------------------
 
     def get_all(self, _context: ty.Any) -> list[_Row]:
-        """Those that may be meant, by what has columns of its own."""
+        """Return the rows that match the filters on columns."""
         query = sa.select(*(_COLUMNS[name] for name in (
             'id', 'instance_uuid', 'project_id', 'created_at', 'updated_at')))
         if not self._context.is_admin:
@@ -137,9 +137,9 @@ class _Rows:
         return [row for row in rows if self._has_changed(row.instance)]
 
     def _has_changed(self, server: _Server) -> bool:
-        """Whether a held server has changed when somebody wants it to have.
+        """Return whether a reserved server matches the filters on changes.
 
-        What is being built has, as far as Nova is concerned.
+        To Nova, a server that is being built always matches.
         """
         since, before = map(
             self._filters.get, ('changes-since', 'changes-before'))
@@ -148,7 +148,7 @@ class _Rows:
             before is None or changed <= before) or not server.is_held
 
     def text_of(self, row_id: int) -> dict[str, ty.Any]:
-        """What is kept of a server, as it is kept; nothing when it is gone."""
+        """Return the stored fields of a server; none if it was deleted."""
         while row_id not in self._texts and self._unread:
             ids, self._unread = self._unread[:_BATCH], self._unread[_BATCH:]
             for row in _execute(self._context, sa.select(
@@ -166,11 +166,11 @@ class _Rows:
         return request.tags
 
     def whole(self, row_id: int) -> ty.Any:
-        """The BuildRequest itself."""
+        """Return the BuildRequest of a row."""
         return self.objects_of([row_id])[0]
 
     def objects_of(self, ids: ty.Sequence[int]) -> list[ty.Any]:
-        """The BuildRequests themselves, those that are there by now."""
+        """Return the BuildRequests of rows, of those that still exist."""
         found = {}
         for first in range(0, len(ids), _BATCH):
             for row in _execute(self._context, sa.select(
@@ -184,7 +184,7 @@ class _Rows:
 
     def _pass_regex_filters(self, server: _Server,
                             filters: ty.Mapping[str, ty.Any]) -> bool:
-        """As Nova does it, but with expressions whose cost is bounded."""
+        """Filter as Nova does, with regular expressions of bounded cost."""
         for name, wanted in filters.items():
             try:
                 value = getattr(server, name)
@@ -202,7 +202,7 @@ class _Rows:
     @staticmethod
     def _sort_build_requests(rows: list[_Row], keys: list[str],
                              directions: list[str]) -> list[_Row]:
-        """As Nova does it; what is not set comes first, as in a database."""
+        """Sort as Nova does; unset values are first, as in a database."""
         for key, direction in reversed([*zip(keys, directions)]):
             def value_of(row: _Row, key: str = key) -> tuple[bool, ty.Any]:
                 value = row.id if key == 'id' else getattr(row.instance, key)
@@ -214,12 +214,11 @@ class _Rows:
 
 
 def _compiled(pattern: str) -> ty.Any:
-    """A regular expression for which is looked in linear time.
+    """Return a regular expression that is searched in linear time.
 
-    Python's own takes exponential time for some, and so does what goes back
-    as it does.
+    Python's own ones, and others that backtrack, may take exponential time.
 
-    :raises HTTPBadRequest: when it is none, or too large
+    :raises HTTPBadRequest: if it is invalid or too large
     """
     options = re2.Options()
     options.max_mem, options.log_errors = _MEMORY, False
@@ -241,7 +240,7 @@ def _execute(context: ty.Any, query: sa.Select[ty.Any]) -> list[ty.Any]:
 
 
 def problems() -> list[str]:
-    """Whether Nova's search is the one that can be done so."""
+    """Return a sentence if Nova's search has changed and cannot be used."""
     used: ty.Collection[str] | None = {
         name for name in _novas.original_fn.__code__.co_names
         if hasattr(objects.BuildRequestList, name)} if hasattr(
@@ -253,7 +252,7 @@ def problems() -> list[str]:
 
 
 def install() -> None:
-    """Let this process search so. Safe to call again."""
+    """Make this process search this way. Idempotent."""
     @functools.wraps(_novas)
     def get_by_filters(cls: ty.Any, context: ty.Any,
                        filters: dict[str, ty.Any], *args: ty.Any,

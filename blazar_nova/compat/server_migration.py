@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that are live-migrated, so that there is room for a lease or they
-leave a host, or evacuated from one that has failed.
+"""Live migration of servers, to free capacity for a lease or to drain a host,
+and evacuation from a failed host.
 
-By Nova's own API, in the name of the service user, to a host that is named but
-not forced, or to any: its scheduler asks the filters about it, and claims it
-in the books.
+Both use Nova's own API in the name of the service user, with a target host
+that is not forced, or with none: Nova's scheduler runs the filters for it and
+claims it in the reservation database.
 """
 
 import collections
@@ -42,33 +42,36 @@ __all__ = ['ServerMigration']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds for which the hosts are not asked for again.
+#: Seconds for which the hosts are cached.
 _FRESH = 5
-#: Marks in the extra specs of a flavor; the first one in the metadata of a
-#: server, too.
+#: Marks in the extra specs of a flavor; the first one may also be in the
+#: metadata of a server.
 _KEEP, _PREEMPTIBLE = 'blazar:keep', 'blazar:preemptible'
-#: Server groups with these bind their servers to where they are.
+#: Policies of server groups that bind their servers to their hosts.
 _BINDING = ('affinity', 'anti-affinity')
-#: Of a server that goes to no host.
+#: The demand of a server that fits no host.
 _NOWHERE = model.Demand({}, hosts=frozenset())
-#: In what Nova evacuates a server.
+#: The states in which Nova evacuates a server.
 _EVACUABLE = (vm_states.ACTIVE, vm_states.STOPPED, vm_states.ERROR)
-#: In what Nova moves a server that goes on running.
+#: The states in which Nova live-migrates a server.
 _LIVE = (vm_states.ACTIVE, vm_states.PAUSED)
 
 
 class ServerMigration(request_context.Acting):
-    """What of :class:`blazar_core.plugins.cloud_api.Cloud` is about moves."""
+    """The part of :class:`blazar_core.plugins.cloud_api.Cloud` that moves
+    servers.
+    """
 
     _hosts_seen: tuple[float, list[compute_hosts.ComputeHost],
                        set[str]] | None = None
 
     def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
-        """Which of these servers may be live-migrated, as far as they
-        themselves go; see :meth:`blazar_core.plugins.cloud_api.Cloud.movable`.
+        """Return which servers may be live-migrated, as far as the servers
+        themselves permit; see
+        :meth:`blazar_core.plugins.cloud_api.Cloud.movable`.
 
-        Those in cells that do not answer are not. Costs two statements for
-        each 500 of them, and what their flavors and metadata take.
+        Leaves out servers in cells that do not answer. Costs two statements
+        for each 500 servers, and those for their flavors and metadata.
         """
         context = nova_context.get_admin_context()
         found: dict[str, bool] = {}
@@ -84,10 +87,11 @@ class ServerMigration(request_context.Acting):
         return found
 
     def needs(self, server_id: str) -> model.Demand:
-        """What a server needs of a host to which Nova would move it, were
-        there room: in its cell, up, of its hypervisor, and by all prefilters.
+        """Return what a server needs of a host that Nova would migrate it to,
+        free or not: in its cell, up, with its hypervisor, and admitted by all
+        prefilters.
 
-        :raises CloudUnavailable: when placement or its cell does not answer
+        :raises CloudUnavailable: if placement or its cell does not answer
         """
         context = nova_context.get_admin_context()
         its = bounded_calls.of_api(unbuilt_servers.mapping, context, server_id)
@@ -105,10 +109,10 @@ class ServerMigration(request_context.Acting):
             up - taken))
 
     def free(self, host: str) -> model.Resources:
-        """What placement lets be claimed yet of a host; see
+        """Return what can still be claimed of a host in placement; see
         :meth:`blazar_core.plugins.cloud_api.Cloud.free`.
 
-        :raises CloudUnavailable: when placement does not answer
+        :raises CloudUnavailable: if placement does not answer
         """
         facts = bounded_calls.of_api(compute_hosts.facts, host)
         if facts is None:
@@ -119,8 +123,8 @@ class ServerMigration(request_context.Acting):
         return left
 
     def _hosts(self) -> tuple[list[compute_hosts.ComputeHost], set[str]]:
-        """The hosts, and the nova-computes that are up: of a moment ago, as
-        they are asked for once for each server.
+        """Return the hosts, and the service hosts that are up. Cached for some
+        seconds, as each server needs them.
         """
         seen, now = self._hosts_seen, time.monotonic()
         if seen is None or seen[0] < now - _FRESH:
@@ -133,10 +137,10 @@ class ServerMigration(request_context.Acting):
              deadline: cloud_api.Deadline) -> str:
         """Ask Nova to live-migrate a server to a host, or to any.
 
-        The action that the owner of the server sees among those of his server
-        has the id of the lease as that of its request.
+        In the instance actions that the owner of the server sees, the request
+        id of the migration contains the id of the lease.
 
-        :raises CloudUnavailable: when it is not known whether Nova does
+        :raises CloudUnavailable: if it is not known whether Nova does
         """
         return self._in_cell(
             self._move, server_id, host, lease_id, deadline)
@@ -171,10 +175,10 @@ class ServerMigration(request_context.Acting):
         """Ask Nova to evacuate a server; see
         :meth:`blazar_core.plugins.cloud_api.Cloud.evacuate`.
 
-        Nova itself only asks whether the nova-compute is down, which it says
-        of one that is frozen, too: it has to be forced down.
+        Nova itself only checks whether the nova-compute is down, which is also
+        so if it is frozen: it must be forced down.
 
-        :raises CloudUnavailable: when it is not known whether Nova does
+        :raises CloudUnavailable: if it is not known whether Nova does
         """
         return self._in_cell(self._evacuate, server_id, lease_id, deadline)
 
@@ -184,16 +188,16 @@ class ServerMigration(request_context.Acting):
         try:
             instance = self._compute_api.get(context, server_id)
             if _grouped(context, [server_id], ('affinity',)):
-                # Nova finds no other host for one of them, and puts it into
-                # ERROR.
+                # Nova finds no other host for a single server of the group,
+                # and sets it to ERROR.
                 return ('a server group with the policy affinity binds it to '
                         'its host.')
             if instance.vm_state not in _EVACUABLE:
                 return (f'Nova evacuates nothing that is '
                         f'{instance.vm_state}.')
             source = instance.host
-            # Nova does not mind a task that is under way: so of all who ask
-            # one gets this through.
+            # Nova evacuates even during another task; this lets only one of
+            # several concurrent requests through.
             instance.task_state = task_states.REBUILDING
             instance.save(expected_task_state=[None])
         except exception.NovaException as exc:
@@ -224,40 +228,40 @@ class ServerMigration(request_context.Acting):
             return str(exc) if isinstance(exc, _TooLate) else (
                 f'Nova refuses: {exc}')
         except Exception as exc:
-            # A conductor that got it goes on; nobody else asks for it now.
+            # A conductor that received it continues; it is not sent again.
             raise errors.CloudUnavailable(
                 f'Whether a nova-conductor knows of it is not known, and it '
                 f'has the task rebuilding: {exc}') from exc
         return ''
 
     def _for_lease(self, lease_id: str) -> ty.Any:
-        """A context of the service user, for what is done for a lease."""
+        """Return a context of the service user, for an action for a lease."""
         access = self._as_service()
-        # Where it goes glance may be asked for its image, by this token.
+        # The target host may need this token to get the image from glance.
         context = nova_context.get_admin_context() if access is None else (
             build_calls.in_name_of(nova_context.RequestContext(
                 user_id=access.user_id, project_id=access.project_id),
                 access).elevated())
-        # Not the one by which a leased server shows its lease.
+        # Unlike the request id by which a leased server shows its lease.
         context.request_id = f'req-move-{lease_id}'
         return context
 
 
 class _TooLate(Exception):
-    """It would be evacuated too late; says why."""
+    """It is too late for the evacuation; says why."""
 
 
 class _Sender(conductor.ComputeTaskAPI):  # type: ignore[misc]
-    """Sends an evacuation if it is not too late just before that.
+    """Sends an evacuation after a last check.
 
-    :param still: raises when it is
+    :param still: raises an error if it is too late
     """
 
     def __init__(self, still: ty.Callable[[], None]) -> None:
         super().__init__()
         self._still = still
-        # Else it would wait for a message bus that is away, for as long as
-        # that takes, and send when the host is back long since.
+        # Without a limit, it would wait while the message bus is down, and be
+        # sent when the host has long recovered.
         self.conductor_compute_rpcapi.client.retry = 1
 
     def rebuild_instance(self, *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
@@ -266,7 +270,7 @@ class _Sender(conductor.ComputeTaskAPI):  # type: ignore[misc]
 
 
 def _evacuating(still: ty.Callable[[], None]) -> ty.Any:
-    """Nova's API for one evacuation."""
+    """Return Nova's API for one evacuation."""
     api = compute_api.API()
     api.compute_task_api = _Sender(still)
     return api
@@ -280,8 +284,8 @@ def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:
 
 
 def _is_free(instance: ty.Any) -> bool:
-    """Whether a server runs, and is bound neither to what it has of its host
-    nor by anybody's word.
+    """Return whether a server runs, and neither its devices or CPUs nor a lock
+    or mark keep it on its host.
     """
     specs = instance.flavor.extra_specs
     if instance.vm_state not in _LIVE or instance.task_state is not None or (
@@ -305,7 +309,7 @@ def _is(mark: str, where: ty.Mapping[str, str]) -> bool:
 
 def _grouped(context: ty.Any, server_ids: list[str],
              policies: tuple[str, ...] = _BINDING) -> list[str]:
-    """Those in a group that keeps its servers together or apart."""
+    """Return the servers in a group with one of these policies."""
     member, policy = api_models.InstanceGroupMember, (
         api_models.InstanceGroupPolicy)
     with api_db.context_manager.reader.using(context):
@@ -317,7 +321,7 @@ def _grouped(context: ty.Any, server_ids: list[str],
 
 
 def _node_of(server_id: str, cell: ty.Any) -> str | None:
-    """The name of the hypervisor of a server."""
+    """Return the name of the hypervisor of a server."""
     context = nova_context.get_admin_context()
     with nova_context.target_cell(context, cell) as in_cell:
         try:
@@ -328,8 +332,7 @@ def _node_of(server_id: str, cell: ty.Any) -> str | None:
 
 
 def _taken_by_others(server_id: str, cell: ty.Any) -> set[str]:
-    """The nova-computes that have another one of a group whose servers are
-    apart.
+    """Return the service hosts with another server of its anti-affinity group.
     """
     context = nova_context.get_admin_context()
     if not _grouped(context, [server_id], ('anti-affinity',)):
@@ -343,8 +346,8 @@ def _taken_by_others(server_id: str, cell: ty.Any) -> set[str]:
 
 
 def _wanted(server_id: str, cell_id: int) -> tuple[model.Demand, set[str]]:
-    """What a server needs, with the uuids of the hosts on which it may be by
-    all prefilters; and the nova-computes of a cell.
+    """Return the demand of a server, with the uuids of the hosts that all
+    prefilters admit, and the service hosts of a cell.
     """
     context = nova_context.get_admin_context()
     near = {mapping.host for mapping in

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Nova says of a server at this moment, in the words of the core."""
+"""The state of a server in Nova, as the core defines states."""
 
 import typing as ty
 
@@ -19,7 +19,7 @@ from blazar_nova.compat import unbuilt_servers
 
 __all__ = ['at_server', 'host_of', 'of_instance', 'of_waiting']
 
-#: Seconds after which allocations of a deleted server have leaked.
+#: Seconds after which allocations of a deleted server are leaked.
 _LEAKED = 60
 
 Seen = cloud_api.ObservedServer
@@ -27,17 +27,19 @@ State = cloud_api.ServerState
 
 
 def of_waiting(is_reserved: bool) -> Seen:
-    """A server that no conductor has taken up yet."""
+    """Return the state of a server that no conductor has received yet."""
     return Seen(State.HELD if is_reserved else State.BUILDING)
 
 
 def of_instance(instance: ty.Any, host: str | None,
                 is_unplaced: ty.Callable[[], bool] = lambda: False) -> Seen:
-    """A server that is in a cell.
+    """Return the state of a server in a cell.
 
-    :param host: the uuid of the compute node that it is on
-    :param is_unplaced: whether one that was not built may be sent again
+    :param host: the uuid of its compute node
+    :param is_unplaced: returns whether the build of a failed server may be
+        sent again
     """
+    # A server that has run was built, whatever its state is now.
     # What has run was built, whatever has befallen it since.
     if instance.vm_state == vm_states.ERROR and instance.launched_at is None:
         fault = instance.fault.message if instance.fault else ''
@@ -51,14 +53,14 @@ def of_instance(instance: ty.Any, host: str | None,
 
 
 def at_server(server_id: str) -> Seen:
-    """What Nova says of a server, wherever it is."""
+    """Return the state of a server, in a cell or not."""
     context = nova_context.get_admin_context()
     mapping = unbuilt_servers.mapping(context, server_id)
     if mapping is not None and mapping.cell_mapping is None:
         request = unbuilt_servers.build_request(context, server_id)
         if request is not None:
             return of_waiting(reserved_state.is_marked(request))
-        # Either deleted, or it reached its cell this very moment.
+        # Either deleted, or it has just reached its cell.
         mapping = unbuilt_servers.mapping(context, server_id)
     if mapping is None or mapping.cell_mapping is None:
         return Seen(State.GONE)
@@ -71,10 +73,10 @@ def at_server(server_id: str) -> Seen:
 
 
 def _elsewhere(context: ty.Any, server_id: str, its: ty.Any) -> Seen:
-    """A server is not in its cell: it may have been taken out of there, to be
-    built again.
+    """Return the state of a server that is not in its cell: it may have been
+    removed from there to be built again.
 
-    :param its: where it was said to be
+    :param its: the mapping with that cell
     """
     request = unbuilt_servers.build_request(context, server_id)
     if request is not None:
@@ -98,10 +100,11 @@ def _in_cell(context: ty.Any, server_id: str, cell: ty.Any) -> Seen:
 
 
 def _at_deleted(context: ty.Any, server_id: str) -> Seen:
-    """Gone when its allocations are; nova-compute deletes them last.
+    """Return LEAVING as long as a deleted server has allocations, which
+    nova-compute deletes last.
 
-    Allocations that stay for longer have leaked. They are no reason to wait:
-    the books see them as usage of the host.
+    Allocations that remain for longer are leaked, and not waited for: the
+    reservation database counts them as usage of the host.
     """
     with utils.temporary_mutation(context, read_deleted='yes'):
         try:
@@ -117,7 +120,7 @@ def _at_deleted(context: ty.Any, server_id: str) -> Seen:
 
 
 def host_of(context: ty.Any, instance: ty.Any) -> str | None:
-    """The compute node it is on; None when it is on none."""
+    """Return the uuid of the compute node of a server, or None."""
     if not instance.host or not instance.node:
         return None
     try:

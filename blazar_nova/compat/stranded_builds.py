@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Builds that were sent and have not arrived: what there is of them.
+"""Builds that were sent but do not proceed, and their traces.
 
-A conductor writes a server into its cell, and maps it to there some steps
-later; the scheduler claims its capacity in placement before that. A death in
-between leaves a server that is being built for ever. No process can know
-whether a conductor is dead or only slow; one that goes on finds that the
-BuildRequest is gone, and then undoes what it did (nova.conductor.manager,
-``_delete_build_request``). So the process that removes the BuildRequest
-decides, and only one can.
+A conductor writes a server into its cell, and maps it some steps later; the
+scheduler claims its capacity in placement before that. If a process dies in
+between, the server stays in BUILD. It is not known whether a conductor is dead
+or only slow; one that continues finds that the BuildRequest is deleted, and
+then undoes its work (nova.conductor.manager, ``_delete_build_request``). So
+the process that deletes the BuildRequest decides, and only one can.
 """
 
 import typing as ty
@@ -36,7 +35,7 @@ Trace = cloud_api.BuildTrace
 
 
 def on_the_way(server_ids: ty.Iterable[str]) -> dict[str, ty.Any]:
-    """The BuildRequests of the servers that a conductor should be at."""
+    """Return the BuildRequests of servers that a conductor should build."""
     context = nova_context.get_admin_context()
     found = {server_id: unbuilt_servers.build_request(context, server_id)
              for server_id in server_ids}
@@ -45,9 +44,9 @@ def on_the_way(server_ids: ty.Iterable[str]) -> dict[str, ty.Any]:
 
 
 def traces(server_ids: ty.Iterable[str]) -> dict[str, Trace]:
-    """What there is of the builds of servers that have a BuildRequest.
+    """Return the traces of builds of servers with a BuildRequest.
 
-    :raises CloudUnavailable: when a cell or placement does not answer
+    :raises CloudUnavailable: if a cell or placement does not answer
     """
     requests = on_the_way(server_ids)
     if not requests:
@@ -65,7 +64,7 @@ def traces(server_ids: ty.Iterable[str]) -> dict[str, Trace]:
 
 
 def _rows(server_ids: list[str]) -> dict[str, ty.Any]:
-    """The cells in which servers are written down, mapped or not."""
+    """Return the cells in which servers are stored, mapped or not."""
     context = nova_context.get_admin_context()
     nova_context.load_cells()
     cells = {cell.uuid: cell for cell in nova_context.CELLS}
@@ -87,12 +86,12 @@ class BuildStoodStill(exception.NovaException):  # type: ignore[misc]
 
 
 def abandon(server_id: str) -> None:
-    """Make a server whose build stands still one in ERROR, in its cell.
+    """Set a server whose build is stranded to ERROR, in its cell.
 
-    First it is in ERROR, then in its place, and last the BuildRequest goes:
-    until then it is found again, and this is done again; a conductor that
-    goes on in spite of all overwrites it. What nobody has written into a cell
-    goes to cell0, as what has no host.
+    First the server is set to ERROR, then it is mapped, and the BuildRequest
+    is deleted last: until then the server is found again, and this is
+    repeated. A conductor that does continue overwrites it. A server that is in
+    no cell is created in cell0, like servers without a host.
     """
     context = nova_context.get_admin_context()
     its = unbuilt_servers.mapping(context, server_id)
@@ -135,7 +134,7 @@ def _put_in_error(context: ty.Any, request: ty.Any, is_new: bool) -> None:
     instance.save()
     compute_utils.add_instance_fault_from_exc(
         context, instance, BuildStoodStill())
-    # Without them its volumes would stay attached when it is deleted.
+    # Without them, its volumes would stay attached after its deletion.
     for bdm in request.block_device_mappings:
         bdm = bdm.obj_clone()
         bdm._context = context

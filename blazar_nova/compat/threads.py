@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Native threads, before anything else of Nova is imported.
+"""Choose native threads, before anything else of Nova is imported.
 
-Nova decides between them and eventlet while it is being imported. A process
-of ours imports this module first; inside Nova's own processes the decision
-has been made already, and it is left to them: they import
-:mod:`~blazar_nova.compat.require_seams` first.
+Nova chooses between them and eventlet while it is imported. Processes of ours
+import this module first; Nova's own processes have chosen already, and import
+:mod:`~blazar_nova.compat.require_seams` first instead.
 
 :raises ConfigurationError: at its import, with a sentence for each thing that
     Nova lacks

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Dates that Nova's services write into their records, each by its clock."""
+"""Dates in the records of Nova's services, each by the clock of its service.
+"""
 
 import calendar
 import datetime
@@ -18,10 +19,10 @@ def epoch(stamp: datetime.datetime) -> int:
 
 
 def is_older_than(stamp: datetime.datetime, seconds: int) -> bool:
-    """Whether a date of something that happened is so old.
+    """Return whether a date in the past is older than some seconds.
 
-    One that is as far ahead was written by a clock that was ahead: it counts
-    as old.
+    A date that is that far in the future was written by a clock that was
+    ahead, and counts as old.
     """
     return not clocks.is_within(
         epoch(stamp) + seconds,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Nova keeps of a server that was deleted before it was built.
+"""Nova's records of servers that were deleted before they were built.
 
-Nova deletes the request for its build, and gives its volumes back. Its
-mapping and its request spec stay in the API database, with
-its membership in a server group: Nova clears such records up when it
-archives deleted servers, and this one is in no cell where it would find it.
+Nova deletes the BuildRequest and detaches the volumes. The mapping, the
+request spec and the membership in a server group stay in the API database:
+Nova deletes them when it archives deleted servers, but this server is in no
+cell to be archived from.
 """
 
 import datetime
@@ -29,17 +29,16 @@ _REQUESTS = api_models.BuildRequest
 _MAPPINGS = api_models.InstanceMapping
 _SPECS = api_models.RequestSpec
 
-#: All that is written of a server, by the column ``instance_uuid``.
+#: All tables with records of a server, by the column ``instance_uuid``.
 _RECORDS = (api_models.InstanceGroupMember, _SPECS, _MAPPINGS)
 
 
 def forget(server_id: str) -> None:
-    """Remove the records of a server; none of one that still waits, or has a
-    cell.
+    """Delete the records of a server, unless it still waits or has a cell.
 
-    Only for one whose build was not sent before its request was deleted:
-    nova-conductor may have begun with any other, and then needs them. Safe
-    to repeat.
+    Only for servers whose BuildRequest was deleted before the build was sent:
+    of any other, nova-conductor may have started the build and need them.
+    Idempotent.
     """
     context = nova_context.get_admin_context()
     with api_db.context_manager.writer.using(context):
@@ -62,10 +61,10 @@ def forget(server_id: str) -> None:
 
 def left_behind(is_lease: ty.Callable[[bulk_state.Hints], bool], age: int,
                 ) -> list[str]:
-    """Servers without a cell or a request for a build, whose boot asked for
-    a lease by its hints.
+    """Return the servers without a cell and a BuildRequest whose boot asked
+    for a lease by its hints.
 
-    :param age: seconds since something last happened to them, at the least
+    :param age: the least number of seconds since their last change
     """
     before = timeutils.utcnow() - datetime.timedelta(seconds=age)
     context = nova_context.get_admin_context()

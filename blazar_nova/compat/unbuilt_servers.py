@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that Nova could not place, made to wait for their build again.
+"""Servers that Nova could not place, returned to waiting for their build.
 
-A conductor that finds no host writes a server into cell0, in ERROR; one that
-finds more servers than the quota admits leaves them in ERROR in their cell.
-Neither has been on a host. Such a server is made what it was before, with the
-same id: a BuildRequest, and a mapping without a cell.
+A conductor that finds no host writes a server into cell0, in ERROR; if the
+quota does not admit all servers, the conductor leaves the others in ERROR in
+their cell. Neither has been on a host. A server like that is restored to its
+previous form, with the same id: a BuildRequest, and a mapping without a cell.
 
-Whatever of this was done stays done, and it is begun again from the start
-until nothing is left: the records come first (placement is rid of its claim,
-then there are a RequestSpec and a BuildRequest, marked as reserved by us),
-then the server in the cell is removed for good, and last the mapping loses
-its cell. While it has one and there is no server, the BuildRequest tells that
-it was us who removed it.
+Each step is kept, and all are repeated from the start until none is left:
+first the records (the claim is deleted in placement, and a RequestSpec and a
+BuildRequest marked as reserved are created), then the server is deleted for
+good in its cell, and last the mapping loses its cell. If the mapping has a
+cell without the server, a BuildRequest shows that we have deleted the server.
 """
 
 import typing as ty
@@ -40,22 +39,22 @@ __all__ = ['ABANDONED', 'build_request', 'finish', 'is_unplaced', 'mapping',
 
 LOG = logging.getLogger(__name__)
 
-#: In the system metadata of a server whose build stood still: it must not be
-#: built again, somebody may still be at it.
+#: In the system metadata of a server whose build was abandoned: it must not be
+#: built again, as a conductor may still continue.
 ABANDONED = 'blazar_abandoned'
 
-#: What a user can change of a server that waits, or is in ERROR.
+#: What a user can change of a server that waits or is in ERROR.
 _CHANGEABLE = ('display_name', 'display_description', 'hostname',
                'access_ip_v4', 'access_ip_v6', 'auto_disk_config', 'metadata',
                'locked', 'locked_by')
 
-#: Seconds after which a conductor has removed the last record of a server
-#: that it gave up.
+#: Seconds after which a conductor has deleted the last record of a server
+#: whose build it has given up.
 _AT_WORK = 60
 
 
 def mapping(context: ty.Any, server_id: str) -> ty.Any:
-    """The InstanceMapping of a server; None when it has none."""
+    """Return the InstanceMapping of a server, or None."""
     try:
         return objects.InstanceMapping.get_by_instance_uuid(
             context, server_id)
@@ -64,7 +63,7 @@ def mapping(context: ty.Any, server_id: str) -> ty.Any:
 
 
 def build_request(context: ty.Any, server_id: str) -> ty.Any:
-    """The BuildRequest of a server; None when it has none."""
+    """Return the BuildRequest of a server, or None."""
     try:
         return objects.BuildRequest.get_by_instance_uuid(context, server_id)
     except exception.BuildRequestNotFound:
@@ -72,10 +71,10 @@ def build_request(context: ty.Any, server_id: str) -> ty.Any:
 
 
 def is_unplaced(context: ty.Any, instance: ty.Any, cell: ty.Any) -> bool:
-    """Whether a server in ERROR can be made to wait again.
+    """Return whether a server in ERROR can wait for its build again.
 
-    Only if no compute has ever seen it. In cell0 none has; a conductor that
-    builds elsewhere notes an action after it has checked the quota.
+    Only if no compute service has seen it. In cell0 none has; in other cells
+    the conductor records an action after it has checked the quota.
 
     :param context: of its cell
     """
@@ -88,10 +87,10 @@ def is_unplaced(context: ty.Any, instance: ty.Any, cell: ty.Any) -> bool:
 
 
 def waiting(call: build_calls.BuildCall, server_id: str) -> ty.Any:
-    """The BuildRequest of a server that waits for its build.
+    """Return the BuildRequest of a server that waits for its build.
 
-    :returns: None when the server is gone, or does not wait
-    :raises CloudUnavailable: when a conductor is not done with it yet
+    :returns: None if the server is deleted, or does not wait
+    :raises CloudUnavailable: if a conductor has not finished with it
     """
     context = call.context.elevated()
     its = mapping(context, server_id)
@@ -117,7 +116,7 @@ def waiting(call: build_calls.BuildCall, server_id: str) -> ty.Any:
 
 def _take_out(call: build_calls.BuildCall, server_id: str, its: ty.Any,
               request: ty.Any, context: ty.Any) -> bool:
-    """Remove a server from its cell; false when it is not to be built.
+    """Delete a server from its cell; return False if it must not be built.
 
     :param context: of the cell
     """
@@ -126,10 +125,10 @@ def _take_out(call: build_calls.BuildCall, server_id: str, its: ty.Any,
             instance = objects.Instance.get_by_uuid(
                 context, server_id, expected_attrs=['system_metadata'])
         except exception.InstanceNotFound:
-            # It was us, if the request is there; else somebody else.
+            # By us, if it has a BuildRequest; otherwise by its user.
             return request is not None
     if instance.deleted:
-        # Its user was faster.
+        # Its user has deleted it meanwhile.
         _drop(request)
         return False
     if instance.vm_state != vm_states.ERROR or not is_unplaced(
@@ -142,12 +141,12 @@ def _take_out(call: build_calls.BuildCall, server_id: str, its: ty.Any,
         if _is_deleted(context, server_id):
             _drop(build_request(call.context.elevated(), server_id))
             return False
-        # Another one has just done the same.
+        # Another process has just done the same.
     return True
 
 
 def _is_deleted(context: ty.Any, server_id: str) -> bool:
-    """Whether a server was deleted, as users do it: its record stays.
+    """Return whether a user has deleted a server: its record stays.
 
     :param context: of the cell
     """
@@ -160,10 +159,10 @@ def _is_deleted(context: ty.Any, server_id: str) -> bool:
 
 
 def finish(server_id: str) -> None:
-    """Finish what a process has begun, of a server that is in no cell.
+    """Finish what a process that died has started with a server that is in no
+    cell.
 
-    A process that died over it has left a server that is neither there nor
-    gone. It waits after this, or is gone if its user has deleted it.
+    The server waits after this, or is deleted if its user has deleted it.
     """
     context = nova_context.get_admin_context()
     its, request = mapping(context, server_id), build_request(
@@ -184,9 +183,9 @@ def finish(server_id: str) -> None:
 
 def _restore(call: build_calls.BuildCall, its: ty.Any, instance: ty.Any,
              request: ty.Any) -> None:
-    """The records of a server that waits, where they are not there.
+    """Create the missing records of a server that waits.
 
-    :raises CloudUnavailable: when a conductor is not done with it yet
+    :raises CloudUnavailable: if a conductor has not finished with it
     """
     context = call.context.elevated()
     spec, = [one for one in call.request_spec
@@ -196,7 +195,7 @@ def _restore(call: build_calls.BuildCall, its: ty.Any, instance: ty.Any,
     except exception.RequestSpecNotFound:
         _create(context, spec)
     else:
-        # Of what the quota does not admit the conductor removes it last.
+        # If the quota is exceeded, the conductor deletes this record last.
         if request is None and not its.cell_mapping.is_cell0() and not (
                 timestamps.is_older_than(instance.updated_at, _AT_WORK)):
             raise errors.CloudUnavailable(
@@ -209,7 +208,7 @@ def _restore(call: build_calls.BuildCall, its: ty.Any, instance: ty.Any,
 
 
 def _again(stored: ty.Any, instance: ty.Any) -> ty.Any:
-    """A BuildRequest as it was, with what has been changed since."""
+    """Return a stored BuildRequest with the changes made since."""
     request = stored.obj_clone()
     for name in _CHANGEABLE:
         setattr(request.instance, name, getattr(instance, name))
@@ -223,7 +222,7 @@ def _again(stored: ty.Any, instance: ty.Any) -> ty.Any:
 
 
 def _create(context: ty.Any, record: ty.Any) -> None:
-    """Write a record as a new one; nothing when it is there."""
+    """Store a copy of a record as a new one, unless it exists."""
     record = record.obj_clone()
     record._context = context
     if record.obj_attr_is_set('id'):
@@ -236,14 +235,14 @@ def _create(context: ty.Any, record: ty.Any) -> None:
 
 
 def renew(record: ty.Any) -> None:
-    """Let all of a record count as new; what was read before does not."""
+    """Mark all fields of a record as changed, so that all are stored."""
     for name in record.obj_fields:
         if record.obj_attr_is_set(name):
             setattr(record, name, getattr(record, name))
 
 
 def _drop(request: ty.Any) -> None:
-    """No process waits for the build of this server any more."""
+    """Delete a BuildRequest, if there is one."""
     if request is not None:
         try:
             request.destroy()
@@ -252,8 +251,8 @@ def _drop(request: ty.Any) -> None:
 
 
 def _unmap(context: ty.Any, its: ty.Any) -> None:
-    """Take a server out of the cell that it was in. (Nova's own object only
-    knows how to put one into another.)
+    """Remove a server's mapping from its cell. (Nova's own object can only set
+    another cell.)
     """
     with api_db.context_manager.writer.using(context):
         context.session.execute(

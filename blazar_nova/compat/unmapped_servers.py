@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that Nova's API cannot show, although something of them is there.
+"""Servers that Nova's API cannot show, although parts of them exist.
 
-A server without its mapping runs on, and every request for it answers 404: no
-command of Nova finds it. What has an allocation in placement, and is no server
-of any cell, may be a guest whose server has gone.
+A server without a mapping keeps running, but every request for it is answered
+with 404, so that no command of Nova finds it. A consumer in placement that is
+no server of any cell may be a guest whose server was deleted.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ _MIGRATIONS = main_models.Migration
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unmapped:
-    """A server in a cell to which no mapping leads.
+    """A server in a cell without a mapping to it.
 
-    :ivar host: its service host; empty: it is on none
+    :ivar host: its service host; empty if it is on none
     """
 
     server_id: str
@@ -41,9 +41,9 @@ class Unmapped:
 
 
 def unmapped(silent: set[str]) -> ty.Iterator[Unmapped]:
-    """The servers of all cells that have no mapping to there.
+    """Yield the servers of all cells that have no mapping to their cell.
 
-    :param silent: gets the names of the cells that do not answer
+    :param silent: the names of cells that do not answer are added to this
     """
     for cell, rows in _of_cells(silent, _servers):
         hosts = dict(rows)
@@ -54,11 +54,11 @@ def unmapped(silent: set[str]) -> ty.Iterator[Unmapped]:
 
 
 def strangers(consumers: ty.Collection[str], silent: set[str]) -> set[str]:
-    """Those of some consumers in placement that Nova knows nothing of: they
-    are no servers, deleted or not, and no migrations.
+    """Return the consumers in placement that Nova does not know: neither
+    servers, deleted or not, nor migrations.
 
-    :param silent: gets the names of the cells that do not answer; then
-        nothing is known to be one
+    :param silent: the names of cells that do not answer are added to this;
+        then no consumer is known to be a stranger
     """
     found: set[str] = set()
     for batch in bulk_state.batches(consumers):
@@ -73,7 +73,7 @@ def strangers(consumers: ty.Collection[str], silent: set[str]) -> set[str]:
 
 def _of_cells(silent: set[str], work: ty.Callable[..., ty.Any],
               *args: ty.Any) -> ty.Iterator[tuple[ty.Any, ty.Any]]:
-    """The cells that answer, with what they say."""
+    """Yield the cells that answer, with their answers."""
     nova_context.load_cells()
     cells = list(nova_context.CELLS)
     answers = bounded_calls.of_cells(
@@ -103,8 +103,8 @@ def _known(context: ty.Any, consumers: list[str]) -> set[str]:
 
 
 def _mapped(server_ids: list[str], cell_id: int) -> set[str]:
-    """Those with a mapping to a cell, and those that reach it just now: a
-    mapping gets its cell when the server is there.
+    """Return the servers with a mapping to a cell, and those that just reach
+    it: a mapping gets its cell after the server is stored there.
     """
     context = nova_context.get_admin_context()
     with api_db.context_manager.reader.using(context):
@@ -118,7 +118,7 @@ def _mapped(server_ids: list[str], cell_id: int) -> set[str]:
 
 
 def _waiting(server_ids: list[str]) -> set[str]:
-    """Those that a conductor is about to write into a cell."""
+    """Return the servers that a conductor is about to write into a cell."""
     context = nova_context.get_admin_context()
     with api_db.context_manager.reader.using(context):
         return set(context.session.scalars(

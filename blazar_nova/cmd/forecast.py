@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``blazar-nova-manage forecast``: for those who plan capacity."""
+"""``blazar-nova-manage forecast``: data for capacity planning."""
 
 import argparse
 import typing as ty
@@ -28,7 +28,7 @@ _HOSTS = {'hosts': 'More hosts', 'demands': 'Refused',
 
 
 def add(nouns: ty.Any) -> argparse.ArgumentParser:
-    """What can be said."""
+    """Add the command and its arguments."""
     text = 'show what is reserved and free in the days to come'
     parser: argparse.ArgumentParser = nouns.add_parser(
         'forecast', help=text, description=(
@@ -51,9 +51,9 @@ def add(nouns: ty.Any) -> argparse.ArgumentParser:
 
 
 def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
-    """Do what the arguments say.
+    """Run the command.
 
-    :raises BlazarError: when it cannot be done
+    :raises BlazarError: if it fails
     """
     now = clocks.SystemClock().now()
     with api.Database(conf).connection() as connection:

@@ -18,7 +18,7 @@ __all__ = ['main']
 
 
 def main() -> int:
-    """Run until a signal says stop; 1 when the configuration is wrong."""
+    """Run until a stop signal; return 1 if the configuration is wrong."""
     try:
         listener = _listener()
     except errors.ConfigurationError as exc:
@@ -35,10 +35,9 @@ def main() -> int:
 
 
 def _listener() -> 'daemon.Listener':
-    """Return the daemon, when all that it needs of Nova is loaded.
+    """Return the daemon, after what it needs of Nova is loaded.
 
-    :raises ConfigurationError: when Nova or its configuration is not as it
-        has to be
+    :raises ConfigurationError: if Nova or its configuration is not as required
     """
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)
 

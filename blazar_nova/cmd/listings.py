@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What ``blazar-nova-manage`` lists: tables for people, JSON for scripts."""
+"""The output of ``blazar-nova-manage``: tables, or JSON for scripts."""
 
 import argparse
 import contextlib
@@ -29,9 +29,9 @@ CSV = 'csv'
 class Listing(ty.NamedTuple):
     """A table.
 
-    :ivar name: what it is called beside others
-    :ivar columns: by the key of a value, its title
-    :ivar rows: values; several in one place are a list
+    :ivar name: its key in JSON, if there are several listings
+    :ivar columns: titles, by the key of a value
+    :ivar rows: values; a list is printed on several lines
     """
 
     name: str
@@ -40,9 +40,9 @@ class Listing(ty.NamedTuple):
 
 
 def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
-    """Let it be said how something is printed.
+    """Add the argument for the output format.
 
-    :param more: formats beside a table and JSON
+    :param more: formats in addition to a table and JSON
     """
     parser.add_argument(
         '--format', choices=('table', JSON, *more), default='table',
@@ -51,7 +51,7 @@ def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
 
 
 def show(form: str, *listings: Listing) -> None:
-    """Print listings; several are one object in JSON, by their names."""
+    """Print listings; in JSON, several are one object with their names."""
     if form == JSON:
         found = {one.name: [{key: row[key] for key in one.columns}
                             for row in one.rows] for one in listings}
@@ -72,13 +72,13 @@ def show(form: str, *listings: Listing) -> None:
 
 
 def dump(found: ty.Any) -> None:
-    """Print something as JSON."""
+    """Print a value as JSON."""
     print(jsonutils.dumps(found, indent=2))
 
 
 def _inert(value: ty.Any) -> ty.Any:
-    """A value of CSV. A spreadsheet would carry out a text that looks like a
-    formula.
+    """Return a value for CSV: text that looks like a formula is quoted, as
+    spreadsheets would evaluate it.
     """
     return f"'{value}" if isinstance(value, str) and value[:1] in (
         *'=+-@\t\r',) and value else value
@@ -95,18 +95,18 @@ def _date(time: int | None) -> str | None:
 
 
 _LEASE = {'id': 'ID', 'name': 'Name', 'project_id': 'Project'}
-#: What hosts are that are away, or may be.
+#: The statuses of hosts that are unavailable, or may be.
 _AWAY = ('suspected', 'failed', 'coming back', 'maintenance', 'switched off')
-#: What reservations say of themselves.
+#: The flags of reservations that are counted.
 _FLAGS = ('missing_resources', 'resources_changed')
 _TIMES = {'start_date': 'Start (UTC)', 'end_date': 'End (UTC)'}
 
 
 def leases(database: api.Database, ended: bool, host: str | None) -> Listing:
-    """The leases of all projects.
+    """List the leases of all projects.
 
-    :param ended: those that are over, too
-    :param host: only those that reserve capacity of this host
+    :param ended: whether to include leases that have ended
+    :param host: list only leases that reserve capacity of this host
     """
     return Listing('leases', {
         **_LEASE, 'status': 'Status', **_TIMES, 'servers': 'Servers',
@@ -119,7 +119,7 @@ def leases(database: api.Database, ended: bool, host: str | None) -> Listing:
 
 
 def announced(database: api.Database) -> Listing:
-    """What would be over by now, if every boot were a lease."""
+    """List the servers past their end if every boot had a default lease."""
     return Listing('announced', {
         'server_id': 'Server', 'project_id': 'Project', 'user_id': 'User',
         'created_at': 'Booted (UTC)', 'end_date': 'Would end (UTC)'}, [
@@ -130,7 +130,7 @@ def announced(database: api.Database) -> Listing:
 
 
 def orphaned(found: ty.Iterable[ty.Any]) -> Listing:
-    """The leases whose project or user does not exist any more.
+    """List the leases whose project or user no longer exists.
 
     :param found: rows of :func:`orphans.known`
     """
@@ -143,7 +143,7 @@ def orphaned(found: ty.Iterable[ty.Any]) -> Listing:
 
 
 def hosts(found: ty.Iterable[ty.Mapping[str, ty.Any]]) -> Listing:
-    """The hosts that serve leases only, as the API describes them."""
+    """List the enrolled hosts, as the API describes them."""
     return Listing('hosts', {
         'id': 'ID', 'hypervisor_hostname': 'Host', 'status': 'Status',
         'reservable': 'Reservable', 'availability_zone': 'Zone',
@@ -153,7 +153,7 @@ def hosts(found: ty.Iterable[ty.Mapping[str, ty.Any]]) -> Listing:
 
 def switched(found: ty.Iterable[ty.Any],
              decided: ty.Iterable[ty.Any]) -> Listing:
-    """What would be switched, and why the other hosts are left as they are.
+    """List the hosts that would be switched, and why the others are not.
 
     :param found: of :class:`blazar_core.capacity.power_planner.PowerHost`
     :param decided: of :class:`blazar_core.capacity.power_planner.Decision`
@@ -172,8 +172,8 @@ def switched(found: ty.Iterable[ty.Any],
 
 def healths(database: api.Database, now: int,
             ) -> tuple[Listing, Listing, Listing]:
-    """The hosts that are away, the leases that are degraded, and how many
-    there are of each kind.
+    """List the unavailable hosts, the degraded leases, and the numbers of
+    each kind.
     """
     with contextlib.suppress(errors.ClockSkewed):
         database.check_clock()

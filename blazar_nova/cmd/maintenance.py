@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``blazar-nova-manage host maintain``: takes hosts for a time."""
+"""``blazar-nova-manage host maintain``: schedules host maintenance."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ __all__ = ['add', 'run']
 
 
 def add(verbs: ty.Any) -> argparse.ArgumentParser:
-    """What can be said."""
+    """Add the command and its arguments."""
     text = 'schedule, change or end the maintenance of a host'
     maintain: argparse.ArgumentParser = verbs.add_parser(
         'maintain', help=text, description=(
@@ -58,10 +58,10 @@ def add(verbs: ty.Any) -> argparse.ArgumentParser:
 
 def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
         pause: ty.Callable[[], None]) -> int:
-    """Do what the arguments say; returns the exit code.
+    """Run the command, and return the exit code.
 
-    :param pause: lets some time pass between two looks
-    :raises BlazarError: when it cannot be done
+    :param pause: called between two checks
+    :raises BlazarError: if it fails
     """
     hosts, name, now = parts.maintenance, parsed.name, parts.clock.now()
     known = hosts.planned(name)
@@ -95,12 +95,12 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
 
 
 def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
-    """Print what leases have; returns how much of it does not go."""
+    """Print the bookings; return how many cannot be reassigned."""
     table = prettytable.PrettyTable(
         ['Lease', 'Name', 'Project', 'User', 'Start (UTC)', 'End (UTC)',
          'Server', 'Goes'], align='l')
-    # The servers that are reassigned are a row for each lease; those that are
-    # not have one each, as they are to be migrated.
+    # Bookings that are reassigned have one row for each lease; the others have
+    # one each, as their servers have to be migrated.
     rows: dict[ty.Any, list[maintenance.Promised]] = {}
     for one in promised:
         rows.setdefault((one.lease_id, one.start_date, one.end_date) if not
@@ -123,7 +123,7 @@ def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
 
 def _empty(hosts: maintenance.Maintenance, name: str,
            pause: ty.Callable[[], None]) -> int:
-    """Wait until leases have nothing on a host while it is taken."""
+    """Wait until leases have no bookings on a host in its maintenance."""
     said = ''
     while known := hosts.planned(name):
         left = hosts.left(name, known.window)

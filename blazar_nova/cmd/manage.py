@@ -35,17 +35,18 @@ if ty.TYPE_CHECKING:
 
 __all__ = ['main']
 
-#: Seconds between two looks whether a host is free.
+#: Seconds between two checks whether a host is free.
 _AGAIN = 10
-#: The exit code of what wrote to a pipe that was closed, as a shell has it.
+#: The exit code after writing to a closed pipe, as in a shell.
 _CLOSED = 128 + signal.SIGPIPE
 
 
 def main(argv: ty.Sequence[str] | None = None) -> int:
-    """Do what the arguments say.
+    """Run the command.
 
-    :returns: the exit code; 1 when an error was printed
+    :returns: the exit code; 1 if an error was printed
     """
+    # These options are allowed before and after the noun.
     # Before the noun or after it.
     files, others = _files().parse_known_args(argv)
     parsed = _parser().parse_args(others, files)
@@ -53,7 +54,7 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
         code = _run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes again at its end.
+        # Python flushes again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED
     return code
@@ -296,7 +297,7 @@ def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
               f'{words.count(len(leases.rows), "lease")}.')
 
 
-#: Loads Nova, which takes a while: after the arguments are checked.
+#: Loads Nova, which takes a while, so it is called after checking arguments.
 _Hosts: ty.TypeAlias = "ty.Callable[[], HostEnrollment]"
 
 
@@ -344,7 +345,7 @@ def _host_remove(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
         except errors.NotFound:
             if not said:
                 raise
-            # A blazar-listener was faster.
+            # A blazar-listener has removed it meanwhile.
             break
         except errors.Conflict as exc:
             if not parsed.wait:
@@ -395,13 +396,13 @@ def _enrollment(parsed: argparse.Namespace) -> 'HostEnrollment':
 
 
 def _say(parsed: argparse.Namespace, text: str) -> None:
-    """Say what is under way, to who looks on or has asked for it."""
+    """Print progress, on a terminal or with --verbose."""
     if parsed.verbose or sys.stderr.isatty():
         print(text, file=sys.stderr, flush=True)
 
 
 def _parts(parsed: argparse.Namespace) -> ty.Any:
-    """What works with Nova, which the other commands do without."""
+    """Load Nova and assemble the process, for commands that need it."""
     _say(parsed, 'Loading Nova ...')
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)
 
@@ -439,7 +440,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 def _tell(report: 'Report', sizes: ty.Mapping[str, int], form: str,
           ) -> int:
-    """Print what was found; returns the exit code."""
+    """Print the differences; return the exit code."""
     code = 2 if report.failures else 1 if report.left else 0
     if form == listings.JSON:
         listings.dump({
@@ -481,7 +482,7 @@ def _import(parsed: argparse.Namespace) -> int:
 
 
 def _tell_import(plan: 'Plan', applied: bool, form: str) -> int:
-    """Print what has become of everything; returns the exit code."""
+    """Print the outcome of everything; return the exit code."""
     from blazar_nova.importer import items
 
     counts = collections.Counter(item.outcome for item in plan.items())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``blazar-nova-manage db purge``: deletes leases that were over long ago."""
+"""``blazar-nova-manage db purge``: deletes leases that ended before a date."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ __all__ = ['add', 'say_since', 'run']
 
 
 def add(verbs: ty.Any) -> argparse.ArgumentParser:
-    """What can be said."""
+    """Add the command and its arguments."""
     text = 'delete the leases that ended before a date'
     purge: argparse.ArgumentParser = verbs.add_parser(
         'purge', help=text, description=(
@@ -43,9 +43,9 @@ def add(verbs: ty.Any) -> argparse.ArgumentParser:
 
 
 def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
-    """Do what the arguments say.
+    """Run the command.
 
-    :raises BlazarError: when it cannot be done
+    :raises BlazarError: if it fails
     """
     clock = clocks.SystemClock()
     before = dates.parse_date(parsed.before, clock.now())
@@ -74,7 +74,7 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
 
 
 def say_since(database: api.Database) -> None:
-    """Say on stderr since when leases that are over are all there."""
+    """Print to stderr before which date leases were purged."""
     before = lease_purge.purged_before(database)
     if before is not None:
         _tell(f'Leases that ended before {clocks.minute(before)} UTC were '

@@ -2,8 +2,8 @@
 
 """The checks of the command blazar-nova-status.
 
-They are those that the services make when they start, and say of everything
-that is missing which line to write.
+They are the checks of the services at their start, and say for each problem
+which line to write.
 """
 
 import textwrap
@@ -37,7 +37,7 @@ CONF = process.CONF
 Result = upgradecheck.Result
 Code = upgradecheck.Code
 
-#: Of sentences in the table.
+#: The width of sentences in the table.
 _WIDTH = 72
 
 
@@ -48,7 +48,7 @@ def _result(problems: ty.Sequence[str], code: Code = Code.FAILURE) -> Result:
 
 def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
              ) -> Result:
-    """What a check says that raises an error when something is wrong."""
+    """Return the result of a check that raises an error for a problem."""
     try:
         check()
     except errors.ConfigurationError as exc:
@@ -62,14 +62,14 @@ def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
 
 
 def _unkept(books: api.Database) -> list[str]:
-    """What lets others onto hosts that are enrolled."""
+    """Return what admits other servers to enrolled hosts."""
     with books.reader() as session:
         enrolled = enrollment.listed(session)
     return pool.problems(CONF) if enrolled else []
 
 
 class Checks(upgradecheck.UpgradeCommands):
-    """One check for each thing that an operator has to do."""
+    """A check for each thing that an operator has to configure."""
 
     def _nova(self) -> Result:
         return _result([*check.untested(CONF),
@@ -96,7 +96,7 @@ class Checks(upgradecheck.UpgradeCommands):
             hint_params.defaults(CONF), clocks.SystemClock().now()))
 
     def _default_reservation(self) -> Result:
-        """Every boot can be a lease, and exempt ones can be recognized."""
+        """Check that every boot can be a lease, and exempt ones recognized."""
         result = _checked(lambda: default_leases.check(CONF))
         return result if result.code != Code.SUCCESS else _result(
             default_leases.doubts(CONF), Code.WARNING)
@@ -108,14 +108,14 @@ class Checks(upgradecheck.UpgradeCommands):
         return _checked(lambda: wiring.database(CONF).status.check())
 
     def _clock(self) -> Result:
-        """The clock of this machine is that of the database."""
+        """Check that this machine's clock agrees with the database's."""
         return _checked(lambda: wiring.database(CONF).check_clock())
 
     def _policy(self) -> Result:
         return _checked(lambda: policy.check(CONF))
 
     def _keystone(self) -> Result:
-        """The service user can log in and sees the trusts given to it."""
+        """Check that the service user can log in and sees its trusts."""
         trusts = user_credentials.Credentials(CONF)
         result = _checked(trusts.held)
         if result.code == Code.SUCCESS and not trusts.is_configured():
@@ -128,7 +128,7 @@ class Checks(upgradecheck.UpgradeCommands):
             self._without_trust(trusts))
 
     def _without_trust(self, trusts: user_credentials.Credentials) -> Result:
-        """What becomes of those who can give no trust can be done."""
+        """Check what is configured for users that cannot create a trust."""
         ours: list[bool] = []
         result = _checked(lambda: ours.append(trusts.check_without_trust()))
         return Result(Code.SUCCESS, (
@@ -142,27 +142,27 @@ class Checks(upgradecheck.UpgradeCommands):
         return _result(configuration_checks.volumes(CONF), Code.WARNING)
 
     def _listener(self) -> Result:
-        """A worker is there, and carries out what is due."""
+        """Check that a worker runs, and carries out events."""
         found: list[str] = []
         result = _checked(lambda: found.extend(_undone(CONF)), Code.WARNING)
         return _result(found, Code.WARNING) if found else result
 
     def _prefilters(self) -> Result:
-        """The API and the scheduler judge hosts alike."""
+        """Check that the API and the scheduler have the same settings."""
         found: list[str] = []
         result = _checked(lambda: found.extend(
             settings.differences(wiring.database(CONF))), Code.WARNING)
         return _result(found) if found else result
 
     def _hosts(self) -> Result:
-        """Placement keeps others off the hosts that serve leases only."""
+        """Check that placement keeps other servers off enrolled hosts."""
         found: list[str] = []
         result = _checked(lambda: found.extend(
             _unkept(wiring.database(CONF))), Code.WARNING)
         return _result(found) if found else result
 
     def _get_details(self, upgrade_check_result: Result) -> str | None:
-        """What the table shows: lines to write are not broken."""
+        """Return the text of the table, without breaking lines to write."""
         if upgrade_check_result.details is None:
             return None
         lines = []
@@ -196,7 +196,7 @@ class Checks(upgradecheck.UpgradeCommands):
 
 
 def _undone(conf: ty.Any) -> ty.Iterator[str]:
-    """What is known of listeners that do not run."""
+    """Yield the signs that no listener runs."""
     parts = wiring.assemble(conf)
     overdue = list(verification.auditor(parts).overdue())
     if overdue:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command blazar-nova-status: is everything there that leases need?
+"""The command blazar-nova-status, which checks all prerequisites of leases.
 
 ``blazar-nova-status upgrade check`` checks the configuration and the packages
-of the machine on which it runs (:mod:`blazar_nova.cmd.readiness`). Where Nova
+of the machine on which it runs (:mod:`blazar_nova.cmd.readiness`). If Nova
 lacks what this project relies on, it reports only that.
 """
 
@@ -18,7 +18,7 @@ __all__ = ['main']
 
 
 class _Refused(upgradecheck.UpgradeCommands):
-    """The one check that can be made where the others cannot be loaded."""
+    """The only check that is possible if the others cannot be loaded."""
 
     def __init__(self, sentences: str) -> None:
         super().__init__()

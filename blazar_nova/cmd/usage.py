@@ -18,11 +18,11 @@ from blazar_nova.services import prices
 
 __all__ = ['add', 'run']
 
-#: By argument, the parameter of the API.
+#: The parameters of the API, by argument.
 _QUERY = {'start': 'start_date', 'end': 'end_date', 'project': 'project_id',
           'lease': 'lease_id', 'type': 'resource_type',
           'tags': 'tags', 'group_by': 'group_by', 'timezone': 'timezone'}
-#: What is shown of leases, where there is a row for each.
+#: The columns of leases, if there is a row for each.
 _OF_LEASE = ('lease_name', 'tags')
 _TITLES = {
     'start_date': 'Start (UTC)', 'end_date': 'End (UTC)',
@@ -31,12 +31,12 @@ _TITLES = {
     'resource_class': 'Class', 'planned': 'Planned', 'reserved': 'Reserved',
     'used': 'Used', 'cost': 'Cost', 'currency': 'Currency',
     'rates_version': 'Rates'}
-#: What is shown of costs.
+#: The columns of costs.
 _OF_COSTS = ('cost', 'currency', 'rates_version')
 
 
 def add(nouns: ty.Any) -> argparse.ArgumentParser:
-    """What can be said."""
+    """Add the command and its arguments."""
     text = 'show what projects planned, reserved and used, by resource class'
     parser: argparse.ArgumentParser = nouns.add_parser(
         'usage', help=text, description=(
@@ -71,9 +71,9 @@ def add(nouns: ty.Any) -> argparse.ArgumentParser:
 
 
 def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
-    """Do what the arguments say.
+    """Run the command.
 
-    :raises BlazarError: when it cannot be done
+    :raises BlazarError: if it fails
     """
     now = clocks.SystemClock().now()
     query, _limit = usage_schema.query({
@@ -101,7 +101,7 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
 
 def _rows(total: ty.Mapping[str, ty.Any], seconds: bool,
           ) -> ty.Iterator[dict[str, ty.Any]]:
-    """A row for each resource class."""
+    """Yield a row for each resource class."""
     costs = total.get('costs', {})
     for rc in sorted({*costs, *(
             rc for kind in usage_records.Kind for rc in total[kind])}):

@@ -81,7 +81,7 @@ class ServerDeletion(request_context.Acting):
         self._waited: dict[str, int] = {}
 
     def delete(self, server_id: str, credential: str | None) -> None:
-        """Ask Nova to delete a server; ignores one that is deleted.
+        """Ask Nova to delete a server; ignores a deleted one.
 
         In the name of the owner of its lease, to whom the secrets, volumes,
         images and accelerators belong that are deleted with it: without a

@@ -91,14 +91,14 @@ def _is_object(value: ty.Any) -> bool:
 
 
 class _Row(ty.NamedTuple):
-    """A stand-in for a BuildRequest."""
+    """The part of a BuildRequest that Nova's search uses."""
 
     id: int
     instance: _Server
 
 
 class _Rows:
-    """A stand-in for BuildRequestList in Nova's search."""
+    """Replaces BuildRequestList in Nova's search."""
 
     _pass_exact_filters = staticmethod(
         objects.BuildRequestList._pass_exact_filters)

@@ -5,7 +5,7 @@
 A conductor writes a server into its cell, and maps it some steps later; the
 scheduler claims its capacity in placement before that. If a process dies in
 between, the server stays in BUILD. It is not known whether a conductor is dead
-or only slow; one that continues finds that the BuildRequest is deleted, and
+or only slow; a conductor that continues finds the BuildRequest deleted, and
 then undoes its work (nova.conductor.manager, ``_delete_build_request``). So
 the process that deletes the BuildRequest decides, and only one can.
 """

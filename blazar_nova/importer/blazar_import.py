@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Carries over what OpenStack Blazar 18 has: its hosts and its leases.
+"""Import hosts and leases from OpenStack Blazar 18.
 
 * :mod:`~blazar_nova.importer.blazar_source` reads Blazar's database;
-* :mod:`~blazar_nova.importer.import_plan` says what would be carried over,
-  and what would not;
-* :mod:`~blazar_nova.importer.blazar_import` does it, and writes into each of
-  :mod:`~blazar_nova.importer.items` what has become of it.
+* :mod:`~blazar_nova.importer.import_plan` decides what can be imported;
+* :mod:`~blazar_nova.importer.blazar_import` imports one host and one lease
+  after the other, and writes the outcome into each of
+  :mod:`~blazar_nova.importer.items`.
 
-Carrying over what Blazar has, one host and one lease after the other.
-
-What fails is refused, and keeps nothing else from being carried over. Each
-step may be done again: after an interruption, give the same command again.
+An object that fails is refused, and does not affect the others. Each step is
+idempotent: after an interruption, repeat the command.
 """
 
 import dataclasses
@@ -48,7 +46,7 @@ _Members: ty.TypeAlias = ty.Mapping[
 
 
 class Nova:
-    """What Nova says of hosts; of which there are, once and for all."""
+    """The hosts of Nova, read once, and their servers."""
 
     def __init__(self) -> None:
         self._found = compute_hosts.all_hosts()
@@ -61,11 +59,11 @@ class Nova:
 
 
 class Importer:
-    """Says what would be carried over, and does it.
+    """Plans an import, and does it.
 
-    :param say: told of each step
-    :raises ConfigurationError: when no host can be enrolled
-    :raises CloudUnavailable: when Nova does not say which hosts there are
+    :param say: called with a message for each step
+    :raises ConfigurationError: if no host can be enrolled
+    :raises CloudUnavailable: if Nova does not return its hosts
     """
 
     def __init__(self, parts: wiring.Parts, blazar: blazar_source.Blazar,
@@ -83,12 +81,12 @@ class Importer:
             parts.database, parts.clock, parts.types)
 
     def run(self, apply: bool) -> items.Plan:
-        """Judge all, and carry over what can be.
+        """Check everything, and import what can be imported.
 
-        :param apply: False: only say what would be done
-        :returns: what has become of everything, or would
-        :raises CloudUnavailable: when Nova did not say what has to be known
-            before anything is done
+        :param apply: False: only return the plan
+        :returns: the outcome, or planned outcome, of everything
+        :raises CloudUnavailable: if Nova does not answer before anything is
+            imported
         """
         plan = import_plan.plan(self._parts, self._cloud, self._blazar)
         if apply:
@@ -100,7 +98,7 @@ class Importer:
         return plan
 
     def _carry(self, work: '_Work', item: items.Item) -> None:
-        """Do something with what is not refused."""
+        """Import an object that is not refused."""
         if item.outcome == items.Outcome.REFUSED:
             return
         try:
@@ -120,7 +118,7 @@ class Importer:
     def _enrol(self, item: items.HostItem) -> None:
         if item.outcome != items.Outcome.WANTED:
             return
-        # The filter of Blazar has kept others from it until now.
+        # Until now, Blazar's filter has kept other servers off the host.
         self._enrolling.add(
             item.name, item.extra, item.staying.keys(), item.reservable,
             pause=None)
@@ -138,8 +136,8 @@ class Importer:
                         raise errors.Conflict(
                             f'Its host {host.name} is refused. Resolve that '
                             'first, then repeat the command.')
-            # First: a lease that is over already ends at once, with those
-            # servers that are bound to it.
+            # The servers are bound first: a lease whose end has passed ends at
+            # once, with the servers that are bound to it.
             self._imports.adopt(
                 self._bound(item, known) if known.active else known)
         if self._is_active(item.id):
@@ -149,13 +147,13 @@ class Importer:
 
     def _bound(self, item: items.LeaseItem, known: imports.KnownLease,
                ) -> imports.KnownLease:
-        """A lease with its servers, which from now on stay on its hosts.
+        """Return a lease with its servers, which are bound to its hosts.
 
-        :raises Conflict: when there are others
+        :raises Conflict: if the hosts have other servers
         """
         members = {}
         for host in {host for its in item.hosts.values() for host in its}:
-            # The books may have been told of somebody who has left.
+            # The reservation database may still have a server that has left.
             if host.member is not None:
                 self._looks.compare_service_host(host.member.service_host)
                 members[host] = self._cloud.occupants(host.member)
@@ -185,7 +183,7 @@ class Importer:
 
     def _with_servers(self, of: imports.KnownReservation, members: _Members,
                       project_id: str) -> imports.KnownReservation:
-        """A reservation of servers with those that have its places."""
+        """Return a reservation of servers with the servers in its slots."""
         found: list[tuple[str, int | None]] = [
             (one.id, host.row.id) for host, there in members.items()
             for one in there if one.flavor == of.id and host.row is not None]

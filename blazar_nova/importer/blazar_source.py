@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What OpenStack Blazar 18 has in its database.
+"""Read the database of OpenStack Blazar 18.
 
-Only what is carried over is read, of tables that are declared here: another
-release may have others, and then it is said which are missing.
+Only what is imported is read, from the tables that are declared here. If the
+database of another release lacks some of them, the error names those.
 """
 
 import collections
@@ -20,23 +20,23 @@ __all__ = ['ACTIVE', 'Blazar', 'Event', 'Host', 'LIKE_FLAVOR', 'Lease',
            'OF_SERVERS', 'PENDING', 'Reservation', 'SERVERS', 'Unreadable',
            'WHOLE_HOSTS', 'read', 'tables', 'url_of']
 
-#: The states in which a lease waits for its start, or for its end.
+#: The statuses of a lease that waits for its start, or for its end.
 PENDING, ACTIVE = 'PENDING', 'ACTIVE'
-#: What Blazar calls hosts that are reserved whole.
+#: Blazar's resource type of whole hosts.
 WHOLE_HOSTS = 'physical:host'
-#: What it calls places for servers, of amounts, and like a flavor.
+#: Blazar's resource types of servers: by amounts, and by a flavor.
 OF_SERVERS = SERVERS, LIKE_FLAVOR = 'virtual:instance', 'flavor:instance'
 
 
 class Unreadable(errors.BlazarError):
-    """The database is not there, or none of Blazar 18."""
+    """The database does not exist, or is not that of Blazar 18."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Host:
-    """A host that Blazar has reservations of.
+    """A host that is enrolled in Blazar.
 
-    :ivar name: the hypervisor's
+    :ivar name: of the hypervisor
     :ivar extra: the extra capabilities
     """
 
@@ -49,13 +49,12 @@ class Host:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a lease holds.
+    """A reservation of a lease.
 
-    :ivar asked: what was asked for of whole hosts, or of servers, by Blazar's
-        columns; None when it is of neither
-    :ivar hosts: the ids of the hosts that it has; of servers: one for each of
-        their places
-    :ivar changed: whether it has other hosts than it had
+    :ivar asked: the request for whole hosts or servers, by Blazar's columns;
+        None for other resource types
+    :ivar hosts: the ids of its hosts; of servers: one for each slot
+    :ivar changed: whether its hosts were changed
     """
 
     id: str
@@ -70,7 +69,7 @@ class Reservation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens to a lease at ``time``."""
+    """An event of a lease at ``time``."""
 
     id: str
     event_type: str
@@ -97,10 +96,10 @@ class Lease:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blazar:
-    """All that is carried over.
+    """All that is imported.
 
     :ivar hosts: by id
-    :ivar private: the extra capabilities by which users may not ask
+    :ivar private: the extra capabilities that users cannot ask for
     """
 
     hosts: ty.Mapping[str, Host]
@@ -153,11 +152,11 @@ _EVENTS = _table(
 
 
 def url_of(text: str) -> str:
-    """The URL of Blazar's database.
+    """Return the URL of Blazar's database.
 
-    :param text: the URL, or the path of a blazar.conf: what stands there is
-        shown to nobody who lists the processes of the machine
-    :raises Unreadable: when there is none
+    :param text: the URL, or the path of a blazar.conf, whose contents do not
+        appear in the list of processes
+    :raises Unreadable: if there is no URL
     """
     if '://' in text:
         return text
@@ -179,11 +178,9 @@ def url_of(text: str) -> str:
 
 
 def read(url: str) -> Blazar:
-    """Read a database of Blazar, as it was at one instant.
+    """Read a database of Blazar in one transaction, without writing to it.
 
-    Nothing is written there.
-
-    :raises Unreadable: when it does not answer, or is none of Blazar 18
+    :raises Unreadable: if it does not answer, or is not that of Blazar 18
     """
     try:
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
@@ -201,8 +198,9 @@ def read(url: str) -> Blazar:
 
 
 def _check(connection: sa.Connection, shown: str) -> None:
-    """
-    :raises Unreadable: when it lacks something
+    """Check that the database has all tables and columns.
+
+    :raises Unreadable: if it lacks any
     """
     there = sa.inspect(connection)
     names = there.get_table_names()
@@ -239,7 +237,7 @@ def _read(connection: sa.Connection) -> Blazar:
                      row.service_name or '', bool(row.reservable),
                      extra[row.id])
         for row in connection.execute(sa.select(_HOSTS).order_by(
-            # Ids are numbers of Nova, or uuids.
+            # The ids are integers of Nova, or uuids.
             sa.func.length(_HOSTS.c.id), _HOSTS.c.id))}, frozenset(
         connection.scalars(sa.select(_PROPERTIES.c.property_name).where(
             _PROPERTIES.c.resource_type == WHOLE_HOSTS,
@@ -254,7 +252,7 @@ def _read(connection: sa.Connection) -> Blazar:
 
 
 def _reservations(connection: sa.Connection) -> dict[str, list[Reservation]]:
-    """By lease."""
+    """Return the reservations by lease."""
     hosts: dict[str, list[str]] = collections.defaultdict(list)
     for row in connection.execute(sa.select(_ALLOCATIONS).order_by(
             _ALLOCATIONS.c.id)):
@@ -276,6 +274,6 @@ def _reservations(connection: sa.Connection) -> dict[str, list[Reservation]]:
 
 
 def _seconds(date: datetime.datetime | None) -> int | None:
-    """Blazar writes dates in UTC, without saying so."""
+    """Return the seconds of a date, which Blazar writes in UTC."""
     return None if date is None else int(
         date.replace(tzinfo=datetime.UTC).timestamp())

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What would be carried over of what Blazar has, and what would not.
+"""The plan of an import: which objects of Blazar can be imported.
 
-Nothing is written here. Each host and each lease is judged by what Blazar,
-the books and Nova say of it now; what is refused says why, and what to do.
+Nothing is written here. Each host and each lease is checked against the
+current state of Blazar, the reservation database and Nova; a refusal says why,
+and what to do.
 """
 
 import collections
@@ -32,26 +33,26 @@ from blazar_nova.services import wiring
 
 __all__ = ['Cloud', 'plan']
 
-#: The states of Blazar in which a lease is over.
+#: Blazar's statuses of leases that have ended.
 _OVER = ('TERMINATED', 'ERROR')
 
 
 class Cloud(ty.Protocol):
-    """What has to be known of Nova."""
+    """The queries to Nova that a plan needs."""
 
     def member(self, name: str) -> pool.Member:
-        """A host: see :func:`host_enrollment.chosen`."""
+        """Return a host: see :func:`host_enrollment.chosen`."""
 
     def occupants(self, host: pool.Member) -> list[host_servers.Occupant]:
-        """The servers there: see :func:`host_servers.on`."""
+        """Return the servers of a host: see :func:`host_servers.on`."""
 
 
 def plan(parts: wiring.Parts, cloud: Cloud, blazar: blazar_source.Blazar,
          ) -> items.Plan:
-    """Judge all that Blazar has.
+    """Check everything in Blazar.
 
-    :raises CloudUnavailable: when Nova does not say what has to be known
-    :raises DatabaseUnavailable: when the books do not answer
+    :raises CloudUnavailable: if Nova does not answer
+    :raises DatabaseUnavailable: if the reservation database does not answer
     """
     hosts = _Hosts(parts, cloud, blazar)
     leases = _Leases(parts, cloud, hosts.judged())
@@ -64,10 +65,10 @@ def plan(parts: wiring.Parts, cloud: Cloud, blazar: blazar_source.Blazar,
 
 def _refuse_more(hosts: ty.Iterable[items.HostItem],
                  leases: ty.Sequence[items.LeaseItem]) -> bool:
-    """Servers may stay on a host for their lease only; returns whether more
-    had to be refused.
+    """Refuse hosts whose servers belong to leases that are refused, and the
+    other leases of these hosts; return whether a lease was refused.
 
-    Else the host would be enrolled, and have servers of no lease.
+    Otherwise, the host would be enrolled with servers without a lease.
     """
     more = False
     of: dict[items.HostItem, list[items.LeaseItem]] = (
@@ -98,7 +99,7 @@ def _of_host(name: str) -> str:
 
 
 class _Hosts:
-    """Judges hosts."""
+    """Checks hosts."""
 
     def __init__(self, parts: wiring.Parts, cloud: Cloud,
                  blazar: blazar_source.Blazar) -> None:
@@ -106,10 +107,10 @@ class _Hosts:
         self._cloud = cloud
         self._blazar = blazar
         self.items: dict[str, items.HostItem] = {}
-        #: Which leases are active there, and with which reservation.
+        #: The active reservations of each whole host, and their projects.
         self._active: dict[str, list[tuple[str, str | None]]] = (
             collections.defaultdict(list))
-        #: Which have places there; they share it with others.
+        #: The active reservations of servers with slots on each host.
         self._places: dict[str, set[str]] = collections.defaultdict(set)
         for lease in blazar.leases:
             for one in lease.reservations if (
@@ -122,7 +123,7 @@ class _Hosts:
                         self._places[host_id].add(one.id)
 
     def judged(self) -> dict[str, items.HostItem]:
-        """All hosts, by the ids that Blazar has given them."""
+        """Return all hosts, by their ids in Blazar."""
         for host in self._blazar.hosts.values():
             item = items.HostItem(
                 host.id, host.name, reservable=host.reservable)
@@ -170,8 +171,8 @@ class _Hosts:
             item.extra.items()))
 
     def properties(self) -> list[items.Property]:
-        """Those that users may not ask for. What an operator has said since
-        then stands.
+        """Return the properties that are private in Blazar. Those that exist
+        here already keep their settings.
         """
         with self._parts.database.reader() as session:
             said = set(session.scalars(sa.select(models.HostProperty.name)))
@@ -184,8 +185,9 @@ class _Hosts:
 
 
 def _check_places(item: items.LeaseItem) -> None:
-    """
-    :raises Conflict: when a lease has more servers on a host than places
+    """Check that a lease has a slot for each of its servers.
+
+    :raises Conflict: if it has more servers on a host than slots
     """
     for reservation_id in item.places:
         places = collections.Counter(item.hosts[reservation_id])
@@ -201,7 +203,7 @@ def _check_places(item: items.LeaseItem) -> None:
 
 
 class _Taken(ty.NamedTuple):
-    """A host, or a part of it, is a lease's over a window."""
+    """The use of a host, or of a part of it, by a lease over a window."""
 
     window: model.Window
     lease_id: str
@@ -210,7 +212,7 @@ class _Taken(ty.NamedTuple):
 
 
 class _Leases:
-    """Judges leases, the one that was there first before others."""
+    """Checks leases, in the order of their creation."""
 
     def __init__(self, parts: wiring.Parts, cloud: Cloud,
                  hosts: ty.Mapping[str, items.HostItem]) -> None:
@@ -243,10 +245,10 @@ class _Leases:
 
     def judged(self, leases: ty.Iterable[blazar_source.Lease],
                ) -> list[items.LeaseItem]:
-        """All that are not over."""
+        """Return all leases that have not ended."""
         found = []
         for lease in sorted(leases, key=lambda one: (
-                # Active leases stay where they are.
+                # Active leases are first, as their hosts cannot change.
                 one.status != blazar_source.ACTIVE, one.created_at or 0,
                 one.id)):
             if lease.status in _OVER or (
@@ -273,8 +275,9 @@ class _Leases:
 
     def _judge(self, lease: blazar_source.Lease,
                item: items.LeaseItem) -> None:
-        """
-        :raises Conflict: when it is not carried over
+        """Check a lease and translate it.
+
+        :raises Conflict: if it cannot be imported
         """
         translation.check(lease)
         item.hosts = {one.id: self._hosts_of(one)
@@ -295,12 +298,13 @@ class _Leases:
 
     def _hosts_of(self, reservation: blazar_source.Reservation,
                   ) -> list[items.HostItem]:
-        """
-        :raises Conflict: when one cannot be had
+        """Return the hosts of a reservation.
+
+        :raises Conflict: if one of them is refused
         """
         found = []
         for host_id in reservation.hosts if (
-                # Each place has one, and several may have the same.
+                # Each slot has a host, and several may have the same.
                 reservation.resource_type != blazar_source.WHOLE_HOSTS
         ) else dict.fromkeys(reservation.hosts):
             item = self._hosts.get(host_id)
@@ -318,9 +322,9 @@ class _Leases:
             self._now), lease_id, whole, booking)
 
     def _take(self, known: imports.KnownLease) -> None:
-        """Its hosts have capacity for it, beside other leases in its time.
+        """Add the bookings of a lease, if its hosts have the capacity.
 
-        :raises Conflict: when there is none
+        :raises Conflict: if they do not
         """
         rows = {host.row.id: host.row for host in self._hosts.values()
                 if host.row is not None}
@@ -337,14 +341,15 @@ class _Leases:
             self._taken[host_id] += its
 
     def _check(self, host: models.Host, its: ty.Sequence[_Taken]) -> None:
-        """The rule of the books holds with this much more on a host.
+        """Check that more bookings fit on a host.
 
-        What has no lease there is not counted: it is refused, or is of one.
+        Servers without a lease are not counted: they are refused, or belong to
+        a lease.
 
-        :raises Conflict: when it does not
+        :raises Conflict: if the bookings do not fit
         """
         there = self._taken[host.id]
-        # A whole host has one lease, even where it offers nothing.
+        # A whole host has one lease at a time, even if it has no capacity.
         others = [one for one in there for mine in its
                   if one.window.overlaps(mine.window)]
         if any(host.capacity.values()) and not rule.lacking(
@@ -373,8 +378,8 @@ class _Leases:
             'delete it there.')
 
     def _clean(self, item: items.LeaseItem) -> None:
-        """Its hosts are cleaned for as long as for any lease, but not at the
-        expense of a lease that Blazar has put close behind it.
+        """Set the cleaning time of a lease's hosts: that of any lease, or less
+        if Blazar has placed another lease soon after it.
         """
         if item.known is None or item.outcome != items.Outcome.WANTED or (
                 not any(one.whole for one in item.known.reservations)):

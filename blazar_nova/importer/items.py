@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is carried over, or is not, and why."""
+"""The objects of an import, with their outcomes."""
 
 import collections
 import dataclasses
@@ -15,7 +15,7 @@ __all__ = ['HostItem', 'Item', 'LeaseItem', 'Outcome', 'Plan', 'Property']
 
 
 class Outcome(enum.StrEnum):
-    """What becomes of something."""
+    """The outcome of an object."""
 
     WANTED = 'to be imported'
     DONE = 'imported'
@@ -25,7 +25,7 @@ class Outcome(enum.StrEnum):
 
 @dataclasses.dataclass(eq=False)
 class Item:
-    """Something of Blazar, what becomes of it, and what there is to say."""
+    """An object of Blazar, its outcome, and a text for the operator."""
 
     kind: ty.ClassVar[str]
     id: str
@@ -34,25 +34,25 @@ class Item:
     text: str = ''
 
     def refuse(self, why: str) -> None:
-        """It is not carried over."""
+        """Mark the object as not imported."""
         self.outcome, self.text = Outcome.REFUSED, why
 
 
 @dataclasses.dataclass(eq=False)
 class Property(Item):
-    """Something that is said of hosts, and users may not ask for."""
+    """A property of hosts that users cannot ask for."""
 
     kind = 'Property'
 
 
 @dataclasses.dataclass(eq=False)
 class HostItem(Item):
-    """A host, to be enrolled.
+    """A host that is enrolled by the import.
 
-    :ivar extra: what is said of it beside what Nova says
-    :ivar row: what the books have of it
-    :ivar staying: the servers that are there and may be, each with the
-        reservations of which it may be one
+    :ivar extra: its properties in addition to those in Nova
+    :ivar row: its row in the reservation database
+    :ivar staying: the servers on it that belong to leases, each with the
+        reservations that it may belong to
     """
 
     kind = 'Host'
@@ -68,9 +68,8 @@ class HostItem(Item):
 class LeaseItem(Item):
     """A lease.
 
-    :ivar known: as the books get it
-    :ivar hosts: the hosts that it has, by the reservation; of servers: one
-        for each of their places
+    :ivar known: the lease as it is imported
+    :ivar hosts: its hosts, by reservation; of servers: one for each slot
     :ivar places: its reservations of servers
     """
 
@@ -83,9 +82,10 @@ class LeaseItem(Item):
 
 @dataclasses.dataclass
 class Plan:
-    """All that was judged.
+    """The objects of an import.
 
-    :ivar over: how many leases are left out because they are over, by state
+    :ivar over: the number of leases left out because they have ended, by
+        status
     """
 
     hosts: list[HostItem]
@@ -94,5 +94,5 @@ class Plan:
     over: collections.Counter[str]
 
     def items(self) -> list[Item]:
-        """In the order in which they are carried over."""
+        """Return all objects in the order of their import."""
         return [*self.hosts, *self.properties, *self.leases]

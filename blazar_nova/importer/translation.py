@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a lease of Blazar is in the words of the books."""
+"""Translation of leases of Blazar into those of the reservation database."""
 
 import json
 import typing as ty
@@ -15,20 +15,22 @@ from blazar_nova.importer import blazar_source
 
 __all__ = ['check', 'known']
 
-#: The resource types whose reservations are not carried over, and why.
+#: The resource types whose reservations are not imported, and why.
 _LEFT_BEHIND = {
     'virtual:floatingip':
         'Floating IPs are not imported. Let the lease end in Blazar first, '
         'or delete it there; then enroll the addresses here.',
 }
 
-#: In which state events go on; no process of Blazar is at one any more.
+#: The statuses of events that are kept; events in progress start again, as no
+#: process of Blazar carries them out now.
 _STATUS = {'DONE': states.Event.DONE, 'ERROR': states.Event.ERROR}
 
 
 def check(lease: blazar_source.Lease) -> None:
-    """
-    :raises Conflict: when a lease cannot be carried over, whatever its hosts
+    """Check that a lease can be imported, regardless of its hosts.
+
+    :raises Conflict: if it cannot
     """
     if lease.status not in (blazar_source.PENDING, blazar_source.ACTIVE):
         raise errors.Conflict(
@@ -56,10 +58,11 @@ def check(lease: blazar_source.Lease) -> None:
 def known(lease: blazar_source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
           types: resource_types.ResourceTypes, now: int,
           ) -> tuple[imports.KnownLease, list[str]]:
-    """A lease as the books get it, and what is otherwise than it was.
+    """Return a lease as it is imported, and notes on what changes.
 
-    :param hosts: by reservation, the hosts of the books that it has
-    :raises InvalidLeaseParams: when it asks for what is not known here
+    :param hosts: by reservation, the ids of its hosts in the reservation
+        database
+    :raises InvalidLeaseParams: if its parameters are not valid here
     """
     notes: list[str] = []
     reservations = tuple(_reservation(one, hosts[one.id], types, now, notes)
@@ -77,7 +80,7 @@ def known(lease: blazar_source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
 def _reservation(one: blazar_source.Reservation, hosts: ty.Sequence[int],
                  types: resource_types.ResourceTypes, now: int,
                  notes: list[str]) -> imports.KnownReservation:
-    """A reservation; remarks about it are added to ``notes``."""
+    """Return a reservation, and add remarks about it to ``notes``."""
     kind = types.named.get(one.resource_type)
     if kind is None:
         raise errors.Conflict(
@@ -109,7 +112,7 @@ def _reservation(one: blazar_source.Reservation, hosts: ty.Sequence[int],
 
 
 def _asked_of_hosts(asked: ty.Mapping[str, ty.Any]) -> resource_types.Values:
-    """What a user would write for these whole hosts."""
+    """Return the parameters of a user's request for these whole hosts."""
     least, _dash, most = (asked.get('count_range') or '').partition('-')
     return {'min': least, 'max': most, **{
         key: asked.get(key) or '' for key in (
@@ -119,9 +122,10 @@ def _asked_of_hosts(asked: ty.Mapping[str, ty.Any]) -> resource_types.Values:
 def _asked_of_servers(one: blazar_source.Reservation,
                       asked: ty.Mapping[str, ty.Any],
                       ) -> tuple[resource_types.Values, flavors.Facts]:
-    """What a user would write for these servers, and their flavor.
+    """Return the parameters of a user's request for these servers, and their
+    flavor.
 
-    :raises Conflict: when Blazar has not kept that flavor
+    :raises Conflict: if Blazar has not stored that flavor
     """
     written = {key: asked[key] for key in ('amount', 'affinity')}
     if one.resource_type == blazar_source.SERVERS:
@@ -130,8 +134,8 @@ def _asked_of_servers(one: blazar_source.Reservation,
         return {**written, **amounts, 'resource_properties': (
             asked['resource_properties'] or '')}, flavors.facts_of(**amounts)
     try:
-        # Blazar keeps the flavor there, in the words of Nova's API. It makes
-        # none of its own with swap, whatever the other one has.
+        # Blazar stores the flavor here, in the format of Nova's API. The
+        # flavors that it creates have no swap, whatever this one has.
         flavor = json.loads(asked['resource_properties'] or '')
         facts = {**flavors.facts_of(
             int(flavor['vcpus']), int(flavor['ram']), int(flavor['disk'])),
@@ -146,13 +150,13 @@ def _asked_of_servers(one: blazar_source.Reservation,
 
 
 def _events(lease: blazar_source.Lease) -> tuple[imports.KnownEvent, ...]:
-    """The events of a lease that is PENDING or ACTIVE.
+    """Return the events of a lease that is PENDING or ACTIVE.
 
-    Its start and its end come when the lease says so.
+    The dates of its start and its end are those of the lease.
     """
     found = []
     for event in lease.events:
-        # What has a colon is ours, and so is the end of an offer.
+        # Types with a colon are ours, and so is the expiry of an offer.
         if not event.event_type or ':' in event.event_type or (
                 event.event_type == states.EventType.EXPIRE):
             continue

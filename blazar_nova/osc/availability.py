@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command that shows from when on there is capacity."""
+"""The command that shows when capacity is available."""
 
 import argparse
 import typing as ty

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command that draws what is reserved when."""
+"""The command that draws what is reserved over time."""
 
 import argparse
 import datetime
@@ -17,15 +17,15 @@ from blazar_nova.osc import owners
 
 __all__ = ['Calendar', 'Drawing']
 
-#: Columns of a terminal for the name of a row, at most.
+#: The most columns of a terminal for the name of a row.
 _NAME = 30
-#: By status, what a bar is drawn with: a character, and a colour of the
-#: terminal. Others are as the last one.
+#: The character and the terminal colour of a bar, by status; other statuses
+#: have those of the last one.
 _MARKS = {'PENDING': ('▒', 34), 'OFFERED': ('░', 33), 'ACTIVE': ('█', 32),
           'STARTING': ('▓', 32), 'ERROR': ('█', 31), '': ('▒', 90)}
-#: How much is free, by its level.
+#: The characters for free capacity, by level.
 _LEVELS = ' ▂▄▆█'
-#: In pixels.
+#: Sizes in pixels.
 _WIDTH, _LEFT, _ROW, _TOP = 1000, 240, 20, 44
 _STYLE = """
 text { font: 12px sans-serif; fill: #222 }
@@ -99,17 +99,17 @@ class Calendar(command.Command):
 
 
 class Drawing:
-    """A calendar, drawn.
+    """A drawing of a calendar.
 
-    :param calendar: as the API answers
-    :param rows: what there is a row for
+    :param calendar: the answer of the API
+    :param rows: the kind of its rows, such as 'lease' or 'host'
     """
 
     def __init__(self, calendar: commands.Json, rows: str) -> None:
         self._start, self._end = _dates(calendar)
         self._title = (f'Leases by {rows}, {_minute(self._start)} to '
                        f'{_minute(self._end)} UTC')
-        #: Leases may have the same name.
+        #: Bars by name and lease id, as leases may have the same name.
         self._rows: dict[tuple[str, str], list[commands.Json]] = {}
         for bar in calendar['bars']:
             key = bar['row'], bar['lease_id'] if rows == 'lease' else ''
@@ -121,7 +121,7 @@ class Drawing:
     # -- in a terminal -------------------------------------------------------
 
     def lines(self, width: int, colours: bool = False) -> ty.Iterator[str]:
-        """Draw it in lines.
+        """Yield the lines of the drawing.
 
         :param width: of the terminal
         """
@@ -152,22 +152,22 @@ class Drawing:
             yield f'{_cut(f"free {rc}", left)} ' + ''.join(levels).rstrip()
 
     def _cells(self, bar: commands.Json, cells: int) -> tuple[int, int]:
-        """The first cell of a bar, and the one after its last."""
+        """Return the first cell of a bar, and the one after its last."""
         start, end = _dates(bar)
         first = int(self._share(start) * cells)
-        # Something that is there is seen, however short it is.
+        # Each bar has at least one cell, so that it is visible.
         return min(first, cells - 1), max(
             min(first, cells - 1) + 1, round(self._share(end) * cells))
 
     def _share(self, date: datetime.datetime) -> float:
-        """Which part of the time is over at a date, from 0 to 1."""
+        """Return the share of the time before a date, from 0 to 1."""
         return min(1.0, max(0.0, (date - self._start) / (
             self._end - self._start)))
 
     # -- as an image ---------------------------------------------------------
 
     def svg(self) -> str:
-        """Draw it as an image."""
+        """Return the drawing as an SVG image."""
         rows = len(self._rows) + len(self._classes)
         height = _TOP + _ROW * rows + 8
         parts = [
@@ -187,7 +187,7 @@ class Drawing:
         return '\n'.join([*parts, '</svg>', ''])
 
     def html(self) -> str:
-        """Draw it as a page that needs nothing else."""
+        """Return the drawing as an HTML page that needs no other files."""
         return _PAGE.format(title=html.escape(self._title), svg=self.svg())
 
     def _axis(self, height: int) -> ty.Iterator[str]:
@@ -241,7 +241,7 @@ def _minute(date: datetime.datetime) -> str:
 
 
 def _cut(name: str, width: int) -> str:
-    """A name of a width, without what would move the cursor."""
+    """Return a name of a certain width, without control characters."""
     name = ''.join(char if char.isprintable() else '?' for char in name)
     return (name if len(name) <= width else f'{name[:width - 1]}…').ljust(
         width)

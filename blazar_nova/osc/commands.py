@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands ``openstack reservation ...`` that blazarclient has not."""
+"""The commands ``openstack reservation ...`` that blazarclient lacks."""
 
 import argparse
 import json
@@ -15,9 +15,9 @@ from osc_lib import exceptions
 from blazar_nova.osc import lease_progress
 from blazar_nova.osc import plugin
 
-#: The keys of --reservation, and what is sent for those that are not given.
-#: They are those of blazarclient's ``lease create``, so that a quote is for
-#: what that command would ask for.
+#: The keys of --reservation, with the values sent for those not given; None:
+#: nothing. They are those of blazarclient's ``lease create``, so that a quote
+#: is for the same request as that command's.
 RESERVATIONS: dict[str, dict[str, ty.Any]] = {
     'virtual:instance': {
         'vcpus': '', 'memory_mb': '', 'disk_gb': '', 'amount': '',
@@ -34,41 +34,42 @@ RESERVATIONS: dict[str, dict[str, ty.Any]] = {
         'amount': 1, 'network_id': None, 'required_floatingips': []},
 }
 
-#: What is a list in any of them.
+#: The keys whose values are lists.
 _LISTS = ('required_floatingips', 'traits', 'projects')
 
 Json: ty.TypeAlias = dict[str, ty.Any]
-#: Names, and what stands below each of them.
+#: Names of columns, and their values.
 Shown: ty.TypeAlias = tuple[tuple[str, ...], tuple[ty.Any, ...]]
 
-#: The way of a lease. ERROR is beside it: from there, too, its end comes.
+#: The statuses of a lease in their order, without ERROR, which may also be
+#: followed by the end.
 STAGES = ['OFFERED', 'WAITING', 'PENDING', 'STARTING', 'ACTIVE', 'TERMINATING',
           'TERMINATED']
 
-#: What a lease may be.
+#: The types of a lease.
 LEASE_TYPES = ['immediate', 'scheduled', 'retry', 'best_effort']
 
-#: Seconds between two looks at a lease.
+#: Seconds between two requests for a lease.
 PAUSE = 5
 
-#: Exit code of a quote that says no. 1 is an error, 2 wrong arguments.
+#: Exit code of a quote that does not fit. 1 is an error, 2 wrong arguments.
 DOES_NOT_FIT = 3
 
 _UNITS = {'w': 604800, 'd': 86400, 'h': 3600, 'm': 60, 's': 1}
 
 
 def client_of(app: ty.Any) -> plugin.Client:
-    """Our client; osc-lib does not know that its manager has one."""
+    """Return our client, which osc-lib's client manager does not declare."""
     return ty.cast(plugin.Client, app.client_manager.blazar_nova)
 
 
 # Arguments
 
 def reservation(text: str) -> dict[str, ty.Any]:
-    """The reservation of ``resource_type=...,key=value,...``.
+    """Parse a reservation, ``resource_type=...,key=value,...``.
 
-    Values may have commas, as properties in JSON do; so it is divided where a
-    key of its type stands, not at every comma.
+    Values may contain commas, such as properties in JSON, so the text is split
+    before the keys of its type and not at every comma.
     """
     match = re.search('(?:^|,)resource_type=([^,]*)', text)
     kind = match[1] if match else None
@@ -101,7 +102,7 @@ def reservation(text: str) -> dict[str, ty.Any]:
 
 
 def seconds(text: str) -> int:
-    """The seconds of a duration such as "10m" or "1h30m"."""
+    """Return the seconds of a duration such as "10m" or "1h30m"."""
     match = re.fullmatch(
         ''.join(f'(?:([0-9]+){unit})?' for unit in _UNITS), text)
     total = match and sum(
@@ -114,7 +115,7 @@ def seconds(text: str) -> int:
 
 
 def add_demand(parser: argparse.ArgumentParser) -> None:
-    """What quote and offer have in common with lease create."""
+    """Add the arguments that quote and offer share with lease create."""
     parser.add_argument(
         '--start-date', metavar='<date>', default='now',
         help='Start, as YYYY-MM-DD HH:MM in UTC (default: now)')
@@ -152,9 +153,9 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
 
 
 def add_end(parser: argparse.ArgumentParser, option: str, dest: str) -> None:
-    """When a lease ends, in one of two ways."""
+    """Add the arguments for the end of a lease: a date or a duration."""
     either = parser.add_mutually_exclusive_group(required=True)
-    # The other name is that of the key, which refusals name.
+    # The second name is that of the key, which refusals contain.
     either.add_argument(
         *dict.fromkeys((option, '--end-date')), metavar='<date>', dest=dest,
         help='End, as YYYY-MM-DD HH:MM in UTC (this or --duration)')
@@ -164,7 +165,7 @@ def add_end(parser: argparse.ArgumentParser, option: str, dest: str) -> None:
 
 
 def add_named(parser: argparse.ArgumentParser) -> None:
-    """What offer and request have in common."""
+    """Add the arguments that offer and request share."""
     parser.add_argument('name', metavar='<name>', help='Name of the lease')
     add_demand(parser)
 
@@ -176,7 +177,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 
 
 def given(parsed_args: argparse.Namespace, *names: str) -> Json:
-    """The arguments of these names that are given."""
+    """Return those of these arguments that are given."""
     values = {name: getattr(parsed_args, name) for name in names}
     return {name: value for name, value in values.items()
             if value is not None}
@@ -198,9 +199,9 @@ def demand(parsed_args: argparse.Namespace, name: str) -> Json:
 
 
 def recurrence(parsed_args: argparse.Namespace) -> Json:
-    """How a lease recurs, if it does.
+    """Return the recurrence of a lease; empty if it has none.
 
-    :raises CommandError: when only some of it is said
+    :raises CommandError: if options are given that require a recurrence
     """
     more = given(parsed_args, 'timezone', 'fits')
     if parsed_args.recur is None:
@@ -215,7 +216,7 @@ def recurrence(parsed_args: argparse.Namespace) -> Json:
 # Output
 
 class Texts(format_columns.ListColumn):
-    """A list of anything, in its order: one of them on each line."""
+    """A list of any values, one on each line."""
 
     def human_readable(self) -> str:
         return '\n'.join(
@@ -224,7 +225,7 @@ class Texts(format_columns.ListColumn):
 
 
 def column(value: ty.Any) -> ty.Any:
-    """A value of an answer as a column that every formatter can print."""
+    """Return a value of an answer as a column that formatters can print."""
     if isinstance(value, dict):
         return format_columns.DictColumn(value)
     if not isinstance(value, list):
@@ -234,23 +235,23 @@ def column(value: ty.Any) -> ty.Any:
 
 
 def shown(body: Json) -> Shown:
-    """The columns of an object of the API."""
+    """Return the columns of an object of the API."""
     return tuple(body), tuple(map(column, body.values()))
 
 
 class LeaseCommand(command.ShowOne):
-    """A command that shows a lease, perhaps after it has waited."""
+    """A command that shows a lease, if requested after waiting for it."""
 
     def shown(self, parsed_args: argparse.Namespace, lease: Json) -> Shown:
-        """A lease; when it can be used, if that is waited for."""
+        """Return the columns of a lease, with --wait when it is ACTIVE."""
         if parsed_args.wait:
             lease = self.wait(lease['id'], 'ACTIVE', None)
         return shown(lease)
 
     def wait(self, lease_id: str, wanted: str, timeout: int | None) -> Json:
-        """Wait for a status of a lease; returns it as it is then.
+        """Wait for a status of a lease, and return the lease.
 
-        :raises CommandError: when it cannot come any more, or not in time
+        :raises CommandError: if it cannot reach the status, or not in time
         """
         progress = lease_progress.Progress(
             self.app.stderr, self.app.options.verbose_level == 0)
@@ -273,12 +274,12 @@ class LeaseCommand(command.ShowOne):
 
 
 def is_at(lease: Json, wanted: str) -> bool:
-    """Whether a lease has come as far as wanted; from there it goes on.
+    """Return whether a lease has reached a status, or a later one.
 
-    A lease that starts now passes PENDING and STARTING between two looks, so
-    one that is further on its way to ACTIVE is there, too.
+    A lease that starts now may pass PENDING and STARTING between two requests,
+    so that later statuses count as well.
 
-    :raises CommandError: if it will not come there any more
+    :raises CommandError: if it cannot reach the status
     """
     status = lease['status']
     stage = STAGES.index(status) if status in STAGES else None

@@ -65,5 +65,5 @@ class Unset(members.OneServer):
 
 
 def _values(one: commands.Json) -> commands.Json:
-    """What the columns have of a server."""
+    """Return the values of the columns for a server."""
     return {**one, 'evict_at': (one.get('eviction') or {}).get('time')}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How far a lease is, for a command that waits for it."""
+"""The progress of a lease, for commands that wait for it."""
 
 import typing as ty
 
@@ -8,9 +8,10 @@ __all__ = ['Progress', 'when']
 
 
 class Progress:
-    """Tells on stderr how far a lease is, so that stdout has the result only.
+    """Writes the progress of a lease to stderr: stdout has only the result.
 
-    A terminal sees one line that changes, a file a line for each status.
+    On a terminal it is one line that changes, otherwise a line for each
+    status.
     """
 
     def __init__(self, stream: ty.TextIO, quiet: bool) -> None:
@@ -31,7 +32,7 @@ class Progress:
         if self.quiet:
             return
         if self.stream.isatty():
-            # To the end of the line, what stood there goes.
+            # The escape sequence erases the rest of the previous text.
             self.stream.write(f'\r{line} ({elapsed:.0f} s)\x1b[K')
         elif status != self.last:
             self.stream.write(f'{line}\n')
@@ -44,5 +45,5 @@ class Progress:
 
 
 def when(date: str) -> str:
-    """A date of the API, without its fraction of a second."""
+    """Return a date of the API, without its fraction of a second."""
     return date.partition('.')[0].replace('T', ' ')

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""The command that lists leases, with their servers and what is left."""
+"""The command that lists leases, with their servers and remaining time."""
 
 import argparse
 import datetime
@@ -18,11 +18,11 @@ __all__ = ['List']
 _COLUMNS = ('id', 'name', 'status', 'start_date', 'end_date', 'left',
             'servers', 'status_reason', 'degraded', 'warnings', 'project_id',
             'description', 'tags')
-#: Those of a table, which is to fit a terminal.
+#: The columns of a table, which should fit a terminal.
 _OF_TABLE = ('id', 'name', 'status', 'left', 'servers', 'status_reason',
              'warnings')
 
-#: The units that are shown, with their seconds.
+#: The units that are printed, with their seconds.
 _UNITS = (('w', 604800), ('d', 86400), ('h', 3600), ('m', 60), ('s', 1))
 
 
@@ -66,7 +66,7 @@ class List(command.Lister):
 
 
 def _values(lease: commands.Json, now: datetime.datetime) -> commands.Json:
-    """What the columns have of a lease."""
+    """Return the values of the columns for a lease."""
     return {**{name: lease.get(name) for name in _COLUMNS},
             'start_date': lease_progress.when(lease['start_date']),
             'end_date': lease_progress.when(lease['end_date']),
@@ -79,7 +79,7 @@ def _values(lease: commands.Json, now: datetime.datetime) -> commands.Json:
 
 
 def left(lease: commands.Json, now: datetime.datetime) -> str:
-    """How much is left of the time of a lease, or until it starts."""
+    """Return the remaining time of a lease, or the time until its start."""
     start, end = (
         (datetime.datetime.fromisoformat(lease[key]).replace(
             tzinfo=datetime.UTC) - now).total_seconds()
@@ -90,7 +90,7 @@ def left(lease: commands.Json, now: datetime.datetime) -> str:
 
 
 def _words(seconds: float) -> str:
-    """The two largest units of a time."""
+    """Return the two largest units of a time."""
     words: list[str] = []
     rest = int(seconds)
     for unit, size in _UNITS:

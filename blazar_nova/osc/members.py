@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Commands that put servers which run under leases, and take them out."""
+"""Commands that add running servers to leases, and remove them."""
 
 import argparse
 import typing as ty
@@ -14,7 +14,7 @@ __all__ = ['AddServer', 'Adopt', 'OneServer', 'RemoveHost', 'RemoveServer']
 
 
 class _Members(command.ShowOne):
-    """A command that is given servers, by name or id."""
+    """A command with servers as arguments, by name or id."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -24,11 +24,11 @@ class _Members(command.ShowOne):
         return parser
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """What comes before the servers."""
+        """Add the arguments before the servers."""
         commands.add_lease(parser, 'The lease')
 
     def ids(self, parsed_args: argparse.Namespace) -> list[str]:
-        """The ids of the servers that were named."""
+        """Return the ids of the servers in the arguments."""
         return [_server_id(self.app, name) for name in parsed_args.servers]
 
     def change(self, parsed_args: argparse.Namespace, key: str,
@@ -40,7 +40,7 @@ class _Members(command.ShowOne):
 
 
 class OneServer(command.Command):
-    """A command about one server, by name or id."""
+    """A command with one server as its argument, by name or id."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -49,7 +49,7 @@ class OneServer(command.Command):
         return parser
 
     def id_of(self, parsed_args: argparse.Namespace) -> str:
-        """The id of the server that was named."""
+        """Return the id of the server in the arguments."""
         return _server_id(self.app, parsed_args.server)
 
 

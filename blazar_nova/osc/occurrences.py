@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""The command for leases that recur."""
+"""The command for recurring leases."""
 
 import argparse
 import typing as ty

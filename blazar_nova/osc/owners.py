@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Commands about whose a lease is, and which other projects may use it."""
+"""Commands for the owner of a lease, and the projects that may use it."""
 
 import argparse
 import re
@@ -15,13 +15,13 @@ __all__ = ['HandOver', 'Share', 'project_params']
 
 
 def id_of(app: ty.Any, kind: str, name: str) -> str:
-    """The ID of a project or user, by name or ID.
+    """Return the ID of a project or user, by name or ID.
 
-    Most users may not look others up in keystone. What is like an ID is then
-    left to the service to check.
+    Most users may not search in keystone. A name that looks like an ID is then
+    left for the service to check.
 
     :param kind: 'project' or 'user'
-    :raises CommandError: when there is none, or keystone does not say
+    :raises CommandError: if there is none, or keystone does not answer
     """
     identity = app.client_manager.sdk_connection.identity
     try:
@@ -38,7 +38,7 @@ def id_of(app: ty.Any, kind: str, name: str) -> str:
 
 
 def project_params(app: ty.Any, name: str | None) -> commands.Json:
-    """The parameter of a GET for the project of an option, if it is given.
+    """Return the query parameter for a project option, if it is given.
 
     :raises CommandError: as id_of
     """
@@ -122,7 +122,8 @@ class Share(command.ShowOne):
     @staticmethod
     def _projects(reservation_id: str, before: list[str], more: list[str],
                   less: list[str]) -> list[str]:
-        """Those that may use a reservation then, without repetition."""
+        """Return the projects that may use a reservation, without duplicates.
+        """
         for one in less:
             if one not in before:
                 raise exceptions.CommandError(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The plug-in of the openstack client: how it reaches the lease API.
+"""The plug-in of the openstack client, with the client of the lease API.
 
-A user's machine has neither Nova nor the rest of this project, so nothing here
-imports any of it; what the openstack client itself needs is there.
+The machine of a user has neither Nova nor the rest of this project, so nothing
+here imports them; only dependencies of the openstack client are used.
 """
 
 import re
@@ -13,8 +13,8 @@ from keystoneauth1 import adapter
 from osc_lib import exceptions
 from oslo_utils import uuidutils
 
-#: Not ``reservation``, which is python-blazarclient's: two plug-ins of one
-#: name would replace each other. So both can be installed, or either.
+#: Not ``reservation``, which is python-blazarclient's: a plug-in of the same
+#: name would replace it. With this name both can be installed, or either.
 API_NAME = 'blazar_nova'
 API_VERSION_OPTION = 'os_blazar_nova_api_version'
 API_VERSIONS = {'1': 'blazar_nova.osc.plugin.Client'}
@@ -24,7 +24,7 @@ SERVICE_TYPE = 'reservation'
 
 Json: ty.TypeAlias = dict[str, ty.Any]
 
-#: The options for the keys of a lease, of which the API writes.
+#: The options for the keys of a lease that the API's messages contain.
 _OPTIONS = {
     'start_date': '--start-date', 'end_date': '--end-date',
     'duration': '--duration', 'on_end': '--on-end',
@@ -34,17 +34,17 @@ _OPTIONS = {
     'retries': '--retries', 'retry_interval': '--retry-interval',
     'timeout': '--timeout', 'tags': '--tags',
     'description': '--description'}
-#: A key, alone or with a text or number, as it stands in JSON.
+#: A key, alone or with a string or number, as written in JSON.
 _KEY = re.compile(
     f'"(?P<key>{"|".join(_OPTIONS)})"'
     '(?:: (?P<value>"[^"]*"|[0-9]+))?(?!: ?[{[])')
 
-#: A wait may take days: it outlives some 15 seconds without the API.
+#: Bridges about 15 seconds without the API, as a wait may take days.
 RETRIES = {'connect_retries': 5, 'status_code_retries': 5}
 
 
 def make_client(instance: ty.Any) -> 'Client':
-    """The client of a client manager, which has the session."""
+    """Return the client for a client manager, which has the session."""
     return Client(
         session=instance.session,
         endpoint_override=instance.get_endpoint_for_service_type(
@@ -53,18 +53,18 @@ def make_client(instance: ty.Any) -> 'Client':
 
 
 def build_option_parser(parser: ty.Any) -> ty.Any:
-    """No options: there is one version, and blazarclient has its option."""
+    """Add no options: there is one version, and blazarclient has an option."""
     return parser
 
 
 class Client(adapter.Adapter):
-    """The lease API, in the words of the commands."""
+    """A client of the lease API."""
 
     def ask(self, method: str, path: str, **kwargs: ty.Any) -> Json:
-        """Send a request; returns the JSON object of the answer, which is
-        empty for one without a body.
+        """Send a request; return the JSON object of the answer, or an empty
+        one if the answer has no body.
 
-        :raises CommandError: with the sentence of the server
+        :raises CommandError: with the message of the server
         """
         response = self.request(
             path, method, raise_exc=False,
@@ -91,7 +91,7 @@ class Client(adapter.Adapter):
             'GET', f'/leases/{lease_id}', **RETRIES)['lease'])
 
     def leases(self, **params: str) -> list[Json]:
-        """All leases of which something is said, page by page."""
+        """Return all leases that match the parameters, page by page."""
         answer = self.ask('GET', '/leases', params=params)
         found: list[Json] = answer['leases']
         while answer.get('leases_links'):
@@ -101,7 +101,7 @@ class Client(adapter.Adapter):
         return found
 
     def usage(self, **params: str) -> list[Json]:
-        """All rows of usage, page by page."""
+        """Return all rows of usage, page by page."""
         answer = self.ask('GET', '/usage', params=params)
         found: list[Json] = answer['usage']
         while answer.get('usage_links'):
@@ -110,12 +110,12 @@ class Client(adapter.Adapter):
         return found
 
     def find(self, name_or_id: str, status: str | None = None) -> str:
-        """The ID of the lease that has a name; an ID is taken as it is.
+        """Return the ID of the lease of a name; an ID is returned unchanged.
 
-        A name may be used again: leases that are over do not count if there
-        is another.
+        A name may be used again: ended leases are searched only if no other
+        has it.
 
-        :param status: leases with a name have to have it
+        :param status: a status that the lease must have
         :raises CommandError: if there is none, or more than one
         """
         if uuidutils.is_uuid_like(name_or_id):
@@ -137,7 +137,7 @@ class Client(adapter.Adapter):
 
 
 def refusal(body: ty.Any) -> str | None:
-    """The sentence of an error, with what would do instead."""
+    """Return the message of an error, with the alternatives it contains."""
     message = body.get('error_message') if isinstance(body, dict) else None
     if not message:
         return None
@@ -148,9 +148,9 @@ def refusal(body: ty.Any) -> str | None:
 
 
 def in_options(message: str) -> str:
-    """A sentence of the API, with the options of our commands for the keys.
+    """Return a message of the API, with options of our commands for keys.
 
-    What has no option, such as a key of a reservation, is left as it is.
+    Keys without an option, such as those of a reservation, are kept.
     """
     return _KEY.sub(
         lambda found: f'{_OPTIONS[found["key"]]}'

@@ -47,7 +47,6 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
     :returns: the exit code; 1 if an error was printed
     """
     # These options are allowed before and after the noun.
-    # Before the noun or after it.
     files, others = _files().parse_known_args(argv)
     parsed = _parser().parse_args(others, files)
     try:

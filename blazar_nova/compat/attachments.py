@@ -89,7 +89,6 @@ def in_use(context: ty.Any, ports: ty.Collection[str],
     :raises CloudUnavailable: if neutron does not answer
     """
     # A port without a device is free, but its address is not.
-    # One that belongs to nothing is free, but not its address.
     found = [(f'port {port["id"]}', port) for port in _ports(
         context, id=[*ports]) if port['device_id']] if ports else []
     for address in addresses:

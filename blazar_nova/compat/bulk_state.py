@@ -34,7 +34,8 @@ LOG = logging.getLogger(__name__)
 #: The number of servers that are read at a time.
 BATCH = 500
 
-#: Only boots whose RequestSpec has this text asked for a lease.
+#: A LIKE pattern for the text of a RequestSpec: if it does not match, the boot
+#: asked for no lease.
 TELLING = '%"reserved"%'
 
 Seen = cloud_api.ObservedServer

@@ -62,7 +62,7 @@ Tree: ty.TypeAlias = ty.Mapping[str, int]
 
 
 class Provider(ty.NamedTuple):
-    """What was read of a resource provider.
+    """A resource provider, as it was read.
 
     :ivar generation: its generation when it was read
     :ivar units: the amount of each class that can be claimed, and how much of

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What remains of servers at the end of their lease: the servers themselves,
-or images of them.
-"""
+"""Actions that keep servers at the end of their lease, or images of them."""
 
 import contextlib
 import typing as ty
@@ -181,7 +179,7 @@ def _copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
     for image in _images(api, context, instance.uuid, lease_id, event):
         if image['status'] == 'active':
             return
-        # The server has no task, so the process that made this has failed.
+        # The server has no task, so the process that created this has failed.
         _ask(api.image_api.delete, context, image['id'])
     work = (api.snapshot_volume_backed
             if compute_utils.is_volume_backed_instance(context, instance)

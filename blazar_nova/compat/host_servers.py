@@ -168,7 +168,7 @@ def shelved(reservation_id: str, project_id: str) -> list[str]:
     """Return the shelved servers that were booted with a reservation, by its
     hint or its flavor: they are on no host now, and will be unshelved.
 
-    :raises CloudUnavailable: if a cell does not answer
+    :raises CloudUnavailable: if Nova does not answer
     """
     ids = [one for in_cell in _in_cells(_offloaded, project_id)
            for one in in_cell]
@@ -186,10 +186,9 @@ def under_way() -> set[str]:
     Servers that wait for the start of a lease are left out: a scheduler runs
     the filters for them then.
 
-    :raises CloudUnavailable: if a cell does not answer
+    :raises CloudUnavailable: if Nova does not answer
     """
     # In this order, as a conductor writes a server into its cell first.
-    # In this order: a conductor writes a server into its cell first.
     taken_up = bounded_calls.of_api(_taken_up)
     return taken_up.union(*_in_cells(_at_work))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Nova's quota permits a project to have, and to build now.
+"""Nova's quota: what a project may reserve, and build now.
 
 Nova counts existing servers. The limits of a lease are checked before it is
 created, against what all leases of its project reserve at the same time: see

@@ -21,7 +21,6 @@ def enforce_limits(context: ty.Any, spec: ty.Any, count: int) -> None:
     :raises TooManyInstances: if the limits refuse it
     """
     # They have counted as servers since their boot.
-    # They count as servers since they were asked for.
     counted = {'servers': 0}
     if hasattr(limits, 'enforce_num_instances_and_resources'):
         limits.enforce_num_instances_and_resources(

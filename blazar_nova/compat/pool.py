@@ -182,7 +182,7 @@ def _leave(host: Member, replaced: bool) -> None:
 
 def open_to(reservation_id: str, project_id: str,
             members: ty.Sequence[Member]) -> None:
-    """Assign hosts, and no others, to the servers of a reservation.
+    """Assign exactly these hosts to a reservation, for its servers.
 
     :raises CloudUnavailable: if Nova or placement does not answer
     """

@@ -39,7 +39,7 @@ class ComputeService(ty.NamedTuple):
     :ivar up: whether it reports
     :ivar seen_at: its last report
     :ivar ours: whether it is disabled because the host is switched off
-    :ivar theirs: whether an operator has disabled it or forced it down
+    :ivar theirs: whether it is disabled for another reason, or forced down
     """
 
     up: bool
@@ -105,20 +105,20 @@ class Computes:
         return ''
 
     def disable(self, service: str) -> bool:
-        """Disable a service, unless an operator has.
+        """Disable a service, unless it is disabled for another reason.
 
         :returns: whether it is disabled because the host is switched off
         """
         return bounded_calls.of_api(_disable, service)
 
     def enable(self, service: str, uuid: str) -> None:
-        """Enable a service again, unless an operator has disabled it."""
+        """Enable a service again, if we have disabled it."""
         if bounded_calls.of_api(_enable, service):
             _unmark(uuid)
 
     def forget_disabled(self, service: str, uuid: str) -> None:
-        """Let a host that is off be reserved from its boot time on, unless an
-        operator has disabled its service.
+        """Let a host that is off be reserved from its boot time on, unless its
+        service is disabled for another reason.
         """
         if bounded_calls.of_api(_disable, service):
             _unmark(uuid)

@@ -46,7 +46,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
-    """What is shown of a reserved server.
+    """The texts that are shown of a reserved server.
 
     :ivar metadata: the keys that describe its lease
     :ivar fault: None: it is built when its lease starts

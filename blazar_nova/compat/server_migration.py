@@ -248,7 +248,7 @@ class ServerMigration(request_context.Acting):
 
 
 class _TooLate(Exception):
-    """It is too late for the evacuation; says why."""
+    """An evacuation can no longer be sent; the message says why."""
 
 
 class _Sender(conductor.ComputeTaskAPI):  # type: ignore[misc]

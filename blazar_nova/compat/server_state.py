@@ -40,7 +40,6 @@ def of_instance(instance: ty.Any, host: str | None,
         sent again
     """
     # A server that has run was built, whatever its state is now.
-    # What has run was built, whatever has befallen it since.
     if instance.vm_state == vm_states.ERROR and instance.launched_at is None:
         fault = instance.fault.message if instance.fault else ''
         return Seen(State.ERROR, host, fault, is_unplaced())

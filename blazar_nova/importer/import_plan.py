@@ -300,7 +300,7 @@ class _Leases:
                   ) -> list[items.HostItem]:
         """Return the hosts of a reservation.
 
-        :raises Conflict: if one of them is refused
+        :raises Conflict: if one of them is refused or unknown
         """
         found = []
         for host_id in reservation.hosts if (

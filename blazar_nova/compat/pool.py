@@ -122,8 +122,8 @@ def _join(host: Member) -> None:
     providers.change(host.uuid, 'traits', [host_traits.POOL])
     aggregate_members.put(context, freepool, [host.service_host])
     there = [isolated.uuid, freepool.uuid]
-    # Last, as the start of a reservation adds the aggregate before it removes
-    # the host from the freepool.
+    # Checked last: the start of a reservation adds the host to the aggregate
+    # of the reservation before it removes the host from the freepool.
     if objects.AggregateList.get_by_host(
             context, host.service_host, key='reservation'):
         aggregate_members.take_out(context, freepool, [host.service_host])
@@ -337,7 +337,7 @@ def _forget(reservation_id: str) -> None:
 def members_of(reservation_id: str) -> list[Member]:
     """Return the hosts in the aggregate of a reservation.
 
-    :raises CloudUnavailable: if Nova's API database does not answer
+    :raises CloudUnavailable: if Nova does not answer
     """
     return bounded_calls.of_api(_members_of, reservation_id)
 
@@ -371,8 +371,8 @@ def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
 
     An aggregate created by Blazar has another uuid, and existed before it had
     hosts. If it has hosts, it is kept, with its availability zone, which Nova
-    does not change while hosts have servers. An empty one is deleted, as its
-    hosts may be in another zone.
+    does not change while hosts have servers. An empty one is deleted, as
+    the hosts that it would get may be in another zone.
     """
     there = _found(context, reservation_id)
     if there is not None and there.uuid == reservation_id:

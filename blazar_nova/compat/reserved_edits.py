@@ -111,7 +111,7 @@ def _unlock_instance(self: ty.Any, context: ty.Any, instance: ty.Any) -> None:
 @contextlib.contextmanager
 def _changed(context: ty.Any, instance: ty.Any, what: str,
              ) -> ty.Iterator[ty.Any]:
-    """Change a reserved server, unless it is locked.
+    """Yield a reserved server to be changed, unless it is locked.
 
     :param what: the action, as Nova's refusals name it
     :raises InstanceIsLocked: if it is locked and the user is no admin
@@ -132,7 +132,7 @@ def _changed(context: ty.Any, instance: ty.Any, what: str,
 
 @contextlib.contextmanager
 def _unsent(context: ty.Any, instance: ty.Any) -> ty.Iterator[ty.Any]:
-    """Lock or unlock a reserved server.
+    """Yield a reserved server to be locked or unlocked.
 
     :raises Forbidden: if it is no longer reserved, but has no cell yet. (The
         most suitable of the errors that Nova passes on from these actions;

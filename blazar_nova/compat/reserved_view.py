@@ -3,12 +3,12 @@
 """The lease of a server, shown in fields of Nova's API.
 
 The metadata of a reserved server show its lease, and those of an interruptible
-server the time until which it is safe: they are added to the answer, and not
-stored. A reserved server is shown as being built if so configured, and in
-ERROR with a fault that says why if it will not be built. (Lists that are
-filtered by status use the status without these two.) The actions of a server
-(``server event list``) have an additional one, with the events of the lease,
-also after it is built and until the lease ends.
+server the time until which it is safe from eviction: they are added to the
+answer, not stored. A reserved server is shown as being built if so configured,
+and in ERROR with a fault that says why if it will not be built. (Lists that
+are filtered by status use the status without these two.) The actions of a
+server (``server event list``) have an additional one, with the events of the
+lease, also after it is built and until the lease ends.
 """
 
 import dataclasses
@@ -90,7 +90,7 @@ class Action:
 
 
 class Tells(ty.Protocol):
-    """The source of what is shown."""
+    """Provides the data that is shown."""
 
     def held(self, server_ids: ty.Collection[str]) -> ty.Mapping[str, Held]:
         """Return what is shown of each server that is reserved."""

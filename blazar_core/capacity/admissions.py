@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Admission: which hosts a demand gets, or why none.
+"""Admission: find hosts for a demand, or explain why there are none.
 
 The search is done in memory (:mod:`blazar_core.capacity.booking_index`), the
-decision in the database (:func:`blazar_core.capacity.ledger.amend`), which may
-say that the search was late: then it is done again, with other hosts first.
+decision in the database (:func:`blazar_core.capacity.ledger.amend`). If
+another process was faster, the search is repeated and prefers other hosts.
 """
 
 import contextlib
@@ -35,17 +35,17 @@ LOG = logging.getLogger(__name__)
 
 R = ty.TypeVar('R')
 
-#: What was picked for a lease, and over which window it gets that.
+#: The hosts picked for a lease, and the window over which it gets them.
 Pick: ty.TypeAlias = tuple[
     ty.Sequence[ty.Sequence[int | None]], model.Window]
 
 
 class ProjectHosts:
-    """The hosts of a project, for one search or one look under its lock.
+    """The hosts of a project, for one search or one check under its lock.
 
-    They are read when a pick has one that may be new to the project.
+    They are read when a pick includes a host that may be new to the project.
 
-    :param read: given the ids of hosts, returns what bounds a project that
+    :param read: given the ids of hosts, returns the bound of a project that
         would get them; None: it has reservations on all of them. It takes a
         ``connection`` if there is a transaction.
     """
@@ -58,7 +58,7 @@ class ProjectHosts:
         self._added: list[tuple[selection.Picked, model.Window]] = []
 
     def has_all(self, picked: selection.Picked) -> bool:
-        """Return whether the project has reservations on all hosts picked.
+        """Return whether the project has reservations on all picked hosts.
         """
         wanted = set(itertools.chain(*picked))
         if self._host_bound is None and not wanted <= self._own:
@@ -73,14 +73,14 @@ class ProjectHosts:
 
     def exceeded(self, picked: selection.Picked, window: model.Window,
                  ) -> selection.HostBound | None:
-        """Return the bound that a pick exceeds; None: it keeps to it."""
+        """Return the bound that a pick exceeds; None: it exceeds none."""
         if self.has_all(picked) or self._host_bound is None or (
                 self._host_bound.allows(picked, window)):
             return None
         return self._host_bound
 
     def add(self, picked: selection.Picked, window: model.Window) -> None:
-        """Count a lease that the project gets as well."""
+        """Count another lease of the project."""
         self._own.update(*picked)
         self._added.append((picked, window))
         if self._host_bound is not None:
@@ -88,13 +88,13 @@ class ProjectHosts:
 
     def confirm(self, connection: sa.Connection, picks: ty.Iterable[Pick],
                 ) -> None:
-        """Make sure that what was picked among these hosts keeps to the bound
-        as it is now; under the lock of the project.
+        """Check that picks from these hosts respect the current bound; under
+        the lock of the project.
 
-        A pick may exceed it as long as the project has no other hosts: those
-        that it had then have no capacity for it.
+        A pick may exceed the bound if the project has got no hosts since the
+        search, which then found no capacity on the hosts of the project.
 
-        :raises Outdated: when another search may find hosts that keep to it
+        :raises Outdated: when another search may find hosts within the bound
         """
         now = ProjectHosts(functools.partial(
             self._read, connection=connection))
@@ -109,7 +109,7 @@ class ProjectHosts:
             now.add(picked, window)
 
 
-#: The hosts of a project, as they are; None: it may be on all.
+#: Returns the current hosts of a project; None: any host is allowed.
 _HostBound: ty.TypeAlias = ty.Callable[[], ProjectHosts | None]
 
 
@@ -117,22 +117,22 @@ def _no_bound() -> None:
     return None
 
 
-#: Seconds that the first search for capacity may lag behind the database: to
-#: ask costs half as much as to decide.
+#: Seconds that the first search for capacity may lag behind the database: a
+#: query costs half as much as a decision.
 LAG = 0.1
-#: How often an admission goes on to prefer hosts that have reservations
-#: although others are deciding about them.
+#: Attempts of an admission that prefer hosts with reservations even if others
+#: are deciding about these hosts.
 GATHER_TRIES = 4
-#: Seconds for which a host where a race was lost is taken only if need be.
+#: Seconds for which a host where a race was lost is used only if necessary.
 CROWDED = 1
 
 
 class Admission:
-    """Finds capacity, or says why there is none.
+    """Finds capacity, or explains why there is none.
 
-    :ivar index: in which it looks
-    :ivar selector: what selects hosts
-    :ivar starts: when there is capacity, and how much
+    :ivar index: the index that is searched
+    :ivar selector: selects the hosts
+    :ivar starts: finds when there is capacity, and how much
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -147,15 +147,16 @@ class Admission:
     def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
               write: ty.Callable[[sa.Connection, selection.Picked], R],
               host_bound: _HostBound = _no_bound) -> R:
-        """Find hosts and write, again until no other process is faster.
+        """Find hosts and write, and repeat both while races are lost.
 
-        :param demands: all of them, or nothing
+        :param demands: admitted all or nothing
         :param write: decides in a transaction, by
-            :func:`blazar_core.capacity.ledger.decide`, about the hosts it is
-            given, one for each server of each demand
-        :param host_bound: the hosts of the project, asked before each attempt
-        :returns: what ``write`` returned, when it is committed
-        :raises Refused: when there is no capacity; says why and when
+            :func:`blazar_core.capacity.ledger.decide`, about the hosts that
+            it is given, one for each server of each demand
+        :param host_bound: the hosts of the project, read before each attempt
+        :returns: what ``write`` returned, after its commit
+        :raises Refused: when there is no capacity, with the reason and the
+            next start
         :raises ConcurrentUpdate: when too many others book at the same moment
         """
         return self.admit_all(
@@ -167,11 +168,11 @@ class Admission:
             ty.Sequence[model.Demand], model.Window]],
             write: ty.Callable[[sa.Connection, list[selection.Picked]], R],
             host_bound: _HostBound = _no_bound) -> R:
-        """As :meth:`admit`, for what does not meet: all of it, or nothing.
+        """As :meth:`admit`, for windows that do not overlap: all or nothing.
 
-        :param wanted: windows of which none overlaps another one, with what
-            is wanted over each
-        :param write: is given hosts for each of them
+        :param wanted: windows of which no two overlap, with the demands of
+            each
+        :param write: is given hosts for each window
         """
         lags = iter([LAG])
         losses = itertools.count()
@@ -195,8 +196,8 @@ class Admission:
 
     @contextlib.contextmanager
     def deciding(self) -> ty.Iterator[None]:
-        """Somebody decides about hosts that were picked. Where another
-        process is busy there, others are looked for first.
+        """Remember hosts where the decision made within loses a race, so that
+        the next search prefers others.
         """
         try:
             yield
@@ -205,11 +206,10 @@ class Admission:
             raise
 
     def crowded(self) -> set[int]:
-        """The ids of hosts about which others decided a moment ago.
+        """Return the ids of hosts about which others decided a moment ago.
 
-        Processes that decide side by side would meet again and again on the
-        host that is the best for all of them. So each goes elsewhere for a
-        while.
+        The same host is the best for all processes that decide concurrently,
+        so each of them avoids it for a while after a lost race.
         """
         since = self._clock.elapsed() - CROWDED
         self._lost = {host_id: when for host_id, when in self._lost.items()
@@ -229,24 +229,24 @@ class Admission:
                  host_bound: ProjectHosts | None = None,
                  own: ty.Collection[int] = (), gather: bool = True,
                  ) -> selection.Picked:
-        """The id of a host for each server of demands; books nothing.
+        """Return the id of a host for each server of demands; book nothing.
 
-        Of a demand that is content with fewer, as many as there are.
+        A demand that accepts fewer servers gets as many as fit.
 
-        :param last: ids of hosts to be taken only when no others will do
-        :param instead_of: rows of bookings that would go in exchange
-        :param lag: seconds that what is picked from may be old; nothing is
-            refused for what is
-        :param kept: what has to fit beside them where it is; then no other
-            start is looked for
+        :param last: ids of hosts that are used only if no others will do
+        :param instead_of: rows of bookings that would be removed in exchange
+        :param lag: seconds by which the index may be out of date; a refusal
+            is based on current data only
+        :param kept: servers that must fit as well where they are; then no
+            other start is searched for
         :param coming: bookings that are decided together with this, and not
-            in the books yet
-        :param host_bound: the hosts of the project; None: it may be on all
+            recorded yet
+        :param host_bound: the hosts of the project; None: any host is allowed
         :param own: ids of hosts that count as reserved already
         :param gather: see :meth:`.selection.Selection.together`
         :raises Refused: when they do not all fit
-        :raises LimitExceeded: when they name hosts of which the project would
-            have too many
+        :raises LimitExceeded: when the hosts that they select would exceed
+            the bound of the project
         """
         if any(demand.required for demand in demands):
             parts = [demand.parts() for demand in demands]
@@ -265,7 +265,7 @@ class Admission:
                 merged, lag, instead_of, coming) as (timeline, merged):
             found = self.selector.together(
                 timeline, merged, window, last, kept, own, gather)
-        # What lags may not know of the hosts that the project got last.
+        # An index that lags may miss the newest hosts of the project.
         if lag and (isinstance(found, selection.NoFit) or (
                 host_bound is not None and not host_bound.has_all(found))):
             return self.pick_all(
@@ -285,8 +285,8 @@ class Admission:
         raise errors.Refused(refusal, (demands, window))
 
     def candidates(self, demand: model.Demand) -> set[int]:
-        """The ids of the hosts of which a demand could have all, if nothing
-        were booked there.
+        """Return the ids of the hosts that a demand could have entirely, if
+        nothing were booked there.
         """
         with self.selector.asked_for([demand], 0) as (timeline, (demand,)):
             allowed = self.selector.allowed(timeline, demand)
@@ -297,8 +297,8 @@ class Admission:
                 not any(hosts[one].usage.values())}
 
     def usable(self, demand: model.Demand) -> frozenset[str]:
-        """The uuids of the hosts that can take a server of a demand, if
-        nothing is booked or used there.
+        """Return the uuids of the hosts that can take a server of a demand,
+        if nothing is booked or used there.
         """
         with self.selector.asked_for([demand], 0) as (timeline, (demand,)):
             hosts = self.index.uuids()[timeline.units.limits(
@@ -309,9 +309,9 @@ class Admission:
     def fits(self, demand: model.Demand, window: model.Window,
              instead_of: ty.Sequence[ty.Any] = (),
              coming: ty.Sequence[ty.Any] = ()) -> int:
-        """How many servers of a demand there is room for; books nothing.
+        """Return how many servers of a demand fit; book nothing.
 
-        :param instead_of: rows of bookings that would go in exchange
+        :param instead_of: rows of bookings that would be removed in exchange
         :param coming: as for :meth:`pick_all`
         """
         with self.selector.asked_for(
@@ -323,10 +323,10 @@ class Admission:
         """Return for how many seconds interruptible servers of a demand would
         be safe on the best hosts, if no other one is evicted for them.
 
-        Costs one search, and where they are safe for less than is wanted, one
-        for each bit of that.
+        Costs one search, and if the result is less than ``wanted``, one more
+        for each bit of ``wanted``.
 
-        :param wanted: never more seconds than these
+        :param wanted: the maximum of the result, in seconds
         :returns: None: there is no capacity for them now
         """
         now = self._clock.now()
@@ -353,7 +353,9 @@ class Admission:
     def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
               host_bound: ProjectHosts | None = None,
               ) -> refusals.Refusal | None:
-        """What :meth:`pick_all` would say: None when there is capacity."""
+        """Return the refusal that :meth:`pick_all` would raise; None: there
+        is capacity.
+        """
         try:
             self.pick_all(demands, window, host_bound=host_bound)
         except errors.Refused as exc:
@@ -364,9 +366,9 @@ class Admission:
                  window: model.Window, short: selection.NoFit,
                  instead_of: ty.Sequence[ty.Any],
                  kept: ty.Sequence[selection.Pinned]) -> refusals.Refusal:
-        """Why, and when, for demands that had no room.
+        """Return the refusal of demands that do not fit.
 
-        :param kept: what cannot begin at another time
+        :param kept: servers that cannot start at another time
         """
         next_start = after = None
         reason = refusals.Reason.NO_HOST
@@ -388,7 +390,7 @@ class Admission:
                 model.HOST in one.resources for one in demands))
 
     def _too_much(self, demands: ty.Iterable[model.Demand]) -> str:
-        """What no host gives one server, whatever is booked there."""
+        """Return the amounts that no host gives one server, as text."""
         with self.selector.asked_for(
                 [*demands], start_times.PATIENCE) as (timeline, named):
             found = [timeline.too_much(
@@ -401,7 +403,7 @@ class Admission:
 
     def _explain(self, refusal: refusals.Refusal, window: model.Window,
                  ) -> None:
-        """Tell the operator which leases stand in the way."""
+        """Log which leases block a refused request."""
         if refusal.reason is not refusals.Reason.NO_ROOM or not (
                 LOG.isEnabledFor(logging.INFO)):
             return
@@ -414,7 +416,7 @@ class Admission:
                  ', '.join(leases) or 'none, but servers without an end')
 
 
-#: Each amount can be had, but not in one server.
+#: Each amount is available, but not all of them in one server.
 _TOGETHER = ('No host can provide all that one server needs: a single '
              'resource provider must provide all resources of a class, and '
              'all resources of a numbered request group, with the traits of '
@@ -422,7 +424,7 @@ _TOGETHER = ('No host can provide all that one server needs: a single '
 
 
 def _said(one: units.ExceedsHost) -> str:
-    """What is said of an amount that no host gives one server."""
+    """Return the message about an amount that no host gives one server."""
     asked = f'One server needs {one.amount} {one.rc}, but'
     if one.amount > one.most:
         return f'{asked} no host gives one server more than {one.most}.'
@@ -433,10 +435,10 @@ def _said(one: units.ExceedsHost) -> str:
 
 
 def _alike(demands: ty.Sequence[model.Demand]) -> list[list[int]]:
-    """The numbers of demands that are one, each with more servers.
+    """Return groups of demands, by number, that differ only in their counts.
 
-    Where servers keep together or apart, those of others are others; so are
-    those of demands that accept fewer.
+    Demands with an affinity, and those that accept fewer servers, are in a
+    group of their own.
     """
     alike: dict[ty.Hashable, list[int]] = {}
     for number, demand in enumerate(demands):
@@ -448,7 +450,7 @@ def _alike(demands: ty.Sequence[model.Demand]) -> list[list[int]]:
 
 def _dealt(found: selection.Picked, alike: ty.Sequence[ty.Sequence[int]],
            demands: ty.Sequence[model.Demand]) -> selection.Picked:
-    """What was picked for merged demands, dealt out to all of them."""
+    """Return hosts picked for merged demands, distributed to all demands."""
     picked: selection.Picked = [[] for _demand in demands]
     for hosts, numbers in zip(found, alike, strict=True):
         rest = iter(hosts)
@@ -459,10 +461,10 @@ def _dealt(found: selection.Picked, alike: ty.Sequence[ty.Sequence[int]],
 
 def _in_the_way(session: orm.Session, window: model.Window, most: int = 10,
                 ) -> list[str]:
-    """The leases of the bookings in a window that end first.
+    """Return the leases of the bookings in a window that end first.
 
-    Goes through the bookings in the order of their ends, and looks at ten
-    times ``most`` of them at most: a lease may have many.
+    Reads the bookings in the order of their ends, at most ten times ``most``
+    of them: a lease may have many.
     """
     first = sa.select(models.Booking.reservation_id, models.Booking.end_date,
                       ).where(

@@ -23,22 +23,22 @@ __all__ = ['HostInUse', 'unassign', 'assign', 'holds', 'leave', 'left',
            'overdue', 'convert_usage', 'absorb_servers']
 
 
-#: What is said of a host that a reservation leaves, and not of the next one.
+#: Columns of a host that describe the end of one assignment, not the next.
 _NOT_LEFT = dict.fromkeys((
     'vacated_at', 'cleaning_until', 'cleaned_at', 'overdue_at'))
 
 
 class HostInUse(Exception):
-    """A host is not free yet; says why."""
+    """A host is not free yet; the message has the reason."""
 
 
 def assign(session: orm.Session, now: int,
            reservations: ty.Iterable[models.Reservation]) -> None:
-    """Give each reservation of whole hosts those that are booked for it.
+    """Assign the booked hosts to their reservations of whole hosts.
 
-    Safe to repeat.
+    Idempotent.
 
-    :raises HostInUse: when somebody has one of them yet; then nothing is done
+    :raises HostInUse: when one of them is still in use; nothing is assigned
     :raises LostRace: when another process decided about one meanwhile
     """
     bookings = {one.host_id: one for reservation in reservations
@@ -77,13 +77,13 @@ def assign(session: orm.Session, now: int,
 def absorb_servers(session: orm.Session, now: int,
                    host_ids: ty.Collection[int],
                    server_ids: ty.Collection[str]) -> None:
-    """What runs on these hosts is within what is about to have them.
+    """Stop counting the servers of hosts that are about to be assigned.
 
-    It is counted no more, which is right only if they are assigned
-    (:func:`assign`) in the same transaction.
+    This is right only if the hosts are assigned (:func:`assign`) in the same
+    transaction.
 
-    :param server_ids: those that may be there
-    :raises HostInUse: when others are, or it is not known which are
+    :param server_ids: the servers that may run there
+    :raises HostInUse: when others run there, or the servers are not known
     :raises LostRace: when another process decided about one meanwhile
     """
     for host in _counted(session, host_ids):
@@ -103,10 +103,9 @@ def absorb_servers(session: orm.Session, now: int,
 
 def convert_usage(session: orm.Session, now: int,
                   server_ids: ty.Mapping[int, ty.Collection[str]]) -> None:
-    """Servers on these hosts are about to have bookings there.
+    """Stop counting servers that are about to have bookings on their hosts.
 
-    They are counted no more, which is right only if the bookings are made in
-    the same transaction.
+    This is right only if the bookings are created in the same transaction.
 
     :param server_ids: by the host's id
     :raises HostInUse: when it is not known which servers are there
@@ -124,9 +123,9 @@ def convert_usage(session: orm.Session, now: int,
 
 def _counted(session: orm.Session, host_ids: ty.Collection[int],
              ) -> ty.Iterator[models.Host]:
-    """Those of some hosts that nobody has, and what counts there.
+    """Yield those hosts of some that are not assigned.
 
-    :raises HostInUse: when that is not known
+    :raises HostInUse: when the servers on one of them are not known
     """
     for host in session.scalars(sa.select(models.Host).options(
             orm.undefer(models.Host.consumers)).where(
@@ -140,15 +139,16 @@ def _counted(session: orm.Session, host_ids: ty.Collection[int],
 
 def holds(session: orm.Session,
           reservations: ty.Iterable[models.Reservation]) -> bool:
-    """Whether any of these reservations has hosts now."""
+    """Return whether a host is assigned to any of these reservations."""
     whole = [one.id for one in reservations if one.whole]
     return bool(whole) and session.scalars(sa.select(models.Host.id).where(
         models.Host.assigned_to.in_(whole)).limit(1)).first() is not None
 
 
 def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
-    """A lease that ends has hosts for longer than it should: from now on
-    no lease can reserve them until they are given back. Safe to repeat.
+    """Mark the hosts of an ending lease as overdue: no lease can reserve them
+    until they are unassigned. Does nothing before the hosts are
+    :data:`.rule.OVERDUE` seconds past their end. Idempotent.
 
     :raises LostRace: when another process decided about one meanwhile
     """
@@ -166,9 +166,9 @@ def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
 
 def leave(session: orm.Session, now: int,
           bookings: ty.Iterable[models.Booking]) -> None:
-    """Reservations return hosts of these bookings, which are about to be
-    deleted: from now on they let no server in, and no lease can reserve the
-    hosts until they are free (:func:`left`).
+    """Return hosts from their reservations, before these bookings are
+    deleted: from now on the reservations admit no server there, and no lease
+    can reserve the hosts until they are free (:func:`left`).
 
     :raises LostRace: when another process decided about one meanwhile
     """
@@ -187,8 +187,8 @@ def leave(session: orm.Session, now: int,
 
 def left(session: orm.Session, reservation_ids: ty.Collection[str],
          ) -> list[models.Host]:
-    """The hosts that reservations have returned, and that are not free yet:
-    they are assigned to a reservation that has no booking there.
+    """Return the hosts that reservations have returned but that are not free
+    yet: they are assigned to a reservation that has no booking there.
     """
     return list(session.scalars(sa.select(models.Host).where(
         models.Host.assigned_to.in_(reservation_ids),
@@ -201,11 +201,11 @@ def left(session: orm.Session, reservation_ids: ty.Collection[str],
 def unassign(session: orm.Session, now: int,
              reservation_ids: ty.Collection[str],
              host_ids: ty.Collection[int] | None = None) -> None:
-    """Nothing of these reservations is on a host any more.
+    """Unassign hosts on which nothing of these reservations is left.
 
-    The cloud is asked what runs there: it was not counted.
+    The servers on them were not counted, so the cloud is asked for them.
 
-    :param host_ids: on one of these; None: on any
+    :param host_ids: only these hosts; None: any
     :raises LostRace: when another process decided about one meanwhile
     """
     for host in session.scalars(sa.select(models.Host).where(

@@ -2,26 +2,25 @@
 
 """All bookings in memory: a timeline that follows the database.
 
-Each process that searches has one. It is read in full once, from one
-snapshot, and from then on follows what changed. Every decision moves the
-generation of its hosts by one and leaves its changes behind under that
-generation (:func:`ledger.amend`), each of which says how many they are. So
-for each host the changes are an unbroken row: each is applied exactly once
-and in its order, and a gap is noticed and read. A transaction whose changes
-got a lower id than those of one that committed before it is looked for as a
-missing id for some seconds; the comparison of all generations, every
-:data:`blazar_core.capacity.feed.COMPARE` seconds, finds what even that missed.
+Each process that searches has one index. It is loaded once, from one snapshot
+of the database, and then follows the changes. Every decision increases the
+generation of its hosts by one and stores its changes under that generation
+(:func:`ledger.amend`); each change has the number of changes of the decision.
+So the changes of a host form an unbroken sequence: each is applied exactly
+once and in order, and a gap is noticed and read. If a transaction commits
+after one whose changes have higher ids, its missing ids are searched for
+during some seconds; the comparison of all generations, every
+:data:`blazar_core.capacity.feed.COMPARE` seconds, finds what that missed.
 
-Following has two halves. First everything that is new is read
-(:mod:`blazar_core.capacity.feed`), all from one state of the database, and
-nothing is touched; then it is applied, and nothing
-is read. Whatever fails on the way, the index never says that it knows a
-generation of which it does not have everything.
+An update has two halves. The first reads everything that is new from one
+state of the database (:mod:`blazar_core.capacity.feed`) and changes nothing;
+the second applies it and reads nothing. Whatever fails in between, the index
+never claims to know a generation of which it does not have everything.
 
-Where the row cannot be continued, everything is read again: changes have been
-trimmed that are still needed, or the database is another one than it was (it
-was restored from a backup). The newest change that is known tells the latter:
-it has to be there, as it was, each time.
+Everything is loaded again if the sequence cannot be continued: changes that
+are still needed have been trimmed, or the database is a different one (it was
+restored from a backup). The latter is detected by the newest known change: it
+must still exist, unchanged, at each update.
 
 What is found here is a hint: each decision is made in the database.
 """
@@ -54,14 +53,14 @@ __all__ = ['Alike', 'DedicatedHosts', 'Index', 'KEEP']
 LOG = logging.getLogger(__name__)
 
 #: Seconds for which changes are kept in the database. A process that has not
-#: looked for longer may have to read everything again.
+#: read for longer may have to load everything again.
 KEEP = 3600
-#: Seconds after which a process that nobody asks reads what has changed. Each
-#: time the generations of all hosts are compared: half a second of a processor
-#: with 100,000.
+#: Seconds after which an idle process reads what has changed. Each time the
+#: generations of all hosts are compared, which takes half a second of a
+#: processor with 100,000 hosts.
 _PAUSE = 120
-#: Of how many expressions it is remembered which hosts match, and of how many
-#: sets of hosts which these are.
+#: The number of expressions whose matching hosts are cached, and of sets of
+#: hosts whose masks are.
 _EXPRESSIONS = 100
 _MINUTE = 60
 
@@ -71,7 +70,8 @@ _Entry: ty.TypeAlias = tuple[int, model.Window, model.Resources]
 
 
 class _Kept(ty.NamedTuple):
-    """As a booking."""
+    """A row with the columns of a booking that :meth:`Index.excluding` reads.
+    """
 
     host_id: int
     start_date: int
@@ -81,17 +81,16 @@ class _Kept(ty.NamedTuple):
 
 
 class DedicatedHosts(ty.NamedTuple):
-    """The hosts that are not for everybody.
+    """The hosts that are not for all workloads.
 
-    :ivar enrolled: the uuids of those that serve leases only
-    :ivar closed: those of these that may not be reserved
-    :ivar serving: whether a host is one of those, in the order of the
+    :ivar enrolled: the uuids of the hosts that serve leases only
+    :ivar closed: the uuids of those among them that may not be reserved
+    :ivar serving: whether each host serves leases only, in the order of the
         timeline
-    :ivar reservable: whether it may be reserved too
-    :ivar held: by reservation, the uuids of those of which it has all
-    :ivar off: whether it is switched off now
+    :ivar reservable: whether each host serves leases only and may be reserved
+    :ivar held: by reservation, the uuids of the hosts that are assigned to it
+    :ivar off: whether each host is switched off now
     """
-
     enrolled: frozenset[str]
     closed: frozenset[str]
     serving: npt.NDArray[np.bool_]
@@ -100,19 +99,19 @@ class DedicatedHosts(ty.NamedTuple):
     off: npt.NDArray[np.bool_]
 
 
-#: Which hosts, by their uuids, match an expression.
+#: Returns the uuids of the hosts that match an expression.
 Alike: ty.TypeAlias = ty.Callable[
     [host_properties.Expression | None], frozenset[str]]
 
 
 class Index:
-    """What the books say, ready to be searched."""
+    """The reservation database in memory, ready to be searched."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
         self.clock = clock
         self._turn, self._lock = threading.Lock(), threading.Lock()
-        #: Held from the first :meth:`follow` on.
+        #: Held from the first call of :meth:`follow` on.
         self._followed = threading.Lock()
         self._timeline: timelines.Timeline | None = None
         self._known = feed.FeedState({}, None, 0,
@@ -120,16 +119,17 @@ class Index:
         self.ids_by_uuid: dict[str, int] = {}
         self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
         self._apart: DedicatedHosts | None = None
-        #: Which hosts are of a set, and of how many that was said.
+        #: Returns the mask of a set of hosts; and the number of hosts that
+        #: the masks are for.
         self._masks: ty.Callable[
             [frozenset[str]], npt.NDArray[np.bool_]] | None = None
         self._masked = 0
-        #: Says which hosts are alike, as they were last; None: not judged.
+        #: Returns the hosts that match an expression; None: not computed.
         self.judged: Alike | None = None
         self._overdue: list[_Entry] = []
         self._overstaying: ty.Sequence[ty.Any] = ()
-        #: What interruptible servers take, by host and lead time, and the
-        #: entries of the timeline for that.
+        #: The entries of the timeline for interruptible servers, and what
+        #: these take by host and lead time.
         self._lent: list[_Entry] = []
         self._interruptible: dict[
             int, ty.Mapping[int, model.Resources]] = {}
@@ -142,20 +142,19 @@ class Index:
 
     @property
     def hosts(self) -> dict[int, model.Host]:
-        """The hosts that are known, by id. Not a copy."""
+        """The known hosts, by id. Not a copy."""
         return self._known.hosts
 
     def age(self) -> float:
-        """Return how many seconds ago the database was asked last what has
-        changed.
+        """Return how many seconds ago the database was last read.
         """
         return self.clock.elapsed() - self._asked
 
     def prepare(self) -> None:
-        """Read everything while nobody waits: before a process serves.
+        """Load everything before the process serves requests.
 
-        It may fork when this is done: children begin with what was read, and
-        have none of its connections. What fails now is read later.
+        The process may fork afterwards: children start with what was loaded,
+        and share none of its connections. If loading fails, it is done later.
         """
         try:
             _look(self)
@@ -166,12 +165,12 @@ class Index:
             self._database.engine.dispose()
 
     def follow(self) -> None:
-        """Go on following while nobody asks.
+        """Follow the changes while there are no requests.
 
-        A thread does that, as long as the process lives. Without it a question
-        that comes when nobody has asked for so long that changes were trimmed
-        reads everything. Costs nothing when it has been said before. Not
-        before a process forks: the thread would stay behind.
+        A thread does that, as long as the process lives. Without it, the
+        first request after so long a pause that changes were trimmed loads
+        everything. Further calls cost nothing. Call it after a process forks:
+        the child would not have the thread.
         """
         if self._followed.acquire(blocking=False) and not _started(self):
             self._followed.release()
@@ -179,33 +178,33 @@ class Index:
     @contextlib.contextmanager
     def fresh(self, lag: float = 0, connection: sa.Connection | None = None,
               ) -> ty.Iterator[timelines.Timeline]:
-        """The timeline as of now, for one thread at a time.
+        """Yield the timeline as of now, to one thread at a time.
 
-        A thread that releases it and wants it again gets it after the others:
+        A thread that releases it and wants it again gets it after the others,
         so a long search in steps delays no other thread by more than a step.
-        A thread that has it does not get it again.
+        It is not reentrant.
 
-        Costs one SELECT of what changed and, if a booking did or the second
-        is another one, one of servers that overstay; it reads everything the
-        first time, and where it cannot follow any more.
+        Costs one SELECT of what changed and, if a booking did or a second has
+        passed, one of servers past their end; it loads everything the first
+        time, and if the changes cannot be followed.
 
-        :param lag: for a caller that decides in the database: the seconds ago
-            since the database was asked last that it accepts
+        :param lag: for a caller that decides in the database: how many
+            seconds ago the last read may have been
         :param connection: a new one of a caller that has more to read from
             the same state
         """
         # Locks are not fair: the thread that releases one mostly is the next
-        # to have it. A thread that waits here has its turn first.
+        # to get it. A thread that waits here is the next instead.
         with self._turn:
             self._lock.acquire()
         try:
-            # The thread that had the turn before may have got no answer.
+            # The previous thread may have got no answer.
             self._database.check_clock()
             now = self.clock.now()
             asked = self.clock.elapsed()
             if self._timeline is None or now < self._since:
-                # Of before that it knows too little, for a clock that was
-                # ahead and is set right.
+                # The index lacks the changes before that time: the clock was
+                # ahead and has been corrected.
                 self._load(now, connection)
                 self._asked = asked
             elif now != self._known.at or asked >= self._asked + lag:
@@ -218,19 +217,19 @@ class Index:
             self._lock.release()
 
     def uuids(self) -> npt.NDArray[np.object_]:
-        """Within :meth:`fresh`: the uuids of all hosts, in the order of the
-        timeline.
+        """Within :meth:`fresh`: return the uuids of all hosts, in the order
+        of the timeline.
         """
         assert self._timeline is not None
-        # No host ever gets another one.
+        # The uuid of a host never changes.
         if len(self._uuids) < len(self._timeline):
             self._uuids = np.array([self.hosts[host_id].uuid for host_id in
                                     self._timeline.ids], object)
         return self._uuids
 
     def mask(self, uuids: ty.Collection[str]) -> npt.NDArray[np.bool_]:
-        """Within :meth:`fresh`: whether a host is one of these, in the order
-        of the timeline. Not a copy: some are remembered.
+        """Within :meth:`fresh`: return whether each host is one of these, in
+        the order of the timeline. Not a copy: results are cached.
         """
         assert self._timeline is not None
         if self._masks is None or self._masked != len(self._timeline):
@@ -245,7 +244,9 @@ class Index:
             if uuid in self.ids_by_uuid)
 
     def apart(self) -> DedicatedHosts:
-        """Within :meth:`fresh`: the hosts that are not for everybody."""
+        """Within :meth:`fresh`: return the hosts that are not for all
+        workloads.
+        """
         assert self._timeline is not None
         if self._apart is None or (
                 len(self._apart.serving) < len(self._timeline)):
@@ -254,11 +255,12 @@ class Index:
         return self._apart
 
     def alike(self) -> Alike:
-        """Within :meth:`fresh`: the uuids of the hosts that are what somebody
-        asks for.
+        """Within :meth:`fresh`: return a function that finds the uuids of the
+        hosts with given properties.
 
-        Also to be asked later; says then what was so. Judges all hosts for
-        each expression once, and remembers some, until a host changes.
+        It may be called later as well, and then answers for the state of now.
+        It judges all hosts for each expression once, and caches some results
+        until a host changes.
         """
         if self.judged is None:
             hosts = {host.uuid: host.properties
@@ -270,9 +272,9 @@ class Index:
     @contextlib.contextmanager
     def excluding(self, bookings: ty.Sequence[ty.Any],
                   coming: ty.Sequence[ty.Any] = ()) -> ty.Iterator[None]:
-        """Within :meth:`fresh`: as if these bookings were not there.
+        """Within :meth:`fresh`: search as if these bookings did not exist.
 
-        :param coming: others, as if they were
+        :param coming: bookings that count as if they existed
         """
         there, others = ([one for one in some if one.host_id in self.hosts]
                          for some in (bookings, coming))
@@ -286,8 +288,8 @@ class Index:
 
     @contextlib.contextmanager
     def keeping_interruptible(self, until: int) -> ty.Iterator[None]:
-        """Within :meth:`fresh`: as if no interruptible server were evicted
-        before an instant.
+        """Within :meth:`fresh`: search as if no interruptible server were
+        evicted before an instant.
         """
         with self.excluding((), [
                 _Kept(host_id, window.end, until, None, amounts)
@@ -298,7 +300,8 @@ class Index:
     @contextlib.contextmanager
     def without_interruptible(self, host: model.Host, server_id: str,
                               ) -> ty.Iterator[None]:
-        """Within :meth:`fresh`: as if an interruptible server were not there.
+        """Within :meth:`fresh`: search as if an interruptible server did not
+        exist.
         """
         amounts, lead_time, _since = host.interruptible[server_id]
         with self.excluding([
@@ -309,8 +312,7 @@ class Index:
             yield
 
     def interruptible_servers(self) -> dict[str, int]:
-        """Return the host of each interruptible server, as it was last read.
-        """
+        """Return the host of each interruptible server, as last read."""
         return {server_id: host_id for host_id in [*self._interruptible]
                 for server_id in self.hosts[host_id].interruptible}
 
@@ -356,16 +358,16 @@ class Index:
         assert timeline is not None
         self._apply(timeline, found, now)
         if now - self._forgotten >= KEEP:
-            # What is over would pile up as long as the process lives.
+            # Ended bookings would accumulate as long as the process lives.
             timeline.forget(now - KEEP)
             self._forgotten, self._since = now, now - KEEP
             host_memory.trim_heap()
-        # A load that does not come this far leaves none: the next reads all.
+        # If applying fails, there is no timeline: the next read loads all.
         self._timeline = timeline
 
     def _apply(self, timeline: timelines.Timeline, found: feed.FeedBatch,
                now: int) -> None:
-        """Make what was read so. Reads nothing."""
+        """Apply what was read. Reads nothing."""
         self._known.note_ids(found.ids, now)
         self._known.top = found.top
         for host, changes in found.steps:
@@ -396,8 +398,8 @@ class Index:
 
     def _watch_overdue(self, timeline: timelines.Timeline,
                        rows: ty.Sequence[ty.Any], now: int) -> None:
-        """Servers that overstay keep their capacity, and interruptible ones
-        have theirs for their lead time: to the end of a minute, so that the
+        """Reserve the capacity of servers past their end, and of interruptible
+        ones for their lead time: until the end of a minute, so that the
         levels of their hosts change once in a minute.
         """
         overdue = [(
@@ -420,7 +422,7 @@ class Index:
 
 def _without(some: ty.Iterable[_Entry], others: ty.Iterable[_Entry],
              ) -> list[_Entry]:
-    """Return the entries of a list that another one does not have."""
+    """Return the entries of a list that another list does not have."""
     left = collections.Counter(map(_key, others))
     found = []
     for one in some:
@@ -437,18 +439,21 @@ def _key(entry: _Entry) -> ty.Hashable:
 
 
 def _sizes_of(host: model.Host) -> tuple[ty.Any, ...]:
-    """What a timeline knows of a host."""
+    """Return what a timeline knows of a host."""
     return host.capacity, host.usage, host.providers
 
 
 def _place_of(host: model.Host) -> tuple[bool, bool, str | None, bool, bool]:
-    """For whom a host is, and whether it is off."""
+    """Return the values of a host that :class:`DedicatedHosts` depends on."""
     return (host.enrolled, host.reservable, host.assigned_to, host.overdue,
             host.off)
 
 
 def _started(index: Index) -> bool:
-    """Whether a thread follows an index now. Nobody's request fails for it."""
+    """Start a thread that follows an index; return whether it was started.
+
+    A failure is logged, and no request fails because of it.
+    """
     try:
         threading.Thread(
             target=periodic.run_periodically, name='following', daemon=True,

@@ -23,20 +23,20 @@ from blazar_core.db import models
 __all__ = ['PlannerInput', 'planner_input']
 
 
-#: So many parts has a whole host, of which each that is there takes one: all
-#: are free where nobody is. More than there are servers on any host.
+#: The parts of a whole host, of which each server takes one: if all are free,
+#: the host is empty. More than there are servers on any host.
 _PARTS = 2 ** 20
 
 
 class PlannerInput(ty.NamedTuple):
-    """The hosts that serve everybody, and what is there; where whole hosts are
-    wanted, those that serve leases only.
+    """The hosts for all workloads, and the servers there; for whole hosts,
+    those that serve leases only.
 
-    :ivar wishes: what is wanted; its ``hosts`` are those of the demands
-    :ivar ordinary: servers without a lease, as if all of them could move; none
-        where whole hosts are wanted
-    :ivar leased: servers with one that lasts as long as what is wanted; where
-        whole hosts are, all with one
+    :ivar wishes: the demands, with the ``hosts`` that they may use
+    :ivar ordinary: servers without a lease, as if all of them could move;
+        empty for whole hosts
+    :ivar leased: servers of leases that last at least as long as the demand;
+        for whole hosts, all servers of leases
     :ivar generations: of the hosts, by id
     :ivar ids: of the hosts, by uuid
     """
@@ -54,14 +54,13 @@ def planner_input(
         demands: ty.Sequence[model.Demand], window: model.Window,
         instead_of: ty.Sequence[ty.Any], excluded: ty.Collection[str],
         coming: ty.Iterable[tuple[int, model.Resources]]) -> PlannerInput:
-    """Read what a plan for some demands goes by: for servers, or for whole
-    hosts.
+    """Read the input of a plan for demands of servers or of whole hosts.
 
-    :param window: as long as they are to have room, from now on
-    :param instead_of: rows of bookings that would go in exchange
+    :param window: how long the capacity is needed, from now on
+    :param instead_of: rows of bookings that would be removed in exchange
     :param excluded: servers that are not to be moved
-    :param coming: what is to come to hosts, by their ids, and may not be
-        there yet
+    :param coming: what is about to arrive on hosts, by their ids, and may not
+        be there yet
     """
     demands = admission.selector.named(demands)
     whole = any(one.whole for one in demands)
@@ -72,7 +71,7 @@ def planner_input(
         arriving[host_id].update(sized(amounts))
     with admission.index.fresh() as timeline:
         apart, hosts = admission.index.apart(), admission.index.hosts
-        # Onto others nobody is let, whoever asks.
+        # No server may move to the other hosts.
         serve = apart.reservable if whole else ~apart.serving
         ids = [host_id for host_id, may in zip(
             timeline.ids, serve, strict=True)
@@ -86,7 +85,7 @@ def planner_input(
         uuids = {hosts[one].uuid: one for one in ids}
     wanted = {host_id for one in wishes for host_id in one.hosts}
     with database.connection() as connection:
-        # On hosts for leases, nobody without one may go to another.
+        # Hosts that serve leases only accept no server without one.
         ordinary = [] if whole else _ordinary(
             connection, wanted, generations, now, excluded)
         leased = [move_planner.Movable(
@@ -125,10 +124,10 @@ def _place(timeline: timelines.Timeline, host: model.Host,
 def _ordinary(connection: sa.Connection, hosts: ty.Collection[int],
               generations: ty.Mapping[int, int], now: int,
               excluded: ty.Collection[str]) -> list[move_planner.Movable]:
-    """Servers without a lease on these hosts."""
+    """Return servers without a lease on these hosts."""
     return [move_planner.Movable(server_id, row.id, amounts)
             for row in connection.execute(_CONSUMERS, {'hosts': [*hosts]})
-            # Of one that has changed since, another plan knows.
+            # If the host has changed since, the plan would be outdated.
             if row.generation == generations[row.id]
             for server_id, (amounts, told) in sorted(
                 (row.consumers or {}).items())
@@ -137,20 +136,20 @@ def _ordinary(connection: sa.Connection, hosts: ty.Collection[int],
 
 
 def _with_part(amounts: model.Resources) -> dict[str, int]:
-    """What a server takes, and its part of a whole host."""
+    """Return what a server takes, and its part of a whole host."""
     return {**amounts, model.HOST: 1}
 
 
 def _taken(connection: sa.Connection, ids: ty.Collection[int],
            window: model.Window, now: int, instead_of: ty.Sequence[int],
            ) -> collections.Counter[int]:
-    """How many parts of whole hosts are taken while something is wanted."""
+    """Return how many parts of each host are taken during a window."""
     taken = collections.Counter({row.host_id: row.count for row in (
         connection.execute(_THERE, {
             'hosts': [*ids], 'now': now, 'end': window.end,
             'own': [*instead_of]}))})
     for row in connection.execute(_CONSUMERS, {'hosts': [*ids]}):
-        # As long as it is not known who is there, somebody is.
+        # As long as it is unknown which servers run there, count one.
         taken[row.id] += any(row.usage.values()) if (
             row.consumers is None) else sum(
                 any(amounts.values())
@@ -186,7 +185,7 @@ _LEASED = sa.select(
     _BOOKINGS.c.end_date >= sa.bindparam('end'),
     models.Lease.status == states.Lease.ACTIVE,
     models.Lease.deleted_at.is_(None)).order_by(_BOOKINGS.c.id)
-#: How many bookings a host has while something is wanted.
+#: The number of bookings of each host during a window.
 _THERE = sa.select(
     _BOOKINGS.c.host_id, sa.func.count().label('count'),
 ).where(

@@ -27,9 +27,9 @@ from blazar_core.db import models
 __all__ = ['Candidates', 'Eligibility', 'Eligible', 'ReservedLater', 'bound',
            'own_of']
 
-#: Seconds, and minutes.
+#: In seconds, and in minutes.
 _MINUTE, _YEAR = 60, 525_600
-#: The bookings of the reservation of a server, and what was asked for.
+#: The bookings of the reservation of a server, and its parameters.
 _OWN = sa.select(
     models.Booking.__table__, models.Reservation.__table__.c.params,
     models.Reservation.__table__.c.lease_id,
@@ -42,11 +42,11 @@ _OWN = sa.select(
 class Eligible(ty.NamedTuple):
     """Where a server may be placed.
 
-    ``booked`` is the uuid of the host of its booking; ``by_host`` says how
-    many such servers may go to each host (by uuid) that is judged, and
-    ``elsewhere`` how many to each other one that was asked about.
-    ``candidates`` are the numbers of the candidates of a host that it may
-    have; of others, it may have all.
+    ``booked`` is the uuid of the host of its booking. ``by_host`` has how many
+    servers of that size may be placed on each host (by uuid) that was judged,
+    and ``elsewhere`` how many on each other host. ``candidates`` are the
+    numbers of the candidates of a host that it may use; of hosts that are not
+    in it, it may use all.
     """
 
     booked: str | None
@@ -55,18 +55,18 @@ class Eligible(ty.NamedTuple):
     candidates: ty.Mapping[str, ty.Collection[int]] = {}
 
 
-#: By the uuid of a host, the ways to place a server there: each what it takes
-#: of each provider, by uuid. Only for hosts where these differ in the kinds of
+#: By the uuid of a host, the ways to place a server there: what each takes of
+#: each provider, by uuid. Only for hosts where these differ in the kinds of
 #: providers.
 Candidates: ty.TypeAlias = ty.Mapping[
     str, ty.Sequence[ty.Mapping[str, model.Resources]]]
 
 
 class ReservedLater(ty.NamedTuple):
-    """Capacity that is free now, and reserved by leases for later.
+    """Capacity that is free now, but reserved by leases for later.
 
-    :ivar hosts: how many have it
-    :ivar until: until when servers would fit, at the longest
+    :ivar hosts: the number of hosts that have it
+    :ivar until: the latest instant until which servers would fit
     """
 
     hosts: int
@@ -74,9 +74,9 @@ class ReservedLater(ty.NamedTuple):
 
 
 class Eligibility:
-    """Says where a server may be placed.
+    """Decides where a server may be placed.
 
-    :param index: in which room is looked for
+    :param index: the index that is searched
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -89,29 +89,29 @@ class Eligibility:
                    uuids: ty.Collection[str],
                    reservation_id: str | None = None,
                    candidates: Candidates | None = None) -> Eligible:
-        """Where a server, and those that come with it, may be placed now.
+        """Return where a server, and those built with it, may be placed now.
 
-        A server with a booking may go to its booked host, and to any host
-        where the rule holds until its booking ends; an interruptible one
-        where it holds for as long as an eviction takes; the others only where
-        it holds without an end. The servers of one reservation that are not
-        placed yet may change places: what is booked for them stands in the way
-        of others, not in theirs. Hosts without a booking of somebody else are
-        not judged: there is no promise that could be broken, and the cloud
-        knows better what fits.
+        A server with a booking may be placed on its booked host, and on any
+        host where the rule holds until its booking ends; an interruptible one
+        where it holds for as long as an eviction takes; any other only where
+        it holds without an end. The servers of a reservation that are not
+        placed yet may exchange their hosts: their bookings block others, not
+        each other. Hosts without a booking of others are not judged: no
+        reservation could be violated there, and the cloud knows better what
+        fits.
 
-        The servers of a reservation with an affinity keep to the hosts that
-        are booked for them until they are placed; then they may move to
-        where the affinity still holds (:func:`_together`, :func:`_apart`).
+        The servers of a reservation with an affinity are placed on the hosts
+        that are booked for them; once placed, they may move to where the
+        affinity still holds (:func:`_together`, :func:`_apart`).
 
-        Hosts that serve leases only take no servers but those that run
-        within a reservation that has all of the host, and those that have a
-        booking on one of them: on that one, and on the others that may be
-        reserved.
+        Hosts that serve leases only accept servers of a reservation that has
+        all of the host, and servers with a booking on one of these hosts: on
+        that host, and on the others that may be reserved.
 
         :param uuids: of the hosts that are asked about
-        :param reservation_id: the one that the server says it is of; it may
-            go nowhere unless it has a place in it, or that has whole hosts
+        :param reservation_id: the reservation that the server claims to
+            belong to; it may be placed nowhere unless it has a slot of this
+            reservation, or the reservation has whole hosts
         """
         now = self._clock.now()
         with self._database.connection() as connection, \
@@ -121,7 +121,7 @@ class Eligibility:
             if reservation_id is not None and (
                     reservation_id in apart.held or mine is None or
                     mine.reservation_id != reservation_id):
-                # With a whole host its holder may do what he likes.
+                # The holder of a whole host may place anything there.
                 return Eligible(None, dict.fromkeys(
                     apart.held.get(reservation_id, ()), selection.MANY), 0)
             window = _window_of(connection, server_id, mine, now)
@@ -131,7 +131,7 @@ class Eligibility:
                     self._index.keeping_interruptible(window.end)
                     if mine is None and window.end < model.FOREVER
                     else contextlib.nullcontext()):
-                # Nova asks about one server, and others may have to follow.
+                # Nova asks about one server; its siblings may have to follow.
                 by_host = self._fits_by_host(
                     timeline, resources, uuids, window,
                     everywhere=bool(affinity))
@@ -157,7 +157,8 @@ class Eligibility:
     def for_unreserved(self, resources: model.Resources,
                        uuids: ty.Collection[str], lag: float = 0,
                        candidates: Candidates | None = None) -> Eligible:
-        """Where a server that has no booking may be placed, for half as much.
+        """Return where a server without a booking may be placed, at half the
+        cost of :meth:`for_server`.
 
         :param uuids: of the hosts that are asked about
         :param lag: see :meth:`blazar_core.capacity.booking_index.Index.fresh`
@@ -175,15 +176,15 @@ class Eligibility:
     def reserved_later(self, server_id: str, resources: model.Resources,
                        uuids: ty.Collection[str], count: int,
                        ) -> ReservedLater | None:
-        """Return what servers without an end do not get only because leases
-        have reserved it for later.
+        """Return the capacity that servers without an end cannot use only
+        because leases have reserved it for later.
 
-        Costs one search for each bit of a year's minutes.
+        Costs one search for each bit of the number of minutes in a year.
 
-        :param uuids: of the hosts that Nova would take
+        :param uuids: of the hosts that Nova would accept
         :param count: how many servers there are
-        :returns: None: that is not why, or the server has a booking or is
-            interruptible
+        :returns: None: reservations are not the reason, or the server has a
+            booking or is interruptible
         """
         now = self._clock.now()
         with self._database.connection() as connection, \
@@ -209,16 +210,17 @@ class Eligibility:
                 middle = (known + over) // 2
                 known, over = (middle, over) if fit(
                     now + middle * _MINUTE) else (known, middle)
-        # Users write minutes.
+        # Users write times in minutes.
         until = now + known * _MINUTE
         return ReservedLater(len(hosts), until - until % _MINUTE)
 
     def from_stale_index(self, resources: model.Resources,
                          uuids: ty.Collection[str]) -> Eligible:
-        """Where a server may be placed, while the database is away.
+        """Return where a server may be placed while the database is
+        unavailable.
 
-        As far as this process knows the books, and as if it had no lease:
-        nobody can tell.
+        The answer is based on the last state that this process knows, and
+        treats the server as one without a lease, since that is unknown.
 
         :param uuids: of the hosts that are asked about
         """
@@ -231,7 +233,7 @@ class Eligibility:
     def _fits_for_ever(self, timeline: timelines.Timeline,
                        resources: model.Resources,
                        uuids: ty.Collection[str], now: int) -> Eligible:
-        """Where there is capacity without an end."""
+        """Return where a server fits without an end."""
         window = model.Window(now, model.FOREVER)
         return Eligible(None, self._fits_by_host(
             timeline, resources, uuids, window) | dict.fromkeys(
@@ -242,8 +244,8 @@ class Eligibility:
                       resources: model.Resources, uuids: ty.Collection[str],
                       window: model.Window, everywhere: bool = False,
                       ) -> dict[str, int]:
-        """How many such servers fit on each of the hosts that are judged: of
-        those that are asked about the ones where something is booked, or all.
+        """Return how many servers fit on each host that is judged: of those
+        asked about, the ones with bookings, or all.
         """
         ids = self._index.ids_by_uuid
         asked = timeline.mask(ids[uuid] for uuid in uuids if uuid in ids)
@@ -258,8 +260,8 @@ class Eligibility:
     def _fitting(self, timeline: timelines.Timeline,
                  resources: model.Resources, window: model.Window,
                  candidates: Candidates) -> dict[str, list[int]]:
-        """Return which candidates of each host leave others the providers
-        that are booked for them.
+        """Return which candidates of each host leave the providers that are
+        booked for others.
         """
         alike: dict[frozenset[tuple[str, int]], list[tuple[str, int]]] = (
             collections.defaultdict(list))
@@ -311,7 +313,8 @@ def _window_of(connection: sa.Connection, server_id: str, mine: ty.Any,
 
 def _shut_to(booked: model.Host | None, apart: booking_index.DedicatedHosts,
              ) -> frozenset[str]:
-    """The uuids of the hosts that serve leases only, and not this one.
+    """Return the uuids of the hosts that serve leases only and do not accept
+    a server.
 
     :param booked: the host of the booking of a server
     """
@@ -322,7 +325,7 @@ def _shut_to(booked: model.Host | None, apart: booking_index.DedicatedHosts,
 
 def _own_on(own: ty.Iterable[ty.Any], hosts: ty.Mapping[int, model.Host],
             shut: frozenset[str], now: int) -> collections.Counter[int]:
-    """How many bookings of one's own there are on each host, by its id.
+    """Return how many bookings of its own a server has on each host, by id.
 
     :param shut: the uuids of the hosts that do not count
     """
@@ -334,8 +337,8 @@ def _own_on(own: ty.Iterable[ty.Any], hosts: ty.Mapping[int, model.Host],
 
 def _with_own(by_host: dict[str, int], own_on: ty.Mapping[int, int],
               hosts: ty.Mapping[int, model.Host]) -> dict[str, int]:
-    """How many fit on each host that is judged, by uuid: at least as many as
-    have bookings there.
+    """Return how many servers fit on each judged host, by uuid: at least as
+    many as have bookings there.
 
     :param own_on: how many have, by the host's id
     """
@@ -346,7 +349,7 @@ def _with_own(by_host: dict[str, int], own_on: ty.Mapping[int, int],
 
 def own_of(connection: sa.Connection, server_id: str,
            ) -> tuple[ty.Any, list[ty.Any]]:
-    """The booking of a server, and those that count as its own."""
+    """Return the booking of a server, and those that count as its own."""
     rows = connection.execute(_OWN, {'server': server_id}).all()
     mine = [row for row in rows if row.server_id == server_id]
     return (mine[0] if mine else None), [
@@ -354,10 +357,10 @@ def own_of(connection: sa.Connection, server_id: str,
         if row.server_id == server_id or row.claimed_at is None]
 
 
-# -- where the servers of a reservation stay together or apart ---------------
+# -- reservations with an affinity --------------------------------------------
 
 def _siblings(connection: sa.Connection, mine: ty.Any) -> list[ty.Any]:
-    """All other bookings of a reservation."""
+    """Return all other bookings of a reservation."""
     table = models.Booking.__table__
     return [*connection.execute(sa.select(table).where(
         table.c.reservation_id == mine.reservation_id,
@@ -367,8 +370,8 @@ def _siblings(connection: sa.Connection, mine: ty.Any) -> list[ty.Any]:
 def _as_booked(found: Eligible, siblings: ty.Iterable[ty.Any],
                own_on: ty.Mapping[int, int],
                hosts: ty.Mapping[int, model.Host]) -> Eligible:
-    """Where a server may be built: on a host that is booked for it, and to
-    which none of the others is under way.
+    """Return where a server may be built: on a host that is booked for it, and
+    to which none of its siblings is migrating.
     """
     awaited = {one.migrating_to for one in siblings}
     return Eligible(found.booked, {
@@ -378,7 +381,7 @@ def _as_booked(found: Eligible, siblings: ty.Iterable[ty.Any],
 
 def _apart(found: Eligible, mine: ty.Any, siblings: ty.Iterable[ty.Any],
            hosts: ty.Mapping[int, model.Host]) -> Eligible:
-    """Where a server with anti-affinity to its siblings may move."""
+    """Return where a server with anti-affinity to its siblings may move."""
     _only, avoid = bound(False, mine, siblings)
     return found._replace(by_host={
         **found.by_host, **{hosts[host_id].uuid: 0 for host_id in avoid
@@ -387,11 +390,11 @@ def _apart(found: Eligible, mine: ty.Any, siblings: ty.Iterable[ty.Any],
 
 def _together(found: Eligible, mine: ty.Any, siblings: ty.Iterable[ty.Any],
               hosts: ty.Mapping[int, model.Host]) -> Eligible:
-    """Where a server with affinity to its siblings may move.
+    """Return where a server with affinity to its siblings may move.
 
-    The first one that leaves their host goes where there is room for all of
-    them, the next ones follow it. Whether one may leave the others at all is
-    for Nova to say.
+    The first one to leave their host moves to a host with capacity for all of
+    them, the next ones follow it. Nova decides whether a server may leave the
+    others at all.
     """
     siblings = [one for one in siblings if one.host_id is not None]
     only, _avoid = bound(True, mine, siblings)
@@ -405,15 +408,17 @@ def _together(found: Eligible, mine: ty.Any, siblings: ty.Iterable[ty.Any],
 
 def bound(affinity: bool | None, mine: ty.Any, siblings: ty.Iterable[ty.Any],
           ) -> tuple[set[int], set[int]]:
-    """What a server that moves owes its siblings; the lease is locked.
+    """Return how the siblings of a server restrict where it may move; the
+    lease is locked.
 
-    A place without a server is in no server's way: they are exchanged.
+    A slot without a server restricts nothing: the slots are exchanged.
 
     :param affinity: that of the reservation
     :param mine: the booking of the server
-    :param siblings: all others of the reservation
-    :returns: the ids of the hosts to which it has to go (none: any), and of
-        those to which it must not go, because one is there or on its way
+    :param siblings: all other bookings of the reservation
+    :returns: the ids of the only hosts that it may move to (empty: any), and
+        of those that it must not move to, because a sibling is there or
+        migrating there
     """
     only: set[int | None] = set()
     avoid: set[int | None] = set()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The generations of hosts: the right to decide about them.
+"""The generations of hosts, which guard every decision about them.
 
-A process that decides about hosts moves their generations from those that it
-has read, and leaves the changes behind under the next ones. Of two that have
-read the same one loses, and decides again.
+A process that decides about hosts increases their generations from those that
+it has read, and stores its changes under the new ones. Of two processes that
+have read the same generation, one loses and decides again.
 """
 
 import typing as ty
@@ -17,9 +17,9 @@ from blazar_core.db import models
 
 __all__ = ['MANY', 'advance']
 
-#: Of more hosts than these nobody else decides from when they are read on.
+#: A decision about more hosts than this locks them when it reads them.
 MANY = 32
-#: Of so many at most is decided by one statement.
+#: The maximum number of hosts that one statement updates.
 _MOST = 1000
 
 _HOSTS = models.Host.__table__
@@ -29,12 +29,12 @@ _TAKE = sa.update(_HOSTS).where(
     _HOSTS.c.generation == sa.bindparam('seen'),
 ).values(generation=_HOSTS.c.generation + 1)
 _TAKE_MANY = sa.update(_HOSTS).where(
-    # By the ids alone, too: not every database finds pairs by an index.
+    # The ids alone, too: not every database finds pairs by an index.
     _HOSTS.c.id.in_(sa.bindparam('hosts', expanding=True)),
     sa.tuple_(_HOSTS.c.id, _HOSTS.c.generation).in_(
         sa.bindparam('seen', expanding=True)),
 ).values(generation=_HOSTS.c.generation + 1)
-#: What of a host's row follows from what runs there.
+#: The columns of a host that depend on what runs there.
 _OF_USAGE = frozenset({'usage', 'consumers', 'updated_at', 'recheck_at'})
 
 
@@ -51,7 +51,7 @@ class ReadHost(ty.Protocol):
 
 
 class Delta(ty.Protocol):
-    """So much more (sign 1) or less (sign -1) on a host over a window."""
+    """An amount that a host has more (sign 1) or less (-1) over a window."""
 
     @property
     def window(self) -> model.Window:
@@ -69,15 +69,15 @@ class Delta(ty.Protocol):
 def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[ReadHost],
             changes: ty.Mapping[int, ty.Sequence[Delta]],
             **values: ty.Any) -> None:
-    """Claim the right to decide about hosts, and say what was decided.
+    """Claim the right to decide about hosts, and store the decision.
 
-    A statement for each host, so that whoever loses knows where; of more than
-    :data:`MANY`, one for each thousand of them.
+    Each host takes a statement, so that the loser knows which host it lost;
+    more than :data:`MANY` hosts take one statement for each thousand.
 
-    :param hosts: in the order of their ids, so that two that want the same
-        ones do not wait for each other
-    :param values: what the rows of the hosts get. A follower of the changes
-        is told the usage; anything else it has to read
+    :param hosts: in the order of their ids, so that two processes that want
+        the same ones do not deadlock
+    :param values: new values of the rows of the hosts. Followers of the
+        changes get a new usage with them; anything else they have to read
     :raises LostRace: when a generation is no longer the one read
     """
     rows: list[dict[str, ty.Any]] = []
@@ -104,7 +104,7 @@ def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[ReadHost],
 
 def _take(connection: sa.Connection, hosts: ty.Sequence[ReadHost],
           values: ty.Mapping[str, ty.Any]) -> None:
-    """Move the generations of hosts by one.
+    """Increase the generations of hosts by one.
 
     :raises LostRace: when one is no longer the one read
     """
@@ -120,7 +120,7 @@ def _take(connection: sa.Connection, hosts: ty.Sequence[ReadHost],
         taken = connection.execute(
             take.values(**values) if values else take, those).rowcount
     except Exception as exc:
-        # Databases that say themselves that another process was faster.
+        # Some databases report themselves that another process was faster.
         if not api.is_disturbance(exc):
             raise
         raise api.LostRace(hosts[0].id) from exc

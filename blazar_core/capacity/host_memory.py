@@ -2,12 +2,12 @@
 
 """Keep the index of 100,000 hosts and 800,000 bookings within 150 MiB.
 
-A process that has read them (``python -m benchmarks wide``) has grown by:
+A process that has loaded them (``python -m benchmarks wide``) has grown by:
 
-* 140 MiB as it is;
+* 140 MiB as implemented;
 * 155 MiB with a dict for each record instead of :class:`_Record`;
-* 235 MiB where equal values are not shared (:class:`InternedRecords`);
-* 192 MiB where freed memory is not returned (:func:`trim_heap`).
+* 235 MiB if equal values are not shared (:class:`InternedRecords`);
+* 192 MiB if freed memory is not returned (:func:`trim_heap`).
 """
 
 import collections.abc
@@ -19,7 +19,7 @@ from blazar_core.common import model
 
 __all__ = ['InternedRecords', 'trim_heap']
 
-#: So many different values are remembered, of each kind.
+#: The number of different values that are cached, of each kind.
 _REMEMBERED = 2000
 
 K = ty.TypeVar('K')
@@ -27,8 +27,8 @@ V = ty.TypeVar('V')
 
 
 class InternedRecords:
-    """What is read is kept once where it is the same, and small where it is
-    not: of a hundred thousand hosts most have what others have, or nearly so.
+    """A cache that keeps equal records once, and different ones small: most
+    of a hundred thousand hosts have the same values, or nearly so.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class InternedRecords:
         self._units: dict[tuple[ty.Any, ...], tuple[ty.Any, ...]] = {}
 
     def of(self, read: ty.Mapping[str, ty.Any]) -> ty.Mapping[str, ty.Any]:
-        """The same; the first that was, mostly."""
+        """Return an equal record; mostly the first one that was read."""
         names, key = tuple(read), repr(read)
         shape = self._shapes.get(names)
         if shape is None:
@@ -51,8 +51,8 @@ class InternedRecords:
 
     def providers(self, read: ty.Mapping[str, ty.Mapping[
             str, ty.Sequence[int]]] | None) -> model.Providers | None:
-        """The providers of a host, the root first; mostly the same object
-        as for other hosts.
+        """Return the providers of a host, the root first; mostly the same
+        object as for other hosts.
         """
         if read is None:
             return None
@@ -62,7 +62,7 @@ class InternedRecords:
         units = {one: tuple(sorted(
             (rc, model.Units(*numbers)) for rc, numbers in some.items()))
             for one, some in read.items()}
-        # Children that are alike come in the same order on all hosts.
+        # Equal children come in the same order on all hosts.
         ids = tuple(sorted(units, key=lambda one: (
             bool(one), units[one], one)))
         shape = tuple(units[one] for one in ids)
@@ -71,7 +71,9 @@ class InternedRecords:
 
 
 class _Shape:
-    """Names that many have, and some of those that do, by their text."""
+    """The names that many records have in common, and some of these records,
+    by their text.
+    """
 
     def __init__(self, names: ty.Sequence[str]) -> None:
         self.places = {name: place for place, name in enumerate(names)}
@@ -79,8 +81,8 @@ class _Shape:
 
 
 class _Record(collections.abc.Mapping[str, ty.Any]):
-    """Some values, whose names others have too. Takes little more than half of
-    what a dictionary does.
+    """Values of a record that shares its names with others. Takes little more
+    than half the memory of a dict.
     """
 
     __slots__ = '_places', '_values'
@@ -93,12 +95,12 @@ class _Record(collections.abc.Mapping[str, ty.Any]):
         return self._values[self._places[name]]
 
     def get(self, name: str, default: ty.Any = None) -> ty.Any:
-        # Mapping's own raises and catches where there is none.
+        # Mapping's own raises and catches KeyError for a missing name.
         place = self._places.get(name)
         return default if place is None else self._values[place]
 
     def __eq__(self, other: object) -> bool:
-        # Mapping's own makes two dictionaries, and mostly it is the same one.
+        # Mapping's own builds two dicts, and mostly both are the same object.
         return self is other or super().__eq__(other)
 
     def __iter__(self) -> ty.Iterator[str]:
@@ -112,8 +114,8 @@ class _Record(collections.abc.Mapping[str, ty.Any]):
 
 
 def _first(known: dict[K, V], key: K, value: V) -> V:
-    """The value that a key got first. What is known is forgotten when it is
-    much: where most differ that would take more than it saves.
+    """Return the first value that a key got. A full cache is cleared: if most
+    values differ, it would take more memory than it saves.
     """
     if len(known) >= _REMEMBERED:
         known.clear()
@@ -123,8 +125,8 @@ def _first(known: dict[K, V], key: K, value: V) -> V:
 def trim_heap() -> None:
     """Return freed memory to the system.
 
-    The C library keeps it otherwise: a third of what the index takes.
+    Otherwise the C library keeps it: a third of what the index takes.
     """
     with contextlib.suppress(AttributeError, OSError):
-        # Only glibc has it, and keeps so much.
+        # Only glibc has the function, and only glibc keeps so much.
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The rule by which capacity is reserved, at every instant t of a window::
+"""The rule by which capacity is reserved, for every instant t of a window::
 
     usage + booked(t) + wanted <= capacity
 
-What differs between requests is the window over which they want capacity:
+Requests differ in the window over which they want capacity:
 
-* a lease, and a server in one, from its start to its end;
-* a server without a lease, from now on without an end;
-* an interruptible server, from now on for its lead time: the notice to its
-  owner and the time of its eviction. The same counts for those that run.
+* a lease, and a server of a lease: from its start to its end;
+* a server without a lease: from now on, without an end;
+* an interruptible server: from now on for its lead time, which is the notice
+  to its owner plus the time of an eviction. Running ones count likewise.
 
-This module is pure: it reads no database and no clock. Whatever compares
+This module is pure: it reads no database and no clock. All code that compares
 reserved amounts with capacity uses it, except for the timeline, which answers
 the same question for all hosts at once with arrays; a test compares the two.
 """
@@ -24,14 +24,14 @@ from blazar_core.common import model
 __all__ = ['OVERDUE', 'SHARED', 'Taken', 'by_lead_time', 'evictable',
            'lacking', 'levels', 'occupied', 'peaks']
 
-#: Seconds that a server past its end is expected to need yet.
+#: Seconds for which a server past its end is expected to stay.
 OVERDUE = 60
 
 #: Classes that a host may offer through a shared provider: where it reports
 #: none of its own, Nova alone decides.
 SHARED = frozenset({'DISK_GB'})
 
-#: Amounts that are taken over a window, by class.
+#: A window, and the amounts that are taken over it, by class.
 Taken: ty.TypeAlias = tuple[model.Window, model.Resources]
 
 
@@ -60,8 +60,9 @@ def by_lead_time(servers: ty.Mapping[str, tuple[model.Resources, int, int]]
 
 def evictable(amounts: ty.Mapping[int, model.Resources], now: int,
               ) -> list[Taken]:
-    """Return until when interruptible servers take what they have: what is
-    reserved for later than their lead time can have their capacity.
+    """Return the windows over which interruptible servers take capacity.
+
+    What is reserved for later than their lead time can have their capacity.
 
     :param amounts: by lead time, in seconds
     """
@@ -72,8 +73,9 @@ def evictable(amounts: ty.Mapping[int, model.Resources], now: int,
 def levels(stays: ty.Iterable[Taken], comes: ty.Iterable[Taken] = (),
            goes: ty.Iterable[Taken] = (),
            ) -> ty.Iterator[tuple[int, dict[str, int], dict[str, int]]]:
-    """Yield each instant at which amounts change, what is taken from then on
-    when a change is made, and how much more that is than before the change.
+    """Yield each instant at which amounts change, the amounts that are taken
+    from then on after a change, and how much more that is than without the
+    change.
 
     Both are by class, and the same dicts each time.
 
@@ -99,8 +101,8 @@ def levels(stays: ty.Iterable[Taken], comes: ty.Iterable[Taken] = (),
 
 def peaks(stays: ty.Iterable[Taken], comes: ty.Iterable[Taken],
           goes: ty.Iterable[Taken] = ()) -> dict[str, int]:
-    """Return the most that is taken of each class at any instant at which a
-    change takes more of it than before; see :func:`levels`.
+    """Return the maximum that is taken of each class, over the instants at
+    which a change takes more of it than before; see :func:`levels`.
 
     Classes of which the change never takes more are left out.
     """
@@ -114,8 +116,8 @@ def peaks(stays: ty.Iterable[Taken], comes: ty.Iterable[Taken],
 
 def lacking(capacity: model.Resources, usage: model.Resources,
             taken: model.Resources) -> list[str]:
-    """Return the classes of which a host has less than is taken by leases,
-    beside its usage; the rule holds where there are none.
+    """Return the classes of which leases take more than the capacity of a
+    host less its usage; the rule holds if there are none.
     """
     return [rc for rc, amount in taken.items()
             if amount > 0 and amount > capacity.get(rc, 0) - usage.get(rc, 0)

@@ -22,15 +22,15 @@ __all__ = ['CURRENT', 'host_of', 'read_all']
 
 LOG = logging.getLogger(__name__)
 
-#: The bookings that take room.
+#: Condition: the booking has a host, and so takes capacity.
 CURRENT = models.Booking.__table__.c.host_id.is_not(None)
-#: About so many bookings are read at once: all those of some hosts. A database
-#: sends no more in one text than some megabytes.
+#: About the number of bookings that are read at once: all those of some
+#: hosts. Databases limit one text to some megabytes.
 BLOCK = 50_000
 
 
 def host_of(row: ty.Any, alike: host_memory.InternedRecords) -> model.Host:
-    """A host from what was read of it."""
+    """Return a host, given its row."""
     return model.Host(
         row.id, row.uuid, row.name,
         row.name if row.service_host == row.name else row.service_host,
@@ -48,7 +48,9 @@ def host_of(row: ty.Any, alike: host_memory.InternedRecords) -> model.Host:
 def read_all(connection: sa.Connection, since: int,
              ) -> tuple[dict[int, model.Host], timelines.Timeline,
                         host_memory.InternedRecords]:
-    """All hosts, by id, and every booking that was not over at an instant."""
+    """Return all hosts by id, the timeline of every booking that ends after
+    an instant, and the cache of the values that were read.
+    """
     LOG.info('Loading the booking index')
     alike = host_memory.InternedRecords()
     timeline = timelines.Timeline(shared=rule.SHARED)
@@ -65,10 +67,10 @@ def read_all(connection: sa.Connection, since: int,
 
 def _blocks(connection: sa.Connection, since: int,
             ) -> ty.Iterator[timelines.Block]:
-    """All of them, in blocks.
+    """Yield all bookings, in blocks.
 
-    A million rows take the driver many seconds, so the database packs them:
-    for each amount of resources, one text of numbers.
+    A driver takes many seconds to read a million rows, so the database packs
+    them: for each distinct amount of resources, one text of numbers.
     """
     wanted = sa.and_(CURRENT, models.Booking.end_date > since)
     host = models.Booking.host_id
@@ -100,8 +102,8 @@ def _blocks(connection: sa.Connection, since: int,
 
 def _ranges(counts: ty.Iterable[tuple[int, int]],
             ) -> ty.Iterator[tuple[int, int]]:
-    """The first and the last host of each block, given how many bookings each
-    host has.
+    """Yield the first and the last host of each block, given the number of
+    bookings of each host.
     """
     first, bookings, last = None, 0, 0
     for host_id, count in counts:
@@ -117,7 +119,10 @@ def _ranges(counts: ty.Iterable[tuple[int, int]],
 
 def _block(resources: ty.Sequence[model.Resources],
            numbers: ty.Sequence[npt.NDArray[np.int64]]) -> timelines.Block:
-    """Of some amounts of resources, the hosts and times of their bookings."""
+    """Return the block of bookings of some amounts of resources.
+
+    :param numbers: for each amount, the host, start and end of each booking
+    """
     counts = [len(some) // 3 for some in numbers]
     booked = np.concatenate([np.zeros(0, np.int64), *numbers])
     return timelines.Block(
@@ -127,8 +132,8 @@ def _block(resources: ty.Sequence[model.Resources],
 
 
 def _packed(dialect: str) -> sa.Select[ty.Any]:
-    """For each amount: how many bookings, and their hosts and times in one
-    text, as each database knows to make it.
+    """Return the query that packs the bookings of each amount: their number,
+    and their hosts and times in one text, in the dialect of the database.
     """
     text = sa.Text() if dialect != 'mysql' else sa.CHAR()
     if dialect == 'mysql':

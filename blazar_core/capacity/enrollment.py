@@ -2,12 +2,12 @@
 
 """Enrollment: which hosts serve leases only, and their properties.
 
-A host is enrolled in two steps, as the cloud has to be asked in between:
+A host is enrolled in two steps, as the cloud has to be queried in between:
 :func:`start` keeps out new servers without a lease, and :func:`complete`
 makes the host reservable once the cloud has no server there. A host is
 removed in the same way, at once or when it has no bookings left.
 
-A host of another pool, which a resource type has, is enrolled in one step.
+A host of another pool, managed by a resource type, is enrolled in one step.
 """
 
 import typing as ty
@@ -32,17 +32,17 @@ __all__ = ['Attempt', 'MAX_EXTRA', 'Property', 'add', 'cancel',
            'remove', 'left', 'listed', 'named', 'properties', 'public',
            'retire', 'set_private', 'take_out']
 
-#: No more may be said of a host beside what the cloud says.
+#: The maximum number of extra capabilities of a host.
 MAX_EXTRA = 100
 
-#: How many leases that are in the way are named, those that end last first.
+#: How many leases an error names, those that end last first.
 _NAMED = 5
 
 _BOOKING = models.Booking.__table__.c
 
 
 def named(session: orm.Session, name: str) -> models.Host:
-    """An enrolled host, by its name or by that of its nova-compute.
+    """Return an enrolled host, by its name or that of its nova-compute.
 
     :raises NotFound: when there is none
     :raises Conflict: when there are several
@@ -63,7 +63,7 @@ def named(session: orm.Session, name: str) -> models.Host:
 
 def is_replaced(session: orm.Session, host: models.Host) -> bool:
     """Return whether another host that is enrolled, or is being enrolled, has
-    the same service: that of a host which was installed anew under its name.
+    the same service: the host was reinstalled under its name.
     """
     return session.scalar(sa.select(models.Host.id).where(
         models.Host.service_host == host.service_host,
@@ -83,7 +83,7 @@ _ANY = sa.select(models.Host.id).where(
 
 
 def get(session: orm.Session, host_id: int) -> models.Host:
-    """An enrolled host.
+    """Return an enrolled host.
 
     :raises NotFound: when there is none of that id
     """
@@ -94,9 +94,9 @@ def get(session: orm.Session, host_id: int) -> models.Host:
 
 
 class Property(ty.NamedTuple):
-    """What operators say of their hosts by one name.
+    """An extra capability of enrolled hosts, by its name.
 
-    :ivar values: each that a host has, in their order
+    :ivar values: the values that hosts have, sorted
     """
 
     private: bool
@@ -104,11 +104,11 @@ class Property(ty.NamedTuple):
 
 
 class Attempt(ty.NamedTuple):
-    """An enrollment that goes on, for as long as it is neither done nor given
-    up: all that time nobody without a lease is let in.
+    """An enrollment in progress. Until it is completed or canceled, the host
+    admits no server without a lease.
 
-    :ivar enrolled_generation: of the host, when it was begun
-    :ivar is_own: whether it was begun just now, and not by somebody before
+    :ivar enrolled_generation: the generation of the host at its start
+    :ivar is_own: whether it was started by this call, not by an earlier one
     """
 
     host_id: int
@@ -118,10 +118,10 @@ class Attempt(ty.NamedTuple):
 
 def listed(session: orm.Session, after: int = 0, most: int | None = None,
            ) -> ty.Sequence[models.Host]:
-    """All enrolled hosts, the oldest first.
+    """Return the enrolled hosts, the oldest first.
 
-    :param after: only those whose id is larger
-    :param most: no more than so many; None: all
+    :param after: only those with a larger id
+    :param most: at most so many; None: all
     """
     return session.scalars(sa.select(models.Host).where(
         models.Host.enrollment.is_not(None), models.Host.id > after,
@@ -130,15 +130,15 @@ def listed(session: orm.Session, after: int = 0, most: int | None = None,
 
 def start(session: orm.Session, now: int, uuid: str,
           extra: ty.Mapping[str, str], reservable: bool = True) -> Attempt:
-    """From now on a host takes only servers with a lease.
+    """Start an enrollment: the host admits only servers with a lease.
 
-    Safe to repeat until it is enrolled: the same attempt goes on.
+    Idempotent until the host is enrolled: the same attempt continues.
 
-    :param extra: what is said of it beside what the cloud says
+    :param extra: the extra capabilities of the host
     :param reservable: whether it may be reserved when it is enrolled
-    :raises InvalidLeaseParams: when that is too much
-    :raises NotFound: when the books do not know it
-    :raises Conflict: when it is enrolled, or something is booked there
+    :raises InvalidLeaseParams: when there are too many extra capabilities
+    :raises NotFound: when the host is not in the reservation database
+    :raises Conflict: when it is enrolled, being removed, or has bookings
     :raises LostRace: when another process decided about it meanwhile
     """
     host = session.scalars(sa.select(models.Host).where(
@@ -167,10 +167,11 @@ def start(session: orm.Session, now: int, uuid: str,
 
 
 def complete(session: orm.Session, now: int, attempt: Attempt) -> None:
-    """The cloud keeps all others off a host: it can be reserved.
+    """Complete an enrollment, once the cloud has no server on the host: it can
+    be reserved.
 
-    :raises Conflict: when that was given up meanwhile; others may have been
-        let in
+    :raises Conflict: when the enrollment was canceled meanwhile; the host may
+        have admitted other servers
     :raises LostRace: when another process decided about it meanwhile
     """
     host = session.get_one(models.Host, attempt.host_id)
@@ -185,10 +186,10 @@ def complete(session: orm.Session, now: int, attempt: Attempt) -> None:
 
 def cancel(session: orm.Session, now: int,
            attempt: Attempt) -> models.Host | None:
-    """Give an enrollment up.
+    """Cancel an enrollment.
 
-    :returns: the host, which is leaving; None: somebody has finished it, or
-        given it up before
+    :returns: the host, which is being removed; None: the enrollment was
+        already completed or canceled
     :raises LostRace: when another process decided about it meanwhile
     """
     host = session.get_one(models.Host, attempt.host_id)
@@ -202,11 +203,11 @@ def cancel(session: orm.Session, now: int,
 
 def remove(session: orm.Session, now: int, host_id: int,
            booked: bool = False) -> models.Host:
-    """From now on no lease can reserve a host; safe to repeat.
+    """Start the removal of a host: no lease can reserve it. Idempotent.
 
-    :param booked: also while something is booked there: it stays what it is
-        until that is over (:func:`left`)
-    :raises Conflict: when something is booked there, and that is not wanted
+    :param booked: true: also if the host has bookings; it stays enrolled
+        until they are over (:func:`left`)
+    :raises Conflict: when it has bookings, and ``booked`` is false
     :raises LostRace: when another process decided about it meanwhile
     """
     host = get(session, host_id)
@@ -218,8 +219,8 @@ def remove(session: orm.Session, now: int, host_id: int,
 
 
 def left(session: orm.Session, now: int) -> set[int]:
-    """The ids of the hosts that are leaving, and on which nothing is booked
-    any more: they are to go.
+    """Return the ids of the hosts that are being removed and have no bookings
+    left, so that :func:`retire` can finish.
     """
     return set(session.scalars(sa.select(models.Host.id).where(
         models.Host.enrollment == states.Enrollment.LEAVING,
@@ -228,12 +229,11 @@ def left(session: orm.Session, now: int) -> set[int]:
 
 
 def retire(session: orm.Session, now: int, host_id: int) -> None:
-    """A host is one like all others again.
+    """Finish the removal of a host, which then serves all workloads.
 
-    What runs there was let in for as long as nobody else was: the cloud is
-    asked.
+    Servers on an enrolled host are not counted, so the cloud is queried again.
 
-    :raises Conflict: when it is not leaving any more
+    :raises Conflict: when the host is no longer being removed
     :raises LostRace: when another process decided about it meanwhile
     """
     host = get(session, host_id)
@@ -246,14 +246,15 @@ def retire(session: orm.Session, now: int, host_id: int) -> None:
 def change(session: orm.Session, now: int, host_id: int,
            extra: ty.Mapping[str, str | None], reservable: bool | None,
            ) -> models.Host:
-    """Say something else of a host.
+    """Change the extra capabilities of a host, or whether it is reservable.
 
-    What is reserved stays so, whatever was asked for.
+    Existing reservations are not affected.
 
-    :param extra: what is said of it; None: no more
-    :param reservable: whether more of it may be reserved; None: as it is
-    :raises InvalidLeaseParams: when too much would be said of it
-    :raises Conflict: when it may be reserved, and is being taken out
+    :param extra: new values of extra capabilities; None removes one
+    :param reservable: whether more of it may be reserved; None: unchanged
+    :raises InvalidLeaseParams: when there are too many extra capabilities
+    :raises Conflict: when it is to be reservable, but its removal can no
+        longer be stopped
     :raises LostRace: when another process decided about it meanwhile
     """
     host = get(session, host_id)
@@ -265,7 +266,7 @@ def change(session: orm.Session, now: int, host_id: int,
             raise errors.Conflict(
                 f'Host {host.name} is being removed. Enroll it again after '
                 'that.')
-        # Nothing was done about it yet.
+        # The removal has had no effect yet.
         values['enrollment'] = states.Enrollment.ENROLLED
     _write(session, now, host,
            extra=_said({**(host.extra or {}), **extra}), **values)
@@ -273,9 +274,9 @@ def change(session: orm.Session, now: int, host_id: int,
 
 
 def _said(extra: ty.Mapping[str, str | None]) -> dict[str, str]:
-    """What is said of a host, without what is not.
+    """Return extra capabilities without those that are None.
 
-    :raises InvalidLeaseParams: when it is too much
+    :raises InvalidLeaseParams: when there are too many
     """
     said = {key: value for key, value in extra.items() if value is not None}
     if len(said) > MAX_EXTRA:
@@ -295,9 +296,10 @@ def _write(session: orm.Session, now: int, host: models.Host,
 
 def check_unbooked(session: orm.Session, now: int, host: models.Host,
                    done: str) -> None:
-    """
-    :param done: what happens to it, as a word: ``enrolled``
-    :raises Conflict: when something is booked on a host
+    """Check that a host has no bookings.
+
+    :param done: what is to be done to it, as a word: ``enrolled``
+    :raises Conflict: when it has bookings
     """
     count, until = session.execute(sa.select(
         sa.func.count(), sa.func.max(_BOOKING.end_date)).where(
@@ -324,16 +326,16 @@ def check_unbooked(session: orm.Session, now: int, host: models.Host,
 
 
 def _still(now: int) -> list[ty.Any]:
-    """What is to come, or somebody has yet."""
+    """Return the condition of bookings that are not over or still in use."""
     return [ledger.TAKES, _BOOKING.outage.is_(None), sa.or_(
         _BOOKING.end_date > now, _BOOKING.claimed_at.is_not(None))]
 
 
 def allocations(session: orm.Session, *where: ty.Any,
                 ) -> dict[int, list[ty.Any]]:
-    """What is booked on enrolled hosts, by the id of the host.
+    """Return the bookings of enrolled hosts, by the id of the host.
 
-    :param where: of reservations or their leases; all of them if nothing
+    :param where: conditions on reservations or their leases; none: all
     :returns: rows of ``id`` (of the reservation), ``lease_id``,
         ``start_date`` and ``end_date``, in the order of their starts
     """
@@ -354,9 +356,9 @@ def allocations(session: orm.Session, *where: ty.Any,
 
 def pooled(session: orm.Session, pool: str, uuid: str | None = None,
            ) -> ty.Sequence[models.Host]:
-    """The enrolled hosts of a pool, the oldest first.
+    """Return the enrolled hosts of a pool, the oldest first.
 
-    :param uuid: of the one that is wanted; None: all
+    :param uuid: only the host of this uuid; None: all
     """
     return session.scalars(sa.select(models.Host).where(
         models.Host.pool == pool, models.Host.enrolled_at.is_not(None), *(
@@ -365,7 +367,7 @@ def pooled(session: orm.Session, pool: str, uuid: str | None = None,
 
 
 def facts_of(host: models.Host) -> model.HostFacts:
-    """What is recorded of a host."""
+    """Return what is recorded of a host."""
     return model.HostFacts(host.uuid, host.name, host.service_host,
                            host.capacity, host.properties, host.pool)
 
@@ -403,8 +405,8 @@ def take_out(session: orm.Session, now: int, host: models.Host) -> None:
 
 
 def holders(session: orm.Session, now: int, pool: str) -> dict[str, set[str]]:
-    """By the uuid of a host of a pool, the projects of the leases that have
-    bookings there now, or had until now.
+    """Return, by the uuid of a host of a pool, the projects of the leases that
+    have bookings there now, or have had until now.
     """
     found: dict[str, set[str]] = {}
     for uuid, project_id in session.execute(sa.select(
@@ -421,9 +423,9 @@ def holders(session: orm.Session, now: int, pool: str) -> dict[str, set[str]]:
 # -- properties ----------------------------------------------------------
 
 def public(database: api.Database, always: ty.Sequence[str]) -> list[str]:
-    """The properties of hosts by which every user may ask for them.
+    """Return the properties by which every user may select hosts.
 
-    :param always: those of the cloud that are
+    :param always: properties of the cloud that every user may use
     """
     with database.reader() as session:
         known = properties(session)
@@ -432,7 +434,7 @@ def public(database: api.Database, always: ty.Sequence[str]) -> list[str]:
 
 
 def properties(session: orm.Session) -> dict[str, Property]:
-    """What operators say of enrolled hosts, by its name, in their order."""
+    """Return the extra capabilities of enrolled hosts, by name, sorted."""
     values: dict[str, set[str]] = {}
     for extra in session.scalars(sa.select(models.Host.extra).where(
             models.Host.enrollment.is_not(None))):

@@ -20,10 +20,10 @@ __all__ = ['COMPARE', 'FeedState', 'NEWEST', 'FeedBatch', 'HostDelta',
 #: Seconds between two comparisons of the generations of all hosts.
 COMPARE = 30
 
-#: How many changes are forgotten by one transaction.
+#: The number of changes that one transaction deletes.
 BATCH = 5000
 
-#: Seconds for which a missing id is looked for, and how many at most.
+#: Seconds for which a missing id is searched for, and the maximum number.
 _MISSING_SECONDS = 5
 _MISSING_MOST = 500
 
@@ -53,11 +53,11 @@ _FORGET = sa.delete(models.Change.__table__).where(
 
 
 class FeedGap(Exception):
-    """What is known cannot be continued by what is in the database."""
+    """The changes in the database do not continue the known state."""
 
 
 class HostDelta(ty.NamedTuple):
-    """A host as it is now, and the changes of bookings that made it so."""
+    """A host as it is now, and the changes of bookings since the last read."""
 
     host: model.Host
     changes: list[ty.Any]
@@ -66,7 +66,7 @@ class HostDelta(ty.NamedTuple):
 class FeedBatch(ty.NamedTuple):
     """What was read since the last time.
 
-    ``top`` is the newest change, ``overdue`` None when it was not read.
+    ``top`` is the newest change; ``overdue`` is None if it was not read.
     """
 
     ids: list[int]
@@ -77,14 +77,13 @@ class FeedBatch(ty.NamedTuple):
 
 
 class FeedState:
-    """What is known of the books, and how that is continued.
+    """The known state of the reservation database, and how it is continued.
 
     :ivar hosts: by id
-    :ivar top: the newest change that is known, as it was read; None: there
-        was none
-    :ivar at: the time at which something was read last
-    :ivar compared: the time at which all generations were
-    :param alike: by which the hosts were read
+    :ivar top: the newest known change, as it was read; None: there was none
+    :ivar at: the time of the last read
+    :ivar compared: the time of the last comparison of all generations
+    :param alike: the cache with which the hosts were read
     """
 
     def __init__(self, hosts: dict[int, model.Host], top: ty.Any, at: int,
@@ -93,11 +92,11 @@ class FeedState:
         self.top = top
         self.at = self.compared = at
         self._alike = alike
-        #: Ids that were left out, and since when they are looked for.
+        #: Ids that were skipped, and since when they are searched for.
         self._missing: dict[int, int] = {}
 
     def read(self, connection: sa.Connection, now: int) -> FeedBatch:
-        """All that is new. Touches nothing.
+        """Return all that is new. Changes nothing.
 
         :raises FeedGap: when it does not continue what is known
         """
@@ -108,14 +107,14 @@ class FeedState:
                 raise FeedGap('the newest known change no longer exists')
             rows.remove(self.top)
         if self._missing:
-            # In one statement with the others SQLite reads all changes.
+            # In one statement with the others, SQLite would read all changes.
             rows += connection.execute(_LATE, {
                 'missing': list(self._missing)})
         goals: dict[int, int] = {}
         for row in rows:
             goals[row.host_id] = max(
                 row.generation, goals.get(row.host_id, 0))
-        # After a clock that was ahead, at once.
+        # If the clock was ahead, compare at once.
         compared = not 0 <= now - self.compared < COMPARE
         if compared:
             goals |= self._behind(connection)
@@ -128,9 +127,9 @@ class FeedState:
             compared)
 
     def _behind(self, connection: sa.Connection) -> dict[int, int]:
-        """The generations of hosts of which there is more than is known.
+        """Return the generations of hosts that are newer than known.
 
-        :raises FeedGap: when there is less
+        :raises FeedGap: when one is older
         """
         found = {row.id: row.generation
                  for row in connection.execute(_GENERATIONS)}
@@ -141,15 +140,15 @@ class FeedState:
                 if generation > self._generation(host_id)}
 
     def _generation(self, host_id: int) -> int:
-        """The generation of a host up to which everything is known."""
+        """Return the generation of a host up to which everything is known."""
         known = self.hosts.get(host_id)
         return 0 if known is None else known.generation
 
     def _steps(self, connection: sa.Connection, rows: ty.Iterable[ty.Any],
                goals: ty.Mapping[int, int]) -> list[HostDelta]:
-        """What brings hosts to a generation.
+        """Return the changes that bring hosts to given generations.
 
-        :raises FeedGap: when something on the way there is missing
+        :raises FeedGap: when one of the changes is missing
         """
         of_hosts = collections.defaultdict(list)
         for row in rows:
@@ -173,8 +172,11 @@ class FeedState:
 
     def _step(self, known: model.Host | None, anew: model.Host | None,
               way: ty.Sequence[ty.Any]) -> HostDelta:
-        """What a way of changes makes of a host that is known, or that had to
-        be read again. Its generation is the one to which the way leads.
+        """Return a host after a sequence of changes. Its generation is the
+        last one of the sequence.
+
+        :param known: the host as known
+        :param anew: the host as read again, if that was necessary
         """
         host = anew or known
         assert host is not None
@@ -186,7 +188,10 @@ class FeedState:
 
     def _way(self, connection: sa.Connection, host_id: int, goal: int,
              rows: list[ty.Any]) -> list[ty.Any]:
-        """All changes of a host since what is known, in their order."""
+        """Return all changes of a host since the known generation, in order.
+
+        :raises FeedGap: when one of them is missing
+        """
         known = self._generation(host_id)
         if not _is_whole(rows, goal - known):
             rows = list(connection.execute(_CHANGES.where(
@@ -199,7 +204,7 @@ class FeedState:
         return sorted(rows, key=lambda row: row.generation)
 
     def note_ids(self, ids: ty.Sequence[int], now: int) -> None:
-        """Remember which ids between others have not been seen."""
+        """Remember which ids between others are missing."""
         for one in ids:
             self._missing.pop(one, None)
         top = 0 if self.top is None else self.top.id
@@ -215,30 +220,30 @@ class FeedState:
 
 
 def _is_whole(rows: ty.Sequence[ty.Any], generations: int) -> bool:
-    """Whether changes of a host are all that so many generations made."""
+    """Return whether changes of a host are all of so many generations."""
     counts = collections.Counter(row.generation for row in rows)
     return len(counts) == generations and all(
         row.change_count == counts[row.generation] for row in rows)
 
 
 def overdue(connection: sa.Connection, now: int) -> list[ty.Any]:
-    """The bookings of servers that overstay."""
+    """Return the bookings of servers that are past their end."""
     return list(connection.execute(_OVERDUE, {'now': now}).all())
 
 
 def trim(database: api.Database, before: int) -> int:
-    """Forget changes from before an instant, but the newest of them.
+    """Delete changes from before an instant, except the newest one.
 
-    The newest one tells followers that know it already that the database is
-    the one that they have followed. Each change bears the time of its process,
-    and what was numbered before one that is old goes with it: where clocks
-    differ, more or fewer are kept, and a follower that misses one that it
-    needs reads everything again.
+    By the newest one, followers recognize the database that they have
+    followed. Each change has the time of its process, and all changes with
+    lower ids than an old one are deleted with it. So if clocks differ, more or
+    fewer changes are kept, and a follower that misses one that it needs loads
+    everything again.
 
-    There may be millions of them: they go in transactions of :data:`BATCH`
-    rows, which are found by their ids.
+    There may be millions of them: they are deleted in transactions of
+    :data:`BATCH` rows, which are found by their ids.
 
-    :returns: how many were forgotten
+    :returns: how many were deleted
     :raises DatabaseUnavailable: when the database does not answer
     """
     forgotten = 0

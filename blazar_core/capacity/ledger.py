@@ -3,18 +3,18 @@
 """Write bookings, by the rule of capacity.
 
 The rule is in :mod:`blazar_core.capacity.rule`. Every decision is a list of
-edits of bookings (:func:`amend`): one comes, one goes, or one becomes another.
-A lease that is made, prolonged, moved, resized or ended, and a server that
-changes its host, are all that. A decision is all or nothing, and it is
-guarded: it reads its hosts, and with them their generations, no later than
-their bookings, and then takes each host with ``UPDATE ... WHERE generation =
-:seen``. Another transaction that decided about one of these hosts in between
-has moved its generation, so that the update finds no row, and this transaction
-is rolled back and run again: it is always the later one that loses, and
+edits of bookings (:func:`amend`): a booking is added, removed, or replaced.
+Creating, extending, moving, resizing and ending a lease are lists of edits,
+and so is a server's change of host. A decision is all or nothing, and it is
+guarded: it reads its hosts with their generations, no later than their
+bookings, and then takes each host with ``UPDATE ... WHERE generation =
+:seen``. If another transaction has decided about one of these hosts in
+between, the generation has changed, the update finds no row, and this
+transaction is rolled back and run again. So the later one always loses, and
 nothing of it is left.
 
-Each decision leaves behind what it changed (:class:`models.Change`), for
-the processes that keep the books in memory, and its usage records
+Each decision stores its changes (:class:`models.Change`), for the processes
+that have the reservation database in memory, and its usage records
 (:mod:`blazar_core.capacity.usage_records`).
 
 The functions take a session or a connection, so that a caller can decide and
@@ -46,7 +46,7 @@ __all__ = ['Edit', 'OverCapacity', 'NewBooking', 'RESERVABLE', 'SEEN',
 
 
 class OverCapacity(api.LostRace):
-    """The rule does not hold for what was to come on a host.
+    """The edits of a decision violate the rule on a host.
 
     The host was chosen in memory, and another transaction was faster.
     """
@@ -54,19 +54,20 @@ class OverCapacity(api.LostRace):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewBooking:
-    """A booking as it is written. Without a host it takes no capacity.
+    """A booking to write. Without a host it takes no capacity.
 
-    :ivar resources: what it takes; :data:`model.WHOLE`: all that the host has
-        when this is decided
-    :ivar among: of which hosts its host has to be one; None: of any, as where
-        the cloud has put its server
-    :ivar claimed_at: when a scheduler let its server onto the host
-    :ivar outage: why the host is away then, of no reservation; None: it is not
-    :ivar host_failed_at: since when its host is known to have failed under it
-    :ivar groups: the request groups of its resources; none: any provider of
+    :ivar resources: the amounts it takes; :data:`model.WHOLE`: the whole
+        capacity of the host at the time of the decision
+    :ivar among: the pool that its host must be in; None: any, for example
+        because the cloud has placed the server
+    :ivar claimed_at: when a scheduler admitted its server to the host
+    :ivar outage: the kind of outage that this is, without a reservation;
+        None: it is a booking of a reservation
+    :ivar host_failed_at: since when its host is known to have failed
+    :ivar groups: the request groups of its resources; empty: any provider of
         its host will do
     :ivar recorded_at: see :mod:`blazar_core.capacity.usage_records`; it is set
-        when this is written
+        when the booking is written
     """
 
     reservation_id: str | None
@@ -82,7 +83,7 @@ class NewBooking:
     host_failed_at: int | None = None
     recorded_at: int | None = None
     groups: tuple[model.Group, ...] = ()
-    failed_at: ty.ClassVar[None] = None  # What is new has not.
+    failed_at: ty.ClassVar[None] = None  # A new booking has not failed.
 
 
 class Edit(ty.NamedTuple):
@@ -93,9 +94,9 @@ class Edit(ty.NamedTuple):
 
 
 def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
-    """A booking as it is, but for what is named.
+    """Return a booking like an existing one, with some values changed.
 
-    One of a whole host is that of whichever host it gets.
+    The booking of a whole host is one of whichever host it gets.
     """
     same = NewBooking(row.reservation_id, row.host_id, row.server_id,
                       model.Window(row.start_date, row.end_date),
@@ -104,7 +105,7 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
                       outage=row.outage)
     new = dataclasses.replace(same, **changed)
     if new.host_id == row.host_id or not new.groups:
-        # What it has, or what it was promised, stays of its kind.
+        # The kinds of providers that it has, or has reserved, stay the same.
         new = dataclasses.replace(new, resources=_of_same_kinds(
             new.resources, row.resources))
     return new if new.host_id != row.host_id else dataclasses.replace(
@@ -113,7 +114,7 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
 
 def _of_same_kinds(amounts: model.Resources, before: model.Resources,
                    ) -> model.Resources:
-    """Return amounts, of the kinds of others where they are the same."""
+    """Return amounts, with the kinds of providers of equal earlier amounts."""
     known = {model.base_of(rc) for rc in amounts.keys() - model.plain(amounts)}
     kinds = {rc: amount for rc, amount in before.items()
              if (base := model.base_of(rc)) != rc and base not in known and
@@ -123,11 +124,11 @@ def _of_same_kinds(amounts: model.Resources, before: model.Resources,
 
 def follow(booking: models.Booking, host_id: int, swap: bool = True,
            ) -> list[Edit]:
-    """A booking goes where its server does.
+    """Return the edits that move a booking to the host of its server.
 
-    Whose place it takes there gets its own, so that both have one.
+    If the server takes a slot there, that slot moves to the old host.
 
-    :param swap: false: nobody gets its own, as that host is away
+    :param swap: false: no slot moves, as the old host is unavailable
     """
     edits = [Edit(booking, new_of(booking, host_id=host_id))]
     if booking.host_id is not None and swap:
@@ -144,12 +145,13 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
           ) -> None:
     """Make all of these edits, or none.
 
-    Where less is booked than before, nothing is asked; where more is, the
-    rule must hold.
+    Edits that reduce what is booked are not checked; where more is booked,
+    the rule must hold.
 
-    :param force: for what is a fact already and no wish: the rule is not
-        asked, but the guard is still moved
-    :param seen: by id, generations of hosts that this goes by as well
+    :param force: for edits that record facts: the rule is not checked, but
+        the generations are still increased
+    :param seen: by id, generations of further hosts that the decision relies
+        on
     :raises OverCapacity: when the rule does not hold on a host
     :raises LostRace: when another process decided about a host meanwhile
     """
@@ -170,10 +172,10 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
            ) -> ty.Sequence[Edit]:
     """The first half of :func:`amend`: win the right to make the edits.
 
-    For a caller that has rows of its own to write before it goes on, and
-    must not have written them when it loses.
+    For a caller that has rows of its own to write before it continues, and
+    must not have written them if it loses.
 
-    :returns: the edits, each with what it takes of its host
+    :returns: the edits, each with the amounts it takes of its host
     """
     changes, seen = _changes(edits), seen or {}
     hosts, others = _read(connection, changes, edits, now,
@@ -201,9 +203,9 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
 
 def _check_enrollment(
         edits: ty.Iterable[Edit], hosts: ty.Iterable['HostLoad']) -> None:
-    """A host may have been enrolled, or have left, since it was picked.
+    """Check that hosts were not enrolled or removed since they were picked.
 
-    :raises OverCapacity: when one is not for what was to come there
+    :raises OverCapacity: when a host does not serve an edit
     """
     known = {host.id: host for host in hosts}
     for _row, new in edits:
@@ -215,9 +217,9 @@ def _check_enrollment(
 
 def _spelled_out(edits: ty.Iterable[Edit], hosts: ty.Iterable['HostLoad'],
                  ) -> list[Edit]:
-    """Edits that say how much a whole host is.
+    """Return edits with the amounts of the whole hosts that they book.
 
-    :raises OverCapacity: when a host has nothing at all
+    :raises OverCapacity: when a host has no capacity at all
     """
     capacity = {host.id: host.capacity for host in hosts}
     spelled = []
@@ -235,10 +237,10 @@ def _spelled_out(edits: ty.Iterable[Edit], hosts: ty.Iterable['HostLoad'],
 def _of_kinds(edits: ty.Sequence[Edit], hosts: ty.Iterable['HostLoad'],
               others: ty.Mapping[int, ty.Sequence['_Delta']], now: int,
               ) -> list[Edit]:
-    """Edits that say of which kind of provider their host gives the amounts:
-    the first ones of which it has enough.
+    """Return edits with the kinds of providers that give their amounts: the
+    first kinds of which the host has enough.
 
-    Where it has not, the rule does not hold for what is returned.
+    If it has not enough, the returned edits violate the rule.
     """
     found = [*edits]
     for host in hosts:
@@ -258,7 +260,7 @@ def _of_kinds(edits: ty.Sequence[Edit], hosts: ty.Iterable['HostLoad'],
                 for number, (_row, new) in enumerate(found)
                 if number not in open_ and new is not None and
                 new.host_id == host.id)]
-        # All of the first way, if they fit so: then of the next.
+        # Prefer the first way for all; if they do not fit, the next.
         chosen = next(filter(None, (
             _chosen(host, stays, [
                 (ty.cast(NewBooking, found[number].new).window,
@@ -276,7 +278,7 @@ def _of_kinds(edits: ty.Sequence[Edit], hosts: ty.Iterable['HostLoad'],
 
 
 def _without_kinds(edit: Edit, host: 'HostLoad', kinds: units.Kinds) -> Edit:
-    """Return an edit by which a host gives what it has itself."""
+    """Return an edit without kinds, for classes of which its host has none."""
     row, new = edit
     if new is None or new.host_id != host.id:
         return edit
@@ -291,8 +293,8 @@ def _chosen(host: 'HostLoad', stays: ty.Iterable[rule.Taken],
             wanted: ty.Iterable[tuple[
                 model.Window, ty.Sequence[model.Resources]]],
             ) -> list[model.Resources] | None:
-    """Return one of several amounts for each window, so that a host has all
-    of them; None: not in this order.
+    """Return one of several amounts for each window, so that all of them fit
+    on a host; None: they do not fit in this order.
     """
     taken, chosen = [*stays], []
     for window, ways in wanted:
@@ -308,15 +310,14 @@ def _chosen(host: 'HostLoad', stays: ty.Iterable[rule.Taken],
 
 def hold(connection: sa.Connection, host_ids: ty.Collection[int],
          many: int) -> bool:
-    """Where hosts are more than so many, nobody else decides about them from
-    now on until the transaction is over: some other would always be faster,
-    until the retries are used up.
+    """Lock the rows of more hosts than ``many`` until the transaction ends:
+    some other process would always be faster, until the retries are used up.
 
-    The sooner the better: PostgreSQL refuses what has changed since the
-    transaction read something first, and locks nothing of what it reads with
-    bookings before it has read all of that.
+    Call it as early as possible: PostgreSQL refuses rows that have changed
+    since the first read of the transaction, and a locking read with bookings
+    locks nothing before it has read all rows.
 
-    :returns: whether they are more
+    :returns: whether there are more, so that they are locked
     """
     if len(host_ids) <= many:
         return False
@@ -325,7 +326,7 @@ def hold(connection: sa.Connection, host_ids: ty.Collection[int],
 
 
 class _Delta(ty.NamedTuple):
-    """So much more (sign 1) or less (sign -1) on a host over a window."""
+    """An amount that a host has more (sign 1) or less (-1) over a window."""
 
     window: model.Window
     resources: model.Resources
@@ -339,7 +340,7 @@ class _Delta(ty.NamedTuple):
 
 
 class HostLoad(ty.NamedTuple):
-    """What a decision has to know of a host."""
+    """The values of a host that a decision needs."""
 
     id: int
     generation: int
@@ -351,8 +352,8 @@ class HostLoad(ty.NamedTuple):
     units: ty.Mapping[str, ty.Mapping[str, ty.Sequence[int]]] | None = None
 
     def is_among(self, among: model.HostPool) -> bool:
-        """Whether it is one of such hosts, and may be reserved if it serves
-        leases only.
+        """Return whether the host is in a pool, and may be reserved if it
+        serves leases only.
         """
         if self.enrollment is None:
             return among is not model.HostPool.ENROLLED
@@ -362,11 +363,11 @@ class HostLoad(ty.NamedTuple):
 
 
 def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Delta]]:
-    """What edits do to each host."""
+    """Return the changes that edits make to each host."""
     changes: dict[int, list[_Delta]] = collections.defaultdict(list)
     for row, new in edits:
         if row is not None and row.host_id is not None:
-            # What overstays has had no promise for that: none to prolong.
+            # Time past its end was never reserved, so nothing is extended.
             longer = new is not None and new.window.end > row.end_date
             changes[row.host_id].append(_Delta(
                 model.Window(row.start_date, row.end_date), row.resources,
@@ -381,8 +382,9 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Delta]],
           edits: ty.Iterable[Edit], now: int, ids: ty.Collection[int],
           with_bookings: bool,
           ) -> tuple[list['HostLoad'], dict[int, list[_Delta]]]:
-    """The hosts of a decision, in the order of their ids, and what others
-    have booked there. One statement: no generation is read after a booking.
+    """Return the hosts of a decision, in the order of their ids, and what
+    others have booked there. One statement: no generation is read after a
+    booking.
     """
     wanted = [change.window for of_host in changes.values()
               for change in of_host if change.sign > 0]
@@ -411,15 +413,15 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Delta]],
 _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
 
-#: Whether whole hosts may be reserved of it, as far as its row says: not
-#: while it is unknown when its present holder will be gone.
+#: Whether the row of a host permits reservations of the whole host: not while
+#: it is unknown when its overdue holder will leave.
 RESERVABLE = sa.case((_HOSTS.c.overdue_at.is_not(None), sa.false()),
                      else_=_HOSTS.c.reservable).label('reservable')
 SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
         _HOSTS.c.enrollment, RESERVABLE, _HOSTS.c.interruptible,
         _HOSTS.c.units)
-#: Whether a booking is in anybody's way: one within a reservation that has all
-#: of the host is not.
+#: Condition: the booking takes capacity. One within a reservation that has all
+#: of the host does not.
 TAKES = sa.cast(_BOOKINGS.c.resources, sa.Text) != '{}'
 _LOCK = sa.select(_HOSTS.c.id).where(_HOSTS.c.id.in_(
     sa.bindparam('hosts', expanding=True))).order_by(
@@ -452,7 +454,7 @@ def _check(host: HostLoad, now: int, others: ty.Iterable[_Delta],
 
 def add(connection: sa.Connection, now: int, edits: ty.Iterable[Edit],
         owners: ty.Mapping[str, usage_records.Owner]) -> None:
-    """Write the bookings that come, when that has been decided.
+    """Write the new bookings of edits that have been decided.
 
     :param owners: by reservation
     """
@@ -461,8 +463,8 @@ def add(connection: sa.Connection, now: int, edits: ty.Iterable[Edit],
 
 def _recorded(connection: sa.Connection, now: int, edits: ty.Iterable[Edit],
               owners: ty.Mapping[str, usage_records.Owner]) -> list[Edit]:
-    """Write the usage records of edits; return these with what is noted of
-    that in the bookings.
+    """Write the usage records of edits; return the edits with their
+    ``recorded_at``.
     """
     records, noted = usage_records.Records(now, owners), []
     for row, new in edits:
@@ -481,7 +483,7 @@ def _insert(connection: sa.Connection, edits: ty.Iterable[Edit]) -> None:
 
 
 def _values(booking: NewBooking) -> dict[str, ty.Any]:
-    """By column."""
+    """Return the values of a booking by column."""
     return {'reservation_id': booking.reservation_id,
             'host_id': booking.host_id, 'server_id': booking.server_id,
             'start_date': booking.window.start, 'end_date': booking.window.end,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Select hosts for demands, in one look at the timeline.
+"""Select hosts for demands, in one search of the timeline.
 
-A strategy, the operator's choice, orders the hosts and says how far each is
-filled. A server group with a soft policy has its own preference, and the
-strategy decides between equal hosts.
+A strategy, chosen by the operator, orders the hosts and determines how far
+each is filled. A server group with a soft policy has its own preference; the
+strategy then decides between equal hosts.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from blazar_core.common import model
 __all__ = ['HostBound', 'MANY', 'NoFit', 'Picked', 'Pinned', 'Selection',
            'Strategy', 'WISHES', 'count_of', 'most_of', 'pack', 'spread']
 
-#: Puts the hosts that have room into the order in which they are filled:
-#: given the timeline, their positions in it (which ascend), the window, which
-#: of all hosts something of the same lease goes to already, and how many of
-#: them are wanted at most: those that come later may be left out.
+#: Puts hosts with free capacity into the order in which they are filled. Its
+#: arguments are the timeline, the positions of the hosts in it (ascending),
+#: the window, a mask of the hosts that the lease uses already, and how many
+#: hosts are needed at most: those that come later may be left out.
 Strategy: ty.TypeAlias = ty.Callable[
     [timelines.Timeline, npt.NDArray[np.intp], model.Window,
      npt.NDArray[np.bool_], int], npt.NDArray[np.intp]]
@@ -38,17 +38,17 @@ def pack(timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
          ) -> npt.NDArray[np.intp]:
     """Put leases that end together on the same hosts.
 
-    First the hosts that stay busy until the lease ends anyway, those that
-    fall free soonest after it before others; then those that would have to
-    stay busy for longer, by how much. Empty hosts come last, and so whole
-    hosts fall free.
+    Hosts that stay busy until the lease ends anyway come first, those that
+    become free soonest after it before others; then those that would have to
+    stay busy for longer, by how much. Empty hosts come last, so that whole
+    hosts become free.
     """
     after = timeline.busy_until(candidates) - window.end
     np.maximum(after, 0, out=after, where=ours[candidates])
-    # What is busy for long enough anyway comes before all else.
+    # Hosts that are busy for long enough anyway come before all others.
     rank = np.where(after >= 0, after, model.FOREVER - after)
     if most < len(rank):
-        # To find those that come first costs less than to sort all.
+        # Finding the first ones costs less than sorting all.
         first = np.flatnonzero(rank <= np.partition(rank, most)[most])
         candidates, rank = candidates[first], rank[first]
     return candidates[np.argsort(rank, kind='stable')]
@@ -57,18 +57,18 @@ def pack(timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
 def spread(_timeline: timelines.Timeline, candidates: npt.NDArray[np.intp],
            _window: model.Window, _ours: npt.NDArray[np.bool_], _most: int,
            ) -> npt.NDArray[np.intp]:
-    """At random."""
+    """Return the hosts in random order."""
     return np.random.default_rng().permutation(candidates)
 
 
 def _gathered(order: npt.NDArray[np.intp], rooms: npt.NDArray[np.int64],
               members: npt.NDArray[np.int64], count: int) -> list[int]:
-    """Positions of hosts for servers that would rather be on one host.
+    """Return positions of hosts for servers with soft affinity.
 
-    Hosts with most of their group come first, then those that take all of
-    them, then those that take most.
+    Hosts with the most servers of their group come first, then those that
+    take all of the servers, then those that take most.
 
-    :param order: of those with room, which together have enough
+    :param order: of hosts with free capacity, which suffices for all servers
     """
     takes = np.minimum(rooms[order], count)
     order = order[np.lexsort((np.arange(len(order)), -takes, -members[order]))]
@@ -78,11 +78,12 @@ def _gathered(order: npt.NDArray[np.intp], rooms: npt.NDArray[np.int64],
 
 def _scattered(order: npt.NDArray[np.intp], rooms: npt.NDArray[np.int64],
                members: npt.NDArray[np.int64], count: int) -> list[int]:
-    """Positions of hosts for servers that would rather be apart.
+    """Return positions of hosts for servers with soft anti-affinity.
 
-    Each goes where fewest of their group are, those before it included.
+    Each server gets the host with the fewest servers of its group, including
+    those that were placed before it.
 
-    :param order: of those with room, which together have enough
+    :param order: of hosts with free capacity, which suffices for all servers
     """
     heap = [(int(members[position]), rank, int(rooms[position]))
             for rank, position in enumerate(order)]
@@ -98,7 +99,7 @@ def _scattered(order: npt.NDArray[np.intp], rooms: npt.NDArray[np.int64],
     return picked
 
 
-#: Fills the hosts, which have room for all, as a soft affinity wishes.
+#: How a soft affinity fills hosts that have capacity for all servers.
 WISHES = {model.Affinity.SOFT_SAME: _gathered,
           model.Affinity.SOFT_DIFFERENT: _scattered}
 
@@ -108,7 +109,7 @@ Picked: ty.TypeAlias = list[list[int]]
 
 #: More servers than any request has.
 MANY = 2 ** 31
-#: Of more hosts than these so many are looked at first.
+#: Of more hosts than this, so many are searched first.
 FIRST = 4096
 
 
@@ -120,10 +121,10 @@ class Pinned(ty.NamedTuple):
 
 
 class NoFit(ty.NamedTuple):
-    """Some demand has no room.
+    """The result that some demand does not fit.
 
-    :ivar fits: how many servers of all do have
-    :ivar anywhere: whether there are hosts at all that it may use
+    :ivar fits: how many servers of all demands do fit
+    :ivar anywhere: whether there are any hosts that the demand may use
     """
 
     fits: int
@@ -132,12 +133,12 @@ class NoFit(ty.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HostBound:
-    """On how many hosts a project may have reservations over all times: so
-    many times those on which its leases are at the same time, and two more.
+    """The bound on the hosts where a project has reservations over all times:
+    a multiple of those on which its leases are at the same time, plus two.
 
-    :ivar times: the operator's bound
-    :ivar hosts: by id, those on which it has reservations
-    :ivar leases: of each of its leases, over which window it is on how many
+    :ivar times: the multiple, which the operator configures
+    :ivar hosts: by id, those on which the project has reservations
+    :ivar leases: the window and the number of hosts of each of its leases
     """
 
     times: int
@@ -145,35 +146,35 @@ class HostBound:
     leases: tuple[tuple[model.Window, int], ...]
 
     def allows(self, picked: Picked, window: model.Window) -> bool:
-        """Whether a lease may have these hosts over a window."""
+        """Return whether a lease may have these hosts over a window."""
         wanted = {host_id for hosts in picked for host_id in hosts}
         many = len(wanted | self.hosts)
         return wanted <= self.hosts or many <= self.times * max(
             len(wanted), self._most(len(wanted), window)) + 2
 
     def with_lease(self, picked: Picked, window: model.Window) -> 'HostBound':
-        """Return the same with a lease more."""
+        """Return the bound with another lease."""
         wanted = {host_id for hosts in picked for host_id in hosts}
         return dataclasses.replace(
             self, hosts=self.hosts | wanted,
             leases=(*self.leases, (window, len(wanted))))
 
     def _most(self, wanted: int, window: model.Window) -> int:
-        """On how many its leases are at the same time at most."""
+        """Return how many hosts its leases use at the same time at most."""
         return rule.peaks((), [
             (one, {model.HOST: count})
             for one, count in (*self.leases, (window, wanted))])[model.HOST]
 
 
 class _Order(ty.NamedTuple):
-    """Which hosts come before others, whatever the strategy says.
+    """Which hosts come before others, whatever the strategy decides.
 
-    :ivar reserved: those that have reservations, by position: first, so that
-        the others stay free of them, for workloads without an end
-    :ivar lost: those about which others are deciding
-    :ivar gather: whether one that is reserved comes before one that is not
-        although others are deciding about it
-    :ivar off: those that are switched off: last
+    :ivar reserved: hosts that have reservations, by position: first, so that
+        the others stay available for workloads without an end
+    :ivar lost: hosts about which others are deciding
+    :ivar gather: whether a reserved host comes before one that is not
+        reserved even if others are deciding about it
+    :ivar off: hosts that are switched off: last
     """
 
     reserved: npt.NDArray[np.bool_]
@@ -183,7 +184,7 @@ class _Order(ty.NamedTuple):
 
     def groups(self, candidates: npt.NDArray[np.intp],
                ) -> list[npt.NDArray[np.intp]]:
-        """Positions, those that come first in the first group."""
+        """Return the positions in groups, the most preferred group first."""
         lost = self.lost[candidates].astype(np.int8)
         new = (~self.reserved[candidates]).astype(np.int8)
         rank = 2 * new + lost if self.gather else 2 * lost + new
@@ -192,7 +193,7 @@ class _Order(ty.NamedTuple):
 
 
 def _too_wide(host_bound: HostBound, hosts: int) -> str:
-    """Return the refusal of a lease that chooses further hosts."""
+    """Return the message for a lease that selects hosts beyond the bound."""
     return (
         f'The leases of a project may use {host_bound.times} times as many '
         'hosts over all times as they use at the same time, and 2 more '
@@ -203,10 +204,10 @@ def _too_wide(host_bound: HostBound, hosts: int) -> str:
 
 
 class Selection:
-    """Picks hosts.
+    """Selects hosts.
 
-    :param index: from which they are picked
-    :param strategy: which of those that have room are taken first
+    :param index: the index that is searched
+    :param strategy: the order in which hosts with free capacity are filled
     """
 
     def __init__(self, index: booking_index.Index,
@@ -218,7 +219,7 @@ class Selection:
     def asked(self, lag: float, instead_of: ty.Sequence[ty.Any] = (),
               coming: ty.Sequence[ty.Any] = (),
               ) -> ty.Iterator[timelines.Timeline]:
-        """The timeline, as if some bookings were not there and others were.
+        """Yield the timeline as if some bookings did not exist and others did.
         """
         with self._index.fresh(lag) as timeline:
             with self._index.excluding(instead_of, coming):
@@ -230,9 +231,11 @@ class Selection:
                   coming: ty.Sequence[ty.Any] = (),
                   ) -> ty.Iterator[tuple[
                       timelines.Timeline, ty.Sequence[model.Demand]]]:
-        """The same, with demands that name their hosts, as :meth:`named`.
+        """Yield the timeline of :meth:`asked`, and the demands as
+        :meth:`named` returns them.
 
-        Hosts are judged before; where they have changed since, again.
+        Hosts are judged before the timeline is locked, and again if they have
+        changed meanwhile.
         """
         alike = self._index.judged
         while True:
@@ -245,9 +248,9 @@ class Selection:
 
     def named(self, demands: ty.Sequence[model.Demand],
               ) -> ty.Sequence[model.Demand]:
-        """Demands that name their hosts instead of what these must be like.
+        """Return demands that name their hosts instead of properties.
 
-        To judge all hosts takes a while: nobody waits for that.
+        Judging all hosts takes a while; no other thread waits for that.
         """
         if all(demand.properties is None for demand in demands):
             return demands
@@ -261,18 +264,18 @@ class Selection:
                  kept: ty.Sequence[Pinned] = (),
                  own: ty.Collection[int] = (), gather: bool = True,
                  ) -> Picked | NoFit:
-        """Hosts for all demands; or that there are none left for one.
+        """Return hosts for all demands, or that one demand does not fit.
 
-        Those that have reservations come first.
+        Hosts that have reservations come first.
 
         :param last: the ids of hosts about which others are deciding
         :param own: the ids of hosts that count as reserved already
         :param gather: whether a host with reservations comes before others
             even if it is one of ``last``
 
-        The demand with the fewest hosts to choose from chooses first. One
-        that accepts fewer gets more only of what all others leave. The levels
-        of the timeline are searched once; each demand costs O(H) beside that.
+        The demand with the fewest hosts to choose from chooses first. Demands
+        that accept fewer servers get more only of what all others leave. The
+        levels of the timeline are searched once; each demand costs O(H) more.
         """
         order = _Order(timeline.reserved() | timeline.mask(own),
                        timeline.mask(last), gather, self._index.apart().off)
@@ -282,7 +285,7 @@ class Selection:
             places = self._first(timeline, demands[0], window, order, beside)
             if places is not None:
                 return [[timeline.ids[place] for place in places]]
-        # A single demand is seen not to fit on most hosts by less.
+        # For a single demand it is cheaper to find that most hosts are full.
         peaks = timeline.peaks(window) if (
             len(demands) + len(kept) > 1) else None
         fitting = _keep(timeline, window, kept, beside, peaks)
@@ -320,14 +323,14 @@ class Selection:
                  named: ty.Sequence[model.Demand], window: model.Window,
                  kept: ty.Sequence[Pinned], host_bound: HostBound,
                  ) -> Picked | None:
-        """Return hosts among those that a project has reservations on.
+        """Return hosts among those on which a project has reservations.
 
-        :param asked: as the user wrote them
-        :param named: the same, with the hosts that they may use
-        :returns: None: there is no capacity for them there, so that they may
-            have others
-        :raises LimitExceeded: when there is, and it is the user who chose
-            other hosts
+        :param asked: the demands as the user wrote them
+        :param named: the same demands, with the hosts that they may use
+        :returns: None: these hosts have no capacity for them, so that they
+            may use others
+        :raises LimitExceeded: when these hosts have capacity, but the user
+            has selected other hosts
         """
         hosts = self._index.hosts
         own = frozenset(hosts[one].uuid for one in host_bound.hosts
@@ -350,8 +353,8 @@ class Selection:
     def fitting(self, timeline: timelines.Timeline,
                 parts: ty.Sequence[model.Demand]) -> ty.Callable[
                     [model.Window], int]:
-        """Return what says how many servers of a demand there is capacity for
-        over a window; none where a required host has none.
+        """Return a function that returns how many servers of a demand fit
+        over a window; 0 if a required host has no capacity.
 
         :param parts: see :meth:`.model.Demand.parts`; they name their hosts
         """
@@ -369,7 +372,7 @@ class Selection:
 
     def allowed(self, timeline: timelines.Timeline, demand: model.Demand,
                 ) -> npt.NDArray[np.bool_] | None:
-        """Which hosts a demand may use at all, by position; None: any.
+        """Return which hosts a demand may use at all, by position; None: any.
 
         Costs O(H).
         """
@@ -388,7 +391,7 @@ class Selection:
 
     def places(self, timeline: timelines.Timeline, demand: model.Demand,
                ) -> npt.NDArray[np.intp]:
-        """The positions of the hosts that a demand may use at all."""
+        """Return the positions of the hosts that a demand may use at all."""
         allowed = self.allowed(timeline, demand)
         return np.arange(len(timeline)) if allowed is None else (
             np.flatnonzero(allowed))
@@ -396,10 +399,10 @@ class Selection:
     def _first(self, timeline: timelines.Timeline, demand: model.Demand,
                window: model.Window, order: _Order,
                beside: timelines.Tentative) -> npt.NDArray[np.intp] | None:
-        """What :meth:`_fill` would say of all hosts, by a look at those alone
-        that would be filled first.
+        """Return what :meth:`_fill` would return for all hosts, by searching
+        only those that would be filled first.
 
-        :returns: None: look at all
+        :returns: None: all hosts must be searched
         """
         if len(timeline) <= FIRST or demand.count > FIRST or (
                 demand.least is not None or
@@ -422,7 +425,7 @@ class Selection:
               window: model.Window, rooms: npt.NDArray[np.int64],
               order: _Order, beside: timelines.Tentative,
               ) -> npt.NDArray[np.intp] | None:
-        """The position of a host for each server; None: they do not fit."""
+        """Return the position of a host for each server; None: no fit."""
         if not demand.count:
             return np.zeros(0, np.intp)
         candidates = np.flatnonzero(rooms >= _on_one(demand))
@@ -430,10 +433,10 @@ class Selection:
             return None
         groups = [candidates]
         if demand.among is model.HostPool.ALL:
-            # What could be leased whole is left whole as long as possible.
+            # Keep hosts that could be leased whole empty as long as possible.
             serving = self._index.apart().serving[candidates]
             groups = [candidates[~serving], candidates[serving]]
-        # Each takes one server at least.
+        # Each host takes at least one server.
         most = len(candidates) if demand.affinity in WISHES else (
             demand.count)
         filled = np.concatenate([self._strategy(
@@ -450,7 +453,9 @@ class Selection:
               order: _Order, beside: timelines.Tentative,
               peaks: ty.Sequence[npt.NDArray[np.int64]] | None,
               ) -> npt.NDArray[np.intp]:
-        """Positions of hosts for what a demand wants beside its fewest."""
+        """Return positions of hosts for the servers of a demand that exceed
+        its minimum.
+        """
         count = demand.count - demand.fewest().count
         if count:
             room = timeline.fits(demand, window, hosts, beside, peaks)
@@ -465,7 +470,7 @@ class Selection:
 
     def _members(self, timeline: timelines.Timeline, demand: model.Demand,
                  ) -> npt.NDArray[np.int64]:
-        """How many servers of its group each host has, by position."""
+        """Return how many servers of its group each host has, by position."""
         members = np.zeros(len(timeline), np.int64)
         for uuid, count in demand.members.items():
             if uuid in self._index.ids_by_uuid:
@@ -485,14 +490,14 @@ def _named(demands: ty.Sequence[model.Demand], alike: booking_index.Alike,
 
 
 def count_of(kept: ty.Iterable[Pinned]) -> int:
-    """How many servers stay where they are."""
+    """Return how many servers stay where they are."""
     return sum(sum(one.on.values()) for one in kept)
 
 
 def _keep(timeline: timelines.Timeline, window: model.Window,
           kept: ty.Iterable[Pinned], beside: timelines.Tentative,
           peaks: ty.Sequence[npt.NDArray[np.int64]] | None) -> int:
-    """Put what is kept beside; returns how many servers of it fit."""
+    """Add the pinned servers as tentative; return how many of them fit."""
     fitting = 0
     for one in kept:
         wanted = np.zeros(len(timeline), np.int64)
@@ -507,17 +512,17 @@ def _keep(timeline: timelines.Timeline, window: model.Window,
 
 def _add(timeline: timelines.Timeline, beside: timelines.Tentative,
          places: npt.NDArray[np.intp], demand: model.Demand) -> None:
-    """Put what was picked for a demand beside the timeline."""
+    """Add the hosts that were picked for a demand as tentative."""
     beside.add(np.bincount(places, minlength=len(timeline)),
                timeline.capacity if demand.whole else timeline.takes(demand))
 
 
 def _on_one(demand: model.Demand) -> int:
-    """How many servers of a demand a host must take to be of use."""
+    """Return how many servers of a demand a host must take to be of use."""
     return demand.count if demand.affinity is model.Affinity.SAME else 1
 
 
 def most_of(demand: model.Demand, rooms: npt.NDArray[np.int64]) -> int:
-    """How many servers of a demand there is room for."""
+    """Return how many servers of a demand fit, given those of each host."""
     return int(rooms.max(initial=0)
                if demand.affinity is model.Affinity.SAME else rooms.sum())

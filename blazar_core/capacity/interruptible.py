@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Interruptible servers: those that use reserved capacity until it is needed.
+"""Interruptible servers, which use reserved capacity until it is needed.
 
 Their users accept that they are evicted when a reservation needs their
 capacity. So they count as used only for their lead time from now on (the
 notice to the owner, and the time of an eviction); what is reserved for later
 than that can have their capacity (:func:`.rule.evictable`).
 
-Each of them is safe until its lead time before the first instant at which it
-no longer fits on its host, beside what is reserved there, the servers without
-an end, and those interruptible ones that are evicted after it. The order of
-eviction is fixed: first those with the largest part of the host, so that few
-suffice; of equal ones the youngest. So what is evicted never has been shown a
-later instant, however many others have to go with it.
+Each interruptible server is safe until its lead time before the first instant
+at which its host no longer has capacity for it, the reservations, the servers
+without an end, and the interruptible servers that are evicted after it. The
+order of eviction is fixed: those with the largest part of the host first, so
+that few suffice; of equal ones the youngest. So an evicted server has never
+been shown a later instant, however many others are evicted with it.
 """
 
 import collections
@@ -45,8 +45,8 @@ _OF_HOSTS = sa.select(
     _HOSTS.usage, _HOSTS.interruptible).where(
         _HOSTS.interruptible.is_not(None)).order_by(_HOSTS.id)
 _IS_ENDING = _LEASES.status.in_(states.ENDING)
-#: Not those of outages: interruptible servers are not moved off hosts that
-#: are unavailable. Nor those of a lease that ends before its servers came.
+#: Without outages: interruptible servers are not moved off hosts that are
+#: unavailable. Without leases that end before their servers exist.
 _BOOKED = sa.select(
     _BOOKINGS.host_id, _BOOKINGS.start_date, _BOOKINGS.end_date,
     _BOOKINGS.claimed_at, _BOOKINGS.resources, sa.case(
@@ -76,8 +76,8 @@ class HostSafety(ty.NamedTuple):
     """A host with interruptible servers, and what is reserved there.
 
     :ivar servers: in the order of their eviction
-    :ivar booked: in the order of their starts, each with its lease, unless
-        that ends
+    :ivar booked: in the order of their starts, each with its lease; None: the
+        lease is ending
     """
 
     id: int
@@ -90,7 +90,7 @@ class HostSafety(ty.NamedTuple):
     booked: ty.Sequence[tuple[rule.Taken, str | None]]
 
     def needed_for(self, instant: int) -> str | None:
-        """Return the lease that needs capacity from an instant on."""
+        """Return a lease that needs capacity at an instant."""
         found = None
         for (window, _amounts), lease_id in self.booked:
             if window.start <= instant < window.end:
@@ -110,7 +110,7 @@ def register(connection: sa.Connection,
 
 def forget(connection: sa.Connection,
            server_ids: ty.Collection[str]) -> None:
-    """Servers do not exist any longer, or were never built."""
+    """Delete the records of servers that do not exist or were never built."""
     connection.execute(sa.delete(models.InterruptibleServer.__table__).where(
         _SERVERS.server_id.in_(server_ids)))
 
@@ -134,7 +134,7 @@ def window_of(connection: sa.Connection, server_id: str, now: int,
 
 def make(connection: sa.Connection, now: int, host_id: int,
          values: ty.Mapping[str, ty.Any]) -> None:
-    """Make a server that runs interruptible.
+    """Make a running server interruptible.
 
     :param values: see :func:`register`
     :raises LostRace: when another process decided about its host meanwhile
@@ -148,7 +148,7 @@ def make_ordinary(index: booking_index.Index, database: api.Database,
     """Make an interruptible server an ordinary one, if its capacity is free
     without an end.
 
-    :returns: whether it is
+    :returns: whether it is ordinary now
     :raises LostRace: when another process decided about its host meanwhile
     """
     with index.fresh() as timeline:
@@ -171,8 +171,8 @@ def make_ordinary(index: booking_index.Index, database: api.Database,
 
 def eviction_order(servers: ty.Iterable[Server],
                    capacity: model.Resources) -> list[Server]:
-    """Return servers in the order in which they are evicted: first those with
-    the largest part of what the host has of a class; of equal ones the
+    """Return servers in the order in which they are evicted: those with the
+    largest part of what the host has of a class first; of equal ones the
     youngest.
     """
     def part(server: Server) -> float:
@@ -186,7 +186,7 @@ def conflicts(capacity: model.Resources, usage: model.Resources,
               servers: ty.Sequence[Server], booked: ty.Iterable[rule.Taken],
               now: int) -> dict[str, int]:
     """Return the first instant, from now on, at which each server no longer
-    fits; those that always fit are left out.
+    fits; servers that always fit are left out.
 
     Costs the number of bookings times that of servers.
 
@@ -208,11 +208,11 @@ def conflicts(capacity: model.Resources, usage: model.Resources,
 def victims(capacity: model.Resources, usage: model.Resources,
             servers: ty.Sequence[Server], booked: ty.Iterable[rule.Taken],
             now: int, until: int) -> list[tuple[Server, int]]:
-    """Return the servers that have to leave their host so that the others
-    fit until an instant, each with the instant at which it is in the way.
+    """Return the servers that must leave their host so that the others fit
+    until an instant, each with the instant at which its capacity is needed.
 
-    They are the first ones in the order of eviction, less those without which
-    the others suffice.
+    They are the first ones in the order of eviction, less those that need not
+    leave because the others suffice.
 
     :param servers: in the order of their eviction
     """
@@ -222,7 +222,7 @@ def victims(capacity: model.Resources, usage: model.Resources,
               if found.get(one.id, until) < until]
     instants = [dict(levels) for instant, levels in _levels(booked, now)
                 if instant < until]
-    # The smallest of them are the last ones.
+    # The last ones are the smallest.
     for entry in reversed(chosen[:]):
         less = [one for one in chosen if one is not entry]
         gone = {one.id for one, _instant in less}
@@ -238,7 +238,7 @@ def hosts(connection: sa.Connection, now: int,
           ids: ty.Collection[int] | None = None) -> list[HostSafety]:
     """Return hosts with interruptible servers, from two statements.
 
-    :param wanted: asked about the row of each such host
+    :param wanted: selects hosts by their rows
     :param ids: only of these; None: of all
     """
     query = _OF_HOSTS if ids is None else _OF_HOSTS.where(_HOSTS.id.in_(ids))

@@ -4,8 +4,8 @@
 
 A report of the cloud is written like any other decision about a host
 (:func:`blazar_core.capacity.host_generations.advance`), guarded by its
-generation, so that it overwrites no decision made meanwhile. Bookings follow
-servers that have been resized.
+generation, so that it overwrites no decision made meanwhile. Bookings are
+adapted to servers that have been resized.
 """
 
 import collections
@@ -34,10 +34,10 @@ _INTERRUPTIBLE = models.InterruptibleServer.__table__
 
 
 class Leased(Exception):
-    """What was to count without an end has a booking."""
+    """A server that was to count without an end has a booking."""
 
 
-#: A host, what runs there, and whether some server is leased, or is
+#: A host, what runs there, and whether a server has a booking, or is
 #: interruptible.
 _RUNS = sa.select(
     *ledger.SEEN, _HOSTS.c.consumers, _HOSTS.c.recheck_at,
@@ -51,7 +51,7 @@ _RUNS = sa.select(
 _TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
                     _HOSTS.c.name == sa.bindparam('name'))
 _CLAIMS = _RUNS.where(_HOSTS.c.id == sa.bindparam('host'))
-#: Write what runs on a host, where all of it together takes what it took.
+#: Write what runs on a host if its total usage is unchanged.
 _CONFIRM = sa.update(_HOSTS).where(
     _HOSTS.c.id == sa.bindparam('host'),
     _HOSTS.c.generation == sa.bindparam('seen'),
@@ -59,9 +59,9 @@ _CONFIRM = sa.update(_HOSTS).where(
     (_HOSTS.c.recheck_at == sa.bindparam('was'),
      sa.bindparam('becomes', type_=sa.BigInteger)),
     else_=_HOSTS.c.recheck_at))
-#: What :func:`snapshot.host_of` makes hosts of, the oldest first: PostgreSQL
-#: would put some into the places of rows that are gone, and equal hosts are
-#: picked in the order in which they are read.
+#: The input of :func:`snapshot.host_of`, the oldest hosts first: PostgreSQL
+#: would return some in the places of deleted rows, and equal hosts are picked
+#: in the order in which they are read.
 HOSTS = sa.select(
     _HOSTS.c.id, _HOSTS.c.uuid, _HOSTS.c.name, _HOSTS.c.service_host,
     _HOSTS.c.capacity, _HOSTS.c.usage, _HOSTS.c.generation,
@@ -72,14 +72,14 @@ HOSTS = sa.select(
 _ALL_GENERATIONS = sa.select(_HOSTS.c.uuid, _HOSTS.c.generation)
 _GENERATIONS = _ALL_GENERATIONS.where(
     _HOSTS.c.uuid.in_(sa.bindparam('uuids', expanding=True)))
-#: With whether servers have something of it that could not be built.
+#: A host, and whether servers that could not be built have bookings there.
 _OF_UUID = sa.select(models.Host, sa.exists().where(
     models.Booking.host_id == models.Host.id,
     models.Booking.failed_at.is_not(None)),
 ).options(orm.undefer(models.Host.consumers)).where(
     models.Host.uuid == sa.bindparam('uuid'))
-#: Of servers on a host, and of those that could not be built and are on none
-#: as far as the books know.
+#: Bookings of servers on a host, and of servers that could not be built and
+#: are on no host, as far as is recorded.
 _LEASED = sa.select(models.Booking).where(
     models.Booking.server_id.in_(sa.bindparam('servers', expanding=True)),
     sa.or_(models.Booking.host_id == sa.bindparam('host'),
@@ -90,7 +90,7 @@ _LEAD_TIMES = sa.select(
     _INTERRUPTIBLE.c.server_id, _INTERRUPTIBLE.c.lead_time,
     _INTERRUPTIBLE.c.created_at).where(_INTERRUPTIBLE.c.server_id.in_(
         sa.bindparam('servers', expanding=True)))
-#: Of servers that could not be built and have something of a host.
+#: Bookings of a host whose servers could not be built.
 _FAILED = sa.select(models.Booking).where(
     models.Booking.host_id == sa.bindparam('host'),
     models.Booking.failed_at.is_not(None),
@@ -99,9 +99,9 @@ _FAILED = sa.select(models.Booking).where(
 
 def generations(connection: orm.Session | sa.Connection,
                 uuids: ty.Collection[str] | None = None) -> dict[str, int]:
-    """The generations of hosts, of those that are in the books.
+    """Return the generations of the recorded hosts, by uuid.
 
-    :param uuids: None: of all
+    :param uuids: only of these; None: of all
     """
     found = connection.execute(_ALL_GENERATIONS) if uuids is None else (
         connection.execute(_GENERATIONS, {'uuids': list(uuids)}))
@@ -111,21 +111,21 @@ def generations(connection: orm.Session | sa.Connection,
 def report(session: orm.Session, now: int, host: model.HostFacts,
            allocations: ty.Mapping[str, model.Resources],
            seen: int | None = None) -> bool:
-    """Write down what a host has and what runs there.
+    """Record the capacity of a host, and what runs there.
 
-    What runs there under a booking on this very host is no open-ended usage;
-    when it has another size than its booking (it was resized), the booking
-    follows, unless all of the host is booked, and it runs within that.
+    A server with a booking on this host is not part of the open-ended usage.
+    If its size differs from its booking (it was resized), the booking is
+    adapted, unless all of the host is booked and the server runs within that.
 
-    :param now: from before the cloud was asked: what it told (:func:`tell`)
-        since then is newer
+    :param now: from before the cloud was queried: what :func:`record` has
+        written since then is newer
     :param allocations: resources by consumer (server), as placement has them
-    :param seen: the generation that the host had before the cloud was asked,
-        None if it was not in the books: of what somebody has written since
-        then, which may have asked later, nothing is written over
+    :param seen: the generation of the host before the cloud was queried; None:
+        it was not recorded. Nothing is overwritten that was written since
+        then, possibly after a later query
     :returns: whether anything was new
     :raises LostRace: when another process decided about the host meanwhile:
-        ask the cloud again
+        query the cloud again
     """
     found = session.execute(_OF_UUID, {'uuid': host.uuid}).one_or_none()
     if found is None:
@@ -138,10 +138,11 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
 def report_usage(session: orm.Session, now: int, uuid: str,
                  allocations: ty.Mapping[str, model.Resources],
                  seen: int | None) -> bool:
-    """The same of what runs on a host alone; nothing if it is unknown.
+    """Record only what runs on a host, as :func:`report`; unknown hosts are
+    ignored.
 
     :raises LostRace: when another process decided about the host meanwhile:
-        ask the cloud again
+        query the cloud again
     """
     found = session.execute(_OF_UUID, {'uuid': uuid}).one_or_none()
     return found is not None and _report(
@@ -150,15 +151,15 @@ def report_usage(session: orm.Session, now: int, uuid: str,
 
 def record(connection: sa.Connection, now: int, service_host: str, name: str,
            server_id: str, takes: model.Resources | None) -> bool:
-    """What the cloud told of its own accord of one server on a host.
+    """Record a notification of the cloud about one server on a host.
 
-    It may be told twice, or in the wrong order: a server that has left does
-    not come again until the cloud has been asked.
+    Notifications may be repeated or out of order: a server that has left does
+    not return until the cloud has been queried.
 
-    :param takes: None: it has left
-    :returns: whether the books are right now; else ask the cloud. They
-        cannot tell of a server with a booking, of a host that they do not
-        know, and of one with classes of which nothing was told
+    :param takes: None: the server has left
+    :returns: whether the record is complete; otherwise the cloud must be
+        queried: the server has a booking, the host is not known, or the host
+        has classes that the notification lacks
     :raises LostRace: when another process decided about the host meanwhile
     """
     rows = [row for row in connection.execute(_TOLD, {
@@ -185,9 +186,9 @@ def record(connection: sa.Connection, now: int, service_host: str, name: str,
 
 
 class Claimed(ty.NamedTuple):
-    """What a claim has written.
+    """A claim that was written.
 
-    ``before`` is what the books had of the server on this host until then.
+    ``before`` is what the host had recorded of the server until then.
     """
 
     host_id: int
@@ -198,25 +199,25 @@ class Claimed(ty.NamedTuple):
 def claim(connection: sa.Connection, now: int, host: model.Host,
           server_id: str, takes: model.Resources, fits: bool,
           leased: bool = False, evictable: bool = False) -> Claimed | None:
-    """Let a server count on a host before the cloud tells of it.
+    """Count a server on a host before the cloud reports it.
 
-    It counts for ``pending.CLAIM_SECONDS``; the host is looked at again when
-    it has not been heard of by then. What the server has there already counts
-    on: one that is resized in its place takes both for a while.
+    It counts for ``pending.CLAIM_SECONDS``; the host is rechecked if the
+    server was not reported by then. What the server has there already still
+    counts: a server that is resized on its host takes both for a while.
 
-    The rule was asked in memory, and no booking is read here: the guard
-    finds the host at the generation that it had there, or nothing is done.
+    The rule was checked in memory, and no booking is read here: the host must
+    still have the generation that it had there, or nothing is written.
 
-    :param host: as it was when it was judged whether the server ``fits``
+    :param host: as it was when it was decided whether the server ``fits``
     :param takes: of the classes that the host has
-    :param leased: that the server has a booking is known
-    :param evictable: it fits as long as it is interruptible
-    :returns: None when what runs there is not known yet, so that nothing was
-        written
-    :raises Leased: when it has a booking, and that was not known
+    :param leased: true: the caller knows that the server has a booking
+    :param evictable: whether it fits as long as it is interruptible
+    :returns: None when it is not known yet what runs there, so that nothing
+        was written
+    :raises Leased: when it has a booking, and ``leased`` is false
     :raises OverCapacity: when it does not fit
-    :raises LostRace: when another process decided about the host since it was
-        judged
+    :raises LostRace: when another process decided about the host since then,
+        or an ``evictable`` server is no longer interruptible
     """
     row = connection.execute(_CLAIMS, {
         'host': host.id, 'server': server_id}).one_or_none()
@@ -234,7 +235,7 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
     if before is not None and not pending.is_pending(before[1], now):
         amounts.update(before[0])
     elif before is not None:
-        # Let in again: what it had before the first time is still there.
+        # Admitted again: what it had before the first claim still counts.
         amounts |= collections.Counter(before[0])
     until = now + pending.CLAIM_SECONDS
     _change_consumers(
@@ -246,13 +247,13 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
 
 def come_back(connection: sa.Connection, now: int, host_id: int,
               server_id: str, takes: model.Resources, kept_as: str) -> None:
-    """A leased server comes back to a host that has kept its capacity.
+    """Count a leased server on a host that has kept capacity for it.
 
-    It counts there as a claim does, whether it is on another host by now or,
-    with less, on this one.
+    It counts there like a claim, whether it is on another host now or, with
+    less, on this one.
 
     :param takes: of all classes
-    :param kept_as: the consumer that had it there until now
+    :param kept_as: the consumer that had the capacity there until now
     :raises LostRace: when another process decided about the host meanwhile
     """
     row = connection.execute(_CLAIMS, {
@@ -269,9 +270,9 @@ def come_back(connection: sa.Connection, now: int, host_id: int,
 
 def keep(connection: sa.Connection, now: int, host_id: int, server_id: str,
          takes: model.Resources) -> None:
-    """A server whose booking has just gone stays on its host, and counts.
+    """Count a server that stays on its host, after its booking was deleted.
 
-    The host is looked at again: what was booked is not what the cloud counts.
+    The host is rechecked: the cloud may count other amounts than the booking.
     """
     row = connection.execute(_CLAIMS, {
         'host': host_id, 'server': server_id}).one()
@@ -281,7 +282,7 @@ def keep(connection: sa.Connection, now: int, host_id: int, server_id: str,
 
 
 def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
-    """Undo a claim: the server did not get there.
+    """Undo a claim: the server was not placed there.
 
     :raises LostRace: when another process decided about the host meanwhile
     """
@@ -297,10 +298,10 @@ def release(connection: sa.Connection, now: int, claimed: Claimed) -> None:
 
 def reclassify(connection: sa.Connection, now: int, host_id: int,
                server_id: str, seen: int | None = None) -> None:
-    """Count a server on its host as what it is now: interruptible, or not.
+    """Count a server on its host as interruptible, or as ordinary again.
 
-    :param seen: the generation of the host by which that was decided; None:
-        whatever it is
+    :param seen: the generation of the host on which the decision was based;
+        None: any
     :raises Leased: when it has a booking
     :raises LostRace: when another process decided about the host meanwhile
     """
@@ -316,9 +317,10 @@ def reclassify(connection: sa.Connection, now: int, host_id: int,
 def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
                       consumers: dict[str, models.Consumer] | None,
                       server_id: str | None = None, **values: ty.Any) -> None:
-    """Write what is on a host; None: that is not known, and stays so.
+    """Write what runs on a host; None: it is not known, and stays so.
 
-    :param server_id: that of which ``row`` says whether it is interruptible
+    :param server_id: the server of which ``row`` has whether it is
+        interruptible
     """
     if consumers is not None:
         leads = leads_of(row.interruptible)
@@ -328,7 +330,7 @@ def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
                 leads[server_id] = row.lead_time, row.since
         values |= {'consumers': consumers, **counted(consumers, leads)}
         if _same(values['interruptible'], row.interruptible):
-            # Then a follower need not read the host again.
+            # Then followers need not read the host again.
             del values['interruptible']
     host_generations.advance(connection, now, [ledger.HostLoad(
         *row[:len(ledger.SEEN)])], {}, updated_at=now, **values)
@@ -336,9 +338,9 @@ def _change_consumers(connection: sa.Connection, now: int, row: ty.Any,
 
 def _confirm(connection: sa.Connection, now: int, row: ty.Any,
              server_id: str) -> None:
-    """What was claimed for a server is there.
+    """Record that the server of a claim runs on its host.
 
-    The host is not looked at any more for its sake.
+    The host is not rechecked because of it.
 
     :raises LostRace: when another process decided about the host meanwhile
     """
@@ -353,10 +355,10 @@ def _confirm(connection: sa.Connection, now: int, row: ty.Any,
 
 def recheck(connection: sa.Connection, now: int,
             service_hosts: ty.Collection[str], at: int | None) -> None:
-    """Say when the cloud is asked next what runs on hosts that were due.
+    """Set when the cloud is queried next about hosts that were due.
 
-    :param now: from before it was asked
-    :param at: None: not before somebody wants it
+    :param now: from before the cloud was queried
+    :param at: None: not before another request
     """
     connection.execute(sa.update(_HOSTS).where(
         _HOSTS.c.service_host.in_(service_hosts),
@@ -366,19 +368,19 @@ def recheck(connection: sa.Connection, now: int,
 def _report(session: orm.Session, now: int, row: models.Host,
             has_failed: bool, allocations: ty.Mapping[str, model.Resources],
             values: dict[str, ty.Any], seen: int | None) -> bool:
-    """Write down what runs on a host, and other values of its row.
+    """Record what runs on a host, and other values of its row.
 
-    :param has_failed: whether servers have something of it that could not be
-        built
+    :param has_failed: whether servers that could not be built have bookings
+        there
     """
     known = ledger.HostLoad(row.id, row.generation, row.capacity, row.usage)
-    # Servers that left were told of since then; one that came is there, or
-    # on its way.
+    # Servers that left have been notified since then; one that arrived is
+    # there, or about to be.
     consumers = _consumers(allocations) | {
         consumer: entry for consumer, entry in (row.consumers or {}).items()
         if pending.is_pending(entry[1], now - 1) and not (
             entry[0] and consumer in allocations)}
-    # Only of those that are there: many more may have a booking for later.
+    # Only of the consumers: many more servers may have bookings for later.
     leased = {booking.server_id: booking for booking in session.scalars(
         _LEASED, {'host': row.id, 'servers': list(consumers)})
         if booking.host_id == row.id or booking.server_id in allocations}
@@ -428,7 +430,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
 
 def _stays_away(session: orm.Session, row: models.Host,
                 server_ids: ty.Collection[str]) -> None:
-    """Servers that were on their way to a host are so no more."""
+    """Note that servers which were migrating to a host no longer are."""
     if server_ids:
         session.execute(sa.update(models.Booking).where(
             models.Booking.server_id.in_(server_ids),
@@ -437,10 +439,10 @@ def _stays_away(session: orm.Session, row: models.Host,
 
 def _looked(session: orm.Session, row: models.Host, again: int | None,
             ) -> None:
-    """A host was looked at, and has to be looked at again then.
+    """Note that a host was rechecked, and when to recheck it next.
 
-    This decides nothing. A request of the same moment to look at the host
-    earlier wins.
+    This decides nothing. A concurrent request to recheck the host earlier
+    wins.
     """
     session.execute(sa.update(_HOSTS).where(
         _HOSTS.c.id == row.id, _HOSTS.c.recheck_at == row.recheck_at,
@@ -460,7 +462,7 @@ def _add_host(session: orm.Session, now: int, host: model.HostFacts,
 
 def _consumers(allocations: ty.Mapping[str, model.Resources],
                ) -> dict[str, models.Consumer]:
-    """What the cloud said when it was asked, as a host's row has it."""
+    """Return a report of the cloud in the format of a host's row."""
     return {consumer: (dict(amounts), 0)
             for consumer, amounts in allocations.items()}
 
@@ -471,7 +473,7 @@ def _amounts(consumers: ty.Mapping[str, models.Consumer],
 
 
 def usage_of(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
-    """Open-ended usage: what all of them take."""
+    """Return the open-ended usage: the sum of all consumers."""
     total: dict[str, int] = collections.defaultdict(int)
     for amounts, _told in consumers.values():
         for rc, amount in amounts.items():
@@ -507,8 +509,8 @@ def counted(consumers: ty.Mapping[str, models.Consumer],
 
 def _same(some: ty.Mapping[str, models.Interruptible] | None,
           others: ty.Mapping[str, models.Interruptible] | None) -> bool:
-    """Whether interruptible servers are the same as stored ones, which have
-    lists in place of tuples.
+    """Return whether interruptible servers equal stored ones, which have lists
+    in place of tuples.
     """
     return {one: [*entry] for one, entry in (some or {}).items()} == {
         one: [*entry] for one, entry in (others or {}).items()}
@@ -516,8 +518,8 @@ def _same(some: ty.Mapping[str, models.Interruptible] | None,
 
 def _new_leads(session: orm.Session, row: models.Host | None,
                consumers: ty.Collection[str]) -> _Leads:
-    """Return the lead times of what is interruptible of the consumers of a
-    host. Only those that came are looked up.
+    """Return the lead times of the interruptible consumers of a host. Only new
+    ones are looked up.
 
     :param row: None: the host is new
     """
@@ -532,11 +534,11 @@ def _new_leads(session: orm.Session, row: models.Host | None,
 
 def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
            pool: str = model.COMPUTE, asked: int | None = None) -> list[str]:
-    """Take the capacity from hosts of a pool that it does not have any more.
+    """Remove the capacity of hosts that no longer exist in their pool.
 
-    :param asked: when the cloud was asked which it has: what was written down
+    :param asked: when the cloud was asked for its hosts: what was recorded
         since then is newer; None: now
-    :returns: their names
+    :returns: the names of the hosts
     :raises LostRace: when another process decided about one of them meanwhile
     """
     gone = [row for row in session.execute(sa.select(
@@ -552,9 +554,9 @@ def retain(session: orm.Session, uuids: ty.Collection[str], now: int,
 
 def grown(session: orm.Session, row: models.Host,
           capacity: model.Resources | None) -> list[ledger.Edit]:
-    """A booking of a whole host is all of it, whatever that has become.
+    """Return the edits that adapt bookings of a whole host to its capacity.
 
-    :param capacity: what the host is to have; None: what it has
+    :param capacity: the new capacity of the host; None: unchanged
     """
     if not capacity or capacity == row.capacity:
         return []
@@ -568,11 +570,11 @@ def grown(session: orm.Session, row: models.Host,
 def _of_new_kinds(session: orm.Session, row: models.Host,
                   changed: ty.Mapping[str, ty.Collection[str]] | None,
                   ) -> list[ledger.Edit]:
-    """Bookings keep their providers when these become of another kind, by
-    other traits.
+    """Return the edits by which bookings keep their providers when the kind of
+    these changes with their traits.
 
-    :param changed: what the host's providers are to have; None: nothing that
-        its capacity does not say
+    :param changed: the new units of the host's providers; None: its capacity
+        has all
     """
     was, is_now = (units.kinds_of((some or {}).items())
                    for some in (row.units, changed))
@@ -604,10 +606,10 @@ def _of_new_kinds(session: orm.Session, row: models.Host,
 
 def of_server(booking: models.Booking, takes: model.Resources,
               ) -> dict[str, int]:
-    """What is booked for a server that runs, and takes so much.
+    """Return the amounts to book for a server that runs and takes so much.
 
-    A place stays as large as was promised, whoever takes less of it: the
-    next one may take all.
+    A slot never shrinks below the size of its reservation: the next server
+    may use all of it.
     """
     if booking.reservation.booted:
         return dict(takes)
@@ -616,10 +618,10 @@ def of_server(booking: models.Booking, takes: model.Resources,
 
 
 def tell(edits: ty.Iterable[ledger.Edit]) -> None:
-    """Have reservations that came with a boot say what each of their servers
-    takes from now on; where they differ, what it was at first.
+    """Set the resources of reservations that came with a boot to the current
+    size of their servers; if the sizes differ, they are unchanged.
 
-    :param edits: of bookings of servers, which were made
+    :param edits: those of bookings of servers, which were made
     """
     for reservation in {edit.row.reservation for edit in edits if edit.row}:
         first, *others = [one.resources for one in reservation.bookings]
@@ -631,13 +633,14 @@ def left_behind(session: orm.Session, row: models.Host, now: int,
                 bookings: ty.Iterable[models.Booking],
                 allocations: ty.Mapping[str, model.Resources],
                 ) -> list[ledger.Edit]:
-    """What servers that could not be built hold of a host all the same. It
-    goes with them at the end of their lease, and is booked until then.
+    """Return the edits for allocations of servers that could not be built. The
+    allocations are deleted with the servers at the end of their leases, and
+    are booked until then.
 
-    :param bookings: of servers that have allocations there, and of those that
-        could not be built and are booked there
+    :param bookings: of servers that have allocations on the host, and of those
+        that could not be built and are booked there
     :returns: the edits; their leases are locked
-    :raises LostRace: when something else has become of one meanwhile
+    :raises LostRace: when one of the bookings has changed meanwhile
     """
     edits = []
     for booking in {one.id: one for one in bookings}.values():
@@ -650,8 +653,8 @@ def left_behind(session: orm.Session, row: models.Host, now: int,
                 booking, host_id=row.id, claimed_at=now,
                 resources=of_server(booking, allocations[server_id]))
         edits.append(ledger.Edit(booking, new))
-    # A booking without a host is guarded by no host: whoever else changes it
-    # has its lease.
+    # A booking without a host is guarded by no host: all others that change
+    # it lock its lease.
     for lease_id in sorted({one.row.reservation.lease_id
                             for one in edits if one.row}):
         api.lock(session, lease_id)
@@ -662,8 +665,10 @@ def left_behind(session: orm.Session, row: models.Host, now: int,
 
 def _still(session: orm.Session, row: models.Host, booking: models.Booking,
            ) -> None:
-    """Make sure that a booking is what was read, by a statement that writes:
-    it sees what has become of it since then.
+    """Check that a booking is unchanged, by a statement that writes: it sees
+    what has changed since the booking was read.
+
+    :raises LostRace: when it has changed
     """
     same = session.execute(sa.update(models.Booking).where(
         models.Booking.id == booking.id,

@@ -12,7 +12,7 @@ made in any order, and one that fails does not affect the others.
 The plan with the fewest moves is chosen; of equal ones, the one that moves
 the least memory. The cost of each host is computed first. Combinations of
 hosts are then tried from the cheapest on until the servers of one of them
-find targets. If there are few combinations, many are tried; else servers
+find targets. If there are few combinations, many are tried; otherwise servers
 without a target stay, and the search is repeated without them.
 """
 
@@ -37,11 +37,10 @@ HUGE = 2 ** 60
 
 
 class PlannedHost(ty.NamedTuple):
-    """A host, and what is free there, by class, of which something is promised
-    to nobody else.
+    """A host, and what is free there and not reserved by leases, by class.
 
-    :ivar within: as long as what is wanted lasts
-    :ivar beyond: from then on, for ever
+    :ivar within: until the demand ends
+    :ivar beyond: from then on, without an end
     """
 
     id: int
@@ -52,8 +51,8 @@ class PlannedHost(ty.NamedTuple):
 class Movable(ty.NamedTuple):
     """A server that may be moved.
 
-    :ivar source: the id of the host on which it is
-    :ivar takes: what it takes there, and takes for ever where it goes
+    :ivar source: the id of its host
+    :ivar takes: what it takes there, and takes of its target without an end
     :ivar targets: the ids of the hosts that it may move to; None: any
     """
 
@@ -64,16 +63,16 @@ class Movable(ty.NamedTuple):
 
     @property
     def memory(self) -> int:
-        """MiB"""
+        """The memory of the server in MiB."""
         return self.takes.get('MEMORY_MB', 0)
 
 
 class PlannedDemand(ty.NamedTuple):
-    """So many servers, each of which takes so much.
+    """A number of servers of equal size.
 
-    :ivar most: how many of them may stand on one host
-    :ivar together: whether all of them have to
-    :ivar hosts: the ids of the hosts on which they may stand
+    :ivar most: the maximum number on one host
+    :ivar together: whether all of them must be on one host
+    :ivar hosts: the ids of the hosts that they may use
     """
 
     takes: model.Resources
@@ -84,7 +83,7 @@ class PlannedDemand(ty.NamedTuple):
 
 
 class PlannedMove(ty.NamedTuple):
-    """A server is to move from one host to another one, by their ids."""
+    """A migration of a server from one host to another, by their ids."""
 
     server_id: str
     source: int
@@ -95,7 +94,7 @@ class PlannedMove(ty.NamedTuple):
 class Plan(ty.NamedTuple):
     """The moves to make.
 
-    :ivar picked: for each wish the id of a host for each of its servers
+    :ivar picked: for each demand, the id of a host for each of its servers
     """
 
     picked: list[list[int]]
@@ -105,8 +104,8 @@ class Plan(ty.NamedTuple):
 def is_complete(places: ty.Iterable[PlannedHost],
                 movable: ty.Iterable[Movable],
                 wishes: ty.Sequence[PlannedDemand], made: Plan) -> bool:
-    """Whether a plan can be carried out in any order, and what is wanted fits
-    when that is done. Asked of every plan before the first server moves.
+    """Return whether a plan can be carried out in any order, and the demands
+    fit afterwards. Checked for every plan before the first server moves.
     """
     sources = {one.server_id: one for one in movable}
     within = {place.id: collections.Counter(place.within) for place in places}
@@ -147,27 +146,28 @@ def _take(room: collections.Counter[str], takes: model.Resources) -> None:
 
 
 def _left(room: ty.Mapping[str, int], rc: str) -> int:
-    """What is left of a class; a shared one that a host does not have is no
-    concern of the books.
+    """Return what is left of a class; a shared class that the host does not
+    have is not checked.
     """
     return room.get(rc, 0)
 
 
-#: Up to so many servers all ways are looked at.
+#: Up to this number of servers, all combinations are tried.
 FEW = 14
-#: How many ways to place servers are looked at beyond the first one.
+#: The maximum number of further ways to place servers that are tried.
 _WAYS = 3000
 
-#: By class; or by position of host and class.
+#: By class; or by position of the host and class.
 Amounts: ty.TypeAlias = npt.NDArray[np.int64]
 
 
 class State:
-    """What is free where, as the plan grows; by position of host and class.
+    """The free amounts as the plan grows; by position of the host and class.
 
-    :ivar within: for what is wanted, when the servers of the plan have moved
-    :ivar door: for ever, before any of them has
-    :ivar staying: by position of host, the servers that may still be moved
+    :ivar within: for the demand, after the servers of the plan have moved
+    :ivar before: for the demand, before any of them has moved
+    :ivar beyond: after the demand, without an end
+    :ivar staying: by position of the host, the servers that may still be moved
     """
 
     def __init__(self, places: ty.Sequence[PlannedHost],
@@ -198,7 +198,7 @@ class State:
                 -1, len(self.classes))
 
     def apply(self, found: Plan, wish: PlannedDemand) -> None:
-        """A wish has got its place: what others want is beside it."""
+        """Subtract the capacity and the moves of a demand that was planned."""
         takes = self.amounts(wish.takes)
         for host_id in found.picked[0]:
             self.within[self.positions[host_id]] -= takes
@@ -215,18 +215,18 @@ class State:
         self.staying = [[one for one in some if one.server_id not in moved]
                         for some in self.staying]
         for target in {self.positions[move.target] for move in found.moves}:
-            # A server that comes there waits for none that leaves.
+            # A server that moves there does not wait for another one to leave.
             np.minimum(self.within[target], self.before[target],
                        out=self.within[target])
             self.staying[target] = []
 
 
 class Placing:
-    """Finds targets for servers that leave."""
+    """Finds targets for servers that leave their hosts."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        #: What is asked for of each class, all hosts together.
+        #: The free amounts of each class, of all hosts together.
         self._scale = np.maximum(np.where(
             state.beyond < HUGE // 2, np.maximum(state.beyond, 0), 0,
         ).sum(axis=0), 1).astype(float)
@@ -242,7 +242,7 @@ class Placing:
         return mask
 
     def has_target(self, one: Movable) -> bool:
-        """Whether there is any host to which a server could go."""
+        """Return whether there is any host that a server could move to."""
         door = np.minimum(self._state.before, self._state.beyond)
         size = self._state.sizes[one.server_id]
         return bool((self._allowed[one.server_id] & (
@@ -250,12 +250,12 @@ class Placing:
 
     def place(self, door: Amounts, leaving: list[Movable],
               ) -> tuple[dict[str, int], list[str]]:
-        """The position of a host for each of them.
+        """Return the position of a target host for each server.
 
-        The largest ones first, each where it leaves least.
+        The largest servers are placed first, each where it leaves least free.
 
-        :param door: what is free, by position of host; changed
-        :returns: and those for which there was none
+        :param door: what is free, by position of the host; is changed
+        :returns: the positions, and the servers for which there was no target
         """
         sizes = self._state.sizes
         order = sorted(leaving, key=lambda one: (
@@ -278,7 +278,7 @@ class Placing:
         return targets, lost
 
     def _able(self, door: Amounts, one: Movable) -> list[int]:
-        """Where it could go; first where least is left then."""
+        """Return where a server fits, the host with the least left first."""
         size = self._state.sizes[one.server_id]
         able = np.flatnonzero(self._allowed[one.server_id] & (
             (door >= size) | (size == 0)).all(axis=1))
@@ -287,7 +287,8 @@ class Placing:
 
     def _try(self, door: Amounts, order: list[Movable], ways: list[int],
              ) -> dict[str, int] | None:
-        """Every way to place servers, until one does or there were too many.
+        """Try all ways to place servers, until one succeeds or there were too
+        many.
         """
         if not order:
             return {}
@@ -305,12 +306,12 @@ class Placing:
         return None
 
 
-#: One move counts as much as so many MiB of memory, which is more than all.
+#: The cost of a move in MiB of memory: more than that of all memory.
 MOVE = 2 ** 36
 
 
 class Option(ty.NamedTuple):
-    """So many servers of a wish can be on a host, when these have left."""
+    """A number of servers that fit on a host if some servers leave it."""
 
     amount: int
     cost: int
@@ -329,7 +330,7 @@ def covers(needs: list[int], some: ty.Iterable[Sized]) -> bool:
 
 def every_way(needs: list[int], sized: list[Sized],
               ) -> list[tuple[Movable, ...]]:
-    """All sets of which nobody could stay."""
+    """Return all sets of servers to move of which no server could stay."""
     found: list[set[str]] = []
     ways = []
     for count in range(1, len(sized) + 1):
@@ -344,8 +345,8 @@ def every_way(needs: list[int], sized: list[Sized],
 
 def greedy_way(needs: list[int], sized: list[Sized],
                ) -> tuple[Movable, ...]:
-    """Servers that free the largest part of what is still missing leave first;
-    those that need not have left stay after all.
+    """Return servers to move: those that free the largest part of what is
+    still missing first, without those that turn out to be unnecessary.
     """
     left, rest, way = list(needs), list(sized), list[Sized]()
     while any(amount > 0 for amount in left):
@@ -368,16 +369,16 @@ def greedy_way(needs: list[int], sized: list[Sized],
 
 def choices(options: ty.Mapping[int, list[Option]], count: int,
             ) -> ty.Iterator[dict[int, Option]]:
-    """What every host gets of so many servers, the cheapest choice first.
+    """Yield how many of some servers each host gets, the cheapest way first.
 
-    :param options: by position of host
+    :param options: by position of the host
     """
     hosts = [*options]
     ahead = _ahead([options[host] for host in hosts], count)
     if ahead[0][count] >= HUGE:
         return
     number = itertools.count()
-    # By what it costs at least; who is nearer to the end is seen first.
+    # By minimum cost; of equal ones, the most complete first.
     heap: list[tuple[int, int, int, int, int, ty.Any]] = [
         (ahead[0][count], 0, next(number), count, 0, None)]
     while heap:
@@ -405,7 +406,7 @@ def choices(options: ty.Mapping[int, list[Option]], count: int,
 
 def _ahead(options: ty.Sequence[list[Option]], count: int,
            ) -> list[list[int]]:
-    """What it costs at least to have so many servers on the hosts from each
+    """Return the minimum cost of each number of servers on the hosts from each
     one on.
     """
     least = np.full(count + 1, HUGE, np.int64)
@@ -426,17 +427,17 @@ def _ahead(options: ty.Sequence[list[Option]], count: int,
     return [one.tolist() for one in reversed(ahead)]
 
 
-#: Where there are few servers so many choices of hosts are tried.
+#: The number of choices of hosts that are tried if there are few servers.
 _TRIES_OF_FEW = 500
-#: How often what could not be moved is left out before it is given up.
+#: The number of searches, each without servers that found no target before.
 _ROUNDS = 16
 
 
 def plan(places: ty.Sequence[PlannedHost], movable: ty.Sequence[Movable],
          wishes: ty.Sequence[PlannedDemand], most: int) -> Plan | None:
-    """The plan with the smallest disturbance that could be found.
+    """Return the plan that causes the least disturbance of those found.
 
-    :param most: more moves are not made
+    :param most: the maximum number of moves
     :returns: None when none was found
     """
     state = State(places, movable, wishes)
@@ -455,7 +456,7 @@ def plan(places: ty.Sequence[PlannedHost], movable: ty.Sequence[Movable],
 
 
 class _Search:
-    """Looks for the best plan for one wish."""
+    """A search for the best plan for one demand."""
 
     def __init__(self, state: State, wish: PlannedDemand, most: int) -> None:
         self._state = state
@@ -499,8 +500,7 @@ class _Search:
 
     def _place(self, chosen: ty.Mapping[int, Option],
                ) -> tuple[Plan | None, list[str]]:
-        """A plan that makes a choice so, or the servers without a target.
-        """
+        """Return the plan of a choice, or the servers without a target."""
         door = self._state.before.copy()
         for position, option in chosen.items():
             door[position] -= self._takes * option.amount
@@ -517,7 +517,7 @@ class _Search:
                     chosen.items()) for one in option.leaving]), []
 
     def _options(self, position: int, some: list[Movable]) -> list[Option]:
-        """What the host could take, and who has to leave for that."""
+        """Return what a host could take, and which servers must leave it."""
         wish, options = self._wish, []
         counts = range(1, min(wish.most, wish.amount) + 1)
         for count in (counts if not wish.together else [wish.amount]):
@@ -535,8 +535,8 @@ class _Search:
 
     def _ways(self, need: Amounts, some: list[Movable],
               ) -> list[tuple[Movable, ...]]:
-        """Sets of servers that free so much when they leave, none of which
-        could stay.
+        """Return sets of servers that free enough when they leave, none of
+        which could stay.
         """
         wanted = np.flatnonzero(need > 0)
         needs = [int(need[n]) for n in wanted]

@@ -21,16 +21,16 @@ __all__ = ['FAILURE', 'MAINTENANCE', 'POWER', 'are_away', 'begin', 'end',
            'failures', 'has_failed', 'last', 'locked', 'note_fenced',
            'on_host', 'plan', 'stranded', 'until']
 
-#: The kind of an outage that nobody planned, of one that was, and of a host
-#: that is switched off for not being needed.
+#: The kinds of outages: a failure, planned maintenance, and a host that is
+#: switched off because it is not needed.
 FAILURE, MAINTENANCE, POWER = 'failure', 'maintenance', 'power'
 
 
 def locked(session: orm.Session, uuid: str) -> models.Host | None:
-    """A host of which nobody else decides whether it is away, until this
-    transaction ends; None: there is none of that uuid.
+    """Return a host, locked until this transaction ends: no other process can
+    start or end an outage of it. None: there is no host of that uuid.
 
-    It is the first of its statements, and writes: see :func:`api.locked`.
+    Call it first in the transaction; it writes: see :func:`api.locked`.
     """
     session.connection().execute(_LOCK, {'host': uuid})
     return session.scalars(sa.select(models.Host).where(
@@ -38,7 +38,8 @@ def locked(session: orm.Session, uuid: str) -> models.Host | None:
 
 
 def failures(session: orm.Session) -> dict[str, models.Outage]:
-    """The hosts that have failed, or seem to have, by their uuid."""
+    """Return the outages of hosts that have failed, or seem to have, by uuid.
+    """
     return {uuid: row for row, uuid in session.execute(
         sa.select(models.Outage, models.Host.uuid)
         .join(models.Host, models.Host.id == models.Outage.host_id)
@@ -46,14 +47,15 @@ def failures(session: orm.Session) -> dict[str, models.Outage]:
 
 
 def has_failed(host_id: ty.Any) -> sa.ColumnElement[bool]:
-    """Whether a host has failed, in a statement."""
+    """Return the SQL condition that a host has failed."""
     return sa.exists().where(
         _FAILED.host_id == host_id, _FAILED.kind == FAILURE,
         _FAILED.began_at.is_not(None))
 
 
 def note_fenced(connection: sa.Connection, uuid: str, now: int) -> None:
-    """A host that has failed was fenced: that is done once in a failure."""
+    """Record that a failed host was fenced, which is done once in a failure.
+    """
     connection.execute(sa.update(models.Outage).where(
         models.Outage.kind == FAILURE, models.Outage.host_id.in_(
             sa.select(models.Host.id).where(models.Host.uuid == uuid))).values(
@@ -62,11 +64,11 @@ def note_fenced(connection: sa.Connection, uuid: str, now: int) -> None:
 
 def begin(session: orm.Session, now: int, outage: models.Outage, until: int,
           ) -> None:
-    """A host is away from now on; what is there is stranded: servers, and
-    leases that have all of it.
+    """Start an outage of a host now. Its servers are marked as stranded, and
+    so are the leases that have all of it.
 
-    :param until: when it is expected to be there again
-    :raises OverCapacity: when it has nothing that could be away
+    :param until: when the host is expected to be available again
+    :raises OverCapacity: when the host has no capacity
     :raises LostRace: when another process decided about it meanwhile
     """
     plan(session, now, outage, model.Window(now, until))
@@ -78,11 +80,10 @@ def begin(session: orm.Session, now: int, outage: models.Outage, until: int,
 
 def plan(session: orm.Session, now: int, outage: models.Outage,
          window: model.Window, force: bool = True) -> None:
-    """A host will be away; what runs there is not stranded.
+    """Book an outage of a host over a window; its servers are not stranded.
 
-    :param force: whatever is booked there
-    :raises OverCapacity: when it has nothing that could be away, or something
-        is booked there
+    :param force: true: whatever is booked there
+    :raises OverCapacity: when the host has no capacity, or has bookings
     :raises LostRace: when another process decided about it meanwhile
     """
     ledger.amend(session, now, [ledger.Edit(None, ledger.NewBooking(
@@ -92,7 +93,7 @@ def plan(session: orm.Session, now: int, outage: models.Outage,
 
 
 def stranded(session: orm.Session, outage: models.Outage) -> list[str]:
-    """The ids of the leases that have something on a host that is away."""
+    """Return the ids of the leases with stranded bookings on a host."""
     return [*session.scalars(
         sa.select(models.Reservation.lease_id).distinct()
         .join(models.Booking,
@@ -104,10 +105,10 @@ def stranded(session: orm.Session, outage: models.Outage) -> list[str]:
 
 def last(session: orm.Session, now: int, outage: models.Outage,
          window: model.Window, force: bool = True) -> None:
-    """A host is away at another time than was expected.
+    """Change the window of an outage.
 
-    :param force: whatever is booked there
-    :raises OverCapacity: when something is booked there
+    :param force: true: whatever is booked there
+    :raises OverCapacity: when the host has bookings
     :raises LostRace: when another process decided about it meanwhile
     """
     ledger.amend(session, now, [
@@ -117,7 +118,7 @@ def last(session: orm.Session, now: int, outage: models.Outage,
 
 
 def end(session: orm.Session, now: int, outage: models.Outage) -> None:
-    """A host is there again.
+    """End an outage: the host is available again.
 
     :raises LostRace: when another process decided about it meanwhile
     """
@@ -132,14 +133,14 @@ def end(session: orm.Session, now: int, outage: models.Outage) -> None:
 
 
 def until(session: orm.Session, outage: models.Outage) -> int:
-    """When a host is expected to be there again; 0: it is there."""
+    """Return when a host is expected to be available again; 0: it is."""
     return max((row.end_date for row in _bookings(session, outage)),
                default=0)
 
 
 def on_host(connection: sa.Connection, host_id: int, now: int,
             ) -> list[ledger.NewBooking]:
-    """The times in which a host is away that are not over."""
+    """Return the outages of a host that are not over."""
     return [ledger.NewBooking(
         None, host_id, None, model.Window(row.start_date, row.end_date),
         row.resources, outage=row.outage) for row in connection.execute(
@@ -149,10 +150,10 @@ def on_host(connection: sa.Connection, host_id: int, now: int,
 def are_away(connection: sa.Connection, host_ids: ty.Collection[int | None],
              when: int, kinds: ty.Collection[str] = (FAILURE, MAINTENANCE),
              ahead: int = 0) -> bool:
-    """Whether any of these hosts is away at an instant.
+    """Return whether any of these hosts is unavailable at an instant.
 
     :param kinds: only because of outages of these kinds
-    :param ahead: also one that is away so many seconds later
+    :param ahead: also if an outage starts up to so many seconds later
     """
     return connection.execute(sa.select(_ROWS.id).where(
         _ROWS.host_id.in_(host_ids), _ROWS.outage.in_(kinds),
@@ -160,7 +161,7 @@ def are_away(connection: sa.Connection, host_ids: ty.Collection[int | None],
         _ROWS.end_date > when)).first() is not None
 
 
-#: Not the outages of an enclosing statement.
+#: An alias, to be independent of outages in an enclosing statement.
 _FAILED = orm.aliased(models.Outage)
 _HOSTS = models.Host.__table__
 _LOCK = sa.update(_HOSTS).where(

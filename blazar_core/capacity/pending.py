@@ -16,20 +16,20 @@ __all__ = ['BACK_SECONDS', 'CLAIM_SECONDS', 'awaited', 'coming_back', 'is_due',
 
 _HOSTS = models.Host.__table__
 
-#: Seconds for which what a scheduler has let in counts although the cloud does
-#: not have it.
+#: Seconds for which a claim of a scheduler counts although the cloud does not
+#: have it.
 CLAIM_SECONDS = 30
-#: The same where a resize is reverted: first the server leaves the host on
-#: which it is, and then the cloud counts it on the other one.
+#: The same for a resize that is reverted: the server leaves its current host
+#: first, and then the cloud counts it on the other one.
 BACK_SECONDS = 3 * CLAIM_SECONDS
-#: Seconds from now on in which a claim ends that is any, and a host is looked
-#: at again: a clock that was ahead has said what is later.
+#: Seconds from now on in which any claim ends and any recheck is due: later
+#: times were written by a clock that was ahead.
 _FURTHEST = 4 * CLAIM_SECONDS
 
 
 def awaited(consumers: ty.Mapping[str, models.Consumer] | None, now: int,
             ) -> dict[str, model.Resources]:
-    """What is claimed on a host, and the cloud need not have yet."""
+    """Return the claims on a host that the cloud need not have yet."""
     return {one: amounts for one, (amounts, until) in (
         consumers or {}).items() if amounts and is_pending(until, now)}
 
@@ -39,7 +39,7 @@ def coming_back(row: models.Host, now: int,
                 allocations: ty.Mapping[str, model.Resources],
                 ) -> dict[str, models.Consumer]:
     """Return the claims of leased servers that are on a host already, and are
-    to have more of it than the cloud gives them yet.
+    about to get more of it than the cloud gives them yet.
     """
     found = {}
     for booking in leased:
@@ -54,20 +54,20 @@ def coming_back(row: models.Host, now: int,
 
 
 def is_pending(instant: int, now: int) -> bool:
-    """Return whether an instant is still to come.
+    """Return whether an instant is in the future.
 
-    One that is too far in the future was written by a clock that was ahead.
+    An instant too far in the future was written by a clock that was ahead.
     """
     return clocks.is_within(instant, now, _FURTHEST)
 
 
 def is_due(now: int) -> sa.ColumnElement[bool]:
-    """SQL: whether it is time to ask the cloud again what runs on a host."""
+    """Return the SQL condition that a recheck of a host is due."""
     return clock_skew.is_over(_HOSTS.c.recheck_at, now, _FURTHEST)
 
 
 def next_look(consumers: ty.Mapping[str, models.Consumer], now: int,
               ) -> int | None:
-    """When the cloud must have what is claimed on a host."""
+    """Return when the cloud must have all that is claimed on a host."""
     return min((consumers[one][1] + 1 for one in awaited(consumers, now)),
                default=None)

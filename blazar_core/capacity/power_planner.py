@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which hosts are switched off, and which on again: a pure function.
+"""Decide which hosts are switched off, and which on again.
 
-A host is needed from the start of its first booking on, and has to be switched
-on its lead time (:meth:`Policy.lead`) before. It is switched off only if it is
-not needed for that long and ``minimum_off`` seconds more. Of each kind of
-hosts, some stay on for leases that start at once.
+A pure function. A host is needed from the start of its first booking on, and
+has to be switched on its lead time (:meth:`Policy.lead`) before. It is
+switched off only if it is not needed for that long and ``minimum_off`` seconds
+more. Of each kind of hosts, some stay on for leases that start at once.
 """
 
 import collections
@@ -20,18 +20,18 @@ __all__ = ['Decision', 'Policy', 'PowerHost', 'plan']
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What the operator wants; times are in seconds.
+    """The configuration of the operator; times are in seconds.
 
-    :ivar spare_hosts: how many of each kind stay on
-    :ivar minimum_off: for how long a host is not needed that is switched off
-    :ivar minimum_on: for how long a host stays on that was switched on
-    :ivar boot_time: until a host reports, as long as few of its boots are
-        known
-    :ivar boot_time_floor: the same at least, when they are
-    :ivar margin: by which a host is switched on earlier than that
+    :ivar spare_hosts: how many hosts of each kind stay on
+    :ivar minimum_off: for how long a host must not be needed to be off
+    :ivar minimum_on: for how long a host stays on after it was switched on
+    :ivar boot_time: the time until a host reports, as long as few of its
+        boots are known
+    :ivar boot_time_floor: the minimum of that time
+    :ivar margin: by how much earlier a host is switched on
     :ivar shutdown_timeout: after which a host is forced off
     :ivar max_switching: how many hosts are switched at the same time
-    :ivar claim: for which a process may work on one host
+    :ivar claim: for how long a process may work on one host
     """
 
     spare_hosts: int
@@ -47,7 +47,7 @@ class Policy:
     def lead(self, boot_times: ty.Sequence[int] | None) -> int:
         """Return how long before it is needed a host is switched on.
 
-        :param boot_times: what its last boots have taken
+        :param boot_times: the durations of its last boots
         """
         known = [self.boot_time_floor, *(boot_times or ())]
         if len(known) <= _FEW:
@@ -55,7 +55,7 @@ class Policy:
         return max(known) + self.margin
 
 
-#: Of so many boots it is known how long they take.
+#: The number of boots from which the boot time of a host is known.
 _FEW = 5
 #: Seconds between two rounds.
 ROUND = 10
@@ -64,14 +64,13 @@ ROUND = 10
 class PowerHost(ty.NamedTuple):
     """A host, as far as its power is concerned.
 
-    :ivar kind: the same for hosts of which each can serve as a spare one for
-        the others
+    :ivar kind: equal for hosts that can be spare hosts for each other
     :ivar state: see :class:`states.Power`; None: it is on
-    :ivar since: since when; None: for ever
+    :ivar since: since when; None: it was never switched
     :ivar needed_at: when its next booking starts; None: it has none soon
     :ivar lead: see :meth:`Policy.lead`
-    :ivar held: why it is not switched at all; empty: it may be
-    :ivar kept_on: why it has to be on; empty: it need not
+    :ivar held: the reason why it must not be switched; empty: none
+    :ivar kept_on: the reason why it has to be on; empty: none
     """
 
     id: int
@@ -85,14 +84,14 @@ class PowerHost(ty.NamedTuple):
     kept_on: str = ''
 
     def is_free(self, minimum_off: int, now: int) -> bool:
-        """Whether it is not needed for so long that it may be off."""
+        """Return whether it is not needed for so long that it may be off."""
         return not self.kept_on and (
             self.needed_at is None or
             self.needed_at > now + self.lead + minimum_off)
 
 
 class Decision(ty.NamedTuple):
-    """A host that is to be switched, and why."""
+    """A host that is to be switched, with the reason."""
 
     host: PowerHost
     on: bool
@@ -101,8 +100,8 @@ class Decision(ty.NamedTuple):
 
 def plan(hosts: ty.Iterable[PowerHost], policy: Policy, now: int,
          ) -> list[Decision]:
-    """Return which hosts are switched now, the most urgent ones first. Of
-    these a caller takes no more than may be switched at the same time.
+    """Return which hosts are to be switched now, the most urgent ones first. A
+    caller takes no more of them than may be switched at the same time.
     """
     movable = [one for one in hosts if not one.held]
     off = [one for one in movable if one.state == states.Power.OFF]
@@ -120,9 +119,9 @@ def plan(hosts: ty.Iterable[PowerHost], policy: Policy, now: int,
 
 def _needed(off: ty.Iterable[PowerHost], policy: Policy, now: int,
             ) -> list[Decision]:
-    """The hosts that have to be switched on now. Where many are needed at the
-    same time, the first are switched on so much earlier that no more are
-    switched at once than may be.
+    """Return the hosts that have to be switched on now. If many are needed at
+    the same time, the first are switched on so much earlier that the limit of
+    hosts that are switched at once is kept.
     """
     due = sorted(((one.needed_at - one.lead, one) for one in off
                   if one.needed_at is not None), key=lambda pair: pair[0])
@@ -136,8 +135,8 @@ def _needed(off: ty.Iterable[PowerHost], policy: Policy, now: int,
 
 def _spare(free: ty.Iterable[PowerHost], policy: Policy, now: int,
            ) -> ty.Iterator[Decision]:
-    """Keep so many of the hosts of a kind on that nobody needs now."""
-    # Those come first that are free for longest.
+    """Keep the configured number of spare hosts of a kind on."""
+    # Hosts that are free for longest come first.
     free = sorted(free, key=lambda one: (
         one.needed_at is not None, -(one.needed_at or 0), one.id))
     on = [one for one in free if one.state in (None, states.Power.BOOTING)]

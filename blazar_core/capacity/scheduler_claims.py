@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Claims of schedulers: a server that is let onto a host counts at once.
+"""Claims of schedulers: a server counts on its host as soon as it is chosen.
 
 Seconds pass between the choice of a host by a scheduler and the report of the
 server by the cloud. Meanwhile other schedulers would see the same capacity as
@@ -34,12 +34,12 @@ from blazar_core.db import models
 
 __all__ = ['Claims', 'Denied', 'Undo']
 
-#: Takes a claim back: the server did not get there after all.
+#: Undoes a claim: the server was not placed after all.
 Undo: ty.TypeAlias = ty.Callable[[], None]
 
 
 class GrowthCheck(ty.Protocol):
-    """Judges leased servers that are to take more than is booked for them."""
+    """Checks leased servers that would take more than is booked for them."""
 
     def lock(self, connection: sa.Connection, project_id: str) -> None:
         """Lock a project."""
@@ -47,19 +47,22 @@ class GrowthCheck(ty.Protocol):
     def check(self, connection: sa.Connection, lease_id: str,
               server_id: str, booked: model.Resources,
               takes: model.Resources) -> None:
-        """Make sure that one may grow; raises LimitExceeded."""
+        """Check that a server may grow.
+
+        :raises LimitExceeded: when it may not
+        """
 
 
 class Denied(Exception):
-    """A server may not go to a host; says why."""
+    """A server may not be placed on a host; the message has the reason."""
 
 
 class Claims:
-    """Lets servers onto hosts.
+    """Admits servers to hosts.
 
-    :param index: in which room is looked for
-    :param alone: whether to go on without the database while it is away
-    :param growth: judges servers that grow; None: they may
+    :param index: the index that is searched
+    :param alone: whether to continue without the database if it is unavailable
+    :param growth: checks servers that grow; None: they may
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -74,22 +77,22 @@ class Claims:
     def claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
               forced: bool = False, reservation_id: str | None = None,
               ) -> Undo:
-        """Let a server onto a host if that breaks no promise.
+        """Claim a host for a server if no reservation is violated.
 
-        A leased server that is being built takes its booking with it; any
-        other one counts on the host until the cloud says that it is there.
-        While the database is away no process can tell them apart: all are
-        judged as those without a lease, by what is in memory.
+        The booking of a leased server that is being built moves to the host;
+        any other server counts there until the cloud reports it. While the
+        database is unavailable it is unknown which servers have a lease: all
+        are checked as servers without one, against the index in memory.
 
         :param takes: what it takes of each provider of the host, by uuid
-        :param forced: it goes there whatever is promised, unless the host
-            serves leases only
-        :param reservation_id: the reservation that has all of the hosts to
-            which it may go; None: it is in none
-        :returns: what takes the claim back
-        :raises Denied: when it may not
+        :param forced: whether to ignore reservations, unless the host serves
+            leases only
+        :param reservation_id: the reservation that has all of the hosts that
+            the server may use; None: it is in none
+        :returns: a function that undoes the claim
+        :raises Denied: when the server may not use the host
         """
-        # What was found a moment ago to have room is not read again.
+        # The first attempt may use an index that was current a moment ago.
         lags = itertools.chain([admissions.LAG], itertools.repeat(0))
         try:
             return self._database.retried(
@@ -105,13 +108,13 @@ class Claims:
 
     def is_within(self, reservation_id: str,
                   uuids: ty.Collection[str] = ()) -> bool:
-        """Whether servers may still come to hosts of a reservation.
+        """Return whether servers may still come to hosts of a reservation.
 
-        For a scheduler that has just let one in: the end of its lease, or that
-        it returns the host, is written before it is looked which servers are
-        there, and so one of both sees the other.
+        For a scheduler that has just admitted one. The end of a lease, or the
+        return of a host, is written before the servers there are looked up,
+        so one of both processes sees the other.
 
-        :param uuids: of the providers of the host to which it comes
+        :param uuids: of the providers of the host to which the server comes
         """
         try:
             with self._database.reader() as session:
@@ -130,7 +133,7 @@ class Claims:
 
     def _claim_alone(self, takes: ty.Mapping[str, model.Resources],
                      forced: bool, reservation_id: str | None) -> Undo:
-        """The same as far as this process knows the books."""
+        """Claim without the database, by the last known state."""
         with self._index.stale_index.timeline() as timeline:
             host, amounts = _known(self._index, takes)
             if timeline is None or host is None:
@@ -148,7 +151,7 @@ class Claims:
     def _claim(self, server_id: str, takes: ty.Mapping[str, model.Resources],
                forced: bool, reservation_id: str | None,
                lags: ty.Iterator[float]) -> Undo:
-        # A reservation of the whole host may have ended this moment.
+        # A reservation of the whole host may have ended just now.
         lag = next(lags) if reservation_id is None else 0
         with self._index.fresh(lag) as timeline:
             host, amounts = _known(self._index, takes)
@@ -160,8 +163,8 @@ class Claims:
             fits = not host.enrolled and (forced or self._fits(
                 timeline, host, amounts, model.Window(now, model.FOREVER)))
             evictable = False
-            # Where nothing else can be evicted, what fits without an end is
-            # safe for any time.
+            # If no other server can be evicted, a server that fits without an
+            # end is safe.
             if not (forced or host.enrolled) and (
                     host.interruptible or not fits):
                 window = self._window_of(server_id, now)
@@ -184,7 +187,7 @@ class Claims:
 
     def _claim_leased(self, server_id: str, host_id: int,
                       takes: model.Resources, forced: bool) -> Undo:
-        """The same of a server with a booking: that says for how long."""
+        """Claim for a server with a booking, which determines for how long."""
         now = self._clock.now()
         with self._database.connection() as connection, \
                 self._index.fresh(connection=connection) as timeline:
@@ -201,7 +204,7 @@ class Claims:
                     not host.reservable):
                 _keep_out(host)
             _keep_from(host)
-            # An operator's word counts among those that serve everybody.
+            # Forcing is possible only on hosts that serve all workloads.
             forced = forced and not host.enrolled
             fits = forced or self._fits(
                 timeline, host, takes, model.Window(
@@ -222,7 +225,7 @@ class Claims:
                     return self._place(session, now, booking, host,
                                        _as_placed(booking, takes), forced)
                 if booking.reservation.lease.status in states.ENDING:
-                    # What becomes of it is judged by where it is.
+                    # At its end, a server is handled on its current host.
                     raise Denied('its lease has ended')
                 if _is_back(booking, host_id, takes):
                     return _nothing
@@ -242,7 +245,7 @@ class Claims:
                 project_id: str | None = None) -> ty.Iterator[orm.Session]:
         with self._database.writer() as session:
             if project_id is not None and self._growth is not None:
-                # Before the lease, as wherever both are locked.
+                # Before the lease, as everywhere that locks both.
                 self._growth.lock(session.connection(), project_id)
             try:
                 api.locked(session, lease_id)
@@ -253,18 +256,18 @@ class Claims:
     def _place(self, session: orm.Session, now: int, booking: models.Booking,
                host: model.Host, resources: model.Resources, forced: bool,
                ) -> Undo:
-        """A server is about to be built on a host: its booking moves there.
+        """Move the booking of a server that is about to be built to its host.
 
         :param resources: its size, which may have grown in an occurrence
-        :raises Denied: when a reservation has all of it meanwhile
+        :raises Denied: when the host was assigned to a reservation meanwhile
         :raises LostRace: when another process decided about the host meanwhile
         """
         if booking.host_id != host.id or dict(booking.resources) != resources:
             ledger.amend(session, now, _followed(
                 booking, host.id, resources), forced)
         elif host.enrolled:
-            # A transaction that hands it over to a reservation just now has
-            # looked for servers placed there: one of both has to look again.
+            # A concurrent transaction that assigns the host has looked for
+            # servers placed there: one of both has to look again.
             row = session.get_one(models.Host, host.id)
             _keep_from(row)
             host_generations.advance(session.connection(), now, [row], {})
@@ -273,7 +276,7 @@ class Claims:
         return self._undo(self._unplace, booking.reservation.lease_id,
                           booking.id, host.id)
 
-    # -- taking it back ------------------------------------------------------
+    # -- undoing claims ------------------------------------------------------
 
     def _undo(self, work: ty.Callable[..., None], *args: ty.Any) -> Undo:
         return functools.partial(self._database.retried, work, *args)
@@ -285,7 +288,7 @@ class Claims:
 
     def _stay(self, lease_id: str, booking_id: int,
               claimed: inventory.Claimed | None) -> None:
-        """A server does not move there."""
+        """Undo a claim of a server that does not move after all."""
         with contextlib.suppress(errors.NotFound), \
                 self._database.writer() as session:
             api.locked(session, lease_id)
@@ -294,7 +297,7 @@ class Claims:
         self._release(claimed)
 
     def _unplace(self, lease_id: str, booking_id: int, host_id: int) -> None:
-        """A server is not built there."""
+        """Undo a claim of a server that is not built on the host."""
         with contextlib.suppress(errors.NotFound), \
                 self._database.writer() as session:
             api.locked(session, lease_id)
@@ -303,12 +306,12 @@ class Claims:
                 models.Booking.host_id == host_id,
                 sa.not_(models.Booking.running)).values(claimed_at=None))
 
-    # -- judging -----------------------------------------------------------
+    # -- checks ------------------------------------------------------------
 
     def _fits(self, timeline: timelines.Timeline, host: model.Host,
               amounts: model.Resources, window: model.Window,
               own: ty.Sequence[ty.Any] = ()) -> bool:
-        """Whether there is no promise to others, or capacity beside it."""
+        """Return whether others have no booking there, or enough is free."""
         with self._index.excluding(own):
             if not any(timeline.peak(host.id, window).values()):
                 return True
@@ -322,10 +325,11 @@ class Claims:
 
 def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],
            ) -> tuple[model.Host | None, dict[str, int]]:
-    """The host, and what is taken of it in all of its providers.
+    """Return the host, and what is taken of it in all of its providers.
 
-    Of classes that it does not offer itself, shared storage perhaps, the
-    books know nothing.
+    Classes that the host does not offer itself, for example shared storage,
+    are not recorded and left out. The host is None if it is unknown or
+    nothing is taken of it.
     """
     ids = index.ids_by_uuid
     host = next((index.hosts[ids[uuid]] for uuid in takes if uuid in ids),
@@ -344,7 +348,7 @@ def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],
 
 
 def _grows(booking: ty.Any, takes: model.Resources) -> bool:
-    """Whether a server takes more than is booked for it."""
+    """Return whether a server takes more than is booked for it."""
     return any(takes.get(rc, 0) > amount
                for rc, amount in booking.resources.items())
 
@@ -357,8 +361,8 @@ def _owner(connection: sa.Connection, booking: ty.Any) -> str | None:
 
 def _as_placed(booking: models.Booking, takes: model.Resources,
                ) -> dict[str, int]:
-    """Return what is booked for a server that is placed: what was, or more;
-    of the kinds of providers that the cloud has chosen.
+    """Return what to book for a server that is placed: its booking, or more,
+    with the kinds of providers that the cloud has chosen.
     """
     booked = {rc: max(amount, takes.get(rc, 0))
               for rc, amount in model.plain(booking.resources).items()}
@@ -370,11 +374,11 @@ def _as_placed(booking: models.Booking, takes: model.Resources,
 
 def _followed(booking: models.Booking, host_id: int,
               resources: model.Resources) -> list[ledger.Edit]:
-    """Return the edits by which a booking goes where its server does, and is
-    of its size.
+    """Return the edits that move a booking to the host of its server, and
+    adapt it to the size of the server.
     """
     if booking.host_id == host_id:
-        # One that has what it gets has what it had.
+        # A slot whose amounts the booking takes gets the old ones.
         return [ledger.Edit(booking, ledger.new_of(
             booking, resources=resources)), *(
                 ledger.Edit(one, ledger.new_of(
@@ -391,13 +395,13 @@ def _followed(booking: models.Booking, host_id: int,
 
 
 def _nothing() -> None:
-    """Nothing was claimed."""
+    """Undo nothing, as nothing was claimed."""
 
 
 def _is_within(host: model.Host, reservation_id: str | None) -> bool:
-    """Whether a server comes to where its reservation has all of the host.
+    """Return whether a server is placed on a host of its reservation.
 
-    :raises Denied: when it is of a reservation that has not
+    :raises Denied: when its reservation does not have all of the host
     """
     if reservation_id is None:
         return False
@@ -407,18 +411,19 @@ def _is_within(host: model.Host, reservation_id: str | None) -> bool:
 
 
 def _keep_out(host: model.Host) -> None:
-    """
-    :raises Denied: when a host serves leases only
+    """Check that a host does not serve leases only.
+
+    :raises Denied: when it does
     """
     if host.enrolled:
         raise Denied('it serves leases only')
 
 
 def _keep_from(host: model.Host | models.Host) -> None:
-    """
-    :raises Denied: when a reservation has all of a host, to which a server
-        comes that is not in it: by a booking that ended when that began, or
-        because somebody forces it
+    """Check that no reservation has all of a host, for a server that is not
+    in it: its booking ended when that reservation started, or it is forced.
+
+    :raises Denied: when one has
     """
     if host.assigned_to is not None:
         raise Denied('a reservation has all of it')
@@ -426,10 +431,10 @@ def _keep_from(host: model.Host | models.Host) -> None:
 
 def _is_back(booking: models.Booking, host_id: int, takes: model.Resources,
              ) -> bool:
-    """Whether a server comes back to the room that is booked for it.
+    """Return whether a server returns to the capacity that is booked for it.
 
-    It was shelved meanwhile. One that is resized in its place takes another
-    amount, and both for a while.
+    It was shelved meanwhile. A server that is resized on its host takes
+    another amount, and both for a while.
     """
     return booking.host_id == host_id and all(
         booking.resources.get(rc, 0) == amount
@@ -437,12 +442,11 @@ def _is_back(booking: models.Booking, host_id: int, takes: model.Resources,
 
 
 def _mind_siblings(booking: models.Booking, host_id: int) -> None:
-    """A server that moves stays with, or apart from, those of its
-    reservation.
+    """Check that a server that moves respects the affinity of its reservation.
 
-    The filter has asked the same, but two may have been asked at once.
+    The filter has checked the same, but possibly for two servers at once.
 
-    :raises Denied: when that is not so on this host
+    :raises Denied: when the host violates the affinity
     """
     reservation = booking.reservation
     only, avoid = eligibility.bound(

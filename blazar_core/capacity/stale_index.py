@@ -2,7 +2,7 @@
 
 """Answer from the last known state while the database is unavailable.
 
-Servers that are let in meanwhile are counted by this process only, until the
+Servers that are admitted meanwhile are counted by this process only, until the
 database is available again.
 """
 
@@ -22,24 +22,25 @@ __all__ = ['ALONE', 'StaleIndex']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after which what was let in without the database counts no more,
-#: when no process had to do without it again: the others wrote it.
+#: Seconds after the last use of the stale index, by this process, after which
+#: servers that were admitted without the database no longer count: then other
+#: sources have recorded them.
 ALONE = 300
 
 
 class _Guest(ty.NamedTuple):
-    """What counts on a host though the database was not told of it."""
+    """Amounts that count on a host although the database lacks them."""
 
     host_id: int
     amounts: model.Resources
 
 
 class StaleIndex:
-    """What is known of the books while the database is away.
+    """The last known state, for decisions without the database.
 
-    :param lock: of the timeline; a thread that uses it has that
-    :param last: what is known; the timeline that has it, None: nothing was
-        known yet; and when that was read, by the monotonic clock
+    :param lock: that of the timeline; a thread that uses the timeline has it
+    :param last: returns the known state, its timeline (None: nothing was known
+        yet), and the monotonic time when it was read
     """
 
     def __init__(self, clock: clocks.Clock, lock: threading.Lock,
@@ -49,16 +50,16 @@ class StaleIndex:
         self._clock = clock
         self._lock = lock
         self._last = last
-        #: When somebody had to do without the database last (None: nobody
-        #: had), and what was let in meanwhile.
+        #: When a decision was last made without the database (None: the
+        #: database is available), and what was admitted meanwhile.
         self._alone: float | None = None
         self._guests: list[_Guest] = []
 
     @contextlib.contextmanager
     def timeline(self) -> ty.Iterator[timelines.Timeline | None]:
-        """The timeline as it was known last, for one thread at a time.
+        """Yield the last known timeline, to one thread at a time.
 
-        For decisions while the database is away.
+        For decisions while the database is unavailable.
 
         :returns: None when none was known yet
         """
@@ -75,10 +76,10 @@ class StaleIndex:
             yield timeline
 
     def now(self) -> int:
-        """The time, as far as it is known without the database.
+        """Return the time, as far as it is known without the database.
 
-        What is known was read with a clock that was right, and the monotonic
-        clock says how long ago: a clock that is ahead by now does not count.
+        The clock was right when the known state was read, and the monotonic
+        clock has the time since then: a clock that is ahead does not count.
         """
         known, _timeline, read = self._last()
         return min(self._clock.now(),
@@ -86,10 +87,10 @@ class StaleIndex:
 
     def let_in(self, host_id: int, amounts: model.Resources,
                ) -> ty.Callable[[], None]:
-        """Within :meth:`timeline`: let something count on a host that the
-        database cannot be told of, until it is there again.
+        """Within :meth:`timeline`: count something on a host that cannot be
+        recorded, until the database is available again.
 
-        :returns: what takes it back
+        :returns: a function that undoes this
         """
         guest = _Guest(host_id, amounts)
         self._guests.append(guest)
@@ -104,10 +105,10 @@ class StaleIndex:
         return take_back
 
     def written(self) -> None:
-        """A process could write: the database is there again.
+        """Note that a process could write: the database is available again.
 
-        One that can be read but not written is as good as away: what is let
-        in counts here alone.
+        A database that can only be read counts as unavailable: what is
+        admitted is still counted only here.
         """
         if self._alone is not None:
             with self._lock:
@@ -115,8 +116,8 @@ class StaleIndex:
                     self._end_alone()
 
     def keep_guests(self) -> None:
-        """By a thread that has the lock: let what was let in count on what
-        has just been read, which knows nothing of it.
+        """Count what was admitted on the state that has just been read, which
+        lacks it. The caller holds the lock.
         """
         if self._alone is not None:
             if self._clock.elapsed() >= self._alone + ALONE:
@@ -124,14 +125,14 @@ class StaleIndex:
             self._count_guests(self._guests)
 
     def _end_alone(self) -> None:
-        """What came meanwhile is found by the comparison with the cloud."""
+        """Stop counting guests: the periodic sync finds their servers."""
         LOG.warning('Servers are checked against the reservation database '
                     'again; %s were placed without it', len(self._guests))
         guests, self._guests, self._alone = self._guests, [], None
         self._count_guests(guests)
 
     def _count_guests(self, changed: ty.Iterable[_Guest]) -> None:
-        """Give the hosts of some guests the usage that they have now."""
+        """Set the usage of the hosts of some guests to what it is now."""
         known, timeline, _read = self._last()
         for host_id in {one.host_id for one in changed} & known.hosts.keys():
             host = known.hosts[host_id]

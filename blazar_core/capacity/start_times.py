@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Start times at which demands fit, how many servers each, and for how long.
+"""Find when demands fit, how many servers fit at each start, and until when.
 
 A search is done in steps, and other threads may run between two of them.
 """
@@ -19,17 +19,17 @@ from blazar_core.common import model
 
 __all__ = ['PATIENCE', 'SLICE', 'StartTimes']
 
-#: Seconds for which one request may search, at most: what is not
-#: known by then is said not to be.
+#: Seconds for which one request may search, at most; the rest of the answer is
+#: reported as unknown.
 PATIENCE = 1.0
-#: How many starts are looked at before others may ask the books.
+#: How many starts are searched before other threads may use the index.
 SLICE = 10
 
 
 class StartTimes:
-    """Looks for starts.
+    """Finds start times.
 
-    :param index: in which room is looked for
+    :param index: the index that is searched
     """
 
     def __init__(self, clock: clocks.Clock, index: booking_index.Index,
@@ -41,17 +41,18 @@ class StartTimes:
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
                      ) -> tuple[list[tuple[int, int]], int | None]:
-        """How many servers fit for so long, from each start in a window.
+        """Return how many servers fit from each start in a window.
 
         The number changes where a booking ends, and where one begins that
-        would be in the way. Costs a look at all hosts for each of these
-        instants, O(most * H), and no more than :data:`PATIENCE` seconds.
+        would overlap. Costs a search of all hosts for each of these instants,
+        O(most * H), and no more than :data:`PATIENCE` seconds.
 
-        :param demand: its count is the most that is wanted to be known
-        :param duration: seconds
-        :param most: how many instants are looked at
-        :returns: starts, and how many fit from there until the next one;
-            and until when that is known, or None: to the end of the window
+        :param demand: its count is the maximum to report
+        :param duration: for how many seconds the servers must fit
+        :param most: the maximum number of instants to search
+        :returns: starts, with how many servers fit from there until the next
+            one; and until when that is known, or None: to the end of the
+            window
         """
         late = self._clock.elapsed() + PATIENCE
         parts = self._selector.named(demand.parts())
@@ -76,14 +77,14 @@ class StartTimes:
     def lasting(self, bookings: ty.Sequence[ty.Any],
                 instead_of: ty.Sequence[ty.Any], since: int, until: int,
                 ) -> int:
-        """Until when bookings could go on where they are.
+        """Return until when bookings could be extended on their hosts.
 
-        Costs a look at each host, and some thirty at one where others are in
-        the way.
+        Costs a query of each host, and some thirty of one with other bookings
+        in between.
 
-        :param instead_of: rows of bookings that are not in the way; these too
+        :param instead_of: rows of bookings to ignore, including these
         :param since: the instant from which on they need more
-        :param until: the last one that is of interest
+        :param until: the last instant of interest
         """
         own: dict[int, collections.Counter[str]] = collections.defaultdict(
             collections.Counter)
@@ -100,7 +101,7 @@ class StartTimes:
     def fit_once(self, demands: ty.Sequence[model.Demand],
                  window: model.Window, instead_of: ty.Sequence[ty.Any],
                  kept: ty.Sequence[selection.Pinned] = ()) -> bool:
-        """Whether demands fit when all that is booked now is over."""
+        """Return whether demands fit after all current bookings are over."""
         with self._selector.asked(PATIENCE, instead_of) as timeline:
             start = max(timeline.settled(), window.start)
             return not isinstance(self._selector.together(
@@ -111,14 +112,14 @@ class StartTimes:
     def next_start(self, demands: ty.Sequence[model.Demand],
                    window: model.Window, instead_of: ty.Sequence[ty.Any],
                    ) -> tuple[int | None, int | None]:
-        """The earliest start at which demands fit.
+        """Return the earliest start at which demands fit.
 
-        Where several fit one by one but not beside each other, later starts
-        are tried in growing steps: what is found is true, though there may
-        be an earlier one. Each step is one search of the timeline, and others
-        have their turn between two of them.
+        If several fit one by one but not together, later starts are tried in
+        growing steps: the result is valid, though there may be an earlier
+        one. Each step is one search of the timeline, and other threads may
+        run between two steps.
 
-        :returns: it, if there is one; and if that was not found out within
+        :returns: the start, if there is one; and if none was found within
             :data:`PATIENCE` seconds, the instant before which there is none
         """
         late = self._clock.elapsed() + PATIENCE
@@ -140,7 +141,7 @@ class StartTimes:
                     return None, None
                 start = max(start, found)
                 if step == 60:
-                    # So far none was passed over.
+                    # So far no start was skipped.
                     known = start
             if len(demands) == 1:
                 return start, None
@@ -157,7 +158,7 @@ class StartTimes:
 
 def _last(timeline: timelines.Timeline, host: model.Host | None,
           amounts: model.Resources, since: int, until: int) -> int:
-    """Until when a host has so much beside what is booked there."""
+    """Return until when a host has an amount free of other bookings."""
     if host is None:
         return min(since, until)
     known, last = min(since, until), until

@@ -2,19 +2,18 @@
 
 """Reserved amounts of each host at each instant, in memory.
 
-Think of a wall calendar with one line for each host. A line does not show
-the bookings but how full the host is: a level that goes up where a booking
-begins and down where it ends. A search for free capacity reads levels; a
-booking raises the level over a stretch of a line, and its removal lowers it
-again. So a booking leaves no object behind, and bookings may be added and
-removed in any order.
+A timeline has the level of each host as a step function of time: the amounts
+that are booked there. A level rises where a booking starts and falls where it
+ends. A search for free capacity reads levels; a booking raises the level over
+its window, and its removal lowers it again. So a booking leaves no object
+behind, and bookings may be added and removed in any order.
 
 A calendar has the hosts, the resource classes by their names, and what is
 booked; a timeline answers questions about it. The levels are in
 :mod:`~blazar_core.capacity.step_functions`;
 :mod:`~blazar_core.capacity.search` finds free capacity and the earliest
-start, and :mod:`~blazar_core.capacity.units` says how much of a host one
-server can get at all.
+start, and :mod:`~blazar_core.capacity.units` has the limits of one server on a
+host.
 
 H is the number of hosts, S that of steps (at most two for each booking).
 """
@@ -37,7 +36,7 @@ __all__ = ['Block', 'Calendar', 'Hosts', 'Tentative', 'Timeline', 'end_of']
 
 @dataclasses.dataclass
 class _Class:
-    """A resource class: what each host has of it, by number of the host."""
+    """A resource class, with the amounts of each host, by its position."""
 
     capacity: Ints
     usage: Ints
@@ -45,7 +44,7 @@ class _Class:
 
 
 class Block(ty.NamedTuple):
-    """Many bookings: one value of each array for each.
+    """Many bookings; each array has one value for each booking.
 
     :ivar amounts: by resource class
     """
@@ -59,14 +58,14 @@ class Block(ty.NamedTuple):
 class Calendar:
     """What is booked on every host, at every instant.
 
-    Bookings are not remembered one by one: the caller that takes one away
-    says again what it was. Times from :data:`model.FOREVER` on are all the
-    same: what is booked until then is booked for ever. Not safe against
-    threads that change it meanwhile: the caller holds a lock, or a copy.
+    Bookings are not stored one by one: a caller that removes one repeats its
+    window and amounts. Times from :data:`model.FOREVER` on are equal: what is
+    booked until then is booked without an end. Not thread-safe: the caller
+    holds a lock, or uses a copy.
 
     :param shared: classes that a host may offer through a shared provider: a
         host that reports none of its own is not judged by them
-    :ivar units: how much one server can get of each host
+    :ivar units: the limits of one server on each host
     """
 
     def __init__(self, shared: ty.Collection[str] = ('DISK_GB',), *,
@@ -86,7 +85,7 @@ class Calendar:
 
     @property
     def ids(self) -> list[int]:
-        """The ids of the hosts, in the order of the answers. Not a copy."""
+        """The ids of the hosts, in the order of all results. Not a copy."""
         return self._ids
 
     @property
@@ -96,7 +95,7 @@ class Calendar:
 
     @property
     def steps(self) -> int:
-        """S, how often the levels of all hosts change. Costs O(H)."""
+        """S, the number of steps of all hosts. Costs O(H)."""
         return self._rows.total
 
     @property
@@ -107,16 +106,16 @@ class Calendar:
             for one in self._classes.values())
 
     def index(self, host_id: int) -> int:
-        """The place of a host in the answers.
+        """Return the position of a host in the results.
 
         :raises KeyError: when it is not known
         """
         return self._index[host_id]
 
     def mask(self, host_ids: ty.Iterable[int]) -> npt.NDArray[np.bool_]:
-        """A truth value for each host; those that are not known are left out.
+        """Return a mask of hosts; unknown ones are ignored.
 
-        Worth keeping where the same hosts are asked about again.
+        Keep it if the same hosts are used again.
         """
         mask = np.zeros(len(self), bool)
         mask[[self._index[one] for one in host_ids if one in self._index]] = (
@@ -125,21 +124,21 @@ class Calendar:
 
     @property
     def capacity(self) -> dict[str, Ints]:
-        """What each host has, by class; in the order of :attr:`ids`."""
+        """The capacity of each host, by class; in the order of :attr:`ids`."""
         return {rc: one.capacity[:len(self)]
                 for rc, one in self._classes.items()}
 
     def reserved(self) -> npt.NDArray[np.bool_]:
-        """Which hosts have bookings, at any time that is not forgotten; in the
-        order of :attr:`ids`. Costs O(H).
+        """Return which hosts have bookings, at any time that is not forgotten;
+        in the order of :attr:`ids`. Costs O(H).
         """
         return np.asarray(self._rows.length > 1)
 
     def too_much(self, demand: model.Demand, hosts: Ints,
                  ) -> list[units.ExceedsHost] | None:
-        """Why none of some hosts can ever take a server of a demand.
+        """Return why none of some hosts can ever take a server of a demand.
 
-        :param hosts: their places
+        :param hosts: their positions
         :returns: as :meth:`units.UnitsOfHosts.too_much`
         """
         return self.units.too_much(demand, hosts, {
@@ -149,13 +148,13 @@ class Calendar:
     def set_host(self, host_id: int, capacity: model.Resources,
                  usage: model.Resources, uuid: str = '',
                  providers: model.Providers | None = None) -> None:
-        """Say what a host has, and what of it is used without an end.
+        """Set the capacity of a host, and its open-ended usage.
 
-        A host that is not known yet is added (with nothing booked); one that
-        is gone is given no capacity. Costs O(classes).
+        An unknown host is added, with nothing booked; a host that no longer
+        exists is set to no capacity. Costs O(classes).
 
-        :param uuid: needed where demands name providers
-        :param providers: None: its capacity says what a server can get
+        :param uuid: needed if demands name providers
+        :param providers: None: capacity alone limits what a server can get
         """
         place = self._place(host_id)
         self.units.set(place, uuid, providers)
@@ -168,7 +167,7 @@ class Calendar:
                 total - used if rc in capacity else self._missing(rc))
 
     def _missing(self, rc: str) -> int:
-        """What is free of a class that a host does not report."""
+        """Return what is free of a class that a host does not report."""
         return search.HUGE if rc in self._shared else -search.HUGE
 
     def _place(self, host_id: int) -> int:
@@ -188,7 +187,7 @@ class Calendar:
         return place
 
     def _class(self, rc: str) -> int:
-        """The column of a class."""
+        """Return the column of a class, which is added if it is new."""
         if rc not in self._columns:
             size = max(16, len(self))
             self._classes[rc] = _Class(
@@ -199,12 +198,11 @@ class Calendar:
 
     def apply(self, host_id: int, window: model.Window,
               resources: model.Resources, sign: int) -> None:
-        """Add a booking (``sign`` 1) or take one away (-1).
+        """Add a booking (``sign`` 1) or remove one (-1).
 
-        Changes may be applied in any order, a removal even before what it
-        removes. Costs some 20 us, and now and then (about once in 10,000
-        times) a new layout of everything. A host that is not known yet is
-        added, without capacity.
+        Changes may be applied in any order, a removal even before its booking.
+        Costs some 20 us, and about once in 10,000 times a new layout of
+        everything. An unknown host is added, without capacity.
 
         :raises ValueError: when ``sign`` is neither
         """
@@ -224,12 +222,12 @@ class Calendar:
 
         :raises ValueError: when the arrays of a block differ in length, a
             booking does not end after it starts, or a host is in two blocks;
-            no booking was added then
+            then no booking was added
         """
         self._rows.load(map(self._placed, blocks))
 
     def _placed(self, block: Block) -> step_functions.Block:
-        """The bookings of a block, by the places of their hosts."""
+        """Return the bookings of a block, by the positions of their hosts."""
         hosts, begin, end = (np.asarray(one, np.int64) for one in (
             block.host_ids, block.starts, block.ends))
         columns = {rc: np.asarray(one, np.int64)
@@ -250,10 +248,10 @@ class Calendar:
             [columns.get(rc, none) for rc in self._columns])
 
     def forget(self, before: int) -> None:
-        """Drop what is over by an instant; that makes room in memory.
+        """Drop the steps before an instant to save memory.
 
-        From then on, what was before it is answered as if it had been like
-        it was at that instant. Costs O(S), about 100 ms with 2,000,000.
+        From then on, questions about earlier times are answered with the
+        levels of that instant. Costs O(S), about 100 ms with 2,000,000.
         """
         self._rows.forget(before)
 
@@ -262,20 +260,19 @@ def end_of(window: model.Window) -> int:
     return NEVER if window.end >= model.FOREVER else window.end
 
 
-#: Ids of hosts, or a truth value for each host in the order of
-#: :attr:`Calendar._ids`; None for all of them.
+#: Ids of hosts, or a mask in the order of :attr:`Calendar._ids`; None: all.
 Hosts: ty.TypeAlias = npt.NDArray[np.bool_] | ty.Collection[int] | None
 
 
 class Tentative:
-    """What is about to be booked over all of one window.
+    """Servers that are about to be booked over all of one window.
 
-    For a search for hosts for several demands that come together: the levels
-    of the calendar stay as they are.
+    For a search for hosts for several demands of one request: the levels of
+    the calendar do not change.
 
     :ivar servers: how many there are on each host, in the order of
         :attr:`Calendar._ids`
-    :ivar amounts: by class, what they take of each
+    :ivar amounts: by class, what they take of each host
     """
 
     def __init__(self, hosts: int) -> None:
@@ -284,7 +281,7 @@ class Tentative:
 
     def add(self, servers: Ints,
             amounts: ty.Mapping[str, int | Ints]) -> None:
-        """Add so many servers on each host, of so much each.
+        """Add a number of servers on each host, of a size each.
 
         :param amounts: by class, the same on all hosts, or that of each
         """
@@ -294,15 +291,15 @@ class Tentative:
 
 
 class Timeline(Calendar):
-    """A calendar that answers when there is room, and how much."""
+    """A calendar that answers when there is free capacity, and how much."""
 
     def peaks(self, window: model.Window, hosts: Hosts = None) -> list[Ints]:
-        """The most that is booked on each host at any instant of a window.
+        """Return the maximum that is booked on each host over a window.
 
-        For several questions about one window: the levels are looked
-        at only once. Costs O(H + steps in the window).
+        For several questions about one window, the levels are then read only
+        once. Costs O(H + steps in the window).
 
-        :param hosts: nothing is said of others
+        :param hosts: only for these; of others the result has no meaning
         :returns: for each class in their order, by host in that of :attr:`ids`
         """
         if end_of(window) == NEVER:
@@ -325,19 +322,19 @@ class Timeline(Calendar):
     def fits(self, demand: model.Demand, window: model.Window,
              hosts: Hosts = None, beside: Tentative | None = None,
              peaks: ty.Sequence[Ints] | None = None) -> Ints:
-        """How many servers of a demand fit on each host over all of a window.
+        """Return how many servers of a demand fit on each host over a window.
 
         For every host in the order of :attr:`_ids`; never more than
-        :meth:`model.Demand.most_per_host`, and 0 for those not asked about.
-        The demand's own choice of hosts is not looked at. A host that does
-        not report a class that is needed has no room, except of the shared
-        classes, by which it is not judged then. A whole host is one of which
-        nothing is booked at any instant, nor used.
+        :meth:`model.Demand.most_per_host`, and 0 for hosts that are not in
+        ``hosts``. The hosts that the demand itself selects are ignored. On a
+        host that does not report a class that is needed, nothing fits, unless
+        the class is a shared one, which then is ignored. A whole host fits if
+        nothing of it is booked at any instant, nor used.
 
         Costs O(H + steps in the window); O(H) with ``peaks``.
 
-        :param beside: what is there too, over all of the window
-        :param peaks: what :meth:`peaks` says of the window, if that is known
+        :param beside: what else is there, over all of the window
+        :param peaks: the result of :meth:`peaks` for the window, if known
         """
         which = self._which(hosts)
         if peaks is None and end_of(window) == NEVER:
@@ -360,13 +357,13 @@ class Timeline(Calendar):
         rooms = fits(demand.resources)
         which = np.flatnonzero(rooms)
         by_way = [fits(way) for way in ways]
-        # Servers of several ways fit beside each other where these are of
-        # different kinds.
+        # Servers of several ways fit on one host together if these ways are
+        # of different kinds.
         combine = np.add if all(len(way) == 1 for way in ways) else np.maximum
         return np.asarray(np.minimum(rooms, combine.reduce(by_way)), np.int64)
 
     def takes(self, demand: model.Demand) -> dict[str, int]:
-        """Return what a server of a demand takes of a host, at most."""
+        """Return the maximum that a server of a demand takes of a host."""
         found = dict(demand.resources)
         for way in self.units.ways(demand):
             for rc, amount in way.items():
@@ -375,15 +372,16 @@ class Timeline(Calendar):
 
     def earliest(self, demand: model.Demand, duration: int, not_before: int,
                  hosts: Hosts = None) -> int | None:
-        """The first start at which all of a demand fits for so many seconds.
+        """Return the first start at which all of a demand fits for a time.
 
         For a demand without an end, the duration is :data:`model.FOREVER`.
-        The demand's own choice of hosts is not looked at. None when it never
+        The hosts that the demand itself selects are ignored. None if it never
         fits.
 
         Costs as much as :meth:`fits` of some hosts where it fits at once;
         otherwise O(S).
 
+        :param duration: seconds
         :raises ValueError: when the duration is not positive
         """
         if duration <= 0:
@@ -393,7 +391,7 @@ class Timeline(Calendar):
         resources, most, wanted = (
             demand.resources, demand.most_per_host(), demand.count)
         if demand.affinity is model.Affinity.SAME:
-            # All of them on one host are one server of their size.
+            # All servers on one host are like one server of their size.
             resources = {rc: amount * wanted
                          for rc, amount in resources.items()}
             most = wanted = 1
@@ -409,7 +407,7 @@ class Timeline(Calendar):
         return min((one for one in found if one is not None), default=None)
 
     def peak(self, host_id: int, window: model.Window) -> dict[str, int]:
-        """The most that is booked on a host at any instant, by class.
+        """Return the maximum booked on a host over a window, by class.
 
         :raises KeyError: when the host is not known
         """
@@ -420,10 +418,10 @@ class Timeline(Calendar):
                 for rc, column in self._columns.items()}
 
     def overfull(self, since: int) -> list[int]:
-        """The ids of hosts on which more is booked than is free.
+        """Return the ids of hosts on which more is booked than is free.
 
-        At any instant from ``since`` on, of any class. A host on which
-        nothing is booked is none of them, whatever is used of it.
+        At any instant from ``since`` on, of any class. Hosts without bookings
+        are left out, whatever their usage.
 
         Costs O(S).
         """
@@ -438,19 +436,18 @@ class Timeline(Calendar):
         return [self._ids[place] for place in np.flatnonzero(over)]
 
     def instants(self, window: model.Window, duration: int) -> Ints:
-        """The starts in a window at which the room for so long may change.
+        """Return the starts in a window at which free capacity may change.
 
-        It grows where a step leads down, and shrinks where one that leads up
-        would come in the way; not always as much as to be seen. In no order,
-        and some more than once: to sort them takes most of the time, and
-        nobody has to wait for that. Costs O(steps), some ten ms for a
-        million.
+        It grows where a level falls, and shrinks ``duration`` before a level
+        rises; some starts make no visible difference. The result is unsorted,
+        with duplicates: sorting takes most of the time, and no other thread
+        has to wait for that. Costs O(steps), some ten ms for a million.
 
-        :param duration: seconds
+        :param duration: seconds for which the capacity is wanted
         """
         rows, late = self._rows, duration - 1
         times = rows.time[1:]
-        # Between two rows there is no step, and one too many does no harm.
+        # Between two rows there is no step; one too many does no harm.
         near = np.flatnonzero(
             (times > window.start) & (times < window.end + late))
         times = times[near]
@@ -464,16 +461,16 @@ class Timeline(Calendar):
         return np.concatenate((grows, shrinks))
 
     def settled(self) -> int:
-        """The instant from which on nothing changes any more: what is booked
-        then is booked for ever. 0 when nothing ever changes. Costs O(H).
+        """Return the instant after which no level changes: what is booked then
+        is booked without an end. 0 if no level ever changes. Costs O(H).
         """
         last = self._rows.start + self._rows.length - 1
         return max(0, int(self._rows.time[last].max(initial=0)))
 
     def busy(self, peaks: ty.Iterable[Ints]) -> npt.NDArray[np.bool_]:
-        """Whether anything is booked on a host at any instant of a window.
+        """Return whether anything is booked on each host over a window.
 
-        :param peaks: what :meth:`peaks` says of it
+        :param peaks: the result of :meth:`peaks` for the window
         """
         busy = np.zeros(len(self), bool)
         for peak in peaks:
@@ -481,10 +478,12 @@ class Timeline(Calendar):
         return busy
 
     def busy_until(self, which: npt.NDArray[np.intp]) -> Ints:
-        """When the last booking on some hosts ends, by their positions.
+        """Return when the last booking on some hosts ends.
 
-        0 where none is, :data:`model.FOREVER` where something is used or
+        0 if there is none, :data:`model.FOREVER` if something is used or
         booked without an end. Costs O(hosts asked about).
+
+        :param which: the positions of the hosts
         """
         last = self._rows.start[which] + self._rows.length[which] - 1
         until = self._rows.time[last]
@@ -495,7 +494,7 @@ class Timeline(Calendar):
         return np.asarray(np.clip(until, 0, model.FOREVER), np.int64)
 
     def _which(self, hosts: Hosts) -> Ints:
-        """The numbers of the hosts asked about."""
+        """Return the positions of the hosts that are asked about."""
         if hosts is None:
             return np.arange(len(self))
         if not isinstance(hosts, np.ndarray):
@@ -505,9 +504,9 @@ class Timeline(Calendar):
     def _scan(self, demand: model.Demand, resources: model.Resources,
               most: int, which: Ints, beside: Tentative | None = None,
               least: int = 1) -> search.Scan | None:
-        """A question about hosts; None when some class is nowhere.
+        """Return a scan of hosts; None: no host has one of the classes.
 
-        :param least: so many servers of the demand a host has to take
+        :param least: how many servers of the demand a host has to take
         """
         if model.HOST in resources:
             return self._scan_whole(which, beside)
@@ -523,10 +522,10 @@ class Timeline(Calendar):
                            self._piece, limits.most)
 
     def _free(self, rc: str, beside: Tentative | None) -> Ints:
-        """What is free of a class on each host, if nothing is booked."""
+        """Return what each host has free of a class if nothing is booked."""
         free = self._classes[rc].free[:len(self)]
         if (base := model.base_of(rc)) != rc:
-            # Hosts that have the class themselves are judged by that.
+            # Hosts that have the class themselves are judged by it alone.
             free = np.where(np.logical_or.reduce([
                 self._classes[one].capacity[:len(self)] > 0
                 for one in self.units.kinds.get(base, ())
@@ -537,8 +536,8 @@ class Timeline(Calendar):
 
     def _scan_whole(self, which: Ints, beside: Tentative | None,
                     ) -> search.Scan | None:
-        """A question about whole hosts: for the last bit of each class that
-        they have. Where one is taken, another bit is not free.
+        """Return a scan for whole hosts, which asks for the last unit of each
+        class of a host: it is not free if any unit is taken.
         """
         some = np.zeros(len(self), bool)
         needs = []

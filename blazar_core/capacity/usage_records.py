@@ -2,21 +2,21 @@
 
 """Usage records: how much each reservation has reserved and used, and when.
 
-They are written where bookings are, by :mod:`blazar_core.capacity.ledger`, and
-in the same transaction, so that they are as true as the bookings are: a
-process that dies leaves both or neither. A row is a segment: amounts by class,
-and the hosts that have them, over a half-open window ``[start, end)`` in the
-time of the lease, which may lie in the future. Rows are only added, never
-changed. A change at *t* of what is recorded over ``[start, end)`` adds
+They are written by :mod:`blazar_core.capacity.ledger` in the transaction that
+writes the bookings, so that both always agree: if a process dies, either both
+are written or neither. A row is a segment: amounts by class, and the hosts
+that have them, over a half-open window ``[start, end)`` in the time of the
+lease, which may lie in the future. Rows are only added, never changed. A
+change at *t* of what is recorded over ``[start, end)`` adds
 
 * a row with sign -1 that cancels the rest, ``[max(t, start), end)``, and
-* a row with sign 1 with what is so from then on.
+* a row with sign 1 with the new amounts from then on.
 
 What was recorded before *t* stays. The amount at an instant is the sum of the
 rows over that instant, each by its sign; an amount over an interval is the sum
-of what the rows have within it. All of these are whole numbers, so that
-intervals that follow each other add up exactly. For example, a lease of 2 VCPU
-from 10:00 to 14:00 that is deleted at 11:30::
+of the parts of the rows within it. All numbers are integers, so that adjacent
+intervals add up exactly. For example, a lease of 2 VCPU from 10:00 to 14:00
+that is deleted at 11:30::
 
     planned   +  10:00 - 14:00  2 VCPU
     reserved  -  11:30 - 14:00  2 VCPU
@@ -24,23 +24,24 @@ from 10:00 to 14:00 that is deleted at 11:30::
 There are three kinds:
 
 ``planned``
-    Reserved by the admission of the reservation. It stays what it is: a lease
+    Reserved by the admission of the reservation. It never changes: a lease
     that is deleted before its start has planned amounts and reserved none.
 ``reserved``
-    Changes of that: capacity that is kept for the reservation on hosts,
-    with the grace period of the lease and the cleaning time of the hosts.
-    Both kinds together are the reserved amounts. A booking without a host
-    reserves nothing, nor does a lease that waits for capacity.
+    Changes of that: capacity that is reserved on hosts, with the grace period
+    of the lease and the cleaning time of the hosts. Both kinds together are
+    the reserved amounts. A booking without a host reserves nothing, nor does
+    a lease that waits for capacity.
 ``used``
     What servers of the reservation have: from when one is seen to run until
     it is deleted or leaves its lease, even past the end of the lease. A
-    reservation of whole hosts uses all of them from its first server on. It
-    begins without an end, which a row with sign -1 gives to it.
+    reservation of whole hosts uses all of them from its first server on. The
+    row has no end at first; a row with sign -1 ends it.
 
 A decision adds one statement for all of its rows: bookings of a reservation
-with the same window are one row. ``recorded_at`` of a booking is since when
-its latest row counts; a later row never begins before that, whatever the
-clocks of two processes say. :mod:`blazar_core.leases.accounting` sums up.
+with the same window are one row. ``recorded_at`` of a booking is the time from
+which on its latest row counts; a later row never starts before that, however
+the clocks of two processes differ. :mod:`blazar_core.leases.accounting` sums
+up.
 """
 
 import collections
@@ -66,10 +67,10 @@ class Kind(enum.StrEnum):
 
 
 class Owner(ty.NamedTuple):
-    """Whose a reservation is, for its records.
+    """The owner of a reservation, for its records.
 
     :ivar used: whether it is of whole hosts and has been used
-    :ivar admitted: false: its lease waits for capacity
+    :ivar admitted: whether its lease has its capacity; false: it waits for it
     :ivar first: whether nothing was recorded of it before
     """
 
@@ -82,7 +83,7 @@ class Owner(ty.NamedTuple):
 
 
 class _Segment(ty.NamedTuple):
-    """What one booking has over a window."""
+    """What one booking reserves or uses over a window."""
 
     host_id: int
     start: int
@@ -96,7 +97,7 @@ _Segments: ty.TypeAlias = dict[Kind, _Segment]
 class Records:
     """The records of one decision.
 
-    :param owners: by reservation; of others nothing is recorded
+    :param owners: by reservation; other reservations are not recorded
     """
 
     def __init__(self, now: int, owners: ty.Mapping[str, Owner]) -> None:
@@ -106,11 +107,11 @@ class Records:
             collections.Counter[str], list[int]]] = {}
 
     def change(self, row: models.Booking | None, new: ty.Any) -> int | None:
-        """Record what becomes of a booking.
+        """Record a change of a booking.
 
         :param row: before; None: it is new
         :param new: a :class:`.ledger.NewBooking`; None: it is removed
-        :returns: its ``recorded_at`` from now on
+        :returns: its new ``recorded_at``
         """
         of: ty.Any = row if new is None else new
         owner = self._owners.get(of.reservation_id)
@@ -151,7 +152,7 @@ class Records:
                 booking.recorded_at, {}, {Kind.USED: used})
 
     def transfer(self, booking: models.Booking, before: Owner) -> None:
-        """Record that what a booking has is another project's from now on."""
+        """Record that a booking belongs to another project from now on."""
         if booking.recorded_at is None:
             return
         reservation_id = ty.cast(str, booking.reservation_id)
@@ -173,13 +174,13 @@ class Records:
         hosts.append(segment.host_id)
 
     def write(self, connection: sa.Connection) -> None:
-        """Write them, in one statement."""
+        """Write the records, in one statement."""
         rows = [{
             'reservation_id': reservation_id, 'lease_id': owner.lease_id,
             'project_id': owner.project_id,
             'resource_type': owner.resource_type, 'kind': kind, 'sign': sign,
             'start_date': start, 'end_date': end,
-            # In one order: the same amounts are the same text.
+            # Sorted, so that equal amounts are equal texts.
             'resources': dict(sorted(amounts.items())),
             'hosts': sorted(hosts), 'recorded_at': self._now,
         } for (reservation_id, owner, kind, sign, start, end), (
@@ -190,8 +191,8 @@ class Records:
 
 def _segments(booking: ty.Any, start: int, end: int, owner: Owner,
               ) -> _Segments:
-    """What a booking reserves and uses."""
-    # One within a reservation that has all of the host takes nothing.
+    """Return what a booking reserves and uses."""
+    # A booking within a reservation of the whole host takes nothing.
     if booking.host_id is None or not booking.resources:
         return {}
     amounts = model.plain(booking.resources)
@@ -244,9 +245,9 @@ def begin_use(session: orm.Session, now: int,
 
 def transfer(session: orm.Session, now: int, lease: models.Lease,
              project_id: str) -> None:
-    """Record that a lease is another project's from now on.
+    """Record that a lease belongs to another project from now on.
 
-    :param project_id: whose it was
+    :param project_id: the project that it belonged to before
     """
     records = Records(now, {
         one.id: _owner(one) for one in lease.reservations})

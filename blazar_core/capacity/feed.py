@@ -237,7 +237,7 @@ def trim(database: api.Database, before: int) -> int:
     By the newest one, followers recognize the database that they have
     followed. Each change has the time of its process, and all changes with
     lower ids than an old one are deleted with it. So if clocks differ, more or
-    fewer changes are kept, and a follower that misses one that it needs loads
+    fewer changes are kept, and a follower that misses a change loads
     everything again.
 
     There may be millions of them: they are deleted in transactions of

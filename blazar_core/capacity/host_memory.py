@@ -38,7 +38,7 @@ class InternedRecords:
         self._units: dict[tuple[ty.Any, ...], tuple[ty.Any, ...]] = {}
 
     def of(self, read: ty.Mapping[str, ty.Any]) -> ty.Mapping[str, ty.Any]:
-        """Return an equal record; mostly the first one that was read."""
+        """Return an equal record; mostly the first that was read."""
         names, key = tuple(read), repr(read)
         shape = self._shapes.get(names)
         if shape is None:

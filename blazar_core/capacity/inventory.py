@@ -374,8 +374,8 @@ def _report(session: orm.Session, now: int, row: models.Host,
         there
     """
     known = ledger.HostLoad(row.id, row.generation, row.capacity, row.usage)
-    # Servers that left have been notified since then; one that arrived is
-    # there, or about to be.
+    # Departures after the query have been recorded by notifications, and new
+    # servers are there or about to be.
     consumers = _consumers(allocations) | {
         consumer: entry for consumer, entry in (row.consumers or {}).items()
         if pending.is_pending(entry[1], now - 1) and not (
@@ -518,8 +518,8 @@ def _same(some: ty.Mapping[str, models.Interruptible] | None,
 
 def _new_leads(session: orm.Session, row: models.Host | None,
                consumers: ty.Collection[str]) -> _Leads:
-    """Return the lead times of the interruptible consumers of a host. Only new
-    ones are looked up.
+    """Return the lead times of the interruptible consumers of a host. The
+    database is asked only about new ones.
 
     :param row: None: the host is new
     """

@@ -7,9 +7,9 @@ The planner is pure: it reads no database and writes nothing.
 A plan names the hosts for the demand, and a target host for each server that
 has to leave them. A server moves at most once, and each target has its free
 capacity from the beginning. So no move waits for another one, moves may be
-made in any order, and one that fails does not affect the others.
+made in any order, and a failed move does not affect the others.
 
-The plan with the fewest moves is chosen; of equal ones, the one that moves
+The plan with the fewest moves is chosen; of equal ones, the plan that moves
 the least memory. The cost of each host is computed first. Combinations of
 hosts are then tried from the cheapest on until the servers of one of them
 find targets. If there are few combinations, many are tried; otherwise servers

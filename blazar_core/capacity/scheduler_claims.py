@@ -110,9 +110,9 @@ class Claims:
                   uuids: ty.Collection[str] = ()) -> bool:
         """Return whether servers may still come to hosts of a reservation.
 
-        For a scheduler that has just admitted one. The end of a lease, or the
-        return of a host, is written before the servers there are looked up,
-        so one of both processes sees the other.
+        For a scheduler that has just admitted a server. The end of a lease, or
+        the return of a host, is written before the servers there are read, so
+        one of both processes sees the change of the other.
 
         :param uuids: of the providers of the host to which the server comes
         """

@@ -2,7 +2,7 @@
 
 """Search for free capacity over windows, and for the earliest start.
 
-An *offer* says from when until when how many servers may start; the duration
+An *offer* is a range of starts at which a number of servers fit; the duration
 is already subtracted. A *scan* asks how many servers of one demand fit. It
 reads the wanted start first, a few rows at a time, as a small demand mostly
 fits at once. If it does not, the scan turns the levels of a stretch of time,
@@ -24,16 +24,17 @@ from blazar_core.capacity.step_functions import PAST
 __all__ = ['HUGE', 'Need', 'Offers', 'Scan', 'joined', 'kept', 'opening',
            'profile']
 
-#: Not more offers than this are simply sorted.
+#: Up to this number, offers are simply sorted.
 FEW = 4096
-#: Into how many buckets of time more offers are put: a power of two.
+#: The number of buckets of time for more offers: a power of two.
 BUCKETS = 2 ** 16
 
 
 class Offers(ty.NamedTuple):
-    """From ``first`` until ``last``, both included, ``room`` servers fit.
+    """Ranges of starts: ``room`` servers fit from ``first`` to ``last``, both
+    included.
 
-    ``room`` is None where it is one everywhere.
+    ``room`` is None if it is one everywhere.
     """
 
     first: Ints
@@ -42,14 +43,14 @@ class Offers(ty.NamedTuple):
 
 
 def kept(first: Ints, last: Ints, room: Ints | None) -> Offers:
-    """Those that offer a start at all."""
+    """Return the offers that have a start at all."""
     real = np.flatnonzero(last >= first)
     return Offers(first[real], last[real],
                   None if room is None else room[real])
 
 
 def joined(pieces: ty.Iterable[Offers]) -> Offers:
-    """All of several."""
+    """Return the offers of all pieces."""
     first, last, rooms = zip(*pieces)
     return Offers(np.concatenate(first), np.concatenate(last),
                   None if rooms[0] is None else np.concatenate(rooms))
@@ -57,18 +58,18 @@ def joined(pieces: ty.Iterable[Offers]) -> Offers:
 
 def profile(room: Ints, begin: Ints, end: Ints, duration: int, since: int,
             ) -> Offers:
-    """Where how many fit, given the room at each step of some rows.
+    """Return the offers of some rows, given how many servers fit at each step.
 
-    The room over a window is the smallest room of its steps. Each step makes
-    the offer for the windows of which it is the (first) smallest: those that
-    begin after the last step before it with as little room, and end before
-    the next one with less. These two are found for all steps at once: every
-    step first points at its neighbor, and as long as that one has too much
-    room, goes on to where the neighbor points. What was passed by on the way
-    has more room yet, so that nothing is missed.
+    What fits over a window is the minimum over its steps. Each step makes the
+    offer for the windows of which it is the (first) minimum: those that begin
+    after the last step before it where as few fit, and end before the next
+    one where fewer do. These two are found for all steps at once: every step
+    first points at its neighbor, and as long as more fit there, continues
+    where the neighbor points. At skipped steps still more fit, so that
+    nothing is missed.
     """
-    # Steps with the same room are one; a step without room stands at both
-    # ends and (the empty places) between rows.
+    # Equal adjacent steps are merged. A step where none fits is added at both
+    # ends; the empty places between rows are such steps.
     room = np.concatenate([[0], room, [0]])
     heads = np.flatnonzero(np.diff(room, prepend=-1))
     room = room[heads]
@@ -85,7 +86,9 @@ def profile(room: Ints, begin: Ints, end: Ints, duration: int, since: int,
 
 def _pointers(live: Ints, direction: int, passes: ty.Callable[
         [Ints, Ints], npt.NDArray[np.bool_]]) -> Ints:
-    """For each live step, the next one in a direction not passed by."""
+    """Return the next step of each live one in a direction, without those that
+    are passed.
+    """
     size = int(live[-1]) + 2 if len(live) else 0
     target = np.arange(size) + direction
     going = live
@@ -97,11 +100,11 @@ def _pointers(live: Ints, direction: int, passes: ty.Callable[
 
 def opening(offers: Offers, wanted: int, until: int = NEVER,
             ) -> int | None:
-    """The first instant, not after ``until``, at which enough is offered.
+    """Return the first instant, not after ``until``, when enough is offered.
 
-    With many offers, time is cut into buckets. What was opened by the end of
-    a bucket, less what was closed before it, is the most that can be offered
-    in it, so that most of the buckets need not be looked into.
+    Many offers are put into buckets of time. What has opened by the end of a
+    bucket, less what has closed before it, is the maximum that can be offered
+    in it, so that most buckets can be skipped.
     """
     first, last, room = offers
     if until < NEVER:
@@ -137,7 +140,7 @@ def opening(offers: Offers, wanted: int, until: int = NEVER,
 
 
 def _sweep(offers: Offers, wanted: int) -> int | None:
-    """The first instant at which enough is offered, by sorting them."""
+    """Return the first instant at which enough is offered, by sorting."""
     first, last, room = offers
     if room is None:
         opens = np.sort(first)[wanted - 1:]
@@ -155,21 +158,21 @@ def _sweep(offers: Offers, wanted: int) -> int | None:
     return int(times[reached[0]]) if len(reached) else None
 
 
-#: More than any amount, and yet far from an overflow.
+#: More than any amount, but far from an overflow.
 HUGE = 2 ** 60
-#: How many steps are worked at together: what stays in a CPU's cache.
+#: How many steps are processed together, to fit into the cache of a CPU.
 PIECE = 2 ** 16
-#: How many rows are asked first whether a demand fits at once, at least.
+#: The minimum number of rows that are first checked for an immediate fit.
 FIRST = 256
-#: With how many servers more than were seen one may reckon in the other rows.
+#: How many more servers than were seen are expected in the other rows.
 DOUBT = 3
 
 
 class Need(ty.NamedTuple):
     """What one server needs of a column, and what each row has of it.
 
-    ``free`` is what no open-ended usage takes, ``HUGE`` for rows that are not
-    judged by it, ``-HUGE`` for those that have none.
+    ``free`` is the capacity less the open-ended usage, ``HUGE`` for rows that
+    are not judged by the column, ``-HUGE`` for those that have none.
     """
 
     column: int
@@ -178,7 +181,7 @@ class Need(ty.NamedTuple):
 
 
 class _Piece(ty.NamedTuple):
-    """Steps of some rows; those of a row are followed by an empty place."""
+    """Steps of some rows; those of each row are followed by an empty place."""
 
     begin: Ints
     end: Ints
@@ -189,13 +192,13 @@ class _Piece(ty.NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scan:
-    """A demand, put to some rows.
+    """A search of some rows for the capacity of a demand.
 
     :ivar needs: what one server needs; not empty
-    :ivar most: how many of them may stand in one row
+    :ivar most: how many servers may be in one row
     :ivar which: the rows that may be used
-    :ivar piece: how many steps are worked at together
-    :ivar limits: how many of them the units of each row allow; None: any
+    :ivar piece: how many steps are processed together
+    :ivar limits: how many servers the units of each row allow; None: any
     """
 
     rows: step_functions.Rows
@@ -206,9 +209,8 @@ class Scan:
     limits: Ints | None = None
 
     def bare(self) -> Ints:
-        """The most room there may ever be in each row: with nothing booked.
-
-        (Or less than nothing, when a removal came before its booking.)
+        """Return the maximum that could ever fit in each row, if nothing is
+        booked (or less than nothing, if a removal came before its booking).
         """
         room = _most(self, self.which)
         self._lower(room, self.which, [
@@ -216,8 +218,8 @@ class Scan:
         return room
 
     def room_over(self, peaks: ty.Sequence[Ints]) -> Ints:
-        """The room in each row, given the highest level of all rows in each
-        column.
+        """Return how many fit in each row, given the highest level of all
+        rows in each column.
         """
         room = _most(self, self.which)
         self._lower(room, self.which, (
@@ -225,9 +227,9 @@ class Scan:
         return room
 
     def room(self, begin: int, end: int, which: Ints | None = None) -> Ints:
-        """The room in each row over a whole window.
+        """Return how many fit in each row over a whole window.
 
-        Rows that have none where it begins or ends are not looked at again.
+        Rows in which none fits where it begins or ends are not read again.
         """
         which = self.which if which is None else which
         room = _most(self, which)
@@ -248,10 +250,10 @@ class Scan:
 
     def _between(self, room: Ints, first: Ints, last: Ints, which: Ints,
                  ) -> Ints:
-        """The least room in rows between places.
+        """Return how many fit in rows over the steps between places.
 
-        When most of them turn out to have none, the other columns are looked
-        at only in the rest.
+        If most rows turn out to be full, the other columns are read only for
+        the rest.
         """
         done = 0
         for peak in self.rows.peaks(first, last, [
@@ -268,14 +270,14 @@ class Scan:
 
     def _lower(self, room: Ints, which: Ints, levels: ty.Iterable[Levels],
                done: int = 0) -> None:
-        """Lower the room to what levels leave, one array for each need."""
+        """Reduce what fits to what levels leave, one array for each need."""
         for need, level in zip(self.needs[done:], levels):
             np.minimum(room, (need.free[which] - level) // need.amount,
                        out=room)
         np.maximum(room, 0, out=room)
 
     def earliest(self, duration: int, since: int, wanted: int) -> int | None:
-        """The first start at which so many fit for so long."""
+        """Return the first start at which so many fit for a duration."""
         if self._fits_at_once(since, min(since + duration, NEVER),
                               wanted):
             return since
@@ -298,11 +300,10 @@ class Scan:
         return opening(able._all(duration, since), wanted)
 
     def _fits_at_once(self, begin: int, end: int, wanted: int) -> bool:
-        """Whether so many fit, when that is soon seen.
+        """Return whether so many fit, if that can be found out quickly.
 
-        Looks at more and more rows, until there are enough, or until it does
-        not look as if there will be: that is worth no more work, because what
-        comes next sees it too.
+        Reads more and more rows, until enough fit or it does not look as if
+        they will: the search that follows finds that as well.
         """
         found, done, size = 0, 0, max(FIRST, 4 * wanted)
         while done < len(self.which):
@@ -317,21 +318,21 @@ class Scan:
         return False
 
     def _is_lone(self) -> bool:
-        """Whether steps that fit never follow each other.
+        """Return whether steps at which a server fits never are adjacent.
 
-        So it is with whole hosts, where nothing but the lowest level fits:
-        the next step has another one, if there is no other column.
+        This is so for whole hosts, where only the lowest level fits: the next
+        step has another level, if there is no other column.
         """
         return (self.most == 1 and len(self.rows.levels) == 1 and
                 self._limit() <= self.rows.lowest[0])
 
     def _limit(self) -> int:
-        """The highest level at which a server fits anywhere."""
+        """Return the highest level at which a server fits anywhere."""
         need = self.needs[0]
         return int(need.free[self.which].max()) - need.amount
 
     def _single(self, duration: int, since: int) -> Offers:
-        """All offers where each is one step, looking at long ones only."""
+        """Return all offers if each is one step; reads only long steps."""
         rows, limit = self.rows, self._limit()
         size, levels = step_functions.size_of(duration) - 1, rows.levels[0]
         begins, ends, places = [], [], []
@@ -357,9 +358,9 @@ class Scan:
         return Offers(single.first[kept], single.last[kept], None)
 
     def _near(self, duration: int, since: int, until: int) -> Offers:
-        """The offers from one instant until another."""
+        """Return the offers from one instant until another."""
         first = self.rows.at(self.which, since)
-        # With an empty place behind the steps of each row.
+        # With an empty place after the steps of each row.
         last = self.rows.at(self.which, until + duration) + 1
         empty = (self.rows.start + self.rows.length)[self.which]
         return joined(
@@ -379,7 +380,7 @@ class Scan:
             which, last - first + 1)
 
     def _all(self, duration: int, since: int) -> Offers:
-        """All offers, looked at in the order in which rows are in memory."""
+        """Return all offers, reading rows in the order of memory."""
         rows, order = self.rows, self.rows.in_place()
         start = rows.start[order]
         width = np.diff(start, append=len(rows.time) - 1)
@@ -405,14 +406,14 @@ class Scan:
             self._rooms(piece), piece.begin, piece.end, duration, since)
 
     def _runs(self, piece: _Piece, duration: int, since: int) -> Offers:
-        """Where one fits: runs of steps, one after the other, that do."""
+        """Return the offers of one server: runs of steps at which it fits."""
         fit = np.ones(len(piece.begin), bool)
         for need, level in zip(self.needs, piece.levels):
             fit &= level <= _fitted(need.free[piece.row] - need.amount,
                                     piece.width, level.dtype)
         inner = fit[1:] & fit[:-1]
         if not inner.any():
-            # Every run is one step: look at its length before anything is
+            # Every run is one step: check its length before anything is
             # collected.
             fit &= piece.end - piece.begin >= duration
             chosen = np.flatnonzero(fit)
@@ -425,7 +426,7 @@ class Scan:
         return kept(np.maximum(begin, since), end - duration, None)
 
     def _rooms(self, piece: _Piece) -> Ints:
-        """The room at each step, none at the empty places."""
+        """Return how many fit at each step; none at the empty places."""
         room = np.repeat(_most(self, piece.row), piece.width)
         for need, level in zip(self.needs, piece.levels):
             free = np.repeat(need.free[piece.row], piece.width)
@@ -438,7 +439,7 @@ class Scan:
 
 
 def _most(scan: Scan, which: Ints) -> Ints:
-    """How many may stand in rows that are empty."""
+    """Return how many servers may be in each row if it is empty."""
     most = np.full(len(which), scan.most)
     return most if scan.limits is None else np.minimum(
         scan.limits[which], most)
@@ -446,7 +447,8 @@ def _most(scan: Scan, which: Ints) -> Ints:
 
 def _fitted(limit: Ints, width: Ints, dtype: np.dtype[ty.Any],
             ) -> Levels | int:
-    """Limits of rows as limits of their steps, comparable with levels."""
+    """Return limits of rows as limits of their steps, to compare with levels.
+    """
     most = step_functions.room(dtype)
     limit = np.clip(limit, -most, most)
     if len(limit) and limit.min() == limit.max():

@@ -172,8 +172,8 @@ class _Order(ty.NamedTuple):
     :ivar reserved: hosts that have reservations, by position: first, so that
         the others stay available for workloads without an end
     :ivar lost: hosts about which others are deciding
-    :ivar gather: whether a reserved host comes before one that is not
-        reserved even if others are deciding about it
+    :ivar gather: whether a reserved host comes before an unreserved one even
+        if others are deciding about it
     :ivar off: hosts that are switched off: last
     """
 

@@ -5,16 +5,16 @@
 A *row* is the step function of one host: for each of its steps, in the order
 of time, the instant from which it holds, and for each *column* (resource
 class) the level from then until the next step. A row begins with a step at
-``PAST``, and two steps that follow each other differ in some column. So a row
-depends only on the sum of what was added to it, not on the order.
+``PAST``, and adjacent steps differ in some column. So a row depends only on
+the sum of what was added to it, not on the order.
 
-There is at least one empty place behind the last step of a row, at ``NEVER``,
-so the place behind a step always shows when its level ends. A row that is full
+There is at least one empty place after the last step of a row, at ``NEVER``,
+so the place after a step always has the end of its level. A row that is full
 moves to the spare places at the end; when those are used up, the arrays are
 laid out anew. That takes some 100 ms with 2,000,000 steps and happens about
 once in 10,000 changes.
 
-Marks index the steps: they say about where in each row an instant is.
+Marks index the steps: they show about where in each row an instant is.
 
 The most frequent question is the highest level from now on without an end.
 The answer is cached for each row, with the end of the last step that has it:
@@ -36,41 +36,40 @@ __all__ = ['Block', 'Ints', 'Layout', 'Levels', 'Marks', 'NEVER', 'PAST',
 Ints: ty.TypeAlias = npt.NDArray[np.int64]
 Levels: ty.TypeAlias = npt.NDArray[ty.Any]
 
-#: When the first step of a row begins, and when the last one ends. What lies
-#: between them, and twice that, is still 64 bits.
+#: When the first step of a row begins, and when the last one ends. Their
+#: difference, and twice that, still fits into 64 bits.
 PAST, NEVER = -2 ** 61, 2 ** 61
 
-#: What levels may be kept in.
+#: The types of arrays of levels.
 _TYPES = tuple(map(np.dtype, (np.int16, np.int32, np.int64)))
-#: They are given a type that has room for so many times theirs: so they seldom
-#: grow out of it.
+#: A type is chosen that could hold levels so many times as large, so that they
+#: seldom outgrow it.
 _AHEAD = 2
 
 
 @functools.cache
 def empty(dtype: npt.DTypeLike) -> int:
-    """The level of an empty place: more than fits anywhere."""
+    """Return the level of an empty place: more than fits anywhere."""
     return min(int(np.iinfo(np.dtype(dtype)).max), NEVER)
 
 
 def size_of(seconds: int) -> int:
-    """The logarithm of a time that is not 0, in eighths of a doubling.
+    """Return the logarithm of a time that is not 0, in eighths of a doubling.
 
-    So that times can be told apart roughly by looking at one byte. Two ways
-    of computing it may differ by 1.
+    With it, one byte tells times apart roughly. Two ways of computing it may
+    differ by 1.
     """
     return min(int(math.log2(seconds) * 8), 255)
 
 
 def reach(level: Levels) -> int:
-    """How far from 0 some levels are at most."""
+    """Return the maximum distance of some levels from 0."""
     return max(int(level.max(initial=0)), -int(level.min(initial=0)))
 
 
 def spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """All places from the first until the last of each row.
-
-    And where in them each row begins.
+    """Return all places from the first until the last of each row, and the
+    offset of each row among them.
     """
     counts = last - first + 1
     ends = np.cumsum(counts)
@@ -82,38 +81,39 @@ def spans(first: Ints, last: Ints) -> tuple[Ints, Ints]:
 
 @functools.cache
 def room(dtype: np.dtype[ty.Any]) -> int:
-    """How far from 0 the levels of a type may be: so far that the difference
-    of two is of that type, too.
+    """Return how far from 0 the levels of a type may be, so that the
+    difference of two levels is of that type, too.
     """
     return 1 << 8 * dtype.itemsize - 2
 
 
 def type_for(far: int) -> np.dtype[ty.Any]:
-    """What levels are kept in that are not further from 0 than this."""
+    """Return the type for levels that are not further from 0 than this."""
     return next((one for one in _TYPES if _AHEAD * far < room(one)),
                 _TYPES[-1])
 
 
 def narrowed(level: Levels) -> Levels:
-    """Levels in the smallest type that they are kept in."""
+    """Return levels in the smallest type for them."""
     return level.astype(type_for(reach(level)))
 
 
 def blank(size: int, levels: ty.Iterable[Levels]) -> Levels:
-    """So many empty places, of the smallest type that some are kept in."""
+    """Return a number of empty places, of the smallest type for some levels.
+    """
     dtype = type_for(max(map(reach, levels), default=0))
     return np.full(size, empty(dtype), dtype)
 
 
 def stepped(row: Ints, time: Ints, bases: list[Ints], changes: list[Ints],
             ) -> tuple[Ints, Ints, list[Levels]]:
-    """Step functions, given their levels in the past and their changes.
+    """Return step functions, given their levels in the past and their changes.
 
     :returns: how many steps each row has, their times, and their levels
     """
     order = np.lexsort((time, row))
     row, time = row[order], time[order]
-    # What happens at one instant is one step, the last one's sum.
+    # Changes at one instant are one step, with the sum at the last of them.
     whole = np.ones(len(row), bool)
     whole[:-1] = (row[1:] != row[:-1]) | (time[1:] != time[:-1])
     row, time = row[whole], time[whole]
@@ -142,20 +142,20 @@ def stepped(row: Ints, time: Ints, bases: list[Ints], changes: list[Ints],
     return counts, times, ty.cast('list[Levels]', levels)
 
 
-#: How many instants there is an index for, at most.
+#: The maximum number of marks.
 MOST = 256
-#: About so many steps are looked at at once.
+#: About the number of steps that are processed at once.
 PIECE = 2 ** 17
 
 
 class Marks:
     """How many steps each row has until some instants, the *marks*.
 
-    They are spread evenly over the steps, so between two of them each row has
-    few. Costs O(steps), and a sort of some of them.
+    The marks are spread evenly over the steps, so each row has few steps
+    between two of them. Costs O(steps), and a sort of some of them.
 
     :param counts: how many steps each row has
-    :param times: when they begin, one row after the other
+    :param times: when the steps begin, one row after the other
     """
 
     def __init__(self, counts: Ints, times: Ints) -> None:
@@ -164,13 +164,13 @@ class Marks:
         chosen = np.unique(some[np.linspace(
             0, len(some) - 1, number, dtype=np.int64)] if number else some[:0])
         marks = np.concatenate([[PAST], chosen[chosen > PAST]])
-        #: Of each mark and row, less one: the last step until there.
+        #: By mark and row, the number of steps until the mark, less one.
         self._until: npt.NDArray[np.int32] = np.empty(
             (len(marks), len(counts)), np.int32)
         ends = np.cumsum(counts)
         first = done = 0
         while first < len(counts):
-            # Some rows at a time: this takes more memory than what it makes.
+            # Some rows at a time: this takes more memory than its result.
             behind = max(first + 1, int(np.searchsorted(
                 ends, done + PIECE, 'right')))
             until = int(ends[behind - 1])
@@ -184,31 +184,30 @@ class Marks:
         return self._until.nbytes
 
     def grow(self, more: int) -> None:
-        """Have a place for so many more rows."""
+        """Add places for more rows."""
         self._until = np.concatenate([
             self._until, np.zeros((len(self._marks), more), np.int32)], axis=1)
 
     def begin(self, row: int) -> None:
-        """A row has one step."""
+        """Reset a row to one step."""
         self._until[:, row] = 0
 
     def changed(self, row: int, instant: int, steps: int) -> None:
-        """A row has got so many steps more at an instant."""
+        """Note that a row got so many more steps at an instant."""
         self._until[bisect.bisect_left(self._marks, instant):, row] += steps
 
     def around(self, instant: int) -> tuple[Ints, Ints | None]:
-        """Of each row, which steps an instant is between, both included.
+        """Return between which steps of each row an instant is, inclusive.
 
-        ``None`` where the second is the last step of each row.
+        The second is None if it is the last step of each row.
         """
         mark = bisect.bisect_right(self._marks, instant) - 1
         return self._until[mark], (
             self._until[mark + 1] if mark + 1 < len(self._marks) else None)
 
     def later(self, instant: int, part: int) -> int:
-        """The instant at which one of ``part`` parts of all steps has passed.
-
-        About; ``NEVER`` when there are not that many.
+        """Return the instant that is about 1/``part`` of all steps after
+        another one; ``NEVER`` if there are not that many.
         """
         mark = bisect.bisect_right(self._marks, instant) + (
             len(self._marks) // part)
@@ -216,7 +215,7 @@ class Marks:
 
 
 def _until(marks: Ints, counts: Ints, times: Ints) -> Ints:
-    """How many steps some rows have until each mark, less one."""
+    """Return how many steps some rows have until each mark, less one."""
     # Each step counts from the first mark that is not before it.
     cell = np.searchsorted(marks, times) * len(counts)
     cell += np.repeat(np.arange(len(counts)), counts)
@@ -229,12 +228,12 @@ Which: ty.TypeAlias = Ints | slice
 
 
 class Piece(ty.NamedTuple):
-    """Some rows, that stand nowhere yet.
+    """Some rows that have no places yet.
 
-    :ivar counts: how many steps each has
-    :ivar times: when they begin, one row after the other
-    :ivar levels: for each column, theirs; columns at the end may be missing,
-        of which nothing is booked
+    :ivar counts: how many steps each row has
+    :ivar times: when the steps begin, one row after the other
+    :ivar levels: the levels of each column; columns at the end may be missing,
+        if nothing is booked of them
     """
 
     rows: Ints
@@ -246,18 +245,18 @@ class Piece(ty.NamedTuple):
 class Layout:
     """The arrays of all rows, and the places that each row has in them.
 
-    Nothing here is safe against threads that change it meanwhile.
+    Not thread-safe.
 
     :param slack: rows get spare places for this part of their steps (8: for
         one eighth)
-    :param spare: spare places for rows that move, at least
+    :param spare: the minimum number of spare places for rows that move
     :ivar count: how many rows there are
     :ivar time: when each step begins; empty places are at ``NEVER``
     :ivar size: how long each step lasts, in one byte: see
         :func:`size_of`
-    :ivar levels: for each column, the level of each step; empty places hold
+    :ivar levels: for each column, the level of each step; empty places have
         the largest value of their type
-    :ivar lowest: for each column, a level below which it was not lately
+    :ivar lowest: for each column, a lower bound of its levels
     """
 
     def __init__(self, slack: int = 8, spare: int = 1024) -> None:
@@ -267,7 +266,7 @@ class Layout:
         self.size: npt.NDArray[np.uint8]
         self.levels: list[Levels] = []
         self.lowest: list[int]
-        # How far from 0 the levels of each column were since it was looked at.
+        # How far from 0 the levels of each column were since they were read.
         self._reach: list[int]
         self._start: Ints
         self._length: Ints
@@ -279,21 +278,21 @@ class Layout:
 
     @property
     def start(self) -> Ints:
-        """Where each row begins."""
+        """The first place of each row."""
         return self._start[:self.count]
 
     @property
     def length(self) -> Ints:
-        """How many steps each row has."""
+        """The number of steps of each row."""
         return self._length[:self.count]
 
     def _arrays(self) -> list[Levels]:
-        """What has one value for each place."""
+        """Return the arrays that have one value for each place."""
         return [self.time, self.size, *self.levels]
 
     @property
     def total(self) -> int:
-        """How many steps there are."""
+        """The number of steps of all rows."""
         return int(self.length.sum())
 
     @property
@@ -303,13 +302,13 @@ class Layout:
             *self._arrays(), self._start, self._length, self._width))
 
     def in_place(self) -> Ints:
-        """The numbers of the rows in the order in which they stand."""
+        """Return the numbers of the rows in the order of their places."""
         if self._in_place is None:
             self._in_place = np.argsort(self.start)
         return self._in_place
 
     def add_row(self) -> int:
-        """A new host, on which nothing is booked; returns its number."""
+        """Add a host with nothing booked; return the number of its row."""
         row = self.count
         if row == len(self._start):
             more = max(16, row // 2)
@@ -330,7 +329,7 @@ class Layout:
         return row
 
     def add_column(self) -> int:
-        """A new resource class, nothing of it booked; returns its number."""
+        """Add a resource class with nothing booked; return its column."""
         level = blank(len(self.time), [])
         level[self.time != NEVER] = 0
         self.levels.append(level)
@@ -348,7 +347,7 @@ class Layout:
             level[where] = empty(level.dtype)
 
     def _move(self, row: int, width: int) -> None:
-        """Give a row (at least) so many places, somewhere else."""
+        """Move a row to (at least) so many places elsewhere."""
         if self._used + width >= len(self.time):
             self._make_space(width)
             if self._width[row] > self._length[row] + 1:
@@ -366,7 +365,7 @@ class Layout:
         self._lay_out([self._piece(np.arange(self.count))], width + 1)
 
     def _piece(self, rows: Ints) -> Piece:
-        """Some rows as they are. A copy."""
+        """Return a copy of some rows."""
         counts = self.length[rows]
         places, _offsets = spans(
             self.start[rows], self.start[rows] + counts - 1)
@@ -374,11 +373,11 @@ class Layout:
                      [level[places] for level in self.levels])
 
     def _lay_out(self, pieces: list[Piece], more: int = 1) -> None:
-        """Put all rows, one after the other, into place.
+        """Put all rows into place, one after the other.
 
-        A row without any steps yet is none: see :meth:`add_row`.
+        Rows without any steps yet get no step here: see :meth:`add_row`.
 
-        :param pieces: every row is in one of them; they are used up
+        :param pieces: every row is in one of them; the list is emptied
         """
         counts = np.zeros(self.count, np.int64)
         for piece in pieces:
@@ -400,7 +399,7 @@ class Layout:
         self._marks = Marks(counts, self.time[self.time != NEVER])
 
     def _put(self, piece: Piece, start: Ints) -> None:
-        """Put some rows to where they begin."""
+        """Put some rows at their places."""
         first = start[piece.rows]
         places, _offsets = spans(first, first + piece.counts - 1)
         self.time[places] = piece.times
@@ -418,7 +417,7 @@ class Layout:
                 level[places] = 0
 
     def at(self, which: Which, instant: int) -> Ints:
-        """The places of the steps that hold at an instant, for some rows."""
+        """Return the places of the steps that hold at an instant, by row."""
         here, there = self._marks.around(instant)
         start = self.start[which]
         place: Ints = start + here[:self.count][which]
@@ -432,9 +431,8 @@ class Layout:
         return place
 
     def later(self, instant: int, part: int) -> int:
-        """The instant at which one of ``part`` parts of all steps has passed.
-
-        About; ``NEVER`` when there are not that many.
+        """Return the instant that is about 1/``part`` of all steps after
+        another one; ``NEVER`` if there are not that many.
         """
         return self._marks.later(instant, part)
 
@@ -444,7 +442,7 @@ def _longer(array: Ints, more: int) -> Ints:
 
 
 class Block(ty.NamedTuple):
-    """Bookings: of each its row, from when until when, and its amounts.
+    """Bookings, with the row, the begin, the end and the amounts of each.
 
     :ivar amounts: one array for each column
     """
@@ -455,15 +453,15 @@ class Block(ty.NamedTuple):
     amounts: list[Ints]
 
 
-#: Steps are collected only where there are so many times more, because that
-#: costs so many times more than to look at it all.
+#: Steps are collected only if all are so many times more: collecting a step
+#: costs so many times more than reading it in order.
 DENSE = 32
 
 
 class Rows(Layout):
     """Levels of hosts (rows) and resource classes (columns) over time.
 
-    :ivar horizon: what was before this instant is forgotten
+    :ivar horizon: the instant before which everything is forgotten
     """
 
     def __init__(self, slack: int = 8, spare: int = 1024) -> None:
@@ -475,7 +473,7 @@ class Rows(Layout):
             amounts: ty.Iterable[tuple[int, int]]) -> None:
         """Raise levels (column, amount) of a row from begin until end.
 
-        The cost is that of moving the steps of the row that come later.
+        The cost is that of moving the later steps of the row.
         """
         if end <= self.horizon:
             return
@@ -505,10 +503,10 @@ class Rows(Layout):
         self._reach[column] = max(self._reach[column], far)
 
     def _prepare(self, column: int, amount: int) -> None:
-        """Have a column hold levels that are further from 0 by an amount.
+        """Make a column hold levels that are further from 0 by an amount.
 
-        Costs O(S), when levels have come to be twice as far from 0 as those
-        for which the type was chosen, or more.
+        Costs O(S), when levels have become at least twice as far from 0 as
+        those for which the type was chosen.
         """
         used = self.time != NEVER
         self._reach[column] = reach(self.levels[column][used])
@@ -518,7 +516,7 @@ class Rows(Layout):
         self.levels[column] = level
 
     def _cut(self, row: int, instant: int) -> int:
-        """Have a step begin at an instant; returns its number in the row."""
+        """Make a step begin at an instant; return its number in the row."""
         start, length = int(self._start[row]), int(self._length[row])
         step = int(self.time[start:start + length].searchsorted(instant))
         if step < length and self.time[start + step] == instant:
@@ -528,7 +526,7 @@ class Rows(Layout):
             start = int(self._start[row])
         here, behind = start + step, start + length
         for array in self._arrays():
-            # The step before it is cut in two that are alike so far.
+            # The step before it is cut into two with equal levels.
             array[here:behind + 1] = array[here - 1:behind]
         self.time[here] = instant
         self._measure(here - 1)
@@ -538,7 +536,7 @@ class Rows(Layout):
         return step
 
     def _mend(self, row: int, step: int) -> None:
-        """Remove a step that makes no difference."""
+        """Remove a step if its levels equal those of the step before it."""
         start, length = int(self._start[row]), int(self._length[row])
         here, behind = start + step, start + length
         for level in self.levels:
@@ -546,7 +544,7 @@ class Rows(Layout):
                 return
         instant = int(self.time[here])
         for array in self._arrays():
-            # With the empty place behind the row.
+            # With the empty place after the row.
             array[here:behind] = array[here + 1:behind + 1]
         self._measure(here - 1)
         self._length[row] -= 1
@@ -554,16 +552,17 @@ class Rows(Layout):
 
     def peaks(self, first: Ints, last: Ints, columns: ty.Iterable[int],
               ) -> ty.Iterator[Levels]:
-        """The highest level between two places of each row, by column."""
+        """Yield the highest level between two places of each row, by column.
+        """
         if int((last - first).sum()) * DENSE < len(self.time):
             places, offsets = spans(first, last)
             for column in columns:
                 yield np.maximum.reduceat(
                     self.levels[column][places], offsets)
             return
-        # It is cheaper to look at everything than to collect so much. What
-        # stands between two rows is reduced too, and not used: with the rows
-        # in order, everything is looked at once.
+        # Reading everything is cheaper than collecting so much. The places
+        # between two rows are reduced too, and not used: with the rows in
+        # order, everything is read once.
         order = np.argsort(first)
         pairs = np.empty(2 * len(first), np.int64)
         pairs[0::2], pairs[1::2] = first[order], last[order] + 1
@@ -573,10 +572,10 @@ class Rows(Layout):
             yield np.maximum.reduceat(self.levels[column], pairs)[::2][back]
 
     def rest(self, instant: int) -> list[Ints]:
-        """The highest level of each row from an instant on, by column.
+        """Return the highest level of each row from an instant on, by column.
 
-        Costs O(rows); and the steps from then on of those that have changed
-        since it was asked last, or whose highest level is over.
+        Costs O(rows), and the steps from then on of the rows that have changed
+        since the last call, or whose highest level is over.
         """
         known = self._highest
         if not known.is_of(len(self._start), len(self.levels)):
@@ -589,7 +588,7 @@ class Rows(Layout):
             for rest, level in zip(known.levels, self.levels):
                 later = level[first:behind]
                 rest[row] = highest = later.max()
-                # Of several steps that have it, the last one counts.
+                # Of several steps with this level, the last one counts.
                 last = behind - 1 - int((later[::-1] == highest).argmax())
                 until = min(until, int(self.time[last + 1]))
             known.since[row], known.until[row] = instant, until
@@ -598,9 +597,9 @@ class Rows(Layout):
     def load(self, blocks: ty.Iterable[Block]) -> None:
         """Add many bookings at once.
 
-        No row may be in two blocks: so each is sorted by itself, with what
-        its rows have already, and only what comes of that is kept until all
-        is laid out anew.
+        No row may be in two blocks: so each block is sorted by itself, with
+        the existing steps of its rows, and only the result is kept until
+        everything is laid out anew.
 
         :raises ValueError: when a row is in two blocks; no booking was added
         """
@@ -615,7 +614,7 @@ class Rows(Layout):
         self._lay_out([*pieces, self._piece(np.flatnonzero(others))])
 
     def _joined(self, block: Block) -> Piece:
-        """The steps of the rows of a block, with its bookings."""
+        """Return the steps of the rows of a block, with its bookings."""
         alive = block.end > self.horizon
         begin, end = block.begin[alive], block.end[alive]
         amounts = [amount[alive] for amount in block.amounts]
@@ -662,11 +661,11 @@ class Rows(Layout):
 
 
 class _Highest:
-    """What is remembered of rows: their highest levels, and until when.
+    """A cache of the highest levels of rows, and of their validity.
 
     :ivar levels: of each column, by row
-    :ivar since: from when on that is so, by row
-    :ivar until: and until when, at the latest
+    :ivar since: the first instant for which they are valid, by row
+    :ivar until: the instant from which on they are not, by row
     """
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -678,12 +677,12 @@ class _Highest:
         return (len(self.until), len(self.levels)) == (rows, columns)
 
     def changed(self, row: int) -> None:
-        """Nothing is known of a row any more."""
+        """Invalidate a row."""
         if row < len(self.until):
             self.until[row] = PAST
 
     def unknown(self, count: int, instant: int) -> list[int]:
-        """Of which rows nothing is known from an instant on."""
+        """Return the rows that have no valid levels at an instant."""
         numbers: list[int] = np.flatnonzero(
             (self.until[:count] <= instant) |
             (self.since[:count] > instant)).tolist()

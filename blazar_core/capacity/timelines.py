@@ -461,8 +461,8 @@ class Timeline(Calendar):
         return np.concatenate((grows, shrinks))
 
     def settled(self) -> int:
-        """Return the instant after which no level changes: what is booked then
-        is booked without an end. 0 if no level ever changes. Costs O(H).
+        """Return the instant from which on no level changes: what is booked
+        then is booked without an end. 0 if no level ever changes. Costs O(H).
         """
         last = self._rows.start + self._rows.length - 1
         return max(0, int(self._rows.time[last].max(initial=0)))

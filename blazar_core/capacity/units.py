@@ -21,20 +21,20 @@ __all__ = ['ExceedsHost', 'Kinds', 'Limits', 'UNLIMITED', 'UnitsOfHosts',
 
 #: More servers than any host takes.
 UNLIMITED = 2 ** 31
-#: Of so many demands the limits are remembered.
+#: The number of demands whose limits are cached.
 _REMEMBERED = 100
-#: So many combinations of providers are tried for a server; if none of these
-#: fits, placement decides.
+#: The maximum number of combinations of providers that are tried for a server;
+#: if none of these fits, placement decides.
 _TRIES = 10_000
 
-#: So many ways to choose kinds of providers for a server are compared.
+#: The maximum number of ways to choose kinds of providers for a server.
 _WAYS = 64
 
 #: For each class, the classes of the kinds of providers that have it, and the
 #: providers of each.
 Kinds: ty.TypeAlias = dict[str, dict[str, set[str]]]
 
-#: What each provider of a host has, and for each set of providers that the
+#: The units of each provider of a host, and for each set of providers that the
 #: groups of a demand name, whether it is one of them.
 _Shape: ty.TypeAlias = tuple[
     tuple[tuple[tuple[str, model.Units], ...], tuple[bool, ...]], ...]
@@ -43,29 +43,30 @@ _Shape: ty.TypeAlias = tuple[
 class Limits(ty.NamedTuple):
     """What units leave of hosts for servers of a demand.
 
-    :ivar most: how many each host can take; None: as many as its capacity
-    :ivar lost: by class, how much of what is free on each host is useless
-        for them, as it is left over on several providers
+    :ivar most: how many servers each host can take; None: as many as its
+        capacity allows
+    :ivar lost: by class, how much of what is free on each host the servers
+        cannot use, as it is left over on several providers
     """
 
     most: Ints | None
     lost: dict[str, Ints]
 
     def able(self, which: Ints, least: int) -> Ints:
-        """Those of some hosts that can take so many servers."""
+        """Return those of some hosts that can take so many servers."""
         return which if self.most is None else (
             which[self.most[which] >= least])
 
     def less(self, free: Ints, rc: str) -> Ints:
-        """What is free of a class on each host, less what is useless."""
+        """Return what is free of a class on each host, less what is lost."""
         return free - self.lost[rc] if rc in self.lost else free
 
 
 class ExceedsHost(ty.NamedTuple):
     """An amount that no host gives one server.
 
-    ``most`` and ``least`` are the largest and the smallest that one does,
-    ``steps`` the numbers of which the amount has to be a multiple.
+    ``most`` and ``least`` are the largest and the smallest amounts that a host
+    gives, ``steps`` the numbers of which an amount has to be a multiple.
     """
 
     rc: str
@@ -92,8 +93,8 @@ def ways(resources: model.Resources, groups: ty.Sequence[model.Group],
          kinds: Kinds) -> list[dict[str, int]]:
     """Return what one server may take by kind of provider: one of these.
 
-    Amounts that say already of which kind they are have one way. So have those
-    of which no provider has a kind: none of it.
+    Amounts that already name their kind have one way. So have amounts of which
+    no provider has a kind: an empty one.
 
     :param groups: its request groups; none: any provider will do
     """
@@ -123,13 +124,13 @@ def ways(resources: model.Resources, groups: ty.Sequence[model.Group],
 class UnitsOfHosts:
     """The units of hosts, in the order of a timeline.
 
-    Hosts with the same units are judged once for each demand.
+    Hosts with equal units are judged once for each demand.
     """
 
     def __init__(self) -> None:
         self._uuids: list[str] = []
         self._providers: list[model.Providers] = []
-        #: Which of the units that there are a host has, by its place.
+        #: The number in ``_units`` of the units of each host, by position.
         self._numbers: Ints = np.zeros(16, np.int64)
         self._units: dict[ty.Hashable, int] = {_ALONE.units: 0}
         self._known: dict[ty.Hashable, Limits] = {}
@@ -151,7 +152,7 @@ class UnitsOfHosts:
 
     def _set_kinds(self, before: model.Providers, now: model.Providers,
                    ) -> None:
-        """Say of which kinds the providers of a host are."""
+        """Update the kinds of providers after a change of a host."""
         for some, is_now in ((before, False), (now, True)):
             for rc, kinds in kinds_of(zip(some.ids, (
                     (name for name, _units in one)
@@ -170,7 +171,7 @@ class UnitsOfHosts:
 
     def set(self, place: int, uuid: str,
             providers: model.Providers | None) -> None:
-        """Say what providers a host has.
+        """Set the providers of a host.
 
         :param uuid: that of the host and of its root provider
         """
@@ -191,10 +192,10 @@ class UnitsOfHosts:
             self._known.clear()
 
     def limits(self, demand: model.Demand, hosts: int) -> Limits:
-        """What units leave of hosts.
+        """Return what units leave of hosts.
 
-        Costs O(hosts) for a demand that was not asked about since units
-        changed last.
+        Costs O(hosts) for a demand that is not cached since units changed
+        last.
 
         :param hosts: how many there are
         """
@@ -208,8 +209,8 @@ class UnitsOfHosts:
         return self._known[key]
 
     def _limits(self, demand: model.Demand, hosts: int) -> Limits:
-        """The limits, judged for each of the units that there are; if the
-        groups of the demand name providers, also by which of these a host has.
+        """Return the limits, judged once for all equal units; if the groups of
+        the demand name providers, also by which of these a host has.
         """
         named = [*dict.fromkeys(
             some for group in demand.groups
@@ -244,15 +245,15 @@ class UnitsOfHosts:
 
     def too_much(self, demand: model.Demand, hosts: Ints,
                  capacity: ty.Mapping[str, Ints]) -> list[ExceedsHost] | None:
-        """Why none of some hosts can ever take a server of a demand,
+        """Return why none of some hosts can ever take a server of a demand,
         although they may have the capacity.
 
-        :param hosts: their places
-        :param capacity: by class, what each host has; less than 1 where it
-            has none
-        :returns: the amounts of which none of them gives a server so much;
-            nothing where each amount alone could be had. None: one of the
-            hosts can take a server, or none has all of the classes
+        :param hosts: their positions
+        :param capacity: by class, what each host has; less than 1 if it has
+            none
+        :returns: the amounts that none of them gives one server; empty if each
+            amount alone is available. None: one of the hosts can take a
+            server, or none has all of the classes
         """
         wanted = [*dict.fromkeys(
             one for group in demand.groups for one in group.resources)]
@@ -280,20 +281,20 @@ class UnitsOfHosts:
         return found
 
     def _of_class(self, rc: str, place: int) -> list[model.Units]:
-        """The units of a class that the providers of a host have; none where
-        its capacity says all.
+        """Return the units of a class that the providers of a host have; empty
+        if its capacity has all.
         """
         return [units for some in self._providers[place].units
                 for name, units in some if name == rc]
 
 
 _NONE = Limits(None, {})
-#: A host of whose providers nothing is recorded.
+#: The providers of a host of which none are recorded.
 _ALONE = model.Providers(('',), ((),))
 
 
 class _Portion(ty.NamedTuple):
-    """What has to come from one provider.
+    """Amounts that have to come from one provider.
 
     :ivar group: the number of its group
     :ivar amounts: by class
@@ -308,8 +309,8 @@ class _Portion(ty.NamedTuple):
 def limits_of(demand: model.Demand, shape: _Shape,
               named: ty.Sequence[frozenset[str]],
               ) -> tuple[int, dict[str, int]]:
-    """How many servers of a demand a host can take if nothing is taken of it,
-    and by class, how much of what is free may be useless for them.
+    """Return how many servers of a demand a host can take if nothing is taken
+    of it, and by class, how much of what is free they may be unable to use.
 
     :param named: the sets of providers that its groups name
     """
@@ -325,7 +326,7 @@ def limits_of(demand: model.Demand, shape: _Shape,
         sizes = [amount for portion in portions
                  for name, amount in portion.amounts if name == rc]
         if not sizes or len(having) == 1:
-            # Its capacity says it.
+            # Its capacity alone is the limit.
             continue
         numbers = {number for portion in portions for number in portion.usable
                    if rc in dict(portion.amounts)}
@@ -333,8 +334,8 @@ def limits_of(demand: model.Demand, shape: _Shape,
         largest, usable = max(sizes), [
             units[number][rc].capacity for number in numbers
             if rc in units[number]]
-        # If all servers are of this size; however large they are; and one
-        # fits where nothing is taken.
+        # The minimum of: what is lost if all servers have this size; what is
+        # lost whatever their sizes; and what lets one fit an empty host.
         amount = min(
             sum(capacity % largest for capacity in usable),
             sum(min(largest - 1, capacity) for capacity in usable) + 1 -
@@ -346,7 +347,7 @@ def limits_of(demand: model.Demand, shape: _Shape,
 
 def _most(rc: str, units: ty.Sequence[ty.Mapping[str, model.Units]],
           portions: ty.Iterable[_Portion]) -> int:
-    """How many times each portion of a class is there at most."""
+    """Return how many times each portion of a class is available at most."""
     return min(sum(
         units[number][rc].capacity // amount for number in portion.usable
         if rc in units[number]) for portion in portions
@@ -357,8 +358,8 @@ def _portions(demand: model.Demand, shape: _Shape,
               named: ty.Sequence[frozenset[str]],
               units: ty.Sequence[ty.Mapping[str, model.Units]],
               classes: ty.Collection[str]) -> list[_Portion]:
-    """What of a demand has to come from one provider each; what has fewest
-    providers first.
+    """Return the portions of a demand, each of which has to come from one
+    provider; those with the fewest providers first.
     """
     portions = []
     for number, group in enumerate(demand.groups):
@@ -377,8 +378,8 @@ def _portions(demand: model.Demand, shape: _Shape,
 def _narrowed(demand: model.Demand, shape: _Shape,
               named: ty.Sequence[frozenset[str]],
               portions: ty.Sequence[_Portion]) -> list[_Portion]:
-    """Portions that use none but providers with a trait, where no other
-    portion of their group could have it.
+    """Return portions that use only providers with a required trait, if no
+    other portion of their group could have it.
     """
     narrowed = [*portions]
     for number, group in enumerate(demand.groups):
@@ -399,10 +400,10 @@ def _can(group: model.Group, amounts: ty.Iterable[tuple[str, int]],
          which: ty.Sequence[bool], named: ty.Sequence[frozenset[str]],
          units: ty.Mapping[str, model.Units], classes: ty.Collection[str],
          root: bool) -> bool:
-    """Whether a provider can give a portion, if nothing is taken of it.
+    """Return whether a provider can give a portion, if nothing is taken of it.
 
-    :param classes: those that any provider of the host has units of
-    :param root: whether it is the host's own
+    :param classes: those of which any provider of the host has units
+    :param root: whether it is the root provider of the host
     """
     there = {some for some, is_one in zip(named, which, strict=True)
              if is_one}
@@ -417,7 +418,7 @@ def _fits(demand: model.Demand, shape: _Shape,
           named: ty.Sequence[frozenset[str]],
           units: ty.Sequence[ty.Mapping[str, model.Units]],
           portions: ty.Sequence[_Portion]) -> bool:
-    """Whether a host can take one server, if nothing is taken of it."""
+    """Return whether an empty host can take one server."""
     if not all(portion.usable for portion in portions):
         return False
     free = [{rc: one.capacity for rc, one in some.items()} for some in units]
@@ -435,7 +436,7 @@ def _fits(demand: model.Demand, shape: _Shape,
             demand.isolated and demand.groups[portion.group].single) else ()
         seen = set()
         for place in portion.usable:
-            # Of those that are alike one is enough.
+            # Of equal providers, one is enough.
             alike = shape[place], tuple(free[place].items()), place in chosen
             if place in apart or alike in seen or any(
                     free[place].get(rc, amount) < amount
@@ -464,8 +465,8 @@ def _have_traits(demand: model.Demand, shape: _Shape,
                  named: ty.Sequence[frozenset[str]],
                  portions: ty.Sequence[_Portion],
                  chosen: ty.Sequence[int]) -> bool:
-    """Whether the providers of the groups that are not single have all traits
-    that these require.
+    """Return whether the providers of the groups that are not single have all
+    traits that these require.
     """
     for number, group in enumerate(demand.groups):
         used = {place for one, place in zip(portions, chosen, strict=True)

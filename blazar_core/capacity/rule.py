@@ -77,10 +77,8 @@ def levels(stays: ty.Iterable[Taken], comes: ty.Iterable[Taken] = (),
     from then on after a change, and how much more that is than without the
     change.
 
-    Both are by class, and the same dicts each time.
-
-    :param comes: taken after the change, and not before it
-    :param goes: taken before the change, and not after it
+    Both are by class, and the same dicts each time. ``comes`` is taken after
+    the change and not before it, ``goes`` before it and not after it.
     """
     steps = collections.defaultdict[
         int, list[tuple[model.Resources, int, int]]](list)

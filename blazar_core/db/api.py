@@ -27,11 +27,11 @@ __all__ = ['Database', 'LostRace', 'Outdated', 'found', 'is_disturbance',
            'lock', 'lock_as_read', 'locked', 'whole']
 
 #: Seconds that the database has to accept a connection, and to answer a
-#: statement: many times what the longest one takes.
+#: statement: many times the duration of the longest one.
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20
-#: Seconds for which a transaction waits for what another one has locked. It is
-#: run again then: the other one may stand still.
+#: Seconds for which a transaction waits for a lock of another one. It is then
+#: run again: the other one may hang.
 LOCK_SECONDS = 5
 
 P = ty.ParamSpec('P')
@@ -39,7 +39,7 @@ R = ty.TypeVar('R')
 
 
 class Outdated(Exception):
-    """What something was decided by is not so any more: decide again."""
+    """What a decision was based on has changed: decide again."""
 
 
 class LostRace(Outdated):
@@ -51,8 +51,8 @@ class LostRace(Outdated):
 
 
 def _files_read(conf: cfg.ConfigOpts) -> str:
-    """The configuration files of a process, in words."""
-    # Neither option is there before the configuration is read.
+    """Return a sentence with the configuration files of a process."""
+    # Neither option exists before the configuration is read.
     paths = [path for name in ('config_file', 'config_dir')
              for path in getattr(conf, name, None) or ()]
     return (f'Configuration read: {", ".join(paths)}.' if paths
@@ -62,14 +62,14 @@ def _files_read(conf: cfg.ConfigOpts) -> str:
 class Database:
     """Transactions on the database that ``[blazar_database]`` names.
 
-    The engine is made at the first use, not here: WSGI servers fork after
-    they have loaded the application, and a connection must not be shared by
-    two processes.
+    The engine is created at the first use, not here: WSGI servers fork after
+    they have loaded the application, and two processes must not share a
+    connection.
 
     A process whose clock differs from the database's writes nothing.
 
-    :param clock: of the process; None: the machine's
-    :param patient: a statement may take as long as it likes
+    :param clock: of the process; None: the system clock
+    :param patient: whether statements and locks have no time limit
     :raises ConfigurationError: when no usable connection is configured
     """
 
@@ -86,22 +86,22 @@ class Database:
                 f'{_files_read(conf)}')
         url = _usable(options.pop('connection')).update_query_string(
             options.pop('connection_parameters') or '')
-        #: Where it is asked whether it answers.
+        #: The URL for probes.
         self._probed = _in_time(
             url, circuit_breaker.PROBE_SECONDS, circuit_breaker.PROBE_SECONDS)
         clock = clock or clocks.SystemClock()
         self.status = circuit_breaker.DatabaseStatus(clock, self._probe)
-        #: How the clock of the process differs from the database's.
+        #: The difference between the clocks of the process and the database.
         self.skew = clock_skew.ClockSkew(
             clock, conf.blazar.max_clock_skew, lambda: self.engine.connect())
         self._facade = enginefacade.transaction_context()
-        # Nobody waits here until it is there: that is the presence's.
+        # No waiting for the database here: the circuit breaker handles that.
         self._facade.configure(
             connection=pooling.with_plugin(_in_time(
                 url, CONNECT_SECONDS, None if patient else ANSWER_SECONDS,
             )).render_as_string(hide_password=False), max_retries=0,
-            # Or each connection that is given back lets others run first,
-            # which is for threads that are not the system's.
+            # Otherwise each returned connection yields to other threads,
+            # which is for green threads.
             thread_checkin=False,
             sqlite_fk=True, **options)
         self._facade.append_on_engine_create(_lock_sqlite_early)
@@ -112,14 +112,14 @@ class Database:
 
     @functools.cached_property
     def engine(self) -> sa.Engine:
-        """The engine, made if need be."""
+        """The engine, created at the first use."""
         return ty.cast(sa.Engine, self._facade.writer.get_engine())
 
     @contextlib.contextmanager
     def reader(self) -> ty.Iterator[orm.Session]:
-        """A session that reads; what it returns stays usable after it.
+        """Open a session that reads; its objects stay usable afterwards.
 
-        Its statements all see the same state of the database.
+        All of its statements see the same state of the database.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
@@ -129,10 +129,10 @@ class Database:
 
     @contextlib.contextmanager
     def connection(self) -> ty.Iterator[sa.Connection]:
-        """What :meth:`reader` gives, without a session.
+        """Open what :meth:`reader` does, without a session.
 
-        For what is read for each boot: the session would cost as much as a
-        statement or two.
+        For reads of every boot: the session would cost as much as a statement
+        or two.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
@@ -141,7 +141,7 @@ class Database:
 
     @contextlib.contextmanager
     def writer(self) -> ty.Iterator[orm.Session]:
-        """A session that commits when its block ends without an error.
+        """Open a session that commits when its block ends without an error.
 
         :raises DatabaseUnavailable: when the database does not answer
         :raises OutcomeUnknown: when it does not answer to the commit
@@ -157,9 +157,9 @@ class Database:
 
     @contextlib.contextmanager
     def begin(self) -> ty.Iterator[sa.Connection]:
-        """What :meth:`writer` gives, without a session.
+        """Open what :meth:`writer` does, without a session.
 
-        For what writes tables and no objects.
+        For code that writes tables and no objects.
 
         :raises DatabaseUnavailable: when the database does not answer
         :raises OutcomeUnknown: when it does not answer to the commit
@@ -173,9 +173,10 @@ class Database:
 
     @contextlib.contextmanager
     def _there(self, decides: bool = False) -> ty.Iterator[list[ty.Any]]:
-        """Use the database; gets what is about to be committed.
+        """Use the database, if it is available; yield a list that gets an item
+        right before a commit.
 
-        :param decides: for something that depends on the time
+        :param decides: whether to check the clock, for decisions by time
         """
         self.status.check()
         ended: list[ty.Any] = []
@@ -196,8 +197,7 @@ class Database:
             connection.exec_driver_sql('SELECT 1')
 
     def check_clock(self) -> None:
-        """Make sure that the clock of the process is right, for what is
-        decided by it and not written.
+        """Check the clock of the process, for decisions that are not written.
 
         :raises DatabaseUnavailable: when the database does not answer
         :raises ClockSkewed: when the clock is wrong
@@ -209,9 +209,9 @@ class Database:
                 **kwargs: P.kwargs) -> R:
         """Run whole transactions until one is not disturbed by another.
 
-        ``work`` opens its own :meth:`writer`. A lost race, a deadlock and a
-        locked SQLite file are met by running it again from the start, after
-        a pause with jitter.
+        ``work`` opens its own :meth:`writer`. After a lost race, a deadlock or
+        a locked SQLite file it is run again from the start, after a pause with
+        jitter.
 
         :raises ConcurrentUpdate: when the retries are used up
         :raises DatabaseUnavailable: when the database does not answer
@@ -232,7 +232,7 @@ class Database:
 
 
 def found(session: orm.Session, lease_id: str) -> models.Lease:
-    """A lease.
+    """Return a lease.
 
     :raises NotFound: when there is none of that id
     """
@@ -244,20 +244,20 @@ def found(session: orm.Session, lease_id: str) -> models.Lease:
 
 def whole(session: orm.Session, lease_ids: ty.Collection[str],
           ) -> ty.Sequence[models.Lease]:
-    """Those leases that there are, with all that hangs on them, in three
-    statements.
+    """Return the leases of these ids that exist, with their reservations,
+    bookings and events, in three statements.
     """
     return session.scalars(_WHOLE, {'leases': lease_ids}).all()
 
 
 def locked(session: orm.Session, lease_id: str) -> models.Lease:
-    """A lease that no other process changes until the transaction ends.
+    """Return a lease that no other process changes until the transaction ends.
 
-    The first statement of its transaction, and it writes. What a transaction
-    sees is fixed by the first thing that it reads, and where it has to wait
-    for the lock that may be older than what the one before it has written:
-    after a statement that writes, MariaDB reads what is true now, PostgreSQL
-    and Galera refuse the transaction, and it is run again.
+    This must be the first statement of its transaction, and it writes. The
+    first read of a transaction fixes the state that it sees, which may be
+    older than what the previous holder of the lock has written: after a
+    statement that writes, MariaDB reads the current state, while PostgreSQL
+    and Galera refuse the transaction, so that it is run again.
 
     :raises NotFound: when there is none of that id
     """
@@ -266,13 +266,13 @@ def locked(session: orm.Session, lease_id: str) -> models.Lease:
 
 
 def lock_as_read(connection: sa.Connection, lease: models.Lease) -> None:
-    """:func:`lock` a lease that was read before, if it is that still.
+    """:func:`lock` a lease that was read before, if it is unchanged.
 
-    Of its bookings only what is changed with the lease locked is sure: not
-    where they are.
+    Of its bookings only what is changed under the lock of the lease is
+    certain: not their hosts.
 
     :param lease: as it was read in a session that is closed
-    :raises Outdated: when somebody has locked it since, or it is gone
+    :raises Outdated: when it was locked since then, or no longer exists
     """
     if not connection.execute(_LOCK_AS_READ, {
             'lease': lease.id, 'read': lease.generation}).rowcount:
@@ -280,8 +280,8 @@ def lock_as_read(connection: sa.Connection, lease: models.Lease) -> None:
 
 
 def lock(session: orm.Session, *lease_ids: str) -> None:
-    """Wait until no other process changes leases, for one that reads nothing
-    of them then, or looks whether what it has read is so still.
+    """Wait until no other process changes leases, for a caller that does not
+    read them afterwards, or checks whether what it has read is current.
     """
     session.connection().execute(_LOCK, {'leases': lease_ids})
 
@@ -306,15 +306,17 @@ _WHOLE = sa.select(models.Lease).where(
 
 
 def is_disturbance(exc: BaseException) -> bool:
-    """Whether it was another transaction's doing, and trying again helps."""
+    """Return whether another transaction caused an error, so that retrying
+    helps.
+    """
     # A duplicate is a row that another process has just written: the next run
     # finds it.
     if isinstance(exc, Outdated | db_exception.DBDeadlock |
                   db_exception.DBDuplicateEntry):
         return True
-    # oslo.db has no classes for these: SQLite's, and PostgreSQL's for a
-    # transaction that would change what another one has changed meanwhile,
-    # and for a lock that another one has.
+    # oslo.db has no classes for these: SQLite's locks, and PostgreSQL's errors
+    # for a transaction that would change what another one has changed
+    # meanwhile, and for a lock that another one has.
     return isinstance(exc, sa.exc.OperationalError |
                       db_exception.DBError) and any(
         words in str(exc) for words in (
@@ -322,12 +324,12 @@ def is_disturbance(exc: BaseException) -> bool:
             'could not obtain lock', 'due to lock timeout'))
 
 
-#: How drivers call the seconds for a connection, and for an answer.
+#: The parameters of drivers for the timeouts of a connection and of an answer.
 _TIMES: dict[str, tuple[str, tuple[str, ...]]] = {
     'pymysql': ('connect_timeout', ('read_timeout', 'write_timeout')),
     'mysqldb': ('connect_timeout', ('read_timeout', 'write_timeout')),
-    # It knows none for an answer: what a machine that is gone does not
-    # acknowledge is noticed, a server that stands still is not.
+    # It has no timeout of an answer: a machine that does not acknowledge is
+    # noticed, a server that hangs is not.
     'psycopg2': ('connect_timeout', ()),
 }
 
@@ -335,7 +337,7 @@ _TIMES: dict[str, tuple[str, tuple[str, ...]]] = {
 def _usable(connection: str) -> sa.URL:
     """Return a URL whose driver is installed.
 
-    :raises ConfigurationError: when there is no such driver
+    :raises ConfigurationError: when the driver cannot be imported
     """
     try:
         url = sa.make_url(connection)
@@ -348,9 +350,9 @@ def _usable(connection: str) -> sa.URL:
 
 
 def _in_time(url: sa.URL, connect: int, answer: int | None) -> sa.URL:
-    """The URL of a database that is not waited for without an end.
+    """Return the URL of a database with timeouts.
 
-    What an operator has written himself stays.
+    Timeouts that an operator has written are unchanged.
     """
     connects, answers = _TIMES.get(url.get_driver_name(), ('', ()))
     wanted: dict[str, str] = {connects: str(connect)} if connects else {}
@@ -364,10 +366,10 @@ def _in_time(url: sa.URL, connect: int, answer: int | None) -> sa.URL:
 
 
 def _is_away(exc: BaseException) -> bool:
-    """Whether a database did not answer, had nobody free to do so, does not
-    let us in, or is not ours as it was: read-only, or without our tables. For
-    the latter oslo.db has a class or none, by its kind. One that does not take
-    a row, because of its values, is there.
+    """Return whether a database is unavailable: it did not answer, had no free
+    connection, refuses the login, is read-only, or lacks our tables. oslo.db
+    has no class for some of these, depending on the database. A database that
+    refuses a row because of its values is available.
     """
     if is_disturbance(exc):
         return False
@@ -383,7 +385,7 @@ def _is_away(exc: BaseException) -> bool:
         sa.exc.InternalError)
 
 
-#: Whether the transaction that this thread begins is one that writes.
+#: Whether the transaction that this thread begins writes.
 _writes: contextvars.ContextVar[bool] = contextvars.ContextVar(
     'writes', default=False)
 
@@ -398,18 +400,18 @@ def _writing() -> ty.Iterator[None]:
 
 
 def _set_up_sessions(patient: bool, engine: sa.Engine) -> None:
-    """Let all statements of a transaction see one state of the database, and
-    none wait for ever.
+    """Make all statements of a transaction see one state of the database, and
+    give them time limits.
 
-    A decision reads bookings and generations by several statements. Where
-    each of them saw another state (PostgreSQL's default), a booking that
-    somebody changed in between would be written over. A process that stands
-    still in a transaction keeps all others from its rows.
+    A decision reads bookings and generations by several statements. If each of
+    them saw another state (PostgreSQL's default), a booking that another
+    process changed in between would be overwritten. A process that hangs in a
+    transaction keeps all others from its rows.
     """
     settings = {
         'mysql': [
             'SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ',
-            # MySQL takes the latter for a comment: it knows no such setting.
+            # For MySQL, the latter is a comment: it has no such setting.
             f'SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} '
             f'/*M!100300 , idle_transaction_timeout = {ANSWER_SECONDS} */'],
         'postgresql': [
@@ -433,11 +435,11 @@ def _set_up_sessions(patient: bool, engine: sa.Engine) -> None:
 
 
 def _lock_sqlite_early(engine: sa.Engine) -> None:
-    """Let writers of a SQLite file queue up instead of failing.
+    """Make writers of a SQLite file queue up instead of failing.
 
-    A transaction that reads before it writes cannot write any more when
-    another one has written meanwhile, however long it would wait. One that
-    says at its beginning that it will write, waits.
+    A transaction that reads before it writes can no longer write once another
+    one has written, however long it waits. A transaction that announces at its
+    beginning that it will write waits.
     """
     if engine.dialect.name != 'sqlite':
         return

@@ -2,7 +2,7 @@
 
 """Circuit breaker: stop using a database that does not answer.
 
-A thread that uses a database that is away waits, and waits again with every
+A thread that uses an unavailable database waits, and waits again with every
 request. So the first thread without an answer marks the database as doubtful;
 the next one probes it with a short timeout, and if the probe fails, no thread
 uses the database for a while.
@@ -20,16 +20,16 @@ __all__ = ['PAUSE', 'PROBE_SECONDS', 'DatabaseStatus']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds for which a database that did not answer is not asked again.
+#: Seconds for which a database that did not answer is not used.
 PAUSE = 10
 #: Seconds that the database has to answer a probe.
 PROBE_SECONDS = 2
 
 
 class DatabaseStatus:
-    """What is known of it in this process.
+    """The status of the database, as this process knows it.
 
-    :param probe: asks it for an answer, and raises what comes instead
+    :param probe: queries the database; raises if it does not answer
     """
 
     def __init__(self, clock: clocks.Clock,
@@ -37,10 +37,10 @@ class DatabaseStatus:
         self._clock = clock
         self._probe = probe
         self._asking = threading.Lock()
-        #: The thread that finds out, which is not kept from it.
+        #: The thread that probes, for which the breaker is closed.
         self._asks: int | None = None
         self._doubtful = False
-        #: Since when it is known to be away, and why.
+        #: Since when the database is unavailable, and why.
         self._since: float | None = None
         self._why: Exception | None = None
         self._again = 0.0
@@ -48,16 +48,18 @@ class DatabaseStatus:
         self._away = 0.0
 
     def away(self) -> tuple[bool, float]:
-        """Return whether it is known to be away, and for how many seconds in
-        all it was since the process has begun.
+        """Return whether the database is unavailable, and for how many seconds
+        in total it was since the process has started.
         """
         since = self._since
         return since is not None, self._away + (
             0.0 if since is None else self._clock.elapsed() - since)
 
     def before(self, work: ty.Callable[[], None]) -> None:
-        """Do something before the database is used for anything else: now,
-        or as soon as it is there. Raises what goes wrong now.
+        """Do something before any other use of the database: now, or as soon
+        as it is available.
+
+        :raises ConfigurationError: when the work raises it now
         """
         self._before.append(work)
         try:
@@ -67,10 +69,10 @@ class DatabaseStatus:
                 raise exc.__cause__ from None
 
     def check(self) -> None:
-        """Make sure that it is worth asking the database. Costs nothing as
-        long as nobody doubts it.
+        """Check that the database may be used. Costs nothing as long as it is
+        not doubtful.
 
-        :raises DatabaseUnavailable: when it is not
+        :raises DatabaseUnavailable: when it may not
         """
         if not self._is_open() or self._asks == threading.get_ident():
             return
@@ -87,7 +89,7 @@ class DatabaseStatus:
             self._asking.release()
 
     def doubt(self, why: object) -> None:
-        """Somebody had no answer."""
+        """Mark the database as doubtful: it did not answer."""
         if self._since is None:
             LOG.warning('The database of the leases did not answer: %s', why)
         self._doubtful = True

@@ -4,10 +4,10 @@
 
 All processes decide by their own clocks what is due. A process whose clock is
 wrong would start and end leases at the wrong time, so it decides nothing. The
-database's clock is the reference, as all processes have it in common.
+database's clock is the reference, as all processes share it.
 
-The database's time is read with a statement of the engine, and carried on by
-the monotonic clock, so that a step of the clock is noticed without another
+The database's time is read with a statement of the engine, and extrapolated
+by the monotonic clock, so that a step of the clock is noticed without another
 statement.
 """
 
@@ -25,15 +25,15 @@ __all__ = ['ClockSkew', 'FRESH_SECONDS', 'database_time', 'described',
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after which the database's time is read by a statement of its own,
-#: if no other statement has brought it.
+#: Seconds after which the database's time is read by a separate statement, if
+#: no other statement has returned it.
 FRESH_SECONDS = 60
 
 
 class database_time(sa.FunctionElement[ty.Any]):
     """SQL: the database's time, in microseconds since the epoch.
 
-    NULL on SQLite, which has no clock but this machine's.
+    NULL on SQLite, which has only the clock of this machine.
     """
 
     type = sa.Numeric()
@@ -47,13 +47,13 @@ def _without(*_args: ty.Any, **_kwargs: ty.Any) -> str:
 
 @compiler.compiles(database_time, 'mysql', 'mariadb')
 def _mysql(*_args: ty.Any, **_kwargs: ty.Any) -> str:
-    # UNIX_TIMESTAMP(NOW(6)) goes by the time zone of the session.
+    # UNIX_TIMESTAMP(NOW(6)) would depend on the time zone of the session.
     return "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 
 
 @compiler.compiles(database_time, 'postgresql')
 def _postgresql(*_args: ty.Any, **_kwargs: ty.Any) -> str:
-    # now() is when the transaction began.
+    # now() would be the beginning of the transaction.
     return 'EXTRACT(EPOCH FROM clock_timestamp()) * 1000000'
 
 
@@ -62,12 +62,12 @@ _TIME = sa.select(database_time())
 
 def is_over(until: ty.Any, now: ty.Any, longest: ty.Any,
             ) -> sa.ColumnElement[bool]:
-    """SQL: whether a pause or a claim is over; see
+    """Return the SQL condition that a pause or a claim is over; see
     :func:`blazar_core.common.clocks.is_within`.
 
-    What lasts too long is judged by the database's time: a process may stand
-    still between its reading the clock and the statement, and others may have
-    claimed meanwhile, for what was a long time ahead then.
+    Whether it lasts too long is judged by the database's time: a process may
+    hang between reading its clock and the statement, and meanwhile another one
+    may have made a claim that looks too long to it.
     """
     latest = sa.func.coalesce(sa.cast(
         database_time() / 1_000_000, sa.BigInteger), now)
@@ -78,8 +78,8 @@ def is_over(until: ty.Any, now: ty.Any, longest: ty.Any,
 class ClockSkew:
     """Compares the clock of this process with the database's.
 
-    :param most: seconds by which they may differ
-    :param connect: opens a connection to ask the database for its time
+    :param most: the maximum difference, in seconds
+    :param connect: opens a connection to query the database's time
     """
 
     def __init__(self, clock: clocks.Clock, most: int,
@@ -87,15 +87,15 @@ class ClockSkew:
         self._clock = clock
         self._most = most
         self._connect = connect
-        #: When the database's time was read last, by the monotonic clock, and
-        #: how far that clock is behind it at least and at most.
+        #: When the database's time was last read, by the monotonic clock, and
+        #: the minimum and maximum by which that clock is behind it.
         self._noted: tuple[float, float, float] | None = None
         self._wrong = False
 
     def one(self, connection: sa.Connection, statement: sa.Select[ty.Any],
             values: ty.Mapping[str, ty.Any]) -> ty.Sequence[ty.Any]:
         """Execute a statement whose last column is the database's time, and
-        note that.
+        note that time.
 
         :returns: its only row, without that column
         """
@@ -124,22 +124,22 @@ class ClockSkew:
         self._log(self.seconds())
 
     def seconds(self) -> float:
-        """Seconds by which the clock is ahead of the database's at least;
-        negative when it is behind; 0 when it may be right.
+        """Return by how many seconds the clock is ahead of the database's at
+        least; negative if it is behind; 0 if it may be right.
         """
         if self._noted is None:
             return 0
         _read, least, most = self._noted
         now, elapsed = self._clock.now(), self._clock.elapsed()
-        # The clock says whole seconds, rounded down.
+        # The clock has whole seconds, rounded down.
         return max(0.0, now - elapsed - most) or min(
             0.0, now + 1 - elapsed - least)
 
     def check(self) -> None:
-        """Make sure that the clock is right; asks the database only where
-        that is not known, or where the clock seems to be wrong.
+        """Check the clock; query the database only if its time is not known or
+        the clock seems to be wrong.
 
-        :raises ClockSkewed: when it is wrong
+        :raises ClockSkewed: when the clock is wrong
         """
         if self._noted is None or self._is_wrong() or (
                 self._clock.elapsed() >= self._noted[0] + FRESH_SECONDS):
@@ -149,8 +149,8 @@ class ClockSkew:
         self.check_step()
 
     def check_step(self) -> None:
-        """The same, without asking the database: that the clock has not
-        stepped since it was right.
+        """Check that the clock has not stepped since it was right, without
+        querying the database.
 
         :raises ClockSkewed: when it has
         """
@@ -181,9 +181,9 @@ class ClockSkew:
 
 
 def described(seconds: float) -> str:
-    """How a clock differs from the database's, in words.
+    """Return how a clock differs from the database's, as text.
 
-    :param seconds: what :meth:`ClockSkew.seconds` returned
+    :param seconds: the result of :meth:`ClockSkew.seconds`
     """
     if not seconds:
         return 'right, as far as the database can tell'

@@ -2,10 +2,10 @@
 
 """Counters of all processes, for metrics.
 
-A process counts in memory, which costs a request nothing, and adds what it has
-counted to the rows of the database now and then, in a thread of its own. What
-a process that dies has not added yet is lost. The labels of a counter come
-from the code, never from a user, so that there are not more and more rows.
+A process counts in memory, which costs a request nothing, and periodically
+adds its counts to the rows of the database, in a thread of its own. A process
+that dies loses the counts that it has not added yet. The labels of a counter
+come from the code, never from a user, so that the number of rows is limited.
 """
 
 import collections
@@ -21,7 +21,7 @@ from blazar_core.db import models
 
 __all__ = ['Counted', 'Counters', 'SECONDS', 'read']
 
-#: Seconds between two times that what was counted is written.
+#: Seconds between two writes of the counts.
 SECONDS = 10
 
 _COUNTERS = models.Counter.__table__
@@ -32,7 +32,7 @@ _ADD = sa.update(_COUNTERS).where(
 
 
 class Counted(ty.NamedTuple):
-    """A counter, and what all processes have counted."""
+    """A counter, with the sum of all processes."""
 
     name: str
     labels: dict[str, str]
@@ -40,10 +40,10 @@ class Counted(ty.NamedTuple):
 
 
 class Counters:
-    """What this process counts.
+    """The counts of this process.
 
     :param begin: opens a transaction that writes
-    :param retried: runs one again if others disturb it
+    :param retried: runs a transaction again if others disturb it
     """
 
     def __init__(self, begin: ty.Callable[
@@ -59,17 +59,17 @@ class Counters:
     def add(self, name: str, amount: int = 1, **labels: str) -> None:
         """Count something.
 
-        :param labels: their values are some of a few
+        :param labels: each with one of a few values
         """
         key = name, json.dumps(labels, sort_keys=True)
         with self._lock:
             self._counts[key] += amount
 
     def flush(self) -> None:
-        """Add what was counted to what all processes have counted.
+        """Add the counts of this process to those of all processes.
 
-        :raises DatabaseUnavailable: when the database does not answer; it is
-            added the next time
+        :raises DatabaseUnavailable: when the database does not answer; the
+            counts are added the next time
         """
         with self._lock:
             counts, self._counts = self._counts, collections.Counter()
@@ -83,7 +83,7 @@ class Counters:
 
     def _write(self, counts: ty.Mapping[tuple[str, str], int]) -> None:
         with self._begin() as connection:
-            # In one order, so that no two processes wait for each other.
+            # In a fixed order, so that two processes do not deadlock.
             for (name, labels), more in sorted(counts.items()):
                 added = connection.execute(_ADD, {
                     'of': name, 'with_labels': labels, 'more': more}).rowcount
@@ -92,9 +92,8 @@ class Counters:
                         name=name, labels=labels, value=more))
 
     def follow(self, clock: clocks.Clock) -> None:
-        """Write what is counted from time to time, as long as the process
-        lives. Costs nothing when it has been said before. Not before a process
-        forks.
+        """Write the counts periodically, as long as the process lives. Further
+        calls cost nothing. Call it after a process forks.
         """
         if self._followed.acquire(blocking=False):
             threading.Thread(
@@ -104,7 +103,7 @@ class Counters:
 
 
 def read(connection: sa.Connection) -> list[Counted]:
-    """Return what all processes have counted."""
+    """Return the counters of all processes."""
     return [Counted(row.name, json.loads(row.labels), row.value)
             for row in connection.execute(sa.select(_COUNTERS).order_by(
                 _COUNTERS.c.name, _COUNTERS.c.labels))]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Secrets at rest.
+"""Encryption of secrets at rest.
 
-What is kept of a boot until its lease starts contains the admin password,
-injected files, so the database only ever sees it sealed (Fernet: AES-128-CBC
-with an HMAC-SHA256 and a time stamp). So is what lets us act for the user.
+The call of a boot that is stored until its lease starts contains the admin
+password and injected files, so it is encrypted in the database (Fernet:
+AES-128-CBC with an HMAC-SHA256 and a time stamp). So are the credentials for
+acting as the user.
 """
 
 import typing as ty
@@ -17,12 +18,12 @@ __all__ = ['Encryption', 'new_key']
 
 
 def new_key() -> str:
-    """A fresh key, as ``[blazar] encryption_keys`` takes it."""
+    """Return a new key for ``[blazar] encryption_keys``."""
     return fernet.Fernet.generate_key().decode()
 
 
 class Encryption:
-    """Seals with the first key, opens with any.
+    """Encrypts with the first key, decrypts with any.
 
     :raises ConfigurationError: when there is no key or one is malformed
     """
@@ -42,11 +43,11 @@ class Encryption:
                 'key that "blazar-nova-manage key create" prints.') from exc
 
     def seal(self, text: str) -> str:
-        """Encrypt and sign."""
+        """Encrypt and sign a text."""
         return self._fernet.encrypt(text.encode()).decode()
 
     def open(self, sealed: str) -> str:
-        """Check and decrypt.
+        """Verify and decrypt a text.
 
         :raises DecryptionError: when none of the keys fits
         """
@@ -56,7 +57,7 @@ class Encryption:
             raise errors.DecryptionError(_NO_KEY_FITS) from exc
 
     def reseal(self, sealed: str) -> str:
-        """Seal again with the first key.
+        """Encrypt a text again, with the first key.
 
         :raises DecryptionError: when none of the keys fits
         """

@@ -4,10 +4,9 @@
 
 A row names the leader of each task. A process becomes the leader by compare
 and swap, extends its term while it works, and keeps the right to the next
-round, as it already knows what it saw. The term of a process that died
+round, as it knows the result of the last one. The term of a process that died
 expires, and another one takes over. A process that was suspended notices that
-when it extends its term; what it writes before that has to be guarded
-otherwise.
+when it extends its term; what it writes before that needs another guard.
 """
 
 import typing as ty
@@ -35,7 +34,7 @@ _TAKE = sa.update(_TURNS).where(_NAME, sa.or_(
 )).values(worker=sa.bindparam('me'), claimed_until=_UNTIL,
           due_at=sa.bindparam('next', type_=sa.BigInteger))
 _EXTEND = sa.update(_TURNS).where(_MINE).values(claimed_until=_UNTIL)
-#: It was asked for meanwhile, or is due later.
+#: The task was triggered meanwhile (now), or is due later.
 _NEXT = sa.case((_TURNS.c.due_at > _NOW, _TURNS.c.due_at), else_=_NOW)
 _DONE = sa.update(_TURNS).where(_MINE).values(
     claimed_until=_NEXT + sa.bindparam('worker_timeout', type_=sa.BigInteger))
@@ -50,10 +49,10 @@ _TRIGGER = sa.update(_TURNS).where(_NAME).values(
 
 
 class LastLeader(ty.NamedTuple):
-    """The process that has had the turn last.
+    """The last leader of a task.
 
-    :ivar worker: None: it has left, as it was stopped
-    :ivar until: when another process may take the turn
+    :ivar worker: None: the process was stopped
+    :ivar until: when another process may become the leader
     """
 
     worker: str | None
@@ -61,18 +60,18 @@ class LastLeader(ty.NamedTuple):
 
 
 def last(database: api.Database, name: str) -> LastLeader | None:
-    """Return what is recorded of the last turn; None: none was taken yet."""
+    """Return the last leader of a task; None: there was none yet."""
     with database.connection() as connection:
         row = connection.execute(_READ, {'of': name}).one_or_none()
     return None if row is None else LastLeader(row.worker, row.claimed_until)
 
 
 class Leader:
-    """The turns of one process at something.
+    """The part of one process in the leader election of a task.
 
-    :param name: what is done
-    :param worker: who does it, unique among all processes
-    :param interval: seconds from one beginning to the next one
+    :param name: the task
+    :param worker: the process, unique among all processes
+    :param interval: seconds from the beginning of one round to the next
     :param worker_timeout: seconds without a sign of life after which a process
         counts as dead
     """
@@ -87,9 +86,10 @@ class Leader:
         self._worker_timeout = worker_timeout
 
     def take(self) -> int | None:
-        """Take the turn, if it is due and nobody else has it.
+        """Become the leader, if the task is due and has no other leader.
 
-        :returns: None: it is taken; else when it may be, if nothing happens
+        :returns: None: this process is the leader; else when it may be, if
+            nothing changes
         :raises DatabaseUnavailable: when the database does not answer
         """
         return self._database.retried(self._take)
@@ -97,7 +97,7 @@ class Leader:
     def _take(self) -> int | None:
         now = self._clock.now()
         longest = 2 * (self._interval + self._worker_timeout)
-        # Mostly it is not, and a statement that writes would cost more.
+        # Mostly it is not due, and a statement that writes would cost more.
         with self._database.connection() as connection:
             row = connection.execute(
                 _READ, {'of': self._mine['of']}).one_or_none()
@@ -120,32 +120,30 @@ class Leader:
         return None if taken == 1 else now + self._worker_timeout
 
     def extend(self) -> bool:
-        """Tell the others that this process has not died.
+        """Extend the term, as a sign of life.
 
-        :returns: whether it is still its turn
+        :returns: whether this process still is the leader
         :raises DatabaseUnavailable: when the database does not answer
         """
         return self._write(
             _EXTEND, until=self._clock.now() + self._worker_timeout)
 
     def done(self) -> None:
-        """It was done, and is this process's again the next time, unless
-        that stays away then.
+        """Finish a round. The next one is reserved for this process, unless it
+        does not begin it in time.
         """
         self._write(_DONE, now=self._clock.now(),
                     worker_timeout=self._worker_timeout)
 
     def leave(self, done: bool) -> None:
-        """Let others have it: when it is due, or now if it was not done."""
+        """Resign: others may lead the next round, or this one if not done."""
         if done:
             self._write(_LEAVE)
         else:
             self._write(_LEAVE_UNDONE, now=self._clock.now())
 
     def trigger(self) -> None:
-        """Have it done from the beginning, now or after the time at which
-        somebody is.
-        """
+        """Request another round, now or after the current one."""
         now = self._clock.now()
         self._write(_TRIGGER, now=now, until=now + self._worker_timeout)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The schema's versions (alembic)."""
+"""The versions of the schema (alembic)."""
 
 import contextlib
 import functools
@@ -26,33 +26,33 @@ def _config() -> alembic_config.Config:
 
 
 def upgrade(database: api.Database, revision: str = 'head') -> None:
-    """Bring the schema to a revision. Safe to run twice.
+    """Migrate the schema to a revision. Idempotent.
 
-    Where a database does not roll back changes of tables, each revision that
-    is complete is recorded before the next one begins.
+    If the database does not roll back changes of tables, each complete
+    revision is recorded before the next one begins.
     """
     config = _config()
     with database.engine.connect() as connection:
         config.attributes['connection'] = connection
         command.upgrade(config, revision)
     if database.engine.dialect.name == 'sqlite':
-        # Readers then do not wait for a writer. The file remembers it.
+        # Then readers do not wait for a writer; the file keeps the setting.
         # On the driver's connection: the engine's begins a transaction.
         with contextlib.closing(database.engine.raw_connection()) as raw:
             raw.cursor().execute('PRAGMA journal_mode=WAL')
 
 
 def exact_collation(connection: sa.Connection) -> str:
-    """Return the collation by which MariaDB and MySQL compare texts as other
-    databases do: not without case, accents and blanks at the end. A migration
-    that makes a table gives it as ``mysql_collate``.
+    """Return the collation by which MariaDB and MySQL compare texts like other
+    databases: case, accents and trailing blanks matter. A migration that
+    creates a table passes it as ``mysql_collate``.
     """
     return 'utf8mb4_nopad_bin' if getattr(
         connection.dialect, 'is_mariadb', False) else 'utf8mb4_0900_bin'
 
 
 def version(database: api.Database) -> str | None:
-    """The revision of the schema in the database; None when it is empty."""
+    """Return the revision of the schema in the database; None: it is empty."""
     with database.engine.connect() as connection:
         return migration.MigrationContext.configure(
             connection).get_current_revision()
@@ -60,7 +60,7 @@ def version(database: api.Database) -> str | None:
 
 @functools.cache
 def head() -> str:
-    """The revision that this code wants; read once per process."""
+    """Return the revision that this code needs; read once per process."""
     wanted = script.ScriptDirectory.from_config(_config()).get_current_head()
     assert wanted is not None
     return wanted

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables.
+"""The tables of the reservation database.
 
 Times are whole seconds since the epoch, UTC: they compare and index alike on
 every database, and no driver converts them. Amounts of resources are JSON.
@@ -22,13 +22,14 @@ __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Counter', 'Credential',
            'Reservation', 'ServerMove', 'Setting', 'Turn', 'UsageRecord',
            'WouldEnd']
 
-#: SQLite counts up only on a column that it calls INTEGER.
+#: SQLite autoincrements only a column whose type is INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
-#: MariaDB's TEXT ends at 64 KiB; a held build with injected files does not.
+#: MariaDB's TEXT ends at 64 KiB; a deferred build with injected files may not.
 Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
 
-#: What something takes that has no end, and when Nova told of it; 0 when
-#: placement was asked. One that takes nothing has left.
+#: What a consumer without a booking takes, and when a notification reported it
+#: (0: placement did). A consumer that takes nothing has left. For a claim, the
+#: time is when the claim ends.
 Consumer: ty.TypeAlias = tuple[dict[str, int], int]
 
 #: What an interruptible server takes, its lead time in seconds, and since when
@@ -39,18 +40,18 @@ _Conditions: ty.TypeAlias = list[conditions.Row]
 
 
 class Base(orm.DeclarativeBase):
-    """Root of the tables.
+    """The base class of the tables.
 
-    Where many rows pass or time matters, statements use ``__table__``: what
-    SQLAlchemy does for objects costs several times as much as a statement.
+    For many rows, or if time matters, statements use ``__table__``: the object
+    layer of SQLAlchemy costs several times as much as a statement.
     """
 
     __table__: ty.ClassVar[sa.Table]
 
 
 class Stateful:
-    """A row with a state, of which :mod:`blazar_core.common.states` says what
-    may follow what.
+    """A row with a state, whose transitions are defined in
+    :mod:`blazar_core.common.states`.
     """
 
     machine: ty.ClassVar[states.Machine]
@@ -58,9 +59,9 @@ class Stateful:
     updated_at: orm.Mapped[ty.Any]
 
     def enter(self, status: str, now: int) -> None:
-        """Get another state; nothing when it is this one.
+        """Change the state; do nothing if the row has this state already.
 
-        :raises InvalidTransition: when there is no way to it
+        :raises InvalidTransition: when the state machine does not allow it
         """
         self.machine.check(self.status, status)
         if self.status != status:
@@ -69,25 +70,26 @@ class Stateful:
 
 
 class Lease(Stateful, Base):
-    """A promise to a project over one window.
+    """Reservations of one project over one window.
 
-    ``deleted_at`` is when its deletion was asked for: the API hides it when it
-    is over. ``generation`` locks it (:func:`blazar_core.db.api.locked`). Its
-    servers run for ``grace_period`` seconds after its end; its capacity is
+    ``deleted_at`` is when its deletion was requested: the API hides the lease
+    after its end. ``generation`` locks it (:func:`blazar_core.db.api.locked`).
+    Its servers run for ``grace_period`` seconds after its end; its capacity is
     free ``cleaning_time`` seconds after they are deleted.
 
-    ``lease_type`` is that of the request. One that is WAITING is tried every
-    ``retry_interval`` seconds, for the last time at ``retry_until``; until
-    then servers are moved for one that is IN_PROGRESS. From then on it lasts
-    ``duration`` seconds (None: to its end). ``admitted_at`` is when it got its
-    capacity after that. Before its end it is prolonged by ``auto_extend``
-    seconds. ``used_at`` is when servers were let in first; that nobody uses it
-    was told at ``no_show_at``. It is an occurrence of ``recurrence_id``
+    ``lease_type`` is that of the request. A lease that is WAITING is tried
+    every ``retry_interval`` seconds, for the last time at ``retry_until``; if
+    it is IN_PROGRESS, servers are moved for it until then. Once admitted, it
+    lasts ``duration`` seconds (None: to its end); ``admitted_at`` is when it
+    got its capacity after waiting. Before its end it is extended by
+    ``auto_extend`` seconds. ``used_at`` is when servers were first admitted;
+    ``no_show_at`` when a notification was sent that the lease is not used. It
+    is an occurrence of ``recurrence_id``
     (:class:`blazar_core.db.models.Recurrence`); None: of nothing. ``warnings``
-    are what its builds lacked at ``preflight_at``, when that was looked at
-    last (:mod:`blazar_core.lifecycle.preflight`). ``ending_at``: of its end.
-    ``conditions``: see :mod:`blazar_core.common.conditions`.
-    ``permit`` is the mark of what may send its builds, or did so last.
+    are what its builds lacked at ``preflight_at``, the time of the last
+    preflight (:mod:`blazar_core.lifecycle.preflight`). ``ending_at`` is when
+    its end began. ``conditions``: see :mod:`blazar_core.common.conditions`.
+    ``permit`` is the mark of the permit to send its builds, or of the last.
     """
 
     __tablename__ = 'leases'
@@ -155,9 +157,10 @@ class Lease(Stateful, Base):
 
     def booked(self, window: model.Window, grace_period: int | None = None,
                ) -> model.Window:
-        """How long room is taken, if the lease is over a window.
+        """Return over which window capacity is booked for a window of the
+        lease.
 
-        :param grace_period: the one that it would have then; None: its own
+        :param grace_period: that of the lease by then; None: unchanged
         """
         if grace_period is None:
             grace_period = self.grace_period
@@ -166,15 +169,15 @@ class Lease(Stateful, Base):
 
 
 class Reservation(Stateful, Base):
-    """What a lease holds: so many of one thing.
+    """A number of equal resources of a lease.
 
-    The bookings of a boot's lease are its servers' and go with them. Any
-    other reservation is there first: each of its bookings is a place that a
-    server may take and leave, if it is of a type that servers come to.
-    ``params`` is what was asked for, in the API's words, and ``spec`` what
-    its resource type keeps beside that; a boot's has no params. ``moved_at``
-    is when what was promised was last bound to other hosts, because there was
-    no room for it any more.
+    The bookings of a boot's lease belong to its servers and are deleted with
+    them. Any other reservation exists before its servers: each of its bookings
+    is a slot that a server may take and free, if its resource type has
+    servers. ``params`` are the parameters of the request, as in the API, and
+    ``spec`` further data of the resource type; a boot has no params.
+    ``moved_at`` is when bookings were last reassigned to other hosts, because
+    the reserved capacity was no longer available.
     """
 
     __tablename__ = 'reservations'
@@ -201,23 +204,23 @@ class Reservation(Stateful, Base):
 
     @property
     def whole(self) -> bool:
-        """Whether each of its bookings is all of a host."""
+        """Return whether each of its bookings is of a whole host."""
         return model.HOST in self.resources
 
     @property
     def booted(self) -> bool:
-        """Whether it came with a boot, and its bookings are its servers'."""
+        """Return whether it was created by a boot and has no slots."""
         return self.params is None
 
 
 class Event(Stateful, Base):
     """Something that happens to a lease at ``time``.
 
-    ``run_at`` is when it is carried out or retried: its time, or later when it
-    was deferred; ``deferrals`` counts that since its lease last changed.
-    ``attempts`` is how often it failed. A worker owns it while ``claimed_by``
-    is its name and ``claimed_until`` is to come. ``action`` is what is done
-    beside telling of it; None: nothing.
+    ``run_at`` is when it is carried out or retried: its time, or later if it
+    was deferred; ``deferrals`` counts deferrals since the last change of its
+    lease. ``attempts`` is how often it failed. A worker owns it while
+    ``claimed_by`` is its name and ``claimed_until`` is in the future.
+    ``action`` is what is done in addition to the notification; None: nothing.
     """
 
     __tablename__ = 'events'
@@ -247,8 +250,8 @@ class Event(Stateful, Base):
     lease: orm.Mapped[Lease] = orm.relationship(back_populates='events')
 
     def reopen(self, now: int, run_at: int) -> None:
-        """Have it carried out; a worker that is carrying it out loses its
-        claim. One that waits for a decision about its lease goes on waiting.
+        """Make the event due again; a worker that is carrying it out loses its
+        claim. An event that waits for a decision about its lease still waits.
         """
         self.enter(states.Event.UNDONE, now)
         if self.run_at != model.FOREVER:
@@ -257,30 +260,30 @@ class Event(Stateful, Base):
 
 
 class Host(Base):
-    """What has room: how much, and what is used of it without an end.
+    """A host, with its capacity and its open-ended usage.
 
-    ``generation`` is the guard of the books: what decides about a host must
-    find the generation that it read, and leaves the next one. ``usage`` is
-    what all ``consumers`` take; servers with a booking are none of them, and
-    those that are ``interruptible`` (None: there are none) count beside it.
-    ``recheck_at`` is when the cloud is asked again what runs there; None: with
-    the next comparison in full. ``pool`` is what it is one of: the cloud's
-    compute nodes, or others. ``units``: see :class:`model.HostFacts`.
+    ``generation`` guards decisions: a decision about the host must find the
+    generation that it has read, and increases it by one. ``usage`` is what all
+    ``consumers`` take, without servers with a booking and without the
+    ``interruptible`` ones (None: there are none). ``recheck_at`` is when the
+    cloud is queried again about what runs there; None: with the next full
+    comparison. ``pool`` is that of the host: the cloud's compute nodes, or
+    others. ``units``: see :class:`model.HostFacts`.
 
-    ``enrollment`` is how far it serves leases only (None: it does not),
-    ``enrolled_generation`` the generation since which, ``enrolled_at`` the
-    time, ``reservable`` whether whole hosts may be reserved of it then, and
-    ``extra`` what its operator says of it. ``assigned_to`` is the reservation
-    that has all of it now: what runs there is no usage. ``vacated_at`` is when
-    the last server of an ended lease left it, ``cleaning_until`` until when it
-    is cleaned, ``overdue_at`` since when ``assigned_to`` has it beyond its
-    end.
+    ``enrollment`` is the state of its enrollment (None: it is not enrolled),
+    ``enrolled_generation`` and ``enrolled_at`` are the generation and the time
+    of its start, ``reservable`` is whether whole hosts may be reserved of it,
+    and ``extra`` has its extra capabilities. ``assigned_to`` is the
+    reservation that has all of it now: servers there are no usage.
+    ``vacated_at`` is when the last server of an ended lease left it,
+    ``cleaning_until`` until when it is cleaned, ``overdue_at`` since when
+    ``assigned_to`` has it beyond its end.
 
-    ``power_state`` is whether it is switched off for not being needed (None:
-    it is on), ``power_at`` since when, ``power_until`` until when that is
-    waited for, and ``power_error`` why it could not be switched. A process
-    works on that while ``power_claimed_until`` is to come. ``boot_times`` are
-    the seconds that its last boots have taken.
+    ``power_state`` is None if the host is on, ``power_at`` the time of that
+    state, ``power_until`` until when a switch is waited for, and
+    ``power_error`` why it could not be switched. A process works on that while
+    ``power_claimed_until`` is in the future. ``boot_times`` are the durations
+    of its last boots, in seconds.
     """
 
     __tablename__ = 'hosts'
@@ -332,24 +335,23 @@ class Host(Base):
 
 
 class Booking(Base):
-    """A part of one host, promised to one server over a window.
+    """An amount of one host that is reserved for one server over a window.
 
-    ``host_id`` is empty when there is no host for it (its server could not be
-    built and holds nothing, or what was promised is not there any more): the
-    booking then takes no room, but still ties the server to its lease.
+    ``host_id`` is None if there is no host for it (its server could not be
+    built and holds nothing, or the reserved capacity is no longer available):
+    the booking then takes no capacity, but still ties the server to its lease.
 
-    ``dispatched_at`` is when the build of its server was sent, once more if
-    need be; None: it waits for that. ``failed_at`` is when it was seen that
-    this build came to nothing and is not sent again. ``claimed_at`` is when
-    a scheduler let the server onto the host, or when it was seen that one that
-    failed has something there all the same: from then on until the server is
-    gone its capacity is taken there, whatever the dates say; ``running`` is
-    true from when it runs. ``migrating_to`` is the host that a
-    scheduler has let a running server move to. ``host_failed_at`` is since
-    when its host is known to have failed under it. ``recorded_at`` is since
-    when the latest of its usage records counts; None: it has none. With an
-    ``outage`` it is of no reservation: the host is away
-    (:class:`blazar_core.db.models.Outage`).
+    ``dispatched_at`` is when the build of its server was last sent; None: it
+    was not. ``failed_at`` is when this build was found to have failed
+    and not to be sent again. ``claimed_at`` is when a scheduler admitted the
+    server to the host, or when a server that failed was found to hold
+    something there: from then on until the server is deleted, its capacity is
+    taken there, whatever the dates. ``running`` is true from when it runs.
+    ``migrating_to`` is the host to which a scheduler has let a running server
+    move. ``host_failed_at`` is since when its host is known to have failed
+    under it. ``recorded_at`` is since when the latest of its usage records
+    counts; None: it has none. With an ``outage`` it belongs to no reservation:
+    the host is unavailable (:class:`blazar_core.db.models.Outage`).
     """
 
     __tablename__ = 'bookings'
@@ -383,22 +385,22 @@ class Booking(Base):
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of a host."""
+        """Return whether it is of a whole host."""
         return self.outage is not None or self.reservation.whole
 
 
 class InterruptibleServer(Base):
-    """A server that its user lets be evicted when a reservation needs its
-    capacity (:mod:`blazar_core.capacity.interruptible`).
+    """A server that may be evicted when a reservation needs its capacity
+    (:mod:`blazar_core.capacity.interruptible`).
 
     ``lead_time`` is how many seconds before its capacity is needed its owner
     is notified, ``notice`` how many later its eviction begins;
     ``credential_id`` is the credential for that, which the servers of one
-    boot share (None: it takes none). It is placed only where it is safe for
+    boot share (None: it needs none). It is placed only where it is safe for
     ``safe_for`` seconds from ``created_at`` on. ``on_evict`` is what is done
     to it first.
-    ``safe_until`` is the instant that its owner was notified of last (None:
-    without an end), ``checked_at`` when it was checked last whether the server
+    ``safe_until`` is the instant in the last notification to its owner (None:
+    without an end), ``checked_at`` when it was last checked whether the server
     exists.
     """
 
@@ -424,17 +426,16 @@ class InterruptibleServer(Base):
 
 
 class ServerMove(Stateful, Base):
-    """A server that moves, has moved or is to move to another host
+    """A planned, running or finished move of a server to another host
     (:mod:`blazar_core.lifecycle.server_moves`).
 
     ``lease_id`` is the lease for which capacity is freed, or that of the
     server; ``project_id`` is that of the lease. An interruptible server may
     leave by being shelved or deleted. ``source`` and ``target`` are
     ids of hosts (target None: Nova's scheduler chooses), ``resources`` is what
-    the server takes there, from when that is known. The move was requested
-    from Nova ``attempts`` times, the last time at ``requested_at`` (None: Nova
-    has refused). ``next_at`` is from when on it may be looked at or requested
-    again.
+    the server takes there, once that is known. The move was requested from
+    Nova ``attempts`` times, the last time at ``requested_at`` (None: Nova has
+    refused). ``next_at`` is the earliest time to check or request it again.
     """
 
     __tablename__ = 'server_moves'
@@ -463,12 +464,12 @@ class ServerMove(Stateful, Base):
 
 
 class Change(Base):
-    """One booking that came (sign 1) or went (sign -1) on a host.
+    """One booking that was added (sign 1) or removed (sign -1) on a host.
 
-    Written in the transaction that moved the host's generation to
-    ``generation``; each has ``change_count`` rows.
-    A row without dates says that the host itself is another than it was: with
-    resources, that these are its usage now, and that nothing else is new.
+    Written in the transaction that increased the host's generation to
+    ``generation``; each transaction has ``change_count`` rows for a host.
+    A row without dates means that the host itself has changed: with resources,
+    these are its usage now, and nothing else is new.
     Rows are kept for a while, for :mod:`blazar_core.capacity.booking_index`.
     """
 
@@ -488,11 +489,12 @@ class Change(Base):
 
 
 class HeldBuild(Base):
-    """The stored call that builds a lease's servers, sealed.
+    """The stored call that builds a lease's servers, encrypted.
 
-    Kept until all of the lease was sent, and runs or has failed. The right to
-    send it: :class:`Booking`, ``dispatched_at``. One ``only_if_lost`` is sent
-    by its request, and not again for want of a host.
+    Kept until all builds of the lease were sent, and run or have failed. For
+    the permit to send it see :class:`Booking`, ``dispatched_at``. If
+    ``only_if_lost``, its request sends it, and it is not sent again if no host
+    was found.
     """
 
     __tablename__ = 'held_builds'
@@ -505,7 +507,7 @@ class HeldBuild(Base):
 
 
 class Counter(Base):
-    """What all processes have counted (:mod:`blazar_core.db.counters`).
+    """A counter of all processes (:mod:`blazar_core.db.counters`).
 
     :ivar labels: JSON, by name
     """
@@ -520,8 +522,8 @@ class Counter(Base):
 
 
 class Credential(Base):
-    """What lets us act for the owner of a lease, sealed, until it has been
-    revoked in the cloud: also beyond its lease.
+    """The credential for acting as the owner of a lease, encrypted. Kept until
+    it is revoked in the cloud, even beyond its lease.
 
     ``lease_id``: or ``credential_id`` of interruptible servers.
     """
@@ -532,7 +534,7 @@ class Credential(Base):
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.String(36), primary_key=True)
     sealed: orm.Mapped[str] = orm.mapped_column(sa.Text)
-    #: In whose place it came while they may have been in use.
+    #: Replaced credentials, which may still be in use.
     replaced: orm.Mapped[list[str] | None] = orm.mapped_column(sa.JSON)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
@@ -540,8 +542,8 @@ class Credential(Base):
 class Project(Base):
     """A project that has had leases (:mod:`blazar_core.leases.limits`).
 
-    ``generation`` grows with each lease that is made or changed: a
-    transaction that has counted what the project has checks it by that.
+    ``generation`` grows with each lease that is created or changed, so that a
+    transaction can check that what it has counted is still current.
     """
 
     __tablename__ = 'projects'
@@ -551,11 +553,11 @@ class Project(Base):
 
 
 class RequestKey(Base):
-    """By which key a lease was asked for
+    """The idempotency key with which a lease was requested
     (:mod:`blazar_core.leases.idempotency`).
 
-    ``digest`` is that of the key and of whose it is, ``asked`` that of what
-    was asked for.
+    ``digest`` is the hash of the key and its owner, ``asked`` that of the
+    request.
     """
 
     __tablename__ = 'request_keys'
@@ -567,14 +569,14 @@ class RequestKey(Base):
     digest: orm.Mapped[str] = orm.mapped_column(
         sa.String(64), primary_key=True)
     asked: orm.Mapped[str] = orm.mapped_column(sa.String(64))
-    # No foreign key: it is remembered for longer than a lease may be.
+    # No foreign key: the key may be kept for longer than the lease.
     lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 
 class Setting(Base):
-    """With what a kind of process was started last (``name``), as far as
-    others must have it alike (:mod:`blazar_core.db.settings`); and what was
+    """The settings of a kind of process (``name``) at its last start that
+    must be equal in others (:mod:`blazar_core.db.settings`); and what was
     purged (:mod:`blazar_core.leases.lease_purge`).
     """
 
@@ -590,9 +592,9 @@ class UsageRecord(Base):
     """Amounts that a reservation has reserved or used over a window
     (:mod:`blazar_core.capacity.usage_records`).
 
-    Rows are added, and deleted when all of a purged lease are old. ``hosts``
-    are the ids of hosts, one for each booking; ``resources`` is the sum of
-    what they have. ``recorded_at`` is when this was written.
+    Rows are added, and deleted when all rows of a purged lease are old.
+    ``hosts`` are the ids of hosts, one for each booking; ``resources`` is the
+    sum of their amounts. ``recorded_at`` is when the row was written.
     """
 
     __tablename__ = 'usage_records'
@@ -618,11 +620,10 @@ class UsageRecord(Base):
 
 
 class WouldEnd(Base):
-    """A server that would have a lease, if every boot were one
-    (:mod:`blazar_core.lifecycle.end_notices`), and would be over with it at
-    ``end_date``.
+    """A server that would have a lease if every boot created one, and would be
+    deleted at ``end_date`` (:mod:`blazar_core.lifecycle.end_notices`).
 
-    :ivar claimed_until: until when somebody is about to tell it
+    :ivar claimed_until: until when a process is about to send a notification
     :ivar notified_at: None: no notification was sent yet
     """
 
@@ -643,7 +644,7 @@ class Orphan(Base):
     """A lease whose project or user no longer exists
     (:mod:`blazar_core.lifecycle.orphans`).
 
-    :ivar missing: ``project`` or ``user``; of both, the project
+    :ivar missing: ``project`` or ``user``; if both, the project
     :ivar seen_at: when that was seen first
     """
 
@@ -657,14 +658,15 @@ class Orphan(Base):
 
 
 class Recurrence(Base):
-    """What leases are the occurrences of, which one request has asked for.
+    """A request for recurring leases, its occurrences.
 
-    Each of these is a lease like any other, and needs nothing of this to
-    begin and end. ``servers`` are those that are kept from one to the next,
-    if ``between`` says so. ``left_out`` are the occurrences for which there
-    was no room: their start, end and why. ``shifted`` are those of which the
-    wall does not show both dates: their start and end, and ``dates``, which
-    are those of the wall; None: there are none.
+    Each occurrence is a lease like any other, and needs nothing of this to
+    start and end. ``servers`` are those that are kept from one occurrence to
+    the next, if ``between`` requires it. ``left_out`` are the occurrences that
+    did not fit: their start, end and the reason. ``shifted`` are those of
+    which a date does not exist in local time, because the clock is changed:
+    their start and end, and ``dates``, which are the local ones; None: there
+    are none.
     """
 
     __tablename__ = 'recurrences'
@@ -683,18 +685,17 @@ class Recurrence(Base):
 
 
 class Outage(Base):
-    """A host that is away, will be, or seems to be.
+    """A host that is unavailable, will be, or seems to be.
 
     While ``began_at`` is set, a booking with this ``kind`` has all of the host
     (:mod:`blazar_core.capacity.outages`).
 
     :ivar reason: for operators
-    :ivar seen_at: since when it is seen that the host is down; of maintenance,
-        when that was announced
-    :ivar began_at: when that was believed; None: it may be nothing; of
-        maintenance, when that begins
-    :ivar back_at: since when it is seen that the host is up again; None: it is
-        not
+    :ivar seen_at: since when the host was seen to be down; of maintenance,
+        when it was announced
+    :ivar began_at: when the failure was confirmed; None: it is not; of
+        maintenance, when it begins
+    :ivar back_at: since when the host was seen to be up again; None: it is not
     :ivar fenced_at: when a monitor has fenced it
     """
 
@@ -712,9 +713,9 @@ class Outage(Base):
 
 
 class HostProperty(Base):
-    """What is known of a property of hosts that operators have given a name.
+    """A property of hosts to which operators have given a name.
 
-    ``private``: only they may ask for hosts by it.
+    ``private``: only operators may select hosts by it.
     """
 
     __tablename__ = 'host_properties'
@@ -725,12 +726,14 @@ class HostProperty(Base):
 
 
 class Turn(Base):
-    """What one process at a time does for all of them
+    """A task that one process at a time does for all of them
     (:mod:`blazar_core.db.leader_election`).
 
-    :ivar worker: who does it, or did it the last time; None: he has left
-    :ivar claimed_until: until when it is his, if nothing is heard of him
-    :ivar due_at: when it is done the next time
+    :ivar worker: the process that does it, or did it last; None: it was
+        stopped
+    :ivar claimed_until: until when the worker has the task, unless it extends
+        that
+    :ivar due_at: when the task is done next
     """
 
     __tablename__ = 'turns'
@@ -743,11 +746,12 @@ class Turn(Base):
 
 
 class SlotBuild(Base):
-    """The call that builds servers with reservation slots, sealed, until its
-    request or a listener sends it (:mod:`blazar_core.lifecycle.lost_builds`).
+    """The call that builds servers with reservation slots, encrypted, until
+    its request or a listener sends it
+    (:mod:`blazar_core.lifecycle.lost_builds`).
 
     :ivar server_id: the first of its servers
-    :ivar apart: whether they go to hosts that serve leases only
+    :ivar apart: whether they are built on hosts that serve leases only
     """
 
     __tablename__ = 'slot_builds'

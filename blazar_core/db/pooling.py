@@ -2,10 +2,10 @@
 
 """Skip redundant pings and rollbacks on pooled connections.
 
-SQLAlchemy's pool pings each connection that it gives out, and rolls back each
-that it gets back. Of the round trips of a short transaction that is nearly
-half, and mostly the database has answered a moment ago, or its last answer
-was that all is committed.
+SQLAlchemy's pool pings each connection at its checkout, and rolls it back at
+its return. That is nearly half of the round trips of a short transaction,
+although mostly the database has just answered, or its last answer was to a
+commit.
 
 oslo.db has no option for either, so this is a plugin of SQLAlchemy, which the
 URL of the engine names.
@@ -21,20 +21,20 @@ from blazar_core.common import clocks
 
 __all__ = ['FRESH_SECONDS', 'Pooling', 'with_plugin']
 
-#: A connection is taken to be alive for so long after its last answer. Where
-#: it is not, the first statement fails, as one within a transaction does: the
-#: caller gets the error that the database does not answer, once.
+#: Seconds after its last answer for which a connection is assumed to be alive.
+#: If it is not, the first statement fails, as one within a transaction would:
+#: the caller gets the error that the database does not answer, once.
 FRESH_SECONDS = 0.1
 
 _NAME = 'blazar_pooling'
-#: Since when nothing is open in a connection, in its ``record_info``.
+#: The key in ``record_info`` of the time since which no transaction is open.
 _IDLE = 'blazar_idle_since'
 
 dialects.plugins.register(_NAME, __name__, 'Pooling')
 
 
 def with_plugin(url: sa.URL) -> sa.URL:
-    """Return the URL of an engine that skips what is redundant."""
+    """Return the URL of an engine that skips redundant round trips."""
     # SQLite has no round trips.
     return url if url.get_backend_name() == 'sqlite' else (
         url.update_query_dict({'plugin': _NAME}, append=True))
@@ -51,7 +51,7 @@ class Pooling(engines.CreateEnginePlugin):
         pool_args |= {'pre_ping': False, 'reset_on_return': None}
 
     def engine_created(self, engine: sa.Engine) -> None:
-        # The machine's clock: connections are the machine's, too.
+        # The system clock, as connections belong to the machine, too.
         clock, dialect = clocks.SystemClock(), engine.dialect
         rollback = dialect.do_rollback
 
@@ -89,6 +89,6 @@ class Pooling(engines.CreateEnginePlugin):
                 ('begin', opened), ('connect', connected),
                 ('checkout', checked_out), ('reset', reset)):
             sa.event.listen(engine, name, listener)
-        # The events of both come before them, when all may still fail.
+        # The events of both are sent before them, when they may still fail.
         for name in ('do_commit', 'do_rollback'):
             setattr(dialect, name, marking(getattr(dialect, name)))

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Settings that several processes must have alike.
+"""Settings that must be equal in several processes.
 
-One process promises what another one has to keep. Where they judge by
-settings that each of them reads from a file of its own, the one might promise
-what the other refuses, and no process would know before a lease starts. So
-each kind of process writes down with what it was started, and another one can
-compare.
+One process guarantees what another one has to provide. Each reads its settings
+from a file of its own; if these differ, one may accept what the other refuses,
+and no process notices that before a lease starts. So each kind of process
+records the settings with which it was started, and others can compare them.
 """
 
 import typing as ty
@@ -18,7 +17,7 @@ from blazar_core.db import models
 
 __all__ = ['Settings', 'differences', 'write']
 
-#: Values, which JSON knows, by what an operator calls them.
+#: Values that JSON can represent, by their names for operators.
 Settings: ty.TypeAlias = ty.Mapping[str, ty.Any]
 
 _SETTINGS = models.Setting.__table__
@@ -26,12 +25,13 @@ _SETTINGS = models.Setting.__table__
 
 def write(database: api.Database, now: int, process: str, values: Settings,
           ) -> Settings:
-    """Write down with what a kind of process was started.
+    """Record the settings with which a kind of process was started.
 
-    Does not wait: whoever has the row locked writes it as well. Raises what
-    the database raises then.
+    Does not wait: a process that has the row locked writes it as well. Raises
+    what the database raises then.
 
-    :returns: with what one of this kind was started last; empty: none was
+    :returns: the settings at the last start of this kind; empty: there was
+        none
     """
     mine = sa.select(_SETTINGS.c.value).where(_SETTINGS.c.name == process)
     row = {'value': dict(values), 'updated_at': now}
@@ -50,9 +50,9 @@ def write(database: api.Database, now: int, process: str, values: Settings,
 
 def differences(database: api.Database,
                 mine: ty.Mapping[str, Settings] | None = None) -> list[str]:
-    """A sentence for each setting that processes do not have alike.
+    """Return a sentence for each setting that differs between processes.
 
-    :param mine: values by process, in the place of what was written down
+    :param mine: values by process, which replace the recorded ones
     """
     with database.reader() as session:
         told = {row.name: row.value for row in session.execute(
@@ -65,7 +65,7 @@ def differences(database: api.Database,
 
 
 def _difference(name: str, values: ty.Mapping[str, ty.Any]) -> str | None:
-    """A warning about a setting; nothing where all processes have it alike."""
+    """Return a warning about a setting; None: it is equal in all processes."""
     by_value: dict[str, list[str]] = {}
     for process, value in values.items():
         by_value.setdefault(str(value), []).append(process)

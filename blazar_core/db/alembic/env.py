@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How alembic reaches the database: on the connection it is given."""
+"""The environment of alembic: migrate on the connection that it is given."""
 
 from alembic import context
 
 from blazar_core.db import models
 
 connection = context.config.attributes['connection']
-# All tables are known when those of the notes are.
+# One table is enough: all tables share the metadata.
 context.configure(connection=connection,
                   target_metadata=models.Setting.metadata)
 with context.begin_transaction():

@@ -47,7 +47,7 @@ def upgrade() -> None:
 
 
 def _create(name: str, *parts: ty.Any) -> None:
-    """Create a table, whose texts MariaDB compares exactly."""
+    """Create a table whose texts MariaDB compares exactly."""
     op.create_table(
         name, *parts, mysql_engine='InnoDB', mysql_charset='utf8mb4',
         mysql_collate=migration.exact_collation(op.get_bind()))

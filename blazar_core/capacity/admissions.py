@@ -91,8 +91,8 @@ class ProjectHosts:
         """Check that picks from these hosts respect the current bound; under
         the lock of the project.
 
-        A pick may exceed the bound if the project has got no hosts since the
-        search, which then found no capacity on the hosts of the project.
+        A pick may exceed the bound if the project has no new hosts since the
+        search, which has found no capacity on the others.
 
         :raises Outdated: when another search may find hosts within the bound
         """
@@ -147,7 +147,7 @@ class Admission:
     def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
               write: ty.Callable[[sa.Connection, selection.Picked], R],
               host_bound: _HostBound = _no_bound) -> R:
-        """Find hosts and write, and repeat both while races are lost.
+        """Find hosts and write the decision; repeat both after a lost race.
 
         :param demands: admitted all or nothing
         :param write: decides in a transaction, by
@@ -196,8 +196,8 @@ class Admission:
 
     @contextlib.contextmanager
     def deciding(self) -> ty.Iterator[None]:
-        """Remember hosts where the decision made within loses a race, so that
-        the next search prefers others.
+        """Note the host on which a decision in this context loses a race, so
+        that the next search prefers others.
         """
         try:
             yield

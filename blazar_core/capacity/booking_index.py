@@ -258,9 +258,9 @@ class Index:
         """Within :meth:`fresh`: return a function that finds the uuids of the
         hosts with given properties.
 
-        It may be called later as well, and then answers for the state of now.
-        It judges all hosts for each expression once, and caches some results
-        until a host changes.
+        The function may be used later, and then still answers for the state
+        of now. It judges all hosts once for each expression, and caches some
+        results until a host changes.
         """
         if self.judged is None:
             hosts = {host.uuid: host.properties
@@ -399,8 +399,8 @@ class Index:
     def _watch_overdue(self, timeline: timelines.Timeline,
                        rows: ty.Sequence[ty.Any], now: int) -> None:
         """Reserve the capacity of servers past their end, and of interruptible
-        ones for their lead time: until the end of a minute, so that the
-        levels of their hosts change once in a minute.
+        ones for their lead time, rounded up to a minute, so that the levels of
+        their hosts change once in a minute.
         """
         overdue = [(
             row.host_id, model.Window(row.end_date, now + rule.OVERDUE),

@@ -40,13 +40,13 @@ _OWN = sa.select(
 
 
 class Eligible(ty.NamedTuple):
-    """Where a server may be placed.
+    """The hosts on which a server may be placed.
 
     ``booked`` is the uuid of the host of its booking. ``by_host`` has how many
     servers of that size may be placed on each host (by uuid) that was judged,
-    and ``elsewhere`` how many on each other host. ``candidates`` are the
-    numbers of the candidates of a host that it may use; of hosts that are not
-    in it, it may use all.
+    and ``elsewhere`` how many on each other host that was asked about.
+    ``candidates`` are the numbers of the candidates of a host that it may use;
+    of other hosts, it may use all.
     """
 
     booked: str | None

@@ -167,8 +167,8 @@ def start(session: orm.Session, now: int, uuid: str,
 
 
 def complete(session: orm.Session, now: int, attempt: Attempt) -> None:
-    """Complete an enrollment, once the cloud has no server on the host: it can
-    be reserved.
+    """Complete an enrollment, once the cloud keeps all servers without a lease
+    off the host: it can be reserved.
 
     :raises Conflict: when the enrollment was canceled meanwhile; the host may
         have admitted other servers

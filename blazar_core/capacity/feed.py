@@ -64,7 +64,7 @@ class HostDelta(ty.NamedTuple):
 
 
 class FeedBatch(ty.NamedTuple):
-    """What was read since the last time.
+    """The changes that were read since the last time.
 
     ``top`` is the newest change; ``overdue`` is None if it was not read.
     """
@@ -96,7 +96,7 @@ class FeedState:
         self._missing: dict[int, int] = {}
 
     def read(self, connection: sa.Connection, now: int) -> FeedBatch:
-        """Return all that is new. Changes nothing.
+        """Return all changes since the last read; apply none.
 
         :raises FeedGap: when it does not continue what is known
         """

@@ -170,7 +170,7 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
 def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
            force: bool = False, seen: ty.Mapping[int, int] | None = None,
            ) -> ty.Sequence[Edit]:
-    """The first half of :func:`amend`: win the right to make the edits.
+    """Win the right to make edits, as the first half of :func:`amend`.
 
     For a caller that has rows of its own to write before it continues, and
     must not have written them if it loses.
@@ -310,8 +310,8 @@ def _chosen(host: 'HostLoad', stays: ty.Iterable[rule.Taken],
 
 def hold(connection: sa.Connection, host_ids: ty.Collection[int],
          many: int) -> bool:
-    """Lock the rows of more hosts than ``many`` until the transaction ends:
-    some other process would always be faster, until the retries are used up.
+    """Lock the rows of more hosts than ``many`` until the transaction ends.
+    Otherwise others would always be faster, until the retries are used up.
 
     Call it as early as possible: PostgreSQL refuses rows that have changed
     since the first read of the transaction, and a locking read with bookings

@@ -2,10 +2,10 @@
 
 """Decide which hosts are switched off, and which on again.
 
-A pure function. A host is needed from the start of its first booking on, and
-has to be switched on its lead time (:meth:`Policy.lead`) before. It is
-switched off only if it is not needed for that long and ``minimum_off`` seconds
-more. Of each kind of hosts, some stay on for leases that start at once.
+The planner is pure. A host is needed from the start of its first booking on,
+and is switched on its lead time (:meth:`Policy.lead`) before. It is switched
+off only if it is not needed for that long and ``minimum_off`` seconds more. Of
+each kind of hosts, some stay on for leases that start at once.
 """
 
 import collections
@@ -135,7 +135,7 @@ def _needed(off: ty.Iterable[PowerHost], policy: Policy, now: int,
 
 def _spare(free: ty.Iterable[PowerHost], policy: Policy, now: int,
            ) -> ty.Iterator[Decision]:
-    """Keep the configured number of spare hosts of a kind on."""
+    """Yield decisions that keep enough spare hosts of a kind on."""
     # Hosts that are free for longest come first.
     free = sorted(free, key=lambda one: (
         one.needed_at is not None, -(one.needed_at or 0), one.id))

@@ -108,13 +108,13 @@ class Claims:
 
     def is_within(self, reservation_id: str,
                   uuids: ty.Collection[str] = ()) -> bool:
-        """Return whether servers may still come to hosts of a reservation.
+        """Return whether servers may still be placed within a reservation.
 
         For a scheduler that has just admitted a server. The end of a lease, or
         the return of a host, is written before the servers there are read, so
         one of both processes sees the change of the other.
 
-        :param uuids: of the providers of the host to which the server comes
+        :param uuids: of the providers of the host on which it is placed
         """
         try:
             with self._database.reader() as session:
@@ -378,7 +378,7 @@ def _followed(booking: models.Booking, host_id: int,
     adapt it to the size of the server.
     """
     if booking.host_id == host_id:
-        # A slot whose amounts the booking takes gets the old ones.
+        # A slot that has the new amounts gets the old ones in exchange.
         return [ledger.Edit(booking, ledger.new_of(
             booking, resources=resources)), *(
                 ledger.Edit(one, ledger.new_of(

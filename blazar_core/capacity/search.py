@@ -169,7 +169,7 @@ DOUBT = 3
 
 
 class Need(ty.NamedTuple):
-    """What one server needs of a column, and what each row has of it.
+    """The amount that one server needs of a column, and that each row has.
 
     ``free`` is the capacity less the open-ended usage, ``HUGE`` for rows that
     are not judged by the column, ``-HUGE`` for those that have none.

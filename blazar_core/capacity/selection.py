@@ -167,7 +167,7 @@ class HostBound:
 
 
 class _Order(ty.NamedTuple):
-    """Which hosts come before others, whatever the strategy decides.
+    """The preference for some hosts, whatever the strategy decides.
 
     :ivar reserved: hosts that have reservations, by position: first, so that
         the others stay available for workloads without an end

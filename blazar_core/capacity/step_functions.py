@@ -149,7 +149,7 @@ PIECE = 2 ** 17
 
 
 class Marks:
-    """How many steps each row has until some instants, the *marks*.
+    """The number of steps of each row until some instants, the *marks*.
 
     The marks are spread evenly over the steps, so each row has few steps
     between two of them. Costs O(steps), and a sort of some of them.

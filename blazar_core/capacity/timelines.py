@@ -56,7 +56,7 @@ class Block(ty.NamedTuple):
 
 
 class Calendar:
-    """What is booked on every host, at every instant.
+    """The amounts that are booked on every host, at every instant.
 
     Bookings are not stored one by one: a caller that removes one repeats its
     window and amounts. Times from :data:`model.FOREVER` on are equal: what is

@@ -41,7 +41,7 @@ _Shape: ty.TypeAlias = tuple[
 
 
 class Limits(ty.NamedTuple):
-    """What units leave of hosts for servers of a demand.
+    """The limits that units set to the servers of a demand on each host.
 
     :ivar most: how many servers each host can take; None: as many as its
         capacity allows
@@ -192,7 +192,7 @@ class UnitsOfHosts:
             self._known.clear()
 
     def limits(self, demand: model.Demand, hosts: int) -> Limits:
-        """Return what units leave of hosts.
+        """Return the limits of a demand on each host.
 
         Costs O(hosts) for a demand that is not cached since units changed
         last.

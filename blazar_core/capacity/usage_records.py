@@ -40,8 +40,8 @@ There are three kinds:
 A decision adds one statement for all of its rows: bookings of a reservation
 with the same window are one row. ``recorded_at`` of a booking is the time from
 which on its latest row counts; a later row never starts before that, however
-the clocks of two processes differ. :mod:`blazar_core.leases.accounting` sums
-up.
+the clocks of two processes differ. :mod:`blazar_core.leases.accounting`
+computes the sums.
 """
 
 import collections
@@ -83,7 +83,7 @@ class Owner(ty.NamedTuple):
 
 
 class _Segment(ty.NamedTuple):
-    """What one booking reserves or uses over a window."""
+    """The amounts that one booking reserves or uses over a window."""
 
     host_id: int
     start: int

@@ -39,7 +39,7 @@ R = ty.TypeVar('R')
 
 
 class Outdated(Exception):
-    """What a decision was based on has changed: decide again."""
+    """The input of a decision has changed since it was read: decide again."""
 
 
 class LostRace(Outdated):
@@ -129,7 +129,7 @@ class Database:
 
     @contextlib.contextmanager
     def connection(self) -> ty.Iterator[sa.Connection]:
-        """Open what :meth:`reader` does, without a session.
+        """Open a connection to read, as :meth:`reader` but without a session.
 
         For reads of every boot: the session would cost as much as a statement
         or two.
@@ -157,7 +157,7 @@ class Database:
 
     @contextlib.contextmanager
     def begin(self) -> ty.Iterator[sa.Connection]:
-        """Open what :meth:`writer` does, without a session.
+        """Open a transaction as :meth:`writer`, but without a session.
 
         For code that writes tables and no objects.
 

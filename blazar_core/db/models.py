@@ -279,11 +279,11 @@ class Host(Base):
     ``cleaning_until`` until when it is cleaned, ``overdue_at`` since when
     ``assigned_to`` has it beyond its end.
 
-    ``power_state`` is None if the host is on, ``power_at`` the time of that
-    state, ``power_until`` until when a switch is waited for, and
-    ``power_error`` why it could not be switched. A process works on that while
-    ``power_claimed_until`` is in the future. ``boot_times`` are the durations
-    of its last boots, in seconds.
+    ``power_state`` is whether it is switched off because it is not needed
+    (None: it is on), ``power_at`` since when, ``power_until`` until when the
+    switch is waited for, and ``power_error`` why it failed. A process works on
+    that while ``power_claimed_until`` is in the future. ``boot_times`` are the
+    durations of its last boots, in seconds.
     """
 
     __tablename__ = 'hosts'
@@ -342,14 +342,14 @@ class Booking(Base):
     the booking then takes no capacity, but still ties the server to its lease.
 
     ``dispatched_at`` is when the build of its server was last sent; None: it
-    was not. ``failed_at`` is when this build was found to have failed
-    and not to be sent again. ``claimed_at`` is when a scheduler admitted the
-    server to the host, or when a server that failed was found to hold
-    something there: from then on until the server is deleted, its capacity is
-    taken there, whatever the dates. ``running`` is true from when it runs.
-    ``migrating_to`` is the host to which a scheduler has let a running server
-    move. ``host_failed_at`` is since when its host is known to have failed
-    under it. ``recorded_at`` is since when the latest of its usage records
+    is still to be sent. ``failed_at`` is when this build was found to have
+    failed and not to be sent again. ``claimed_at`` is when a scheduler
+    admitted the server to the host, or when a server that failed was found to
+    hold something there: from then on until the server is deleted, its
+    capacity is taken there, whatever the dates. ``running`` is true from when
+    it runs. ``migrating_to`` is the host to which a scheduler has let a
+    running server move. ``host_failed_at`` is since when its host is known to
+    have failed. ``recorded_at`` is since when the latest of its usage records
     counts; None: it has none. With an ``outage`` it belongs to no reservation:
     the host is unavailable (:class:`blazar_core.db.models.Outage`).
     """
@@ -556,7 +556,7 @@ class RequestKey(Base):
     """The idempotency key with which a lease was requested
     (:mod:`blazar_core.leases.idempotency`).
 
-    ``digest`` is the hash of the key and its owner, ``asked`` that of the
+    ``digest`` is the digest of the key and its owner, ``asked`` that of the
     request.
     """
 
@@ -658,7 +658,7 @@ class Orphan(Base):
 
 
 class Recurrence(Base):
-    """A request for recurring leases, its occurrences.
+    """A request for recurring leases, which are its occurrences.
 
     Each occurrence is a lease like any other, and needs nothing of this to
     start and end. ``servers`` are those that are kept from one occurrence to

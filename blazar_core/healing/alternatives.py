@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Alternative hosts for bookings that do not fit where they are."""
+"""Alternative hosts for bookings that do not fit on their hosts."""
 
 import collections
 import dataclasses
@@ -25,7 +25,7 @@ from blazar_core.plugins import resource_types
 __all__ = ['Case', 'Coming', 'IN_USE', 'Lost', 'NO_ROOM',
            'Alternatives', 'Together']
 
-#: Why something stays where it is.
+#: Why a booking or server stays on its host.
 IN_USE = 'It is in use.'
 NO_ROOM = 'No other host has capacity for it.'
 
@@ -33,8 +33,8 @@ NO_ROOM = 'No other host has capacity for it.'
 class Case(ty.NamedTuple):
     """A reservation with bookings that need another host.
 
-    :ivar rows: the bookings that may be bound elsewhere
-    :ivar staying: those that stay where they are
+    :ivar rows: the bookings that may be reassigned
+    :ivar staying: the bookings that keep their host
     """
 
     reservation: models.Reservation
@@ -46,7 +46,7 @@ class Case(ty.NamedTuple):
 
 
 class Coming(ty.NamedTuple):
-    """A booking that gets another host, as it will be."""
+    """The future state of a booking that is reassigned."""
 
     host_id: int
     start_date: int
@@ -56,25 +56,25 @@ class Coming(ty.NamedTuple):
 
 
 class Together(ty.NamedTuple):
-    """What is decided together, and not in the books yet.
+    """Reassignments that are decided in one transaction, not written yet.
 
-    :ivar coming: bookings that get other hosts, as they will be
-    :ivar leaving: the rows of these, as they are
+    :ivar coming: the future states of the bookings
+    :ivar leaving: their rows, as they are now
     """
 
     coming: list[Coming]
     leaving: list[models.Booking]
 
 
-#: By the ids of bookings of a reservation, the hosts on which they have no
-#: room (None: they have none).
+#: By the id of a booking of a reservation, the host that lacks capacity for it
+#: (None: the booking has no host).
 Lost: ty.TypeAlias = dict[int, int | None]
 
 
 class Alternatives:
-    """Finds other hosts for bookings; binds nothing.
+    """Finds other hosts for bookings; reassigns nothing.
 
-    :param wanted: says what reservations need
+    :param wanted: determines the demands of reservations
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -86,18 +86,19 @@ class Alternatives:
         self._demands = wanted
 
     def forget(self) -> None:
-        """What the cloud said too long ago does not stay in memory."""
+        """Remove outdated answers of the cloud from memory."""
         self._demands.forget()
 
     def plan(self, case: Case, lost: Lost,
              together: Together | None = None, lag: float = 0,
              ) -> reassignment.Reassigned | None:
-        """Where bookings of a reservation go; None: all of them stay.
+        """Plan the reassignment of bookings of a reservation.
 
-        :param together: what is decided with it
-        :param lag: seconds that what is looked at first may be old
+        :param together: reassignments that are decided in the same transaction
+        :param lag: seconds by which the index may be stale in the first search
+        :returns: None: all bookings keep their hosts
         """
-        # Another process may have bound some elsewhere, or sent them.
+        # Another process may have reassigned or dispatched some of them.
         ids = {row.id for row in case.rows
                if row.id in lost and row.host_id == lost[row.id]}
         if not ids:
@@ -128,8 +129,9 @@ class Alternatives:
 
     def whole(self, case: Case) -> tuple[
             model.Demand, model.Window] | None:
-        """Which whole hosts a reservation needs, and when; None: it needs
-        none, or there are no such hosts at all.
+        """Return the demand for whole hosts of a reservation, and its window.
+
+        :returns: None: it needs no whole hosts, or there are none for it
         """
         demand = self._demands.of(
             case.reservation, case.reserved, case.sealed)
@@ -139,7 +141,7 @@ class Alternatives:
 
     def add(self, together: Together, case: Case,
             move: reassignment.Reassigned) -> None:
-        """Something more is decided with others."""
+        """Add a planned reassignment to those of the same transaction."""
         for row in case.rows:
             if row.id not in move.hosts or (
                     row.host_id == move.hosts[row.id]):
@@ -154,12 +156,12 @@ class Alternatives:
 
     def obstacles(self, reservation_id: str, ids: ty.Collection[int],
                   uuid: str) -> dict[int, str]:
-        """Why bookings of a reservation are not bound to other hosts, if
-        theirs goes away.
+        """Return why bookings of a reservation would not be reassigned if
+        their host became unavailable.
 
-        :param ids: those that it has on the host of this uuid
-        :returns: sentences, by the ids of those that are not
-        :raises CloudUnavailable: when what it needs cannot be said now
+        :param ids: the bookings on the host of this uuid
+        :returns: sentences, by the ids of the bookings that would stay
+        :raises CloudUnavailable: when the demand cannot be determined now
         """
         case = self.case(reservation_id)
         rows = [] if case is None else [
@@ -180,7 +182,7 @@ class Alternatives:
             return found | {row.id: demand.sentence() for row in rows}
         staying = case.staying
         if demand.affinity is model.Affinity.SAME:
-            # They go all or none.
+            # All of them are moved, or none.
             rows = case.rows
         else:
             staying = [*staying, *(
@@ -195,8 +197,8 @@ class Alternatives:
                         for row in rows[fits:] if row.id in ids}
 
     def _stays(self, reservation_id: str, uuid: str) -> bool:
-        """Whether a reservation of hosts keeps the one of this uuid, if that
-        goes away.
+        """Return whether a reservation of hosts keeps the host of this uuid if
+        that host becomes unavailable.
         """
         with self._database.reader() as session:
             ids = session.scalars(
@@ -209,7 +211,7 @@ class Alternatives:
         return self.cases([reservation_id]).get(reservation_id)
 
     def cases(self, reservation_ids: ty.Collection[str]) -> dict[str, Case]:
-        """Reservations, those that there are, by their ids."""
+        """Return the reservations that exist, by their ids."""
         cases = {}
         with self._database.reader() as session:
             found = session.scalars(_RESERVATIONS, {
@@ -228,9 +230,11 @@ class Alternatives:
 
     def _beside(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
                 staying: ty.Iterable[models.Booking]) -> model.Demand:
-        """The demand of some bookings of a reservation, beside its others.
+        """Return the demand of some bookings of a reservation, given its
+        others.
 
-        They get what was promised, whatever would be asked for by now.
+        The resources are those that are booked, even if the resource type
+        would ask for others by now.
         """
         known = self._admission.index.hosts
         here = collections.Counter(known[row.host_id].uuid for row in staying
@@ -251,12 +255,14 @@ class Alternatives:
     def _search(self, demand: model.Demand, rows: ty.Sequence[models.Booking],
                 lease: models.Lease, together: Together,
                 lag: float) -> tuple[list[int], refusals.Refusal | None]:
-        """Hosts for as many as possible, and why not for the others."""
+        """Return hosts for as many bookings as possible, and the refusal of
+        the others.
+        """
         window, refusal = self._window(lease), None
         last = self._admission.crowded()
         gone = [*rows, *together.leaving]
         if any(row.host_id is not None for row in rows):
-            # What has just lost its host mostly has capacity elsewhere.
+            # Bookings that have just lost their host mostly fit elsewhere.
             try:
                 return self._admission.pick(
                     demand, window, last=last, instead_of=gone, lag=lag,
@@ -272,12 +278,12 @@ class Alternatives:
                 demand, count=fits), window, last=last, instead_of=gone,
                 coming=together.coming)
         if all(row.host_id is None for row in rows[len(hosts):]):
-            # There are none, or it has been said before.
+            # No booking is left, or the refusal was recorded before.
             return hosts, None
         return hosts, refusal
 
     def _window(self, lease: models.Lease) -> model.Window:
-        """For what time a lease needs another host."""
+        """Return the window in which a lease needs another host."""
         return lease.booked(model.Window(
             max(lease.start_date, self._clock.now()), lease.end_date))
 

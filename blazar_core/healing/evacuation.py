@@ -3,22 +3,22 @@
 """Drain of hosts in maintenance, and evacuation of failed hosts.
 
 Servers of leases on a failed host are evacuated if the operator has enabled
-it, and once it is certain that nothing runs there any longer. Those on a host
-that is in maintenance, or will be soon, are live-migrated. Nova's scheduler
-chooses the host, by the rule of capacity; the booking follows its server
+it, and once it is certain that no server runs there. Servers on a host that is
+in maintenance, or will be soon, are live-migrated. Nova's scheduler chooses
+the host, by the rule of capacity; the booking follows its server
 (:mod:`~blazar_core.lifecycle.reconciliation`).
 
-Nova says to which target hosts a server could go. Whether there is free
-capacity is looked up in the reservation database, together with the servers
-whose moves were requested just now.
+Nova reports the possible target hosts of a server. Free capacity is determined
+from the reservation database, together with the servers whose moves were
+requested just now.
 
 Servers within a lease of whole hosts that have no booking of their own are
-listed by the type of the reservation. They leave a failed host for other
-hosts of their lease only; placement is asked for free capacity there, and the
-target is recorded with the move.
+listed by the resource type of the reservation. They leave a failed host for
+other hosts of their lease only; placement is asked for free capacity there,
+and the target is recorded with the move.
 
-Each is a move (:mod:`~blazar_core.lifecycle.server_moves`) from the outage of
-its host until it has left. Idempotent; safe to run concurrently.
+Each server has one move (:mod:`~blazar_core.lifecycle.server_moves`) from the
+outage of its host until it has left. Idempotent; safe to run concurrently.
 """
 
 import collections
@@ -51,13 +51,13 @@ __all__ = ['BOUND', 'BUSY', 'Certain', 'Evacuation', 'Fit', 'PAUSE',
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds for which the host to which a server goes may not count it yet.
+#: Seconds for which the target host of a move may not count the server yet.
 _SETTLE = 15
 
 
 class Fit(ty.NamedTuple):
-    """For how many servers there is capacity, and what is recorded of the
-    move of the first one: its target, if it is within a lease of hosts.
+    """The number of servers for which there is capacity, and what is recorded
+    of the move of the first one: its target, if it is within a lease of hosts.
     """
 
     number: int
@@ -66,7 +66,7 @@ class Fit(ty.NamedTuple):
 
 
 class TargetHosts:
-    """Says for how many there is capacity."""
+    """Determines for how many servers other hosts have capacity."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, cloud: cloud_api.Cloud,
@@ -78,11 +78,11 @@ class TargetHosts:
 
     def within(self, hosts: ty.Collection[str], needs: model.Demand,
                count: int = 1) -> Fit:
-        """For how many servers there is capacity on hosts of one lease, as
-        placement counts.
+        """Return for how many servers hosts of one lease have capacity,
+        according to placement.
 
         :param hosts: their uuids
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: when placement does not answer
         """
         if needs.hosts is not None:
             hosts = needs.hosts & {*hosts}
@@ -107,10 +107,11 @@ class TargetHosts:
         return Fit(len(found), needs.resources, found[0] if found else None)
 
     def fits(self, server_ids: ty.Sequence[str], source: str) -> Fit:
-        """For how many servers of a reservation with bookings of their own
-        there is capacity, on hosts to which Nova would move them.
+        """Return for how many servers of a reservation with bookings of their
+        own there is capacity on hosts to which Nova would move them.
 
-        :param server_ids: the first one goes where all of them may
+        :param server_ids: Nova's target hosts of the first one are used for
+            all
         :param source: the uuid of the host of all of them
         """
         needs = self._cloud.needs(server_ids[0])
@@ -137,7 +138,7 @@ class TargetHosts:
                 models.Host.uuid == source)) is not None
         if only:
             targets &= {uuids[one] for one in only}
-        # The first one that leaves the others goes where all of them can.
+        # The first server to leave needs capacity for all of them.
         count = len(server_ids) + (
             len(siblings) if affinity and not only else 0)
         demand = model.Demand(
@@ -160,8 +161,8 @@ class TargetHosts:
 
     def _on_the_way(self, session: orm.Session,
                     server_ids: ty.Collection[str]) -> list[model.Demand]:
-        """What those need whose moves were requested just now, and of whom
-        the reservation database does not know yet where they go.
+        """Return the demands of servers whose moves were requested just now
+        and whose targets the reservation database does not know yet.
         """
         return [model.Demand(
             row.resources, avoid=frozenset([row.uuid]),
@@ -175,8 +176,8 @@ class TargetHosts:
 
 
 def _among(enrolled: bool) -> model.HostPool:
-    """Where a server on a host may go: Nova keeps it among the enrolled hosts
-    or among all others.
+    """Return the hosts to which a server may move: Nova keeps it among the
+    enrolled hosts, or among all others.
     """
     return model.HostPool.ENROLLED if enrolled else model.HostPool.COMMON
 
@@ -200,20 +201,20 @@ _ON_THE_WAY = sa.select(_TARGET_MOVE.server_id, _TARGET_MOVE.resources,
                                     models.Booking.migrating_to.is_(None)))
 
 
-#: Seconds between two looks, how long one requests moves at most, and within
-#: which the request of a move has to be made.
+#: Seconds between two looks, for which one requests moves at most, and within
+#: which the request of a move has to be sent.
 PAUSE, _WORK, _SEND = 3, 10, 20
-#: Seconds after which a server is tried again for which there was no capacity,
-#: and after which Nova is asked again for those without a booking.
+#: Seconds after which a server without capacity elsewhere is tried again, and
+#: after which Nova is asked again for servers without a booking.
 _SOON = 30
 
-#: Why a server stays that the cloud does not move as it runs, or that moves.
+#: Why a server stays: Nova does not live-migrate it, or a task is in progress.
 BOUND = ('The server is not running or cannot be live-migrated (pinned CPUs, '
          'PCI, locked, server group): migrate it manually.')
 BUSY = 'A task of the server is in progress.'
 
-#: Told the uuids of hosts that have failed, and of each whether somebody may
-#: see to it that it is down: those that are certain to run nothing any more.
+#: Called with the uuids of failed hosts, each with whether it may be fenced;
+#: returns those that are certain to run no server.
 Certain: ty.TypeAlias = ty.Callable[
     [ty.Mapping[str, bool]], ty.Collection[str]]
 
@@ -222,8 +223,8 @@ class _Leaving(ty.NamedTuple):
     """A move that is due.
 
     :ivar uuid: of the host that the server leaves
-    :ivar kind: why that is away; None: the server need not leave it any more,
-        or its booking has followed it already
+    :ivar kind: of that host's outage; None: the server need not leave it, or
+        its booking has followed it already
     :ivar booked: whether the server has a booking of its own there
     """
 
@@ -239,10 +240,9 @@ class _Leaving(ty.NamedTuple):
 
 
 class Evacuation:
-    """Takes servers off hosts that are away.
+    """Moves servers off unavailable hosts.
 
-    :param interval: seconds before maintenance from which on what runs there
-        is moved
+    :param interval: seconds before maintenance from which on servers are moved
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -257,19 +257,20 @@ class Evacuation:
         self._cloud = cloud
         self._interval = interval
         self._types = types
-        #: The hosts of which it was said that they wait for certainty.
+        #: The hosts that were logged as not yet certain to be down.
         self._told: frozenset[str] = frozenset()
-        #: When it was asked which servers without a booking are there, by the
-        #: bookings of their hosts.
+        #: By the booking of a failed host, when its servers without a booking
+        #: were listed last.
         self._listed: dict[int, float] = {}
 
     def look(self, certain: Certain | None = None) -> None:
-        """Request moves of servers that are to leave, as long as that may
-        last; the next look goes on with others.
+        """Request moves of servers that have to leave.
+
+        Stops after :data:`_WORK` seconds; the next look continues.
 
         :param certain: None: nothing is evacuated
         """
-        # To fence a host writes nothing before.
+        # Hosts are fenced before anything is written.
         self._database.check_clock()
         late = self._clock.elapsed() + _WORK
         moves = self._due()
@@ -296,8 +297,8 @@ class Evacuation:
 
     def _try(self, name: str, work: ty.Callable[[ty.Any], None], what: ty.Any,
              ) -> None:
-        """Work for a server, or those of a lease; what fails keeps no other
-        one from leaving.
+        """Work on a server, or on the servers of a lease. A failure does not
+        keep other servers from leaving.
         """
         try:
             work(what)
@@ -314,8 +315,8 @@ class Evacuation:
         return {'now': now, 'soon': now + self._interval}
 
     def _due(self) -> list[_Leaving]:
-        """The moves to go on with, first those that nobody has requested, and
-        of them those whose host has failed.
+        """Return the open moves: those never requested first, and of them
+        those off failed hosts.
         """
         with self._database.reader() as session:
             return [_Leaving(
@@ -325,13 +326,15 @@ class Evacuation:
                     _DUE, self._now() | self._with_hosts())]
 
     def _with_hosts(self) -> dict[str, list[str]]:
-        """The types of reservations within which servers have no bookings."""
+        """Return the resource types within whose reservations servers have no
+        bookings.
+        """
         return {'types': [name for name, kind in self._types.named.items()
                           if kind.has_hosts]}
 
     def _staying(self, evacuates: bool) -> list[ty.Any]:
-        """What is on hosts that are away and has no move yet: servers, and
-        bookings of hosts with servers that have no bookings.
+        """Return servers on unavailable hosts that have no move yet, and
+        bookings of failed hosts whose servers have no bookings.
         """
         with self._database.connection() as connection:
             rows = connection.execute(_STAYING, self._now() | {
@@ -348,14 +351,14 @@ class Evacuation:
 
     def _sure(self, failed: ty.Mapping[str, str], certain: Certain,
               ) -> ty.Collection[str]:
-        """The hosts that have failed and are certain to run nothing.
+        """Return the failed hosts that are certain to run no server.
 
         :param failed: their names, by uuid
         """
         if not failed:
             return ()
         with self._database.connection() as connection:
-            # Its operator is at one that is in maintenance.
+            # Do not fence a host in maintenance: its operator works on it.
             taken = set(connection.scalars(_TAKEN, {
                 'hosts': [*failed], 'now': self._clock.now()}))
         try:
@@ -377,7 +380,7 @@ class Evacuation:
     def _plan(self, stays: ty.Sequence[ty.Any]) -> None:
         """Record which servers of a lease have to leave a host.
 
-        :raises CloudUnavailable: when it is not known which are there
+        :raises CloudUnavailable: when the servers there are not known
         """
         first = stays[0]
         server_ids = {one.server_id for one in stays if one.server_id}
@@ -389,9 +392,9 @@ class Evacuation:
                                     first.host_id, sorted(server_ids))
 
     def _hosted(self, one: ty.Any) -> set[str]:
-        """The servers without a booking on a host that has failed.
+        """Return the servers without a booking on a failed host.
 
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: when they cannot be listed now
         """
         self._listed[one.id] = self._clock.elapsed()
         with self._database.reader() as session:
@@ -409,17 +412,18 @@ class Evacuation:
                         server_moves.is_open))))
 
     def _go_on(self, one: _Leaving) -> None:
-        """Have a server leave, if nobody else does and it can."""
+        """Request the move of a server, unless another process does or it
+        cannot be moved.
+        """
         move = one.move
-        # It counts from before the commit: a process may stand still right
-        # behind that.
+        # Starts before the commit: a process may stall right after that.
         deadline = cloud_api.Deadline(self._clock, _SEND)
         if not self._server_moves.put_off(move, server_moves.AGAIN):
             return
         seen = self._cloud.look(move.server_id)
         status = self._server_moves.next_status(move, seen, one.uuid)
         if status == states.Move.MOVED and one.booked:
-            # Its booking follows in a moment, or it comes back here.
+            # The booking follows shortly, or the server returns to this host.
             return
         if one.kind is None and not seen.busy and (
                 status != states.Move.MOVED):
@@ -444,7 +448,7 @@ class Evacuation:
 
     def _request(self, one: _Leaving, deadline: cloud_api.Deadline,
                  ) -> str | None:
-        """Request a move, if there is capacity; returns why not."""
+        """Request a move if there is capacity; return why not, if not."""
         move = one.move
         fit = self._targets.fits(
             [move.server_id], one.uuid,
@@ -464,7 +468,7 @@ class Evacuation:
 
     def _other_hosts(self, move: models.ServerMove, source: str,
                      ) -> frozenset[str]:
-        """The uuids of the other hosts of a lease of hosts."""
+        """Return the uuids of the other hosts of a lease of hosts."""
         with self._database.reader() as session:
             reservation_id = session.scalar(sa.select(
                 models.Booking.reservation_id).join(models.Reservation).where(
@@ -476,12 +480,12 @@ class Evacuation:
 
     def obstacles(self, rows: ty.Sequence[models.Booking], uuid: str,
                   ) -> dict[int, str]:
-        """Why servers of a reservation would stay on their host, if that was
-        in maintenance now; by the ids of the bookings that would.
+        """Return why servers of a reservation would stay on their host if it
+        were in maintenance now, by the ids of the bookings that would.
 
         :param rows: of servers, with their reservation
         :param uuid: of the host
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: when Nova does not answer
         """
         found: dict[int, str] = {}
         going: list[models.Booking] = []
@@ -502,9 +506,9 @@ class Evacuation:
 
     def _why_bound(self, seen: cloud_api.ObservedServer, server_id: str,
                    source: str, failed: bool) -> str | None:
-        """
-        :returns: why Nova would not move a server; empty: it would; None: the
-            server does not run there
+        """Return why Nova would not move a server.
+
+        :returns: empty: it would; None: the server does not run on the host
         """
         if seen.host != source or (
                 seen.state is not cloud_api.ServerState.RUNNING):
@@ -525,17 +529,19 @@ _NOW: sa.BindParameter[int] = sa.bindparam('now')
 
 
 def _is_away(host_id: ty.Any) -> sa.ColumnElement[bool]:
-    """Whether an outage is under way, or of maintenance comes soon."""
+    """Return the condition that a host has an outage in progress, or that its
+    maintenance starts soon.
+    """
     return sa.and_(
         _HOST == host_id, _AWAY.c.host_id == _HOST,
         _AWAY.c.outage == models.Outage.kind,
         _AWAY.c.start_date <= sa.bindparam('soon'), _AWAY.c.end_date > _NOW)
 
 
-#: Of a lease that does not end yet.
+#: Leases that do not end yet.
 _GOES_ON = sa.and_(_LEASE.status.not_in(states.ENDING),
                    _LEASE.deleted_at.is_(None))
-#: What is booked on hosts that are away.
+#: Bookings on unavailable hosts.
 _BOOKED = sa.select(
     _BOOKING.id, _BOOKING.server_id, _BOOKING.host_id, models.Outage.kind,
     models.Host.uuid, models.Host.name, _LEASE.id.label('lease_id'),
@@ -545,8 +551,8 @@ _BOOKED = sa.select(
     models.Lease, _LEASE.id == models.Reservation.lease_id).where(
         _GOES_ON).order_by(
     models.Outage.kind, _LEASE.created_at, _LEASE.id, _BOOKING.id)
-#: The servers of leases that run on hosts that have failed, or of others
-#: where these are in maintenance, and have no move.
+#: Servers of leases without a move that run on failed hosts, or on hosts in
+#: maintenance that have not failed.
 _STAYING = _BOOKED.join(_AWAY, _is_away(_HOST)).where(
     models.Outage.kind.in_(sa.bindparam('kinds', expanding=True)),
     _BOOKING.end_date > _AWAY.c.start_date,
@@ -558,8 +564,8 @@ _STAYING = _BOOKED.join(_AWAY, _is_away(_HOST)).where(
         _MOVE.server_id == _BOOKING.server_id, server_moves.is_open))
 _TYPES = models.Reservation.resource_type.in_(
     sa.bindparam('types', expanding=True))
-#: The bookings of hosts that have failed, for leases that have begun and have
-#: other hosts, also ones that they got instead.
+#: Bookings of failed hosts whose active lease has other hosts, including
+#: replacements.
 _HOSTED = _BOOKED.where(
     models.Outage.kind == outages.FAILURE, models.Outage.began_at.is_not(None),
     _BOOKING.server_id.is_(None),
@@ -573,14 +579,15 @@ _TAKEN = sa.select(models.Host.uuid).join(
     models.Outage, _HOST == models.Host.id).where(
     models.Host.uuid.in_(sa.bindparam('hosts', expanding=True)),
     models.Outage.kind == outages.MAINTENANCE, models.Outage.began_at <= _NOW)
-#: Whether a lease has the host that a server of it leaves.
+#: The condition that the lease still has the host that the server leaves.
 _HAS_HOST = sa.exists().where(
     models.Reservation.lease_id == _MOVE.lease_id, _TYPES,
     _SOUND.c.reservation_id == models.Reservation.id,
     _SOUND.c.host_id == _MOVE.source, _SOUND.c.server_id.is_(None),
 ).correlate(models.ServerMove)
-#: Of a server without a booking that is on no host of its lease: none, as it
-#: has left the lease. What failed is named before what is in maintenance.
+#: The kind of outage of the host that a server leaves: failure before
+#: maintenance. None for a server without a booking on a host that is not of
+#: its lease: it has left the lease.
 _KIND = sa.select(sa.func.min(models.Outage.kind)).where(
     _is_away(_MOVE.source), _GOES_ON,
     sa.or_(_BOOKING.host_id.is_not(None), _HAS_HOST),
@@ -593,6 +600,6 @@ _DUE = sa.select(
     models.Booking, _BOOKING.server_id == _MOVE.server_id).where(
         server_moves.is_open, sa.or_(
             server_moves.is_due, _BOOKING.host_id != _MOVE.source,
-            # Or the next outage of the host would go on with that pause.
+            # Else the next outage of the host would inherit the pause.
             ~sa.exists().where(_HOST == _MOVE.source))).order_by(
     _MOVE.next_at, _MOVE.reason, _MOVE.id)

@@ -3,9 +3,9 @@
 """Reassign bookings that do not fit, and replace failed hosts of leases.
 
 A booking of a lease that has not started is reassigned to another host. A
-lease of whole hosts that has started keeps a failed one to its end, as
+lease of whole hosts that has started keeps a failed host until its end, as
 servers of the lease may still be there, and gets one more host. When the
-failed host is back, the lease has both.
+failed host has recovered, the lease has both.
 
 Idempotent; safe to run concurrently.
 """
@@ -39,16 +39,16 @@ __all__ = ['BookingReassignment', 'HostReplacement', 'age']
 
 LOG = logging.getLogger(__name__)
 
-#: How many reservations are bound together.
+#: The most reservations that are reassigned in one transaction.
 _TOGETHER = 16
 
 
 class BookingReassignment:
-    """Binds bookings to other hosts.
+    """Reassigns bookings to other hosts.
 
     :param others: finds these hosts
-    :param reshuffler: has some fall free
-    :param notify: told of an event type and a lease
+    :param reshuffler: frees hosts by moving later leases
+    :param notify: called with an event type and a lease
     """
 
     def __init__(
@@ -64,10 +64,11 @@ class BookingReassignment:
         self._notify = notify
 
     def bind_all(self, found: ty.Iterable[ty.Any]) -> bool:
-        """Oldest lease first; none keeps another one from its room.
+        """Reassign bookings, the oldest lease first. A failure affects no
+        other reservation.
 
-        :param found: bookings that have no room where they are
-        :returns: whether all that could be done is done
+        :param found: bookings that do not fit on their hosts
+        :returns: whether the search was complete for all of them
         """
         ids: dict[str, alternatives.Lost] = collections.defaultdict(dict)
         of: dict[str, tuple[str, str]] = {}
@@ -79,7 +80,7 @@ class BookingReassignment:
             some = left[:_TOGETHER]
             bound, helpless = self._find_together(dict(some))
             if not bound:
-                # The first is by itself, or all of them are.
+                # Reassign the first one by itself (0), or each one (None).
                 bound = 1 if bound == 0 else len(some)
                 helpless = [one for one, _lost in some[:bound]]
             else:
@@ -93,12 +94,12 @@ class BookingReassignment:
 
     def _find_together(self, some: ty.Mapping[str, alternatives.Lost],
                        ) -> tuple[int | None, list[str]]:
-        """As :meth:`_find`, several of them in one transaction.
+        """Do the same as :meth:`_find` for several in one transaction.
 
-        :returns: of how many, from the first on, nothing is left to be done
-            (None: not in one transaction: none is in the way of another one),
-            but for those, of which the ids follow, that have lacked hosts
-            before, and for which there are none unless some fall free
+        :returns: the number of reservations, from the first on, that are done
+            (None: none is done together, so that none blocks another), and the
+            ids of those among them that lacked hosts before and get one only
+            if a host is freed
         """
         if len(some) == 1:
             return 0, []
@@ -114,8 +115,9 @@ class BookingReassignment:
 
     def _bind_together(self, some: ty.Mapping[str, alternatives.Lost],
                        ) -> tuple[int, list[str]]:
-        """
-        :raises Outdated: when another process was faster: look again
+        """Reassign the bookings of several reservations in one transaction.
+
+        :raises Outdated: when another process was faster: search again
         """
         cases = self._others.cases(some)
         moves: dict[str, reassignment.Reassigned] = {}
@@ -124,7 +126,7 @@ class BookingReassignment:
         for reservation_id, lost in some.items():
             case = cases.get(reservation_id)
             if case and case.lease.id in moves:
-                # Its lease is another one when the first is bound.
+                # The first reassignment changes its lease.
                 break
             try:
                 move = case and self._others.plan(
@@ -146,7 +148,7 @@ class BookingReassignment:
         return done, helpless
 
     def _find(self, reservation_id: str, lost: alternatives.Lost) -> bool:
-        """As :meth:`_bind`; false when nothing is known of it."""
+        """Call :meth:`_bind`; return whether its search was complete."""
         try:
             self._database.retried(self._bind, reservation_id, lost)
             return True
@@ -154,7 +156,7 @@ class BookingReassignment:
             LOG.debug('Reservation %s no longer exists', reservation_id)
             return True
         except Exception as exc:
-            # Nothing is said of a lease for what is not known.
+            # An unknown outcome is not recorded in the lease.
             expected = isinstance(exc, errors.CloudUnavailable |
                                   errors.ConcurrentUpdate | errors.Refused)
             LOG.warning(
@@ -164,14 +166,14 @@ class BookingReassignment:
             return False
 
     def _bind(self, reservation_id: str, lost: alternatives.Lost) -> None:
-        """Give bookings of a reservation other hosts, as many as there are.
+        """Reassign as many bookings of a reservation as there are hosts for.
 
-        :raises Outdated: when another process was faster: look again
+        :raises Outdated: when another process was faster: search again
         """
         case = self._others.case(reservation_id)
         move = case and self._others.plan(case, lost)
         if case and case.rows and not move and None in lost.values():
-            # It has lacked hosts before.
+            # It lacked hosts before.
             whole = self._others.whole(case)
             if whole and self._reshuffler.free(
                     reservation_id, *whole, case.reserved.hosts):
@@ -183,11 +185,12 @@ class BookingReassignment:
             one: None for one, host_id in move.hosts.items()
             if host_id is None}
         if left and None in lost.values():
-            # One more may fall free for it.
+            # Reshuffling may free one more host for it.
             self._bind(reservation_id, left)
 
     def _carry_out(self, moves: ty.Sequence[reassignment.Reassigned]) -> None:
-        """
+        """Write reassignments, and send their notifications.
+
         :raises Outdated: when one of their leases has changed meanwhile
         """
         if not moves:
@@ -206,7 +209,8 @@ class BookingReassignment:
 
 def _announce(notify: ty.Callable[[str, lease_status.Lease], None],
               lease: lease_status.Lease) -> None:
-    """Notify of a lease that has other hosts, or lacks some."""
+    """Send the notifications of a lease that has other hosts, or lacks some.
+    """
     notify('lease.update', lease)
     notify('lease.degraded' if any(
         one['missing_resources'] for one in lease['reservations'])
@@ -214,15 +218,15 @@ def _announce(notify: ty.Callable[[str, lease_status.Lease], None],
 
 
 def age(row: ty.Any) -> tuple[int, str]:
-    """The sort key of leases: the oldest one comes first."""
+    """Return the sort key of leases: the oldest one comes first."""
     return row.created_at, row.lease_id
 
 
 class _Case(ty.NamedTuple):
-    """A reservation of whole hosts that has fewer of them than it should.
+    """A reservation of whole hosts with failed hosts.
 
-    :ivar missing: how many
-    :ivar own: the uuids of all that it has
+    :ivar missing: their number
+    :ivar own: the uuids of all of its hosts
     """
 
     reservation: models.Reservation
@@ -233,11 +237,11 @@ class _Case(ty.NamedTuple):
 
 
 class HostReplacement:
-    """Gives leases of whole hosts others beside those that have failed.
+    """Adds hosts to leases of whole hosts of which some have failed.
 
-    :param wanted: says what reservations need
-    :param reshuffler: has hosts fall free
-    :param notify: told of an event type and a lease
+    :param wanted: determines the demands of reservations
+    :param reshuffler: frees hosts by moving later leases
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -254,9 +258,9 @@ class HostReplacement:
         self._notify = notify
 
     def look(self) -> None:
-        """Look for one for each that has failed, for the oldest lease first.
+        """Find a host for each failed one, for the oldest lease first.
 
-        Where no host has failed, that is one SELECT of a table without rows.
+        Costs one SELECT of a table without rows if no host has failed.
         """
         with self._database.connection() as connection:
             found = connection.execute(_FAILED).all()
@@ -265,11 +269,11 @@ class HostReplacement:
                 self._look_for(row.reservation_id)
 
     def _look_for(self, reservation_id: str) -> None:
-        """Look for one; what fails keeps no other lease from its host."""
+        """Find hosts for a reservation; a failure affects no other lease."""
         try:
             self._database.retried(self._replace, reservation_id)
         except errors.Refused:
-            # There is none yet.
+            # No host is free yet.
             pass
         except Exception as exc:
             LOG.warning('Reservation %s has lost hosts, and the search for '
@@ -307,7 +311,7 @@ class HostReplacement:
         if lease is not None:
             _announce(self._notify, lease)
             if len(hosts) < case.missing:
-                # One more may fall free for it.
+                # Reshuffling may free one more host for it.
                 self._replace(reservation_id)
 
 
@@ -326,7 +330,7 @@ def _case(session: orm.Session, reservation_id: str) -> _Case | None:
                  frozenset(reserved.hosts))
 
 
-#: The reservations of which a host has failed that they had all of.
+#: Reservations of whole hosts of active leases, with a failed host.
 _FAILED = sa.select(
     models.Reservation.id.label('reservation_id'),
     models.Reservation.lease_id, models.Lease.project_id,

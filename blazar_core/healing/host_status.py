@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which hosts have failed, and since when.
+"""Status of hosts: which ones have failed, and since when.
 
-Monitors report what they see; this module decides what is believed. A host
-is marked as failed when it has been reported so for a while, or when a
-monitor is certain, and as recovered when it has been reported so for a while.
-While it is failed, an outage is booked from that moment until ``interval``
-seconds from now. So leases that run there or start until then are healed at
-once by the overbooking check (:mod:`blazar_core.healing.overbooking`), and
-later ones when their start comes near: the host may be back by then.
+Monitors report what they see; this module decides what is believed. A host is
+marked as failed when it has been reported as down for a while, or when a
+monitor is certain, and as recovered when it has been reported as up for a
+while. While it is failed, an outage is booked from that moment until
+``interval`` seconds from now. So leases that run there or start until then are
+healed at once by the overbooking check
+(:mod:`blazar_core.healing.overbooking`), and later ones when their start comes
+near: the host may have recovered by then.
 
 Idempotent; safe to run concurrently.
 """
@@ -37,35 +38,36 @@ __all__ = ['HostOutage', 'Down', 'HostStatus', 'LATE', 'Thresholds', 'Report',
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after which an event that waits yet is late.
+#: Seconds after its due time from which a pending event counts as late.
 LATE = 60
 
 
 class Down(ty.NamedTuple):
-    """A host is down.
+    """The report that a host is down.
 
     :ivar reason: a sentence for operators
-    :ivar certain: whether it needs no second look, as an operator or a fence
-        has said it
+    :ivar certain: whether it is believed at once, as an operator or a fence
+        has reported it
     """
 
     reason: str
     certain: bool = False
 
 
-#: By the uuid of a host, what is seen of it; None: it is up. Nothing is said
-#: of hosts that are not in it.
+#: By the uuid of a host, what a monitor reports of it; None: it is up. Hosts
+#: that are missing are not reported on.
 Report: ty.TypeAlias = ty.Mapping[str, Down | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Thresholds:
-    """How long something has to be seen until it is believed, in seconds.
+    """For how long something has to be reported until it is believed, in
+    seconds.
 
     :ivar failed: that a host is down
     :ivar back: that it is up again
-    :ivar interval: for how long, from now on, a host that is down is not
-        expected to be there
+    :ivar interval: for how long, from now on, a failed host is expected to be
+        unavailable
     """
 
     failed: int
@@ -74,7 +76,7 @@ class Thresholds:
 
 
 class _Noted(ty.NamedTuple):
-    """What has become of a host, and the leases to tell of."""
+    """A change of the status of a host, and the leases to notify about."""
 
     host_event: str
     name: str
@@ -84,12 +86,12 @@ class _Noted(ty.NamedTuple):
 
 
 class HostStatus:
-    """Knows which hosts have failed.
+    """Decides and records which hosts have failed.
 
-    :ivar news: set when something has become of a host
-    :param notify: told of an event type and a host that has failed or has
-        recovered; and a lease that is degraded, as what it has is there, or
-        healed
+    :ivar news: set when the status of a host has changed
+    :param notify: called with an event type and a host that has failed or
+        recovered; and with a lease that is degraded, as it has bookings on
+        that host, or healed
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -102,10 +104,10 @@ class HostStatus:
         self._thresholds = thresholds
 
     def update(self, report: Report) -> None:
-        """Write down what is seen of hosts.
+        """Record a report on hosts.
 
-        Where all hosts are up and were so, that is one SELECT. What is
-        believed of a host that nobody sees any more stays believed.
+        Costs one SELECT if all hosts are up and were up before. A failed host
+        that is no longer reported on stays failed.
         """
         with self._database.reader() as session:
             known = outages.failures(session)
@@ -117,11 +119,11 @@ class HostStatus:
                 self._tell(uuid, down)
 
     def _tell(self, uuid: str, down: Down | None) -> None:
-        """What has become of a host, to the owners of leases."""
+        """Record the status of a host, and notify about its leases."""
         try:
             noted = self._database.retried(self._note, uuid, down)
         except errors.ConcurrentUpdate as exc:
-            # It keeps no other host from being noted.
+            # A failure here does not keep other hosts from being recorded.
             LOG.warning('Host %s: whether it has failed is checked again next '
                         'time: %s', uuid, exc)
             return
@@ -135,8 +137,10 @@ class HostStatus:
 
     def _doubtful(self, report: Report, known: ty.Mapping[str, models.Outage],
                   ) -> set[str]:
-        """The hosts that seem to be down where most of them do: then it is
-        what reports of them that has failed.
+        """Return the hosts that are reported as down but not believed to be.
+
+        If more than half of the hosts look down, assume that the monitoring
+        itself is broken.
         """
         seeming = {uuid for uuid, down in report.items()
                    if down is not None and not down.certain}
@@ -152,8 +156,9 @@ class HostStatus:
         return doubtful
 
     def _note(self, uuid: str, down: Down | None) -> _Noted | None:
-        """
-        :returns: None when nothing has become of it
+        """Record the status of a host.
+
+        :returns: None when it has not changed
         """
         with self._database.writer() as session:
             host = outages.locked(session, uuid)
@@ -162,7 +167,7 @@ class HostStatus:
                 return None
             outage = session.get(models.Outage, (host.id, outages.FAILURE))
             if outage is not None:
-                # A clock that was ahead has said what is later.
+                # Correct the times of a process whose clock was ahead.
                 for name in ('seen_at', 'began_at', 'back_at'):
                     if (getattr(outage, name) or 0) > now:
                         setattr(outage, name, now)
@@ -176,7 +181,7 @@ class HostStatus:
                     return None
                 LOG.info('Host %s is up again, after %s s', host.name,
                          now - began)
-                # Of some more may be on other hosts that have failed.
+                # Leases that lack more, on other failed hosts, are not healed.
                 healed = [
                     lease for lease in _described(session, stranded)
                     if not any(one['missing_resources']
@@ -185,7 +190,7 @@ class HostStatus:
                               healed)
             if not any(host.capacity.values()) and (
                     outage is None or not outages.stranded(session, outage)):
-                # It is none of Nova's any more.
+                # The host no longer exists in Nova.
                 if outage is not None:
                     outages.end(session, now, outage)
                 return None
@@ -212,7 +217,7 @@ class HostStatus:
                 _described(session, outages.stranded(session, outage)))
 
     def _is_back(self, outage: models.Outage, now: int) -> bool:
-        """Whether a host that is seen up is believed to be."""
+        """Return whether a host that is reported as up is believed to be."""
         if outage.began_at is None:
             return True
         if outage.back_at is None:
@@ -221,12 +226,14 @@ class HostStatus:
 
     def _go_on(self, session: orm.Session, now: int, outage: models.Outage,
                ) -> None:
-        """A host is away still: what comes near has to be healed, too.
+        """Extend the outage of a host that is still down, so that bookings
+        that come near are reassigned, too.
 
-        In steps of a tenth, as each is a decision about the host.
+        In steps of a tenth of the interval, as each step is a decision about
+        the host.
         """
         until = now + self._thresholds.interval
-        # It ends later than that where a clock was ahead.
+        # It ends later than that if a clock was ahead.
         if abs(until - outages.until(session, outage)) >= (
                 self._thresholds.interval // 10):
             assert outage.began_at is not None
@@ -235,10 +242,11 @@ class HostStatus:
 
 
 class HostOutage(ty.NamedTuple):
-    """A host that is away, will be, or seems to be; see
+    """A current, planned or suspected outage of a host; see
     :class:`models.Outage`.
 
-    :ivar until: when it is expected to be there again; 0: it is there
+    :ivar until: when the host is expected to be available again; 0: it is
+        available
     """
 
     name: str
@@ -251,8 +259,8 @@ class HostOutage(ty.NamedTuple):
 
 
 def away(database: api.Database) -> list[HostOutage]:
-    """The hosts that have failed, or seem to have, and those that are in
-    maintenance or will be, by their names.
+    """Return all outages of hosts, current, planned and suspected, by host
+    name.
     """
     with database.reader() as session:
         return sorted(HostOutage(
@@ -264,8 +272,8 @@ def away(database: api.Database) -> list[HostOutage]:
 
 
 def counts(database: api.Database, now: int) -> dict[str, int]:
-    """How many leases there are in each state but the last one, and how many
-    events wait that were due more than :data:`LATE` seconds ago.
+    """Return the number of leases in each status but the last one, and the
+    number of pending events that were due more than :data:`LATE` seconds ago.
     """
     lease, event = models.Lease.__table__.c, models.Event.__table__.c
     going_on = [one for one in states.Lease if one != states.Lease.TERMINATED]

@@ -35,18 +35,18 @@ _UNKNOWN = 'Whether it can be reassigned is not known now: %s'
 
 
 class Planned(ty.NamedTuple):
-    """For what time a host is taken, and why."""
+    """The window of a scheduled maintenance, and its reason."""
 
     window: model.Window
     reason: str
 
 
 class Promised(ty.NamedTuple):
-    """What a lease has on a host.
+    """A booking of a lease on a host.
 
-    :ivar server_id: None: no server has come yet
-    :ivar obstacle: why it does not go to another host, a sentence; empty: it
-        does; None: nobody has looked
+    :ivar server_id: None: no server uses it yet
+    :ivar obstacle: why it would not move to another host, a sentence; empty:
+        it would; None: not determined
     """
 
     lease_id: str
@@ -60,10 +60,10 @@ class Promised(ty.NamedTuple):
 
 
 class Maintenance:
-    """Takes hosts for a time.
+    """Schedules maintenance of hosts.
 
-    :param others: knows what would be bound to other hosts
-    :param drain: knows which servers would be moved to others
+    :param others: determines which bookings would be reassigned
+    :param drain: determines which servers would be moved
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -75,10 +75,11 @@ class Maintenance:
         self._drain = drain
 
     def planned(self, name: str) -> Planned | None:
-        """For what time a host is taken; None: it is not.
+        """Return the current or next maintenance of a host; None: there is
+        none.
 
         :param name: of the host, or of its nova-compute
-        :raises NotFound: when there is none
+        :raises NotFound: when the host does not exist
         """
         with self._database.reader() as session:
             outage = session.get(models.Outage, (
@@ -86,39 +87,41 @@ class Maintenance:
             if outage is None or outage.began_at is None:
                 return None
             until = outages.until(session, outage)
-            # One that is over somebody has to clear away yet.
+            # An outage that is over may not have been removed yet.
             return None if until <= max(
                 outage.began_at, self._clock.now()) else Planned(
                     model.Window(outage.began_at, until), outage.reason)
 
     def left(self, name: str, window: model.Window) -> list[str]:
-        """The ids of the leases that have something on a host in a window.
+        """Return the ids of the leases with bookings on a host in a window.
 
-        :raises NotFound: when there is no such host
+        :raises NotFound: when the host does not exist
         """
         with self._database.reader() as session:
             return sorted({row.reservation.lease_id for row in self._rows(
                 session, _named(session, name), window)})
 
     def name_of(self, name: str) -> str:
-        """The name of a host, by that or by the one of its nova-compute.
+        """Return the name of a host, given that or the name of its
+        nova-compute.
 
-        :raises NotFound: when there is none
+        :raises NotFound: when the host does not exist
         """
         with self._database.reader() as session:
             return _named(session, name).name
 
     def promised(self, name: str, window: model.Window, judged: bool = True,
                  ) -> list[Promised]:
-        """What leases have on a host in a window, the first start first.
+        """Return the bookings of leases on a host in a window, by their
+        starts.
 
-        Each reservation is judged as if nothing else had to go elsewhere: so
-        of several that need the same capacity some may be left without a
-        host, and say so. Costs a search for each reservation.
+        Each reservation is judged as if no other one had to move. So of
+        several that need the same capacity, some may be left without a host,
+        which their leases then show. Costs a search for each reservation.
 
         :param name: of the host, or of its nova-compute
-        :param judged: whether that is done at all
-        :raises NotFound: when there is none
+        :param judged: whether obstacles are determined
+        :raises NotFound: when the host does not exist
         """
         with self._database.reader() as session:
             host = _named(session, name)
@@ -141,8 +144,8 @@ class Maintenance:
 
     def _running(self, rows: ty.Sequence[models.Booking], uuid: str,
                  ) -> dict[int, str]:
-        """Why servers of a reservation that run on a host would not leave it;
-        empty for those that would.
+        """Return why servers of a reservation that run on a host would not
+        leave it; empty for those that would.
         """
         try:
             found = self._drain.obstacles(rows, uuid)
@@ -167,14 +170,14 @@ class Maintenance:
             return dict.fromkeys(ids, _UNKNOWN % exc)
 
     def announce(self, name: str, window: model.Window, reason: str) -> None:
-        """Take a host for a time; of one that is taken, say another time.
+        """Schedule maintenance of a host, or change its window.
 
         Safe to repeat.
 
         :param name: of the host, or of its nova-compute
         :param reason: for operators
-        :raises NotFound: when there is none
-        :raises Conflict: when nothing is known of what it has
+        :raises NotFound: when the host does not exist
+        :raises Conflict: when the host has no known capacity
         """
         self._database.retried(
             self._announce, self._uuid(name), window, reason)
@@ -204,10 +207,10 @@ class Maintenance:
                      clocks.iso(window.end), reason)
 
     def give_back(self, name: str) -> None:
-        """Have a host again before its time is over; safe to repeat.
+        """End the maintenance of a host early. Safe to repeat.
 
         :param name: of the host, or of its nova-compute
-        :raises NotFound: when there is none
+        :raises NotFound: when the host does not exist
         """
         self._database.retried(
             _end, self._database, self._clock, self._uuid(name), True)
@@ -218,9 +221,9 @@ class Maintenance:
 
 
 def forget(database: api.Database, clock: clocks.Clock) -> None:
-    """Have nothing in the books of maintenance that is over.
+    """Remove the outages of maintenance that is over.
 
-    Any number of processes may do it; where there is none that is one SELECT.
+    Safe to run concurrently; costs one SELECT if there is none.
     """
     with database.reader() as session:
         over = session.scalars(_OVER, {'now': clock.now()}).all()
@@ -228,7 +231,7 @@ def forget(database: api.Database, clock: clocks.Clock) -> None:
         try:
             database.retried(_end, database, clock, uuid, False)
         except errors.ConcurrentUpdate as exc:
-            # It keeps no other host from being there again.
+            # A failure here does not keep other hosts out of service.
             LOG.info('Host %s: the end of its maintenance is processed next '
                      'time: %s', uuid, exc)
 
@@ -247,8 +250,9 @@ def _end(database: api.Database, clock: clocks.Clock, uuid: str,
 
 
 def _named(session: orm.Session, name: str) -> models.Host:
-    """
-    :raises NotFound: when there is no such host
+    """Return a host by its name, or by the name of its nova-compute.
+
+    :raises NotFound: when the host does not exist
     :raises Conflict: when there are several
     """
     found = session.scalars(sa.select(models.Host).where(
@@ -259,7 +263,7 @@ def _named(session: orm.Session, name: str) -> models.Host:
         raise errors.NotFound(
             f'There is no host {name} in the reservation database. Write the '
             'name of a hypervisor, or of its nova-compute.')
-    # One that was made anew has left a row of what it was.
+    # A host that was created again has left its old row.
     found = [one for one in found if any(one.capacity.values())] or found
     if len(found) > 1:
         raise errors.Conflict(

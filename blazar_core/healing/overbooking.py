@@ -2,11 +2,11 @@
 
 """The overbooking check: reassign bookings that no longer fit their host.
 
-No decision overbooks a host. But an administrator may force or resize a
-server there, capacity shrinks, and hosts fail. So all bookings are compared
-with the capacity every few seconds. A booking that does not fit is reassigned
-to another host before its lease starts. If no host has free capacity, the
-lease is marked, and gets capacity as soon as there is some.
+No decision overbooks a host. But an administrator may force or resize a server
+there, capacity shrinks, and hosts fail. So all bookings are compared with the
+capacity every few seconds. A booking that does not fit is reassigned to
+another host before its lease starts. If no host has free capacity, the lease
+is marked, and gets capacity as soon as there is some.
 
 Idempotent; safe to run concurrently.
 """
@@ -43,20 +43,20 @@ __all__ = ['PAUSE', 'OverbookingCheck']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds between two looks, where nothing is heard of a host.
+#: Seconds between two looks if no change of a host is reported.
 PAUSE = 3
-#: Seconds after which all is tried again though nothing has changed in the
-#: books: the cloud is asked again about hosts by then.
+#: Seconds after which everything is tried again though the reservation
+#: database has not changed: the cloud is asked for hosts again by then.
 AGAIN = demands.AGAIN
 
 
 class OverbookingCheck:
-    """Looks after what is promised.
+    """Finds bookings that do not fit, and has them reassigned.
 
-    :param wanted: what reservations want now
-    :param notify: told of an event type and a lease
-    :param start_timeout: seconds for which a server that overstays is no
-        reason to bind others elsewhere: their start waits for it
+    :param wanted: determines the demands of reservations
+    :param notify: called with an event type and a lease
+    :param start_timeout: seconds for which a server past its end is no reason
+        to reassign other bookings: their start waits for it
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -79,30 +79,31 @@ class OverbookingCheck:
             database, clock, admission, reassigner, wanted, reshuffler, notify)
         self._notify = notify
         self._start_timeout = start_timeout
-        #: By host, the generation at which nothing could be done for it, and
-        #: that at which this was told.
+        #: By host, the generation for which nothing could be done, and the one
+        #: for which a warning was logged.
         self._left: dict[int, int] = {}
         self._told: dict[int, int] = {}
-        #: What is known of the providers of hosts, and the hosts that have
-        #: others since, and bookings that these may not serve.
+        #: The providers of hosts as seen last, and the hosts whose providers
+        #: have changed since, so that bookings may not fit in them.
         self._providers: dict[int, model.Providers | None] = {}
         self._regrouped: set[int] = set()
         self._news = -1
         self._since = 0
-        #: The last lease for which hosts were looked for, if not for all.
+        #: The last lease for which hosts were searched; None: the search
+        #: reached all of them.
         self._tried: tuple[int, str] | None = None
 
     def look(self) -> None:
-        """Find what does not fit, and bind it elsewhere or say so.
+        """Find bookings that do not fit; reassign them or mark their leases.
 
-        Costs some ten ms with a million bookings where all of them fit, and
-        a search for each lease that has no host: for :data:`PAUSE` seconds
-        at most, then the next look goes on with the next one.
+        Costs some ten ms with a million bookings if all of them fit, and a
+        search for each lease without a host, for at most :data:`PAUSE`
+        seconds: the next look continues with the next lease.
         """
         now = self._clock.now()
         with self._admission.index.fresh() as timeline:
             known = self._admission.index.hosts
-            # Room comes only by a decision about a host.
+            # Only decisions about hosts free capacity.
             news = sum(host.generation for host in known.values())
             if news != self._news:
                 self._note_providers(known)
@@ -122,14 +123,14 @@ class OverbookingCheck:
         if not tried_all:
             self._host_replacement.look()
         if not tried_all or self._tried is not None:
-            # A server within a lease of hosts goes where that has gone.
+            # A server within a lease of hosts follows the hosts of that lease.
             self._try_again(self._homeless(now))
         if again:
             self._relieve()
             maintenance.forget(self._database, self._clock)
 
     def _note_providers(self, known: ty.Mapping[int, model.Host]) -> None:
-        """Find the hosts whose providers may give one server less."""
+        """Find the hosts whose providers may now offer less to one server."""
         if self._providers:
             self._regrouped.update(
                 host.id for host in known.values()
@@ -139,8 +140,8 @@ class OverbookingCheck:
             host.id: host.providers for host in known.values()}
 
     def _try_again(self, rows: ty.Iterable[ty.Any]) -> None:
-        """Look for hosts of bookings that have none, as long as that may
-        last; the next look goes on from there.
+        """Search hosts for bookings without one, for at most :data:`PAUSE`
+        seconds; the next look continues from there.
         """
         late = self._clock.elapsed() + PAUSE
         of_leases = itertools.groupby(
@@ -156,13 +157,14 @@ class OverbookingCheck:
 
     def _bind_all(self, found: ty.Iterable[ty.Any]) -> None:
         if not self._booking_reassignment.bind_all(found):
-            # The next look does not go by what this one has seen.
+            # Have the next look search again.
             self._news = -1
 
     def _relieve(self) -> None:
-        """Say nothing more of leases of which nothing is missing any more.
+        """Clear the condition of leases that no longer lack a host.
 
-        What had no host may have gone, or a scheduler has found one for it.
+        Their bookings without a host may have been deleted, or a scheduler has
+        found a host.
         """
         with self._database.connection() as connection:
             rows = connection.execute(_RELIEVED).all()
@@ -179,25 +181,25 @@ class OverbookingCheck:
                         'reason': conditions.Reason.CAPACITY_RESTORED})
 
     def _forget(self, short: ty.Iterable[model.Host]) -> None:
-        """What is over does not stay in memory."""
+        """Remove outdated entries from memory."""
         ids = {host.id for host in short}
         self._told = {one: generation for one, generation
                       in self._told.items() if one in ids}
         self._others.forget()
 
-    # -- what does not fit ---------------------------------------------------
+    # -- bookings that do not fit --------------------------------------------
 
     def _too_many(self, host: model.Host, now: int) -> list[ty.Any]:
-        """The bookings for which a host has no room any more.
+        """Return the bookings that no longer fit on a host.
 
-        The lease that booked first stays. What runs there stays in any case,
-        and so does what is on its way there.
+        The lease that booked first stays; so do servers that run there or are
+        on their way there.
         """
         with self._database.reader() as session:
             rows = session.execute(_ON_HOST, {
                 'host': host.id, 'now': now}).all()
             away = outages.on_host(session.connection(), host.id, now)
-            # A server that comes exchanges its place with one that is here.
+            # An arriving server swaps bookings with a server of this host.
             coming = collections.Counter(session.scalars(_COMING, {
                 'host': host.id,
                 'reservations': [*{row.reservation_id for row in rows}]}))
@@ -207,7 +209,8 @@ class OverbookingCheck:
         loose = []
         for row in rows:
             if row.status == states.Lease.IN_PROGRESS:
-                # It has none of it yet, and keeps others off.
+                # The lease waits for migrations: its bookings keep others off,
+                # and are not in use yet.
                 continue
             if _may_move(row):
                 loose.append(row)
@@ -216,15 +219,16 @@ class OverbookingCheck:
                     row.start_date, row.end_date, row.claimed_at, now),
                     row.resources, 1)
         over = bool(line.overfull(now))
-        # What runs on a host that is away is in nobody's way there.
+        # Servers that run on an unavailable host block no other booking.
         for one in away:
             over = over and one.window.start > now
             line.apply(host.id, one.window, one.resources, 1)
         going = []
         for row in loose:
             window = model.Window(max(row.start_date, now), row.end_date)
-            # Bookings have no groups, and those of whole hosts need none.
-            # What is looked for elsewhere has, and stays if it can.
+            # Bookings have no groups, and those of whole hosts need none. A
+            # search for other hosts knows the groups, and keeps the host if it
+            # fits.
             demand = model.Demand(row.resources, groups=(
                 model.Group(tuple(sorted(row.resources.items()))),
             ) if host.id in self._regrouped and (
@@ -248,8 +252,8 @@ class OverbookingCheck:
         return going
 
     def _homeless(self, now: int) -> list[ty.Any]:
-        """The bookings whose hosts their reservation of hosts has not, and
-        those that have no host, and could have one.
+        """Return the bookings on hosts that their reservation of hosts does
+        not have, and those that lack a host and may get one.
         """
         with self._database.connection() as connection:
             ids = hosted_servers.astray(connection)
@@ -270,8 +274,8 @@ _RESERVATIONS, _LEASES, _HELD_BUILDS = (
     models.HeldBuild.__table__)
 _BOOKING, _RESERVATION, _LEASE, _HELD = (
     models.Booking.__table__.c, _RESERVATIONS.c, _LEASES.c, _HELD_BUILDS.c)
-#: Bookings, with what :func:`blazar_core.leases.reassignment.may_move` asks
-#: for.
+#: Bookings, with the columns that
+#: :func:`blazar_core.leases.reassignment.may_move` reads.
 _ROWS = sa.select(
     _BOOKING.id, _BOOKING.reservation_id, _BOOKING.host_id,
     _BOOKING.server_id,
@@ -291,7 +295,7 @@ _ON_HOST = _ROWS.where(
     _BOOKING.host_id == sa.bindparam('host'),
     sa.or_(_BOOKING.end_date > sa.bindparam('now'),
            _BOOKING.claimed_at.is_not(None)))
-#: For each server that is on its way to a host, its reservation.
+#: The reservation of each server that migrates to a host.
 _COMING = sa.select(_BOOKING.reservation_id).where(
     _BOOKING.reservation_id.in_(sa.bindparam('reservations', expanding=True)),
     _BOOKING.migrating_to == sa.bindparam('host'))
@@ -299,7 +303,7 @@ _UNBOUND = _ROWS.where(
     _BOOKING.host_id.is_(None), _BOOKING.end_date > sa.bindparam('now'),
     _BOOKING.dispatched_at.is_(None),
     _LEASE.status.in_((*states.BEFORE, *states.BEGUN)))
-#: Leases with conditions, whose bookings all have hosts.
+#: Leases with conditions, all of whose bookings have hosts.
 _RELIEVED = sa.select(_LEASE.id, _LEASE.generation, _LEASE.conditions).where(
     _LEASE.status.in_((*states.BEFORE, *states.BEGUN)),
     _LEASE.conditions.is_not(None),

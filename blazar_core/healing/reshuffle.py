@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reshuffle later leases over the hosts, so that one host is free for all of
-a window in which enough hosts are free at each instant.
+"""Reshuffle later leases over the hosts, so that one host is free for all of a
+window in which enough hosts are free at each instant.
 
 A lease of whole hosts that has lost one may find none that is free until its
 end, as each is booked at another time. Leases that have not started may get
-any hosts that fulfil their request. So they are dealt out anew: in the order
-of their starts, each booking gets a host that is free then, its own if that
-is. Where all hosts are alike and only leases that have started are fixed,
-this finds a way whenever there is one, within the limits below: it is the
-colouring of intervals, where any free colour is right.
+any hosts that fulfil their request. So their bookings are assigned anew: in
+the order of their starts, each gets a host that is free then, its own if
+possible. If all hosts are alike and only leases that have started are fixed,
+this finds an assignment whenever there is one, within the limits below: it is
+interval colouring, where any free colour is optimal.
 """
 
 import typing as ty
@@ -40,22 +40,21 @@ __all__ = ['Reshuffle']
 
 LOG = logging.getLogger(__name__)
 
-#: Of so many bookings at most it is looked how they could be dealt out, and
-#: so many get another host at most.
+#: The most bookings that one reshuffle reads, and the most that it reassigns.
 _READ, _MOVED = 20_000, 128
-#: For how many times as long as it took nobody looks again: where there was no
-#: way, and else.
+#: The pause after a search, in multiples of its duration: if it found nothing,
+#: and otherwise.
 _VAIN, _WORTH = 10, 1
-#: Seconds after which nobody waits any more for one who has asked, and after
-#: which it is not known any more for whom there was no way.
+#: Seconds after which a reservation that asked is no longer waited for, and
+#: after which its requests and failed searches are forgotten.
 _GONE, _FORGOTTEN = 60, 3600
 
 
 class Reshuffle:
-    """Has leases of whole hosts that come later leave hosts.
+    """Frees hosts by reassigning later leases of whole hosts.
 
-    :param wanted: says what reservations need
-    :param notify: told of an event type and a lease
+    :param wanted: determines the demands of reservations
+    :param notify: called with an event type and a lease
     """
 
     def __init__(
@@ -66,8 +65,8 @@ class Reshuffle:
         self._database = database
         self._clock = clock
         self._rests_until = self._rests_since = 0.0
-        #: By the ids of reservations: when they asked last, and when there
-        #: was no way for them last.
+        #: By reservation id, the time of the last request, and of the last
+        #: search that found nothing.
         self._asked: dict[str, float] = {}
         self._vain: dict[str, float] = {}
         self._admission = admission
@@ -76,11 +75,12 @@ class Reshuffle:
         self._notify = notify
 
     def is_next(self, reservation_id: str) -> bool:
-        """Whether a host may be looked for, for a reservation, now.
+        """Return whether a search for a host may run for a reservation now.
 
-        It rests after each, since many may lack hosts for which there are
-        none. Of those who have asked this since the last one, he is next for
-        whom none was looked for since longest. That one asks is remembered.
+        Searches pause after each one, since many reservations may lack hosts
+        that do not exist. Of the reservations that asked since the last
+        search, the least recently tried one is next. The request is
+        remembered.
         """
         now = self._clock.elapsed()
         self._asked[reservation_id] = now
@@ -95,18 +95,18 @@ class Reshuffle:
     def free(self, reservation_id: str, demand: model.Demand,
              window: model.Window, avoid: ty.Collection[str],
              anywhere: model.Demand | None = None) -> bool:
-        """Have one more host fall free for all of a window.
+        """Free one more host for all of a window.
 
-        Reads what is booked from now on of the hosts that come into question,
-        at most :data:`_READ` of it. Costs O(B) for that, and O(H) for the new
-        one and for each that gets another host.
+        Reads the bookings from now on of the candidate hosts, at most
+        :data:`_READ`. Costs O(B) for that, and O(H) for the new booking and
+        for each that is reassigned.
 
-        :param reservation_id: for which it is
-        :param demand: of whole hosts, as their type has said it
-        :param avoid: the uuids of hosts that will not do
-        :param anywhere: what it would need had it not begun; so do those that
-            may leave for it. None: the same
-        :returns: whether one has, for who is the first to take it
+        :param reservation_id: the reservation that needs the host
+        :param demand: of whole hosts, as their resource type determines it
+        :param avoid: the uuids of hosts that are not suitable
+        :param anywhere: what it would need had it not started; bookings of the
+            same demand may be reassigned. None: the same
+        :returns: whether a host was freed; any lease may take it first
         """
         if not self.is_next(reservation_id):
             return False
@@ -117,14 +117,14 @@ class Reshuffle:
                 pause = _WORTH
             return done
         except (api.Outdated, errors.NotFound):
-            # Another process was faster: soon it may be another way.
+            # Another process was faster: an assignment may exist soon.
             pause = _WORTH
             return False
         finally:
             self._rest(reservation_id, began, pause)
 
     def _rest(self, reservation_id: str, began: float, pause: int) -> None:
-        """Nobody looks for a while, since somebody has."""
+        """Pause searches after one."""
         now = self._clock.elapsed()
         if pause == _VAIN:
             self._vain[reservation_id] = now
@@ -137,7 +137,8 @@ class Reshuffle:
 
     def _free(self, demand: model.Demand, anywhere: model.Demand,
               window: model.Window, avoid: ty.Collection[str]) -> bool:
-        """
+        """Plan and write a reshuffle; return whether it freed a host.
+
         :raises Outdated: when another process was faster
         """
         now = self._clock.now()
@@ -170,14 +171,15 @@ class Reshuffle:
             one for one in hosts if one not in its or
             self._admission.index.hosts[one].uuid in avoid}, {
             row.host_id for row in rows if row.outage == outages.FAILURE})
-        # Where nobody has to go, a host is free already.
+        # If no booking has to move, a host is free already.
         return self._carry_out(going, demand) if going else False
 
     def _alike(self, demand: model.Demand,
                reservation_ids: ty.Collection[str]) -> ty.Collection[str]:
-        """The reservations that need the same hosts. The type is asked once
-        for all that differ in nothing but their lease; where that cannot be
-        said now, they do not.
+        """Return the reservations that need the same hosts.
+
+        The resource type is asked once for all that differ only in their
+        lease. If it cannot answer now, they are left out.
         """
         kinds: dict[ty.Hashable, list[str]] = {}
         with self._database.reader() as session:
@@ -199,7 +201,9 @@ class Reshuffle:
 
     def _needs(self, reservation: models.Reservation,
                reserved: resource_types.ReservationContext) -> ty.Hashable:
-        """What a reservation needs; None: none, or it cannot be said now."""
+        """Return the kind of demand of a reservation; None: it is refused, or
+        cannot be determined now.
+        """
         try:
             needs = self._wanted.of(reservation, reserved, None)
         except errors.CloudUnavailable:
@@ -208,10 +212,10 @@ class Reshuffle:
 
     def _carry_out(self, going: ty.Sequence[tuple[ty.Any, int]],
                    demand: model.Demand) -> bool:
-        """Bind them there, if nothing has changed; says whether.
+        """Reassign the bookings if nothing has changed.
 
         :raises Outdated: when another process was faster
-        :raises NotFound: when one of them has gone
+        :raises NotFound: when one of the leases no longer exists
         """
         by_lease: dict[tuple[str, int], list[tuple[ty.Any, int]]] = {}
         for row, host_id in going:
@@ -237,15 +241,14 @@ def _deal(busy: ty.Mapping[int, list[model.Window]],
           later: ty.Iterable[ty.Any], window: model.Window,
           barred: ty.Collection[int], failed: ty.Collection[int],
           ) -> list[tuple[ty.Any, int]] | None:
-    """Which bookings get which other hosts.
+    """Return which bookings are reassigned, and to which hosts.
 
-    :param busy: by host, what is booked there and stays; it grows
-    :param later: the bookings there that may go
-    :param window: when one more host is needed, and none of those that are
-        barred
-    :param failed: where nobody comes who has another way: who knows when it
-        is back
-    :returns: None: there is no such way, or too many would go
+    :param busy: by host, the windows of the bookings that stay; extended
+    :param later: the bookings there that may be reassigned
+    :param window: in which one more host is needed, none of ``barred``
+    :param failed: hosts to use only if there is no other, as it is not known
+        when they recover
+    :returns: None: there is no assignment, or it moves too many bookings
     """
     own: dict[int, list[int]] = {one: [] for one in busy}
     for row in later:
@@ -256,7 +259,7 @@ def _deal(busy: ty.Mapping[int, list[model.Window]],
         return not any(its.overlaps(other) for other in busy[host_id])
 
     def put(its: model.Window, but: ty.Collection[int] = ()) -> int | None:
-        """On a host that nobody else wants for as long as possible."""
+        """Take the free host whose next own booking starts last."""
         free = [(one not in failed,
                  min((when for when in own[one] if when >= its.start),
                      default=model.FOREVER), one)
@@ -296,7 +299,7 @@ _BOOKED = sa.select(
     models.Lease, models.Lease.id == models.Reservation.lease_id).where(
     models.Booking.host_id.in_(sa.bindparam('hosts', expanding=True)),
     models.Booking.end_date > sa.bindparam('since'),
-    # Servers within a lease of hosts go where that goes.
+    # Servers within a lease of hosts follow its hosts.
     ledger.TAKES,
 ).limit(sa.bindparam('most'))
 _THESE = models.Reservation.id.in_(

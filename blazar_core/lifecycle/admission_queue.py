@@ -4,12 +4,11 @@
 
 A lease is tried at the times that its user asked for, and whenever a host has
 changed. Leases of one project are served in the order of their requests; of
-several projects, the one that has waited longest since it got capacity comes
-first. A lease whose last try fails gets an error status, with the reason.
+several projects, the one whose last admission is longest ago comes first. A
+lease whose last attempt fails gets an error status, with the reason.
 
-Capacity for leases of the kind best effort is made free by
-:mod:`blazar_core.lifecycle.best_effort`. Idempotent; safe to run
-concurrently.
+Capacity for leases of the type best effort is freed by
+:mod:`blazar_core.lifecycle.best_effort`. Idempotent; safe to run concurrently.
 """
 
 import dataclasses
@@ -46,15 +45,15 @@ __all__ = ['AdmissionQueue', 'DeferredAdmission', 'PAUSE', 'fail', 'wanting']
 
 LOG = logging.getLogger(__name__)
 
-#: By reservation, what it needs.
+#: By reservation id, its demand.
 _Demands: ty.TypeAlias = dict[str, model.Demand]
 
 
 class DeferredAdmission:
-    """Gives leases that have none their capacity.
+    """Admits leases that wait for capacity.
 
-    :param opens: opens a sealed call
-    :param notify: told of an event type and a lease
+    :param opens: decrypts a stored call
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -69,14 +68,14 @@ class DeferredAdmission:
         self._notify = notify
 
     def forget(self) -> None:
-        """What the cloud said too long ago does not stay in memory."""
+        """Remove outdated answers of the cloud from memory."""
         self._demands.forget()
 
     def admit(self, lease_id: str) -> str | None:
-        """Give a lease its room, if there is some.
+        """Admit a lease if there is free capacity.
 
-        :returns: why there is none; None: it waits no more
-        :raises CloudUnavailable: when it cannot be said now what it needs
+        :returns: why there is none; None: the lease no longer waits
+        :raises CloudUnavailable: when its demand cannot be determined now
         :raises ConcurrentUpdate: when too many others book at the same moment
         """
         return self._database.retried(self._admit, lease_id)
@@ -93,7 +92,7 @@ class DeferredAdmission:
             if end <= start:
                 return 'Its end has passed.'
             if lease.duration is not None and now > (lease.retry_until or 0):
-                # Neither limits nor a trust go further.
+                # Neither limits nor the trust cover a later start.
                 return 'Its waiting time has passed.'
             window = model.Window(start, end)
             for one in lease.reservations:
@@ -102,7 +101,7 @@ class DeferredAdmission:
                     session, outer, lease.project_id, window, later=True)
                 if why:
                     return why
-            # What keeps others off there, while room is made.
+            # These bookings keep others off while capacity is freed.
             own = [row for row in lease.bookings if row.host_id is not None]
         wanted = self.needs(lease_id)
         if isinstance(wanted, refusals.Refusal):
@@ -125,10 +124,10 @@ class DeferredAdmission:
         return None
 
     def needs(self, lease_id: str) -> _Demands | refusals.Refusal:
-        """What the reservations of a lease need now, by their ids; or why
-        there is no host at all for one.
+        """Return the current demands of the reservations of a lease, or the
+        refusal of one for which there is no host at all.
 
-        :raises CloudUnavailable: when it cannot be said now
+        :raises CloudUnavailable: when they cannot be determined now
         """
         with self._database.reader() as session:
             held = session.get(models.HeldBuild, lease_id)
@@ -149,11 +148,11 @@ class DeferredAdmission:
     def _enter(self, lease_id: str, window: model.Window, wanted: _Demands,
                picked: ty.Mapping[str,
                                   list[int]]) -> lease_status.Lease | None:
-        """Book what a lease has waited for.
+        """Book the capacity that a lease has waited for.
 
-        :raises OverCapacity: when there is no room on a host
+        :raises OverCapacity: when a host lacks capacity
         :raises LostRace: when another process decided about one meanwhile
-        :raises Outdated: when it is for others than was thought
+        :raises Outdated: when the servers of the lease have changed meanwhile
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -176,7 +175,8 @@ class DeferredAdmission:
                         groups=demand.groups))
                     for row, host_id in itertools.zip_longest(
                         wanting(one), picked[one.id])]
-            # First: what it has from now on is recorded as its own.
+            # The status first: the ledger records the usage as the lease's
+            # own.
             lease.enter(states.Lease.PENDING, now)
             ledger.amend(session, now, edits)
             conditions.update(lease, now, conditions.Type.WAITING)
@@ -196,16 +196,16 @@ class DeferredAdmission:
 
 def fail(session: orm.Session, lease: models.Lease, reason: str,
          over: states.EventType, now: int) -> None:
-    """A lease that had no capacity will not get any.
+    """Fail a lease that waited for capacity.
 
-    :param over: the event that has tried to
+    :param over: the event that tried to admit it
     """
     conditions.update(
         lease, now, conditions.Type.WAITING, conditions.Condition(
             conditions.Type.FAILED, conditions.Reason.NO_CAPACITY, reason))
     lease.updated_at = now
     if lease.duration is not None:
-        # Its end comes as if it had got it now.
+        # The end is computed as if it were admitted now.
         start = max(lease.start_date, now)
         events.redate(
             lease, model.Window(start, start + lease.duration), now)
@@ -214,19 +214,20 @@ def fail(session: orm.Session, lease: models.Lease, reason: str,
 
 
 def wanting(reservation: models.Reservation) -> list[models.Booking]:
-    """The bookings that need a host."""
+    """Return the bookings that need a host."""
     return [row for row in reservation.bookings if row.failed_at is None]
 
 
-#: Seconds between two looks at whether there is room now, and for how long a
-#: look goes through the leases that wait.
+#: Seconds between two looks for free capacity, and for which one look tries
+#: leases at most.
 PAUSE = 3
 
 
 class AdmissionQueue:
-    """Gives leases that wait their room.
+    """Admits leases that wait for capacity, when hosts change or at their
+    time.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -238,8 +239,8 @@ class AdmissionQueue:
         self._index = index
         self._notify = notify
         self._deferred = deferred
-        #: What the hosts were like when those were tried for which there was
-        #: no room, and whether that was all of them.
+        #: The state of the hosts when the leases in ``_tried`` were tried
+        #: without success, and whether these were all of the queue.
         self._news = -1
         self._tried: set[str] = set()
         self._done = True
@@ -247,9 +248,9 @@ class AdmissionQueue:
     def look(self) -> None:
         """Try leases that wait, if something has changed since the last time.
 
-        One statement where nobody waits; else a search for the first one of
-        each project. What is not done after :data:`PAUSE` seconds is done in
-        the next look.
+        Costs one statement if no lease waits, else a search for the first
+        lease of each project. Stops after :data:`PAUSE` seconds; the next look
+        continues.
         """
         late = self._clock.elapsed() + PAUSE
         line = self._line()
@@ -257,10 +258,10 @@ class AdmissionQueue:
             return
         self._deferred.forget()
         with self._index.fresh():
-            # Room comes only by a decision about a host.
+            # Only decisions about hosts free capacity.
             news = sum(host.generation for host in self._index.hosts.values())
         if news != self._news and self._done:
-            # Else those whose turn has not come yet come first.
+            # Else the leases that have not been tried yet come first.
             self._news, self._tried = news, set()
         self._done = False
         while self._clock.elapsed() <= late:
@@ -271,18 +272,18 @@ class AdmissionQueue:
                 return
             with lease_status.apart(lease.id, lease.project_id):
                 if self._try_next(lease.id):
-                    # A project that got something goes to the end of the line.
+                    # A project that was served is last in the queue.
                     line = self._line()
 
     def _try_next(self, lease_id: str) -> bool:
-        """Try a lease; says whether it waits no more."""
+        """Try a lease; return whether it no longer waits."""
         self._tried.add(lease_id)
         try:
             why = self._deferred.admit(lease_id)
         except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
             LOG.warning('Lease %s waits for capacity; whether there is any is '
                         'not known now: %s', lease_id, exc)
-            # The next look does not go by what this one has seen.
+            # Have the next look search again.
             self._news = -1
             return False
         if why is not None:
@@ -290,7 +291,8 @@ class AdmissionQueue:
         return why is None
 
     def _line(self) -> list[ty.Any]:
-        """The next lease of each project, in turn."""
+        """Return the first lease of each project, in the order of the queue.
+        """
         with self._database.reader() as session:
             heads: dict[str, ty.Any] = {}
             for row in session.execute(_WAITING):
@@ -300,21 +302,21 @@ class AdmissionQueue:
         return sorted(heads.values(), key=lambda row: (
             served.get(row.project_id, 0), row.created_at, row.id))
 
-    # -- at its time ---------------------------------------------------------
+    # -- events --------------------------------------------------------------
 
     def due(self, lease_id: str) -> retries.Result:
-        """It is time to try a lease; if that is the last time, it fails."""
+        """Try a lease when its event is due; the last attempt fails it."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
         if lease.status != states.Lease.WAITING:
             return None
         left = (lease.retry_until or 0) - self._clock.now()
         try:
-            # The last time everybody is tried.
+            # The last attempt does not depend on the queue.
             why = (self._behind(lease) if left > 0 else '') or (
                 self._deferred.admit(lease_id))
         except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
-            # However long it takes: it is not the lease that fails.
+            # Temporary errors do not fail the lease, however long they last.
             return retries.RetryAfter(
                 retries.AWAY, str(exc), retries.LONGEST_WAIT,
                 shown=isinstance(exc, errors.CloudUnavailable))
@@ -325,7 +327,7 @@ class AdmissionQueue:
         except Exception:
             LOG.exception('Lease %s waits for capacity; the retry failed',
                           lease_id)
-            # It keeps others of its project no longer than it may.
+            # It blocks others of its project until its last attempt at most.
             why = 'what it needs could not be determined.'
         fault_points.fault_point(fault_points.FaultPoint.RETRY_TRIED, lease_id)
         if why is None:
@@ -341,16 +343,16 @@ class AdmissionQueue:
                                   why)
 
     def _behind(self, lease: models.Lease) -> str:
-        """Why it is not the turn of a lease; empty: it is."""
+        """Return why it is not the turn of a lease; empty: it is."""
         with self._database.reader() as session:
             return waiting.behind(
                 session.connection(), lease.project_id, lease.id)
 
     def _explain(self, lease_id: str, why: str, last: bool,
                  ) -> lease_status.Lease | None:
-        """Say why a lease waits, or that it has failed.
+        """Record why a lease waits, or that it has failed.
 
-        :returns: the lease; None when it does not wait any more
+        :returns: the lease; None when it no longer waits or nothing changed
         """
         reason = waiting.reason(why)
         with self._database.reader() as session:
@@ -372,12 +374,12 @@ class AdmissionQueue:
             return views.describe(lease)
 
 
-#: Oldest first.
+#: The oldest one first.
 _WAITING = sa.select(
     models.Lease.id, models.Lease.project_id, models.Lease.created_at,
 ).where(models.Lease.status == states.Lease.WAITING).order_by(
     models.Lease.created_at, models.Lease.id)
-#: When projects got something last.
+#: When a lease of each project was admitted last.
 _SERVED = sa.select(
     models.Lease.project_id,
     sa.func.max(models.Lease.admitted_at).label('last'),

@@ -3,8 +3,8 @@
 """Extend leases automatically, while there is free capacity.
 
 Some time before its end (:func:`blazar_core.leases.events.extension`) the
-lease gets a later end as if its user had asked for it: by the same guarded
-decision, within the same limits. Its events move, this one too.
+lease is extended as if its user had requested it: by the same guarded
+decision, within the same limits. Its events are moved, including this one.
 """
 
 import dataclasses
@@ -30,15 +30,16 @@ __all__ = ['AutoExtension', 'Granting']
 
 LOG = logging.getLogger(__name__)
 
-#: Says what the limits have to say of a change of a lease, or raises.
+#: Checks a change of a lease against the limits, and raises if it exceeds
+#: them.
 Granting: ty.TypeAlias = ty.Callable[
     [lease_status.Lease, updates.LeaseChange], limits.Granted | None]
 
 
 class AutoExtension:
-    """Prolongs leases whose users want that.
+    """Extends leases whose users have requested it.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -51,8 +52,8 @@ class AutoExtension:
         self._notify = notify
 
     def extend(self, lease_id: str) -> retries.Result:
-        """It is time to prolong a lease; where that cannot be it is tried
-        again until its end comes.
+        """Extend a lease when its event is due; if that is refused, it is
+        retried until the end of the lease.
         """
         with self._database.reader() as session:
             lease = views.describe(api.found(session, lease_id))
@@ -69,9 +70,9 @@ class AutoExtension:
         early = events.extension(
             model.Window(lease['start_date'], end), period) - now
         if early > 0:
-            # Another worker has prolonged it while this one stood still.
+            # Another worker has extended it while this one stalled.
             return retries.RetryAfter(early, 'it is too early')
-        # Nobody else may move the end from now on, nor prolong it.
+        # A change of the end by others is a conflict from now on.
         change = updates.LeaseChange(end=end + period, was_end=end)
         try:
             changed = self._leases.update(lease_id, dataclasses.replace(
@@ -98,9 +99,9 @@ class AutoExtension:
         return None
 
     def _explain(self, lease_id: str, end: int, why: str) -> None:
-        """Say in a lease why it is not prolonged.
+        """Record in a lease why it is not extended.
 
-        :param end: its end then; of another one it says nothing
+        :param end: its end then; a lease with another end is not changed
         """
         refused = conditions.Condition(
             conditions.Type.NOT_EXTENDED, conditions.Reason.REFUSED,

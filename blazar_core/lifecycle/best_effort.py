@@ -4,12 +4,12 @@
 
 A plan is made in memory and written as a whole: which server moves where, and
 the bookings of the lease. The rule of capacity keeps all others from these
-hosts from that moment on. A move that fails is planned around. Moves of a
-process that died go on, and another process follows them up.
+hosts from that moment on. If a move fails, a new plan is made without it.
+Moves of a process that died continue, and another process follows them up.
 
-How often servers are migrated for a project is counted by the rows of moves,
-which outlive their lease by at least
-:data:`blazar_core.leases.lease_purge.LEAST_AGE` seconds.
+The migrations for a project are counted by the rows of moves, which outlive
+their lease by at least :data:`blazar_core.leases.lease_purge.LEAST_AGE`
+seconds.
 
 When there is free capacity, the lease is admitted like any other that waits
 (:mod:`blazar_core.lifecycle.admission_queue`).
@@ -52,17 +52,17 @@ __all__ = ['AT_ONCE', 'BestEffort', 'Left', 'MoveLimits', 'MovePlanning',
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds over which the migrations of a project are counted.
+#: Seconds over which the migrations for a project are counted.
 PERIOD = 3600
 
 
 class MoveLimits(ty.NamedTuple):
-    """How many servers are migrated to free capacity.
+    """Limits of the migrations that free capacity.
 
-    :ivar per_lease: for one lease
+    :ivar per_lease: servers migrated for one lease
     :ivar interval: seconds between two migrations of a server
-    :ivar per_hour: within an hour for the leases of a project; None: twice as
-        many as for one lease
+    :ivar per_hour: servers migrated within an hour for the leases of a
+        project; None: twice as many as for one lease
     """
 
     per_lease: int
@@ -71,13 +71,13 @@ class MoveLimits(ty.NamedTuple):
 
     @property
     def hourly(self) -> int:
-        """How many are migrated within an hour for the leases of a project."""
+        """The most servers migrated in an hour for the leases of a project."""
         return 2 * self.per_lease if self.per_hour is None else self.per_hour
 
 
 class Left(ty.NamedTuple):
-    """How many more servers may be migrated for a project, and when there are
-    more; None: not before others that are planned have been asked for.
+    """The number of servers that may still be migrated for a project, and when
+    it increases; None: not before planned migrations are requested.
     """
 
     remaining: int
@@ -86,10 +86,10 @@ class Left(ty.NamedTuple):
 
 def recently_moved(session: orm.Session, interval: int, now: int,
                    ) -> dict[str, tuple[int, int]]:
-    """The servers that were migrated too short a time ago to be so again.
+    """Return the servers that were migrated too recently to be migrated again.
 
     :param interval: seconds
-    :returns: for each, until when, and the id of the host it went to
+    :returns: for each, until when, and the id of the host it moved to
     """
     found = {}
     for row in session.execute(_RECENT, {'since': now - interval}):
@@ -100,9 +100,9 @@ def recently_moved(session: orm.Session, interval: int, now: int,
 
 def left(session: orm.Session, project_id: str, per_hour: int, lease_id: str,
          now: int) -> Left:
-    """How many more servers may be migrated for the leases of a project.
+    """Return how many more servers may be migrated for leases of a project.
 
-    What is planned for others of its leases counts as if it was asked for.
+    Planned moves for its other leases count like requested ones.
 
     :param lease_id: of the lease whose own plan is about to be replaced
     """
@@ -117,11 +117,13 @@ def left(session: orm.Session, project_id: str, per_hour: int, lease_id: str,
 def said(per_hour: int, interval: int, left: Left, most: int,
          resting: ty.Mapping[str, tuple[int, int]],
          wanted: ty.Collection[int]) -> ty.Iterator[str]:
-    """What the pace keeps from being moved, and until when. Whose servers
-    these are does not concern the owner of the lease.
+    """Yield sentences on which migrations the limits prevent, and until when.
 
-    :param most: how many could be moved without it
-    :param wanted: the ids of the hosts from which they would be moved
+    They do not say whose servers these are, which does not concern the owner
+    of the lease.
+
+    :param most: how many servers could be migrated without the limits
+    :param wanted: the ids of the hosts that servers would leave
     """
     if left.remaining < most:
         more = '' if left.more_at is None else (
@@ -156,15 +158,15 @@ _PLANNED = sa.select(sa.func.count()).select_from(_MOVE).join(
     models.Lease.status == states.Lease.IN_PROGRESS)
 
 
-#: How often a plan is made anew because servers may not go where it says.
+#: How often a plan is made again because Nova excludes targets of it.
 _ROUNDS = 8
 
 
 class _Plan(ty.NamedTuple):
-    """What is written down of a plan.
+    """A plan, as it is written.
 
-    :ivar picked: by reservation, the ids of the hosts where it is going to be
-    :ivar generations: of the hosts, by id, that the plan goes by
+    :ivar picked: by reservation, the ids of the hosts on which it is booked
+    :ivar generations: of the hosts that the plan is based on, by id
     """
 
     picked: dict[str, list[int]]
@@ -173,9 +175,9 @@ class _Plan(ty.NamedTuple):
 
 
 class MovePlanning:
-    """Plans moves for leases, and writes down what is planned.
+    """Plans migrations for leases, and records the plans.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -192,10 +194,11 @@ class MovePlanning:
         self._limits = limits
 
     def make(self, lease_id: str, why: str) -> bool:
-        """Plan who moves where, beside what has moved and what cannot; says
-        whether somebody is to.
+        """Plan migrations for a lease; return whether there is a plan.
 
-        :param why: why there is no room for the lease yet
+        Servers whose move was requested before, with any result, are left out.
+
+        :param why: why the lease has no capacity yet
         """
         try:
             known: dict[str, frozenset[str]] = {}
@@ -210,10 +213,12 @@ class MovePlanning:
         return not no
 
     def _plan(self, lease_id: str, known: dict[str, frozenset[str]]) -> str:
-        """
-        :param known: by server, the hosts to which it may go; added to
+        """Make and write a plan.
+
+        :param known: by server, its possible target hosts; extended
         :returns: why there is no plan
-        :raises LostRace: when somebody decided about a host of it meanwhile
+        :raises LostRace: when another process decided about a host of it
+            meanwhile
         """
         wanted = self._deferred.needs(lease_id)
         if isinstance(wanted, refusals.Refusal):
@@ -232,7 +237,7 @@ class MovePlanning:
             return ''
         window = model.Window(now, max(row.end_date for row in own))
         plan = _Plan({}, [], {})
-        # No host serves both: a plan for one has nothing to do with the other.
+        # No host serves both kinds: their plans are independent.
         for whole in {demand.whole for demand in wanted.values()}:
             alike = {one: demand for one, demand in wanted.items()
                      if demand.whole is whole}
@@ -268,14 +273,14 @@ class MovePlanning:
 
     def _left(self, session: orm.Session, lease: models.Lease, now: int,
               ) -> Left:
-        """How many more servers may be moved for the project of a lease."""
+        """Return how many more servers may be moved for a lease's project."""
         return left(
             session, lease.project_id, self._limits.hourly, lease.id, now)
 
     def _movable(
             self,
             inputs: consolidation.PlannerInput) -> list[move_planner.Movable]:
-        """The servers that may be moved at all."""
+        """Return the servers that can be migrated at all."""
         asked = [*inputs.ordinary, *inputs.leased]
         found = self._cloud.movable([one.server_id for one in asked]) if (
             asked and self._limits.per_lease) else {}
@@ -286,9 +291,10 @@ class MovePlanning:
     def _best(self, inputs: consolidation.PlannerInput,
               movable: ty.Sequence[move_planner.Movable], most: int,
               known: dict[str, frozenset[str]]) -> move_planner.Plan | None:
-        """The best plan by which every server goes where it may.
+        """Return the best plan by which each server moves to a possible
+        target.
 
-        Where it may is asked of those only that are to move.
+        Nova is asked only about the servers that a plan moves.
         """
         for _round in range(_ROUNDS):
             bound = [one if one.server_id not in known else one._replace(
@@ -318,17 +324,19 @@ class MovePlanning:
                wanted: ty.Mapping[str, model.Demand],
                others: ty.Iterable[models.ServerMove],
                ) -> lease_status.Lease | None:
-        """Write a plan down, if it still goes by what is so.
+        """Write a plan, if what it is based on has not changed.
 
-        The lease is booked where it is going to be: the rule is not asked, as
-        those who move are there yet, but nobody else gets in any more. Where
-        somebody only passes, the hosts are decided about as well: another
-        plan for the same capacity loses.
+        The lease is booked on its future hosts. The rule is not checked, as
+        the servers to be moved are still there, but no other lease gets the
+        capacity from then on. Hosts that a server only leaves or moves to get
+        a new generation, too, so that a concurrent plan for the same capacity
+        fails.
 
-        :param others: the moves for other leases that it goes by
-        :raises LostRace: when somebody decided about a host of it meanwhile
-        :raises Outdated: when the lease is for others than was thought, or
-            other leases have used up the pace
+        :param others: the moves for other leases that the plan considers
+        :raises LostRace: when another process decided about a host of it
+            meanwhile
+        :raises Outdated: when the servers of the lease have changed, or other
+            leases have used up the limits
         """
         hosts = {host_id for some in plan.picked.values()
                  for host_id in some} | {
@@ -370,7 +378,7 @@ class MovePlanning:
 
     def _check_pace(self, session: orm.Session, lease: models.Lease,
                     plan: _Plan, now: int) -> None:
-        """Make sure that a plan is still within the pace of its project.
+        """Make sure that a plan is within the limits of its project.
 
         :raises Outdated: when it moves more servers than may be moved by now
         """
@@ -380,8 +388,8 @@ class MovePlanning:
             raise api.Outdated('servers were migrated for other leases')
 
     def _explain(self, lease_id: str, why: str) -> None:
-        """Say why nobody moves; what is kept free for the lease is not, until
-        somebody does.
+        """Record why no server is moved, and free the capacity that is kept
+        for the lease.
         """
         reason = waiting.made(why)
         with self._database.reader() as session:
@@ -401,8 +409,7 @@ class MovePlanning:
 
 
 def of_others(session: orm.Session, lease_id: str) -> list[models.ServerMove]:
-    """Return the moves by which capacity is freed for other leases, and that
-    are not over.
+    """Return the moves that free capacity for other leases and are not over.
     """
     return list(session.scalars(sa.select(models.ServerMove).join(
         models.Lease, models.Lease.id == models.ServerMove.lease_id).where(
@@ -414,9 +421,9 @@ def of_others(session: orm.Session, lease_id: str) -> list[models.ServerMove]:
 
 def _edits(lease: models.Lease, plan: _Plan,
            wanted: ty.Mapping[str, model.Demand]) -> list[ledger.Edit]:
-    """What becomes of the bookings of a lease by a plan.
+    """Return the edits of the bookings of a lease by a plan.
 
-    :raises Outdated: when it is for others than was thought
+    :raises Outdated: when the servers of the lease have changed
     """
     edits = []
     for one in lease.reservations:
@@ -431,18 +438,18 @@ def _edits(lease: models.Lease, plan: _Plan,
     return edits
 
 
-#: How many servers move for a lease at the same time.
+#: The most servers that move for a lease at the same time.
 AT_ONCE = 4
-#: Seconds after the last move until the books are sure to know of it.
+#: Seconds after the last move until the reservation database reflects it.
 SETTLE = 30
-#: Seconds until somebody looks again where nothing could be done.
+#: Seconds until the next attempt if there is no plan.
 _PAUSE = 10
 
 
 class BestEffort:
-    """Makes room for leases.
+    """Frees capacity for leases.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -462,7 +469,7 @@ class BestEffort:
     def go_on(self, lease_id: str) -> retries.Result:
         """Do what can be done for a lease now.
 
-        :returns: when to look again; None: it is no concern any more
+        :returns: when to look again; None: the lease no longer needs it
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
@@ -490,9 +497,9 @@ class BestEffort:
         return retries.RetryAfter(min(pause, left), why)
 
     def _follow(self, lease_id: str) -> list[models.ServerMove]:
-        """See what has become of the moves for a lease; returns all of them.
+        """Update the moves for a lease; return all of them.
 
-        What cannot be looked at now is looked at the next time.
+        Moves whose server cannot be looked up now are updated the next time.
         """
         news = {}
         for move in self._moves(lease_id):
@@ -515,7 +522,7 @@ class BestEffort:
         return self._moves(lease_id)
 
     def request(self, lease_id: str) -> None:
-        """Request the next moves for a lease, so many at the same time."""
+        """Request the next moves for a lease, :data:`AT_ONCE` at a time."""
         moves = self._moves(lease_id)
         under_way = sum(move.status in states.UNSETTLED for move in moves)
         for move in moves:
@@ -529,7 +536,8 @@ class BestEffort:
 
     def _carry_out(self, move: models.ServerMove, deadline: cloud_api.Deadline,
                    ) -> str:
-        """
+        """Ask Nova to migrate a server.
+
         :returns: why the server stays: Nova refuses, or it has got a lease
             since the move was planned; empty: it moves
         """
@@ -551,7 +559,7 @@ class BestEffort:
             return session.get_one(models.Host, host_id).uuid
 
     def _try(self, lease_id: str) -> str | None:
-        """Give a lease its room; says why there is none, None: it has it."""
+        """Admit a lease; return why it is not admitted, None: it is."""
         try:
             return self._deferred.admit(lease_id)
         except (errors.CloudUnavailable, errors.ConcurrentUpdate,
@@ -593,9 +601,9 @@ class BestEffort:
 
 
 def _summary(moves: ty.Iterable[models.ServerMove]) -> str:
-    """Return what is said, when it is over, of what was moved for a lease.
+    """Return a sentence on the migrations for a lease, when they are over.
 
-    Whose servers they are does not concern its owner.
+    It does not say whose servers these are, which does not concern the owner.
     """
     counts = collections.Counter(move.status for move in moves)
     said = [f'Servers migrated for it: {counts[states.Move.MOVED]}']

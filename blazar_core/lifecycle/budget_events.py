@@ -3,8 +3,8 @@
 """Notify the operator's budget service of changes and ends of leases.
 
 Each notification is an event of the lease, written by the transaction that
-changed or ended it, and is carried out until the service has answered. It may
-so be sent twice, and says each time how the lease is now.
+changed or ended it, and is repeated until the service has answered. So it may
+be sent twice; each time it has the current state of the lease.
 """
 
 import typing as ty
@@ -21,17 +21,17 @@ __all__ = ['BudgetEvents', 'Budget']
 
 
 class Budget(ty.Protocol):
-    """The service.
+    """The budget service.
 
     Its methods raise LimitExceeded when it refuses, and CloudUnavailable when
     it does not answer.
     """
 
     def charge(self, lease: lease_status.Lease) -> None:
-        """Have it charge a lease as it is now, whatever it has charged."""
+        """Charge a lease as it is now, instead of earlier charges."""
 
     def refund(self, lease: lease_status.Lease) -> None:
-        """Have it settle a lease that has ended."""
+        """Settle a lease that has ended."""
 
 
 class BudgetEvents:
@@ -59,7 +59,7 @@ class BudgetEvents:
                     retries.LONGEST_PAUSE, shown=True)
         now, is_over = self._read(lease_id)
         if is_over:
-            # The service may have got the refund before this.
+            # The refund may have reached the service before this charge.
             self._database.retried(self._refund_again, lease_id)
         elif _charged(now) != _charged(lease):
             return retries.RetryAfter(retries.AGAIN,
@@ -67,7 +67,7 @@ class BudgetEvents:
         return None
 
     def refund(self, lease_id: str) -> retries.Result:
-        """Notify the service of a lease that has ended, or was not made."""
+        """Notify the service of a lease that has ended, or was not created."""
         lease, _is_over = self._read(lease_id)
         try:
             if self._budget is not None:
@@ -94,7 +94,7 @@ class BudgetEvents:
 
 
 def _charged(lease: lease_status.Lease) -> tuple[ty.Any, ...]:
-    """What a service may charge a lease by."""
+    """Return the attributes by which a service may charge a lease."""
     return (*(lease[name] for name in (
         'name', 'project_id', 'user_id', 'start_date', 'end_date')),
         [(one['id'], one['amount'], one['resources'], one['params'])

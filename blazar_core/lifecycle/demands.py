@@ -14,14 +14,14 @@ from blazar_core.plugins import resource_types
 
 __all__ = ['AGAIN', 'Demands']
 
-#: Seconds for which what the cloud said of a reservation is taken as true.
+#: Seconds for which an answer of the cloud about a reservation is valid.
 AGAIN = 30
 
 
 class Demands:
-    """Asks the types of reservations, not in every round.
+    """Caches the demands that resource types determine for reservations.
 
-    :param opens: opens a sealed call
+    :param opens: decrypts a stored call
     """
 
     def __init__(self, clock: clocks.Clock, opens: ty.Callable[[str], str],
@@ -29,15 +29,15 @@ class Demands:
         self._clock = clock
         self._opens = opens
         self._types = types
-        #: By reservation, what the cloud said of it, and when.
+        #: By reservation, the answer of the cloud, and its time.
         self._asked: dict[tuple[str, int, bool], tuple[
             model.Demand | refusals.Refusal | errors.CloudUnavailable,
             int]] = {}
 
     def forget(self) -> None:
-        """What the cloud said too long ago does not stay in memory."""
+        """Remove outdated answers of the cloud from memory."""
         now = self._clock.now()
-        # Others may ask meanwhile.
+        # Other threads may add entries meanwhile.
         for one, (_said, when) in list(self._asked.items()):
             if now - when >= AGAIN:
                 self._asked.pop(one, None)
@@ -45,15 +45,16 @@ class Demands:
     def of(self, reservation: models.Reservation,
            reserved: resource_types.ReservationContext, sealed: str | None,
            begun: bool = True) -> model.Demand | refusals.Refusal:
-        """What a reservation needs, or why there is no host for it at all.
+        """Return the demand of a reservation, or why there is no host for it.
 
-        :param sealed: for a boot: the call that builds its servers
-        :param begun: False: as if it had not begun, and had no hosts with
-            which others have to go together
-        :raises CloudUnavailable: when the cloud did not answer a while ago
+        :param sealed: for a boot: the encrypted call that builds its servers
+        :param begun: False: as if it had not started, and had no hosts with
+            which others have to be combined
+        :raises CloudUnavailable: when the cloud does not answer, or did not
+            within the last :data:`AGAIN` seconds
         """
         now = self._clock.now()
-        # It has another key when it was changed meanwhile.
+        # A reservation that was changed has another key.
         key = reservation.id, reservation.updated_at, begun
         if not begun:
             reserved = dataclasses.replace(reserved, id='', hosts=())
@@ -75,5 +76,5 @@ class Demands:
         except errors.Refused as exc:
             return exc.refusal
         except errors.CloudUnavailable as exc:
-            # Each of many would wait for it in every look.
+            # Cached: else each of many reservations would wait for it.
             return exc

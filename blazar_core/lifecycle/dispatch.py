@@ -34,7 +34,7 @@ LOG = logging.getLogger(__name__)
 
 P = ty.ParamSpec('P')
 
-#: Seconds that may pass between the right to send a build and the sending.
+#: Seconds that may pass between the permit to send a build and the cast.
 SECONDS = 10
 
 
@@ -46,8 +46,8 @@ class DispatchRight(ty.NamedTuple):
     """The right to send builds.
 
     :ivar deadline: until when they may be sent
-    :ivar begun: the lease, if it has begun with that
-    :ivar left: whether others of its servers wait yet
+    :ivar begun: the lease, if the permit has started it
+    :ivar left: whether other servers of the lease still wait
     """
 
     deadline: cloud_api.Deadline
@@ -56,12 +56,12 @@ class DispatchRight(ty.NamedTuple):
 
 
 class DispatchPermit:
-    """A permit to send builds that is asked for, until it is known whether it
-    is had.
+    """A permit to send builds, which is requested until its outcome is known.
 
-    :ivar mark: written with it: it shows that the transaction that wrote it
-        is committed
-    :ivar right: what is had if the last of these is; None: there was none
+    :ivar mark: written with the permit: shows that the transaction is
+        committed
+    :ivar right: valid if the last transaction is committed; None: there was
+        none
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
@@ -72,13 +72,13 @@ class DispatchPermit:
 
     def surely(self, take: ty.Callable[P, DispatchRight], *args: P.args,
                **kwargs: P.kwargs) -> DispatchRight:
-        """Take it, also when the answer to the commit is lost.
+        """Take the permit, even if the answer to a commit is lost.
 
-        What was written is looked for until the permit would expire.
+        Looks for what was written until the permit would expire.
 
-        :param take: asks :meth:`had` with the lease locked
-        :raises NotPermitted: when another process has it
-        :raises OutcomeUnknown: when it is not known by then
+        :param take: calls :meth:`had` with the lease locked
+        :raises NotPermitted: when another process has the permit
+        :raises OutcomeUnknown: when the outcome is still unknown then
         """
         latest = cloud_api.Deadline(self._clock, SECONDS)
         unknown: errors.OutcomeUnknown | None = None
@@ -94,31 +94,32 @@ class DispatchPermit:
                     raise
                 if latest.passed():
                     raise unknown from exc
-            # Not by a date of before: the clock may have been put back.
+            # By elapsed time: the clock may have been set back.
             if self._clock.elapsed() < again:
                 self._clock.wait(threading.Event(), self._clock.now() + 1)
 
     def give(self, deadline: cloud_api.Deadline,
              begun: ty.Sequence[lease_status.Lease] = (), left: bool = False,
              ) -> DispatchRight:
-        """The right, if what is written is committed."""
+        """Return the right, which is valid once the transaction is committed.
+        """
         self.right = DispatchRight(deadline, [*begun], left)
         return self.right
 
     def had(self, connection: sa.Connection,
             lease_id: str) -> DispatchRight | None:
-        """The right, if it was written down; None: it was not."""
+        """Return the right if it was committed; None: it was not."""
         return self.right if self.right is not None and connection.scalar(
             _HAD, {'lease': lease_id, 'mark': self.mark}) else None
 
 
 def mark_sent(connection: sa.Connection, servers: ty.Mapping[str, int | None],
               now: int) -> None:
-    """Write down that the builds of servers are sent.
+    """Record that the builds of servers are sent.
 
-    :param servers: with when they were sent before
-    :raises NotPermitted: when another process has sent one of them, or it is
-        gone
+    :param servers: with the time of their previous dispatch
+    :raises NotPermitted: when another process has sent one of them, or one no
+        longer exists
     """
     for before in set(servers.values()):
         alike = [one for one, at in servers.items() if at == before]
@@ -142,16 +143,16 @@ _HAD = sa.select(_LEASES.c.id).where(
     _LEASES.c.permit == sa.bindparam('mark'))
 
 
-#: Seconds for which a listener leaves a lease from now on to the request that
-#: made it. One that takes longer finds its build sent; this is not what keeps
-#: a build from being sent twice.
+#: Seconds for which a listener leaves a lease that starts now to the request
+#: that created it. A slower request finds its build sent; this is not what
+#: prevents a double dispatch.
 HEAD_START = 5
 
 
 class EncryptedCall(ty.NamedTuple):
-    """What builds the servers of a lease, sealed.
+    """The encrypted call that builds the servers of a lease.
 
-    :ivar credential: its owner's; None: there is none
+    :ivar credential: of its owner, encrypted; None: there is none
     """
 
     call: str
@@ -160,7 +161,7 @@ class EncryptedCall(ty.NamedTuple):
 
 def encrypted_call(session: orm.Session,
                    lease_ids: ty.Collection[str]) -> dict[str, EncryptedCall]:
-    """What builds the servers of leases, of those that have it (yet)."""
+    """Return the encrypted calls of those leases that (still) have one."""
     return {lease_id: EncryptedCall(*found)
             for lease_id, *found in session.connection().execute(
                 _SEALED, {'leases': lease_ids})}
@@ -169,8 +170,8 @@ def encrypted_call(session: orm.Session,
 class Dispatch:
     """Sends the builds of servers, each once.
 
-    :param opens: opens a sealed call
-    :param notify: told of an event type and a lease
+    :param opens: decrypts a stored call
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -184,13 +185,13 @@ class Dispatch:
 
     def send_waiting(self, lease: models.Lease, sealed: EncryptedCall,
                      when_due: bool) -> tuple[str, bool]:
-        """Send the builds of the servers of a lease that wait for theirs.
+        """Send the builds of the servers of a lease that wait for it.
 
         :param lease: as it was read in a session that is closed
-        :param when_due: not if it was moved meanwhile
-        :returns: why some were left out, empty when none was; and whether
-            all were sent that waited when the last one was
-        :raises CloudUnavailable: when something that a build needs does not
+        :param when_due: send nothing if the start was moved meanwhile
+        :returns: why some were left out, empty when none was; and whether no
+            server was waiting any longer when the last one was sent
+        :raises CloudUnavailable: when a service that a build needs does not
             answer; nothing was sent
         """
         lease_id = lease.id
@@ -212,34 +213,34 @@ class Dispatch:
             return self._pass(lease_id, deadline)
 
         why = self._send(lease_id, sealed, lease_status.waiting(lease), gate)
-        # Only now: it may take its time, and a build that is not sent is
-        # taken to be lost.
+        # Only now: it may take long, and a build that is not sent in time is
+        # considered lost.
         for described in begun:
             self._notify('lease.event.start_lease', described)
         return why, not left
 
     def hold(self, server_ids: ty.Sequence[str]) -> None:
-        """Have servers wait again that were made ready for their build."""
+        """Let servers wait again whose build was already prepared."""
         self._cloud.hold(server_ids)
 
     def _take(self, lease_id: str, known: list[models.Lease],
               server_ids: ty.Collection[str], when_due: bool,
               sealed: EncryptedCall, permit: DispatchPermit) -> DispatchRight:
-        """The right to send the builds of servers: one gets it, once.
+        """Return the right to send the builds of servers, which is given once.
 
-        It comes right before the cast. A worker that dies before it leaves
-        them unsent, and another one begins again; a worker that was given up
-        for dead and comes back finds the gate closed.
+        Runs right before the cast. If a worker dies before it, the builds are
+        unsent, and another worker starts again; a worker that was considered
+        dead and returns does not get the right.
 
-        :param known: the lease as it was read, for the first run: it is taken
-            out, and one that is run again reads it with its lock, so that
-            nobody who locks it meanwhile is in its way again and again
+        :param known: the lease as it was read, removed by the first run. Later
+            runs read it with a lock, so that concurrent changes do not make
+            them fail again and again
         :param sealed: what was read with it
-        :raises NotPermitted: when they are not to be sent, or not by us
-        :raises Outdated: when somebody has locked it since it was read
+        :raises NotPermitted: when the builds must not be sent, or not by us
+        :raises Outdated: when the lease was locked since it was read
         """
         if known:
-            # No session: for every start of a lease there is one of these.
+            # Without a session, as this runs for every start of a lease.
             lease = known.pop()
             with self._database.begin() as connection:
                 api.lock_as_read(connection, lease)
@@ -256,13 +257,13 @@ class Dispatch:
     def _open(self, connection: sa.Connection, lease: models.Lease,
               server_ids: ty.Collection[str], when_due: bool,
               permit: DispatchPermit) -> DispatchRight:
-        """The same, with the lease locked."""
+        """Do what :meth:`_take` does, with the lease locked."""
         deadline = cloud_api.Deadline(self._clock, SECONDS)
         now = self._clock.now()
         if lease.status not in states.TO_START or (
                 lease.end_date <= now or
                 when_due and lease.start_date > now):
-            # It was moved meanwhile, or ended.
+            # It was moved or has ended meanwhile.
             raise NotPermitted
         if lease_status.is_building(lease):
             raise NotPermitted
@@ -281,15 +282,14 @@ class Dispatch:
 
     def send_own(self, lease: lease_status.Lease,
                  cast: ty.Callable[[cloud_api.Gate], None]) -> None:
-        """Send the build of a lease from now on that was just reserved.
+        """Send the build of a lease that starts now and was just reserved.
 
-        Nothing is undone here, and nothing is raised: after a failure it is
-        not known whether the build was sent. A listener sends one that was not
-        taken, and looks for one that was
-        (:mod:`blazar_core.lifecycle.lost_builds`).
+        Undoes and raises nothing: after a failure it is not known whether the
+        build was sent. A listener sends a build without a permit, and looks
+        for one with a permit (:mod:`blazar_core.lifecycle.lost_builds`).
 
-        :param lease: as it was made, with its call
-        :param cast: sends the build in time, if the gate opens
+        :param lease: as it was created, with its call
+        :param cast: sends the build in time, if the gate permits it
         """
         lease_id, taken = lease['id'], False
         permit = DispatchPermit(self._database, self._clock)
@@ -323,10 +323,11 @@ class Dispatch:
 
     def _take_own(self, lease_id: str, server_ids: ty.Collection[str],
                   permit: DispatchPermit) -> DispatchRight:
-        """The same right as :meth:`_take` gives, with nothing read before.
+        """Return the same right as :meth:`_take`, without having read the
+        lease.
 
-        :raises NotPermitted: when it is not as it was made: a listener has
-            taken it, or it was changed
+        :raises NotPermitted: when the lease is not as it was created: a
+            listener has taken it, or it was changed
         """
         with self._database.begin() as connection:
             now = self._clock.now()
@@ -343,9 +344,9 @@ class Dispatch:
 
     def send_again(self, lease_id: str, sealed: EncryptedCall,
                    sent: ty.Mapping[str, int | None]) -> None:
-        """Send builds that got lost.
+        """Send lost builds again.
 
-        :param sent: the servers, with when they were sent before
+        :param sent: the servers, with the time of their previous dispatch
         :raises CloudUnavailable: as :meth:`send_waiting`
         """
         self._send(lease_id, sealed, list(sent), functools.partial(
@@ -355,7 +356,7 @@ class Dispatch:
                     sent: ty.Mapping[str, int | None],
                     server_ids: ty.Collection[str],
                     ) -> cloud_api.Deadline | None:
-        """The gate of builds that got lost: it opens for one caller only."""
+        """Take the permit for lost builds, which one caller gets."""
         permit = DispatchPermit(self._database, self._clock)
         try:
             right = permit.surely(
@@ -405,14 +406,16 @@ class Dispatch:
                       settle: ty.Callable[[orm.Session], bool] = (
                           lambda _: True),
                       event_type: str = states.EventType.START) -> None:
-        """Its room goes back; its held servers wait to be deleted.
+        """Fail a lease that could not start.
+
+        Its capacity is freed; its reserved servers wait to be deleted.
 
         :param settle: see :meth:`LeaseStart.give_up
             <blazar_core.lifecycle.lease_start.LeaseStart.give_up>`
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            # To settle the event clears it.
+            # Read before settle(), which clears it.
             cause = conditions.find(
                 lease.conditions, conditions.Type.EVENT_DEFERRED)
             if not settle(session) or (
@@ -434,7 +437,7 @@ class Dispatch:
 
 
 def _show_started(lease: lease_status.Lease) -> None:
-    """Have a lease say what was written when its build was taken."""
+    """Update a lease with what its permit has written."""
     lease['status'] = states.Lease.STARTING
     for event in lease['events']:
         if event['event_type'] == states.EventType.START:
@@ -443,11 +446,11 @@ def _show_started(lease: lease_status.Lease) -> None:
 
 def _check_credential(session: orm.Session, lease_id: str,
                       sealed: EncryptedCall) -> None:
-    """Make sure that the builds of a lease have the credential that it has.
+    """Make sure that the builds of a lease have its current credential.
 
-    One that was replaced meanwhile may be revoked already.
+    A credential that was replaced may be revoked already.
 
-    :raises NotPermitted: when it has another one
+    :raises NotPermitted: when the lease has another one
     """
     if session.scalar(_CREDENTIAL, {'lease': lease_id}) != sealed.credential:
         raise NotPermitted
@@ -460,7 +463,7 @@ _BEGUN = sa.update(_LEASE_ROWS).where(
     _LEASE_ROWS.c.id == sa.bindparam('lease')).values(
         status=sa.bindparam('state'), conditions=sa.bindparam('conditions'),
         updated_at=sa.bindparam('now'), permit=sa.bindparam('mark'))
-#: Locks a lease (see api.locked), and begins it.
+#: Locks a lease (see api.locked), and starts it.
 _OWN = sa.update(_LEASE_ROWS).where(
     _LEASE_ROWS.c.id == sa.bindparam('lease'),
     _LEASE_ROWS.c.status == states.Lease.PENDING,

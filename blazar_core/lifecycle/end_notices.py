@@ -2,7 +2,7 @@
 
 """Notify operators of servers that a lease by default would have ended.
 
-An operator who considers making every boot a lease learns by this what such
+An operator who considers making every boot a lease learns by this what these
 leases would end. The servers have neither a lease nor a booking, and a failure
 here does not affect them.
 """
@@ -27,29 +27,29 @@ LOG = logging.getLogger(__name__)
 
 EVENT = 'lease.event.would_end'
 
-#: Seconds for which it is remembered what was told.
+#: Seconds for which sent notices are kept.
 KEEP = 30 * 86400
 #: Seconds after which a process that was about to notify counts as dead.
 _CLAIM = 60
 
-#: How many are told of by one comparison: they are not to keep the others
-#: from theirs, nor to push what is told of leases out of the outbox.
+#: The most servers that one periodic sync notifies about: others are not
+#: delayed, and notifications of leases are not pushed out of the outbox.
 _AT_ONCE = 500
-#: Seconds until one is looked at again that could not be.
+#: Seconds until a server that could not be looked up is tried again.
 _LATER = 600
 
 _WOULD_END = models.WouldEnd.__table__
 _IDS = _WOULD_END.c.server_id
-#: What the servers of one boot have in common.
+#: The columns that the servers of one boot have in common.
 _BOOT = (_WOULD_END.c.project_id, _WOULD_END.c.user_id,
          _WOULD_END.c.created_at, _WOULD_END.c.end_date)
 
 
 class EndNotices:
-    """Notes servers when they are asked for, and tells of them when the lease
-    would be over that they do not have.
+    """Records servers at their boot, and notifies when the lease that they do
+    not have would have ended.
 
-    :param notify: told of an event type and what it says
+    :param notify: called with an event type and a payload
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -62,10 +62,11 @@ class EndNotices:
 
     def note(self, project_id: str, user_id: str,
              server_ids: ty.Sequence[str], window: model.Window) -> None:
-        """Servers are about to be built; nothing where that cannot be
-        written down, which is no reason not to build them.
+        """Record servers that are about to be built.
 
-        :param window: when the lease would be that they do not get
+        A failure is logged, and does not prevent the build.
+
+        :param window: of the lease that they do not get
         """
         try:
             with self._database.begin() as connection:
@@ -80,8 +81,8 @@ class EndNotices:
                         ', '.join(server_ids), exc)
 
     def tell(self) -> None:
-        """Tell of the servers that are there and would be over by now: once,
-        unless somebody dies just when he does it.
+        """Notify about servers that still exist after the end of that lease:
+        once, unless a process dies right then.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
@@ -108,7 +109,7 @@ class EndNotices:
                 self._database.retried(self._write_down, mine)
 
     def _is_there(self, server_id: str) -> bool:
-        """Whether there is a server, without a lease; else it is forgotten.
+        """Return whether a server exists and has no lease; if not, forget it.
         """
         try:
             state = self._cloud.look(server_id).state
@@ -132,7 +133,7 @@ class EndNotices:
                 models.Booking.server_id == server_id)) is not None
 
     def _claim(self, server_ids: ty.Sequence[str]) -> list[str]:
-        """Those of some servers that nobody else tells."""
+        """Claim servers; return those that no other process has claimed."""
         now = self._clock.now()
         with self._database.begin() as connection:
             return [one for one in server_ids if connection.execute(
@@ -141,7 +142,7 @@ class EndNotices:
                     _free(now)).values(claimed_until=now + _CLAIM)).rowcount]
 
     def _put_off(self, server_id: str) -> None:
-        """Others come first."""
+        """Postpone a server, so that others come first."""
         with self._database.begin() as connection:
             connection.execute(sa.update(_WOULD_END).where(
                 _IDS == server_id).values(
@@ -158,27 +159,28 @@ class EndNotices:
             connection.execute(sa.delete(_WOULD_END).where(which))
 
     def trim(self) -> None:
-        """Forget what was told long ago, or was not to be told any more.
+        """Forget notices that are old, and servers that are not notified about
+        any longer.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
         before = self._clock.now() - KEEP
-        # That the end is as old says the same, by an index.
+        # The first condition is redundant, and uses an index.
         self._database.retried(self._forget, sa.and_(
             _WOULD_END.c.end_date < before, sa.func.coalesce(
                 _WOULD_END.c.notified_at, _WOULD_END.c.end_date) < before))
 
 
 def _free(now: int) -> sa.ColumnElement[bool]:
-    """SQL: no process is about to notify of a server, and it need not wait.
+    """Return the condition that no process is about to notify about a server,
+    and that it is not postponed.
     """
     return clock_skew.is_over(_WOULD_END.c.claimed_until, now, 2 * _LATER)
 
 
 def told(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
-    """The servers of which was told, of the last :data:`KEEP` seconds, in the
-    order of their ends: the columns of
-    :class:`~blazar_core.db.models.WouldEnd`.
+    """Return the servers notified about in the last :data:`KEEP` seconds, by
+    their ends: the columns of :class:`~blazar_core.db.models.WouldEnd`.
     """
     with database.connection() as connection:
         return connection.execute(sa.select(_WOULD_END).where(

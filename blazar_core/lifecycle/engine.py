@@ -5,11 +5,11 @@
 An event is a row with a due time. A worker claims one
 (:mod:`~blazar_core.lifecycle.event_queue`), and extends its claim while the
 action runs; the claims of a worker that died expire, and others take them. So
-an action may run again after a crash, and is written for that. Events run
+an action may run again after a crash, and is idempotent. Events run
 concurrently in a bounded pool: a slow lease delays no other, and slow actions
 get a part of the workers only. The engine sleeps until the next due time.
 
-The result of an event is written to its row and to its lease in one
+The outcome of an event is written to its row and to its lease in one
 transaction, by the owner of the claim. The pauses of deferred events grow,
 until something changes for them.
 """
@@ -46,8 +46,8 @@ LOG = logging.getLogger(__name__)
 
 
 class EventOutcomes:
-    """Settles events, and has their leases say why they are deferred, or that
-    they are not: both, or nothing if another worker has the event by now.
+    """Records the outcomes of events, and in their leases whether they are
+    deferred: both, or nothing if another worker has the event by now.
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -57,7 +57,7 @@ class EventOutcomes:
         self._queue = queue
 
     def done(self, claim: event_queue.Claim) -> None:
-        """Nothing is left to be done at an event."""
+        """Mark an event as done."""
         if _says_otherwise(self._database, claim, None):
             self.write(claim, None, status=states.Event.DONE)
         else:
@@ -65,11 +65,11 @@ class EventOutcomes:
 
     def write(self, claim: event_queue.Claim, outcome: retries.Result,
               **values: ty.Any) -> None:
-        """Settle an event."""
+        """Record the outcome of an event."""
         if not _says_otherwise(self._database, claim, outcome):
             self._queue.write(claim, **values)
             return
-        # It may have been purged, and its events with it.
+        # The lease may have been purged, and its events with it.
         with (contextlib.suppress(errors.NotFound),
               self._database.writer() as session):
             api.locked(session, claim.lease_id)
@@ -77,7 +77,7 @@ class EventOutcomes:
 
     def update(self, claim: event_queue.Claim, outcome: retries.Result,
                session: orm.Session, **values: ty.Any) -> bool:
-        """The same with the lease locked; says whether it was done."""
+        """Do the same with the lease locked; return whether it was done."""
         if not self._queue.update(claim, session, **values):
             return False
         lease = api.found(session, claim.lease_id)
@@ -90,7 +90,7 @@ class EventOutcomes:
 def _changes(claim: event_queue.Claim, outcome: retries.Result,
              lease: models.Lease,
              ) -> list[conditions.Condition | conditions.Type]:
-    """How the conditions of a lease change with the outcome of an event."""
+    """Return the changes of the conditions of a lease by an outcome."""
     if isinstance(outcome, retries.RetryAfter) and outcome.shown:
         return [lease_conditions.deferred(claim.event_type, outcome.why)]
     said = conditions.find(lease.conditions, conditions.Type.EVENT_DEFERRED)
@@ -100,7 +100,7 @@ def _changes(claim: event_queue.Claim, outcome: retries.Result,
 
 def _says_otherwise(database: api.Database, claim: event_queue.Claim,
                     outcome: retries.Result) -> bool:
-    """Whether a lease has to be told how an event of it went."""
+    """Return whether the conditions of a lease change with an outcome."""
     if not claim.shown and not (
             isinstance(outcome, retries.RetryAfter) and outcome.shown):
         return False
@@ -112,7 +112,7 @@ def _says_otherwise(database: api.Database, claim: event_queue.Claim,
     return False
 
 
-#: Before and after the action of an event.
+#: The fault points before and after the action of an event.
 _STEPS: dict[str, tuple[fault_points.FaultPoint, fault_points.FaultPoint]] = {
     states.EventType.START: (fault_points.FaultPoint.START_CLAIMED,
                              fault_points.FaultPoint.START_CARRIED_OUT),
@@ -122,13 +122,13 @@ _STEPS: dict[str, tuple[fault_points.FaultPoint, fault_points.FaultPoint]] = {
 #: Seconds until the database is asked again after it did not answer.
 _AFTER_FAILURE = 5
 
-#: Counters: of events by how they went, and of seconds by which starts and
-#: ends were late, with the bounds of its buckets.
+#: Counters: events by result, and seconds by which starts and ends were late,
+#: with the bounds of the buckets of these.
 EVENTS = 'blazar_events'
 LATENESS = 'blazar_event_lateness_seconds'
 LATE = (1, 2, 5, 10, 30, 60, 300, 3600)
 
-#: Of so many workers one may be at an event that takes its time.
+#: One of so many workers may carry out slow events.
 _PER_SLOW = 4
 
 
@@ -180,7 +180,7 @@ class Engine:
             self._see_out()
 
     def _see_out(self) -> None:
-        """What is under way stays this worker's until it is done."""
+        """Keep the claims of running events until they are done."""
         while True:
             self._wake.clear()
             with self._lock:
@@ -196,26 +196,26 @@ class Engine:
             self._clock.wait(self._wake, again)
 
     def _hand_out(self, pool: futures.Executor) -> int:
-        """Give what is due to the workers; returns when to look again."""
+        """Submit due events to the workers; return when to look again."""
         self._extend()
         claims = self._claim_due(self._free_workers())
         read = self._read(claims)
         for claim in claims:
-            # Not before: what is held, and not carried out, nobody else gets.
+            # Not before: no other worker gets an event that is held here.
             self._hold(claim)
             pool.submit(self._carry_out, claim, read.get(claim.lease_id))
         return self._next_look()
 
     def _read(self, claims: list[event_queue.Claim]) -> dict[str,
                                                              lease_start.Read]:
-        """What several that are to start need, read once for all of them."""
+        """Read what several starting leases need, once for all of them."""
         lease_ids = [claim.lease_id for claim in claims
                      if claim.event_type == states.EventType.START]
         try:
             return self._lifecycle.lease_start.read(
                 lease_ids) if len(lease_ids) > 1 else {}
         except errors.DatabaseUnavailable:
-            # Each of them finds that out for itself.
+            # Each of the workers notices that by itself.
             return {}
         except Exception:
             LOG.exception('Reading the starting leases together failed; they '
@@ -223,7 +223,7 @@ class Engine:
             return {}
 
     def wake(self) -> None:
-        """Look at the events again: something has changed."""
+        """Look at the events again, as something has changed."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -232,9 +232,9 @@ class Engine:
         self._wake.set()
 
     def trigger(self, lease_id: str, host_id: int | None) -> None:
-        """A server of a lease has gone: try now what was put off for that.
+        """Retry deferred events now, as a server of a lease is gone.
 
-        :param host_id: where it was; others may have waited for its room
+        :param host_id: where it was; other leases may wait for its capacity
         """
         self._database.retried(self._queue.trigger, lease_id, host_id)
         self.wake()
@@ -250,20 +250,20 @@ class Engine:
             self._running[claim.event_id] = claim
 
     def _claim_due(self, most: int) -> list[event_queue.Claim]:
-        """Up to ``most`` due events that are now this worker's."""
+        """Claim up to ``most`` due events."""
         with self._lock:
             busy = collections.Counter(
                 claim.project_id for claim in self._running.values())
         return self._queue.claim_due(most, busy, self._free_for_slow())
 
     def _free_for_slow(self) -> int:
-        """How many workers may take an event now that takes its time."""
+        """Return how many workers may take a slow event now."""
         with self._lock:
             return self._most_slow - sum(
                 claim.slow for claim in self._running.values())
 
     def _extend(self) -> None:
-        """Tell the others, once in a beat, that the actions go on."""
+        """Extend the claims of running events, at most twice in a beat."""
         with self._lock:
             running = list(self._running)
         if running and (elapsed := self._clock.elapsed()) >= (
@@ -272,8 +272,9 @@ class Engine:
             self._extended = elapsed
 
     def _next_look(self) -> int:
-        """When to look again: at the next due time, at the latest soon. While
-        all workers are busy, the end of one wakes the engine.
+        """Return when to look again: at the next due time, or after
+        ``max_sleep``. While all workers are busy, the end of one wakes the
+        engine.
         """
         now = self._clock.now()
         latest = now + self._max_sleep
@@ -290,7 +291,7 @@ class Engine:
 
     def _carry_out(self, claim: event_queue.Claim,
                    read: lease_start.Read | None = None) -> None:
-        """Run the action of an event, and write down how it went."""
+        """Carry out an event, with its lease in the log context."""
         with logs.about(claim.lease_id, claim.project_id):
             self._act(claim, read)
 
@@ -312,7 +313,7 @@ class Engine:
             # Its lease was purged, and the event with it.
             settle = functools.partial(self._settled, claim, None)
         except (errors.DatabaseUnavailable, errors.DecryptionError) as exc:
-            # That is no attempt that failed.
+            # That does not count as a failed attempt.
             settle = functools.partial(self._settled, claim, _away(claim, exc))
         except Exception as exc:
             LOG.exception('Lease %s: %s failed', claim.lease_id,
@@ -326,7 +327,7 @@ class Engine:
         try:
             self._database.retried(settle)
             self._count(claim, result)
-        # The claim runs out, and the action is done again.
+        # The claim expires, and the action runs again.
         except errors.DatabaseUnavailable as exc:
             LOG.warning('Lease %s: the result of %s is not recorded: %s',
                         claim.lease_id, claim.event_type, exc)
@@ -339,7 +340,9 @@ class Engine:
             self.wake()
 
     def _count(self, claim: event_queue.Claim, result: str) -> None:
-        """Count how an event went, and how late starts and ends are."""
+        """Count the result of an event, and by how much starts and ends are
+        late.
+        """
         counters = self._database.counters
         counters.add(EVENTS, type=_type_of(claim), result=result)
         if result == 'done' and claim.event_type in _STEPS:
@@ -361,7 +364,7 @@ class Engine:
         seconds, now = outcome.after(claim.deferrals), self._clock.now()
         LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
                  claim.event_type, seconds, outcome.why)
-        # Unless something has happened since it was claimed.
+        # If it was triggered meanwhile, its pauses start again.
         same = models.Event.deferrals == claim.deferrals
         self._outcomes.write(
             claim, outcome, status=states.Event.UNDONE, attempts=0,
@@ -369,13 +372,13 @@ class Engine:
             deferrals=sa.case((same, claim.deferrals + 1), else_=1))
 
     def _failed(self, claim: event_queue.Claim, exc: Exception) -> None:
-        """Again after a pause that doubles, or not at all any more.
+        """Retry after a pause that doubles, or give up.
 
-        The end of a lease or an offer is never given up: its capacity would
-        be lost; nor is a change: it would be used where it is not; nor are
-        the retries of a lease, which would wait for ever, or making room for
-        it; nor is prolonging one, which is tried until its end comes; nor is
-        what the budget service is to know.
+        Never given up are the ends of leases and offers, as their capacity
+        would be lost; changes, as the lease would be used on hosts that it
+        does not have; admissions and best effort, as the lease would wait
+        indefinitely; extensions, which are tried until the lease ends; and
+        notifications of the budget service.
         """
         attempts = claim.attempts + 1
         if attempts > self._max_retries and claim.event_type not in (
@@ -396,13 +399,13 @@ class Engine:
 
 
 def _type_of(claim: event_queue.Claim) -> str:
-    """Return the type of an event for a label, of which there are few."""
+    """Return the type of an event as a label, which has few values."""
     return claim.event_type if claim.event_type in {
         *states.EventType} else 'other'
 
 
 def _away(claim: event_queue.Claim, exc: Exception) -> retries.RetryAfter:
-    """When an event is tried again that the process could not carry out."""
+    """Return when an event is retried that the process could not carry out."""
     if isinstance(exc, errors.DecryptionError):
         # Another process may have the key.
         LOG.error('Lease %s: %s is deferred: %s', claim.lease_id,
@@ -413,7 +416,7 @@ def _away(claim: event_queue.Claim, exc: Exception) -> retries.RetryAfter:
 
 
 def _reason(exc: Exception) -> str:
-    """What a lease says of an event that has failed."""
+    """Return what a lease shows of an event that has failed."""
     return str(exc) if isinstance(exc, errors.BlazarError) else (
         f'internal error {type(exc).__name__}; see the log of '
         'blazar-listener.')
@@ -422,7 +425,7 @@ def _reason(exc: Exception) -> str:
 def _action(life: handlers.Handlers, claim: event_queue.Claim,
             read: lease_start.Read | None) -> ty.Callable[[str],
                                                           retries.Result]:
-    """What is done with the lease of an event."""
+    """Return what is done with the lease of an event."""
     kinds = states.EventType
     actions: dict[str, ty.Callable[[str], retries.Result]] = {
         kinds.START: functools.partial(

@@ -34,19 +34,19 @@ __all__ = ['Claim', 'EventQueue']
 
 LOG = logging.getLogger(__name__)
 
-#: How many due events are read at a time.
+#: The most due events that are read at a time.
 _BATCH = 50
 
-#: Seconds between two looks for what a wrong clock has deferred.
+#: Seconds between two searches for events that a wrong clock has deferred.
 _STRAY_SECONDS = 10
 
-#: What moves leases; all else only tells of them.
+#: Events that change leases; all others only notify.
 _URGENT = (states.EventType.START, states.EventType.END,
            states.EventType.EXPIRE, states.EventType.RETRY,
            states.EventType.MAKE_ROOM, states.EventType.EXTEND,
            states.EventType.CHANGED)
 
-#: Due events as they are read, and whose they are.
+#: Due events as they are read, with their projects.
 _READ = sa.select(
     models.Event.id, models.Event.lease_id, models.Event.event_type,
     models.Event.attempts, models.Event.deferrals, models.Event.run_at,
@@ -54,7 +54,7 @@ _READ = sa.select(
     models.Lease.project_id, models.Lease.conditions,
 ).join(models.Event.lease).where(models.Lease.project_id.not_in(
     sa.bindparam('projects', expanding=True)))
-#: To tell of it is all that there is to do, or it moves a lease.
+#: Events without an action, which change a lease or only notify.
 _IS_QUICK = models.Event.action.is_(None)
 _NOW = sa.bindparam('now', type_=sa.BigInteger)
 _WAITING = sa.and_(
@@ -63,19 +63,19 @@ _ABANDONED = sa.and_(
     models.Event.status == states.Event.IN_PROGRESS, clock_skew.is_over(
         models.Event.claimed_until, _NOW, sa.bindparam(
             'longest', type_=sa.BigInteger)))
-#: Seconds from now on beyond which no deferral goes: twice the longest pause,
-#: or one more than the interval in which a lease is tried.
+#: Seconds from now on beyond which no event is deferred: twice the longest
+#: pause, plus the interval of the lease for admissions.
 _FURTHEST = retries.LONGEST_PAUSE + sa.case(
     (models.Event.event_type == states.EventType.RETRY,
      sa.func.coalesce(models.Lease.retry_interval, 0)), else_=0) + (
          retries.LONGEST_PAUSE)
-#: What was to happen by now, or at once, and was deferred beyond that. The
-#: date itself stays, and that of an offer, which waits without one. By the
-#: index of the first condition, whatever a database knows of dates.
+#: Events that were due by now, or at once, and were deferred beyond that.
+#: Events at their own date do not count, nor an offer, which waits without
+#: one. Adding 0 makes any database use the index of the first condition.
 _DUE = models.Event.run_at + 0
 _FAR = sa.and_(
     models.Event.status == states.Event.UNDONE,
-    # Of what is only overdue, however much, neither row nor lease is read.
+    # So neither row nor lease of an overdue event is read.
     _DUE > _NOW + 2 * retries.LONGEST_PAUSE,
     _DUE > _NOW + _FURTHEST, _DUE < model.FOREVER)
 _STRAY = sa.union_all(*(
@@ -90,8 +90,8 @@ _OLDEST = (models.Event.run_at, models.Event.id)
 _NEXT = sa.select(sa.func.min(models.Event.run_at)).where(
     models.Event.status == states.Event.UNDONE)
 _NEXT_QUICK = _NEXT.where(_IS_QUICK)
-#: When something is due next, and what there is to read. Asked again and
-#: again, and so made once: mostly there is nothing, else one kind or two.
+#: When the next event is due, and what there is to read. Executed very often,
+#: and so built once: mostly there is nothing, else one kind or two.
 _THERE = sa.select(
     _NEXT.scalar_subquery(),
     sa.exists().where(_ABANDONED), sa.exists().where(_WAITING),
@@ -110,7 +110,7 @@ _EVENTS = models.Event.__table__.c
 _THESE = _EVENTS.id.in_(sa.bindparam('events', expanding=True))
 _MINE = sa.and_(_THESE, _EVENTS.claimed_by == sa.bindparam('worker'),
                 _EVENTS.status == states.Event.IN_PROGRESS)
-#: Of those that are due and unclaimed, or whose worker has died.
+#: Events that are due and unclaimed, or whose worker has died.
 _CLAIM = sa.update(models.Event.__table__).where(
     _THESE, sa.or_(_WAITING, _ABANDONED),
 ).values(status=states.Event.IN_PROGRESS, claimed_by=sa.bindparam('worker'),
@@ -129,8 +129,8 @@ _DONE = sa.update(models.Event.__table__).where(_MINE).values(
 class Claim:
     """An event that this worker owns.
 
-    :ivar slow: whether it takes its time
-    :ivar shown: whether the lease says that an event of it is deferred
+    :ivar slow: whether its action is slow
+    :ivar shown: whether the lease shows that an event of it is deferred
     """
 
     event_id: str
@@ -148,7 +148,7 @@ class EventQueue:
     """The due events, as one worker sees them.
 
     :param name: of the worker, unique among all that run
-    :param seconds: how long a claim holds
+    :param seconds: for which a claim is valid
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -157,19 +157,19 @@ class EventQueue:
         self._clock = clock
         self._name = name
         self._seconds = seconds
-        #: When to look for what a wrong clock has deferred.
+        #: When to search for events that a wrong clock has deferred.
         self._look_for_strays = float('-inf')
-        #: Where the last look has found nothing: when there will be something.
+        #: If the last look found nothing: when the next event is due.
         self._quiet: tuple[int | None] | None = None
         self._done = _Together(
             lambda event_ids: database.retried(self._finish, event_ids))
 
     def claim_due(self, most: int, busy: collections.Counter[str], slow: int,
                   ) -> list[Claim]:
-        """Up to ``most`` due events that are now this worker's.
+        """Claim up to ``most`` due events.
 
-        :param busy: how many are at work, by project; counted on
-        :param slow: how many of them may be of those that take their time
+        :param busy: the number of running events by project; updated
+        :param slow: how many of them may be slow
         """
         claims: list[Claim] = []
         self._quiet = None
@@ -208,10 +208,10 @@ class EventQueue:
 
     def _due(self, now: int, most: int, busy: ty.Mapping[str, int],
              slow: bool) -> list[ty.Any]:
-        """Due events, so that each of ``most`` workers could have one, and
-        could have it of a project for which nobody works.
+        """Return due events, enough for each of ``most`` workers to have one
+        of a project for which no worker is busy.
 
-        :param slow: also of those that take their time
+        :param slow: include slow ones
         """
         def read(kind: sa.Select[ty.Any], **of: str) -> None:
             projects: set[str] = set()
@@ -221,7 +221,7 @@ class EventQueue:
                 }).all()
                 found.update((row.id, row) for row in rows)
                 projects.update(row.project_id for row in rows)
-                # Behind many of one project there may be others.
+                # Events of other projects may follow many of one project.
                 if len(rows) < _BATCH or len(projects - busy.keys()) >= most:
                     break
 
@@ -237,7 +237,7 @@ class EventQueue:
                 self._quiet = (next_due,)
             if abandoned:
                 read(_READ_ABANDONED)
-            # Each kind by itself: there may be many of one before the others.
+            # Each kind by itself: one may have many events before the others.
             for urgent in itertools.compress(_URGENT, kinds):
                 read(_READ_URGENT, urgent=urgent)
             if waiting and len(found) < most:
@@ -247,14 +247,13 @@ class EventQueue:
         return list(found.values())
 
     def _at(self, now: int) -> dict[str, int]:
-        """The time, and how long a claim may last; others may be configured
-        to claim for longer.
+        """Return the time, and the longest that a claim may last: other
+        workers may be configured with longer claims.
         """
         return {'now': now, 'longest': 2 * self._seconds}
 
     def _bring_back(self, now: int) -> None:
-        """Make due what a wrong clock has deferred further than any pause.
-        """
+        """Make events due that a wrong clock has deferred beyond any pause."""
         with self._database.connection() as connection:
             found = connection.execute(_STRAY, {'now': now}).all()
         if not found:
@@ -270,11 +269,11 @@ class EventQueue:
                             'it is due now', lease_id)
 
     def claim(self, event_ids: list[str]) -> set[str]:
-        """Take events; says which of them are this worker's now."""
+        """Claim events; return those that this worker has got."""
         these = {'events': event_ids, 'worker': self._name}
         with self._database.begin() as connection:
-            # The clock is right here; when they were read it may have been
-            # wrong.
+            # The clock is right here; it may have been wrong when the events
+            # were read.
             now = self._clock.now()
             taken = connection.execute(_CLAIM, {
                 **these, **self._at(now),
@@ -284,7 +283,7 @@ class EventQueue:
             return set(connection.scalars(_CLAIMED, these))
 
     def extend(self, event_ids: ty.Collection[str]) -> None:
-        """Tell the others that the actions of events have not died."""
+        """Extend the claims of events, whose actions still run."""
         with self._database.writer() as session:
             session.execute(
                 sa.update(models.Event)
@@ -294,11 +293,11 @@ class EventQueue:
                         self._seconds))
 
     def next_due(self, slow: bool) -> int | None:
-        """When the next event is due that waits; None: there is none.
+        """Return when the next pending event is due; None: there is none.
 
-        A look that has found nothing knows it, without another statement.
+        Costs no statement after a look that has found nothing.
 
-        :param slow: also of those that take their time
+        :param slow: include slow ones
         """
         if self._quiet is not None:
             return self._quiet[0]
@@ -306,19 +305,19 @@ class EventQueue:
             return connection.scalar(_NEXT if slow else _NEXT_QUICK)
 
     def trigger(self, lease_id: str, host_id: int | None) -> None:
-        """Make due what was put off, of a lease and of others on a host."""
+        """Make deferred events due, of a lease and of others on a host."""
         now = self._clock.now()
         with self._database.writer() as session:
-            # Read first: a statement that changes events by what other
-            # tables say goes through all events on some databases.
+            # Read first: on some databases, an update of events with a
+            # condition on other tables scans all events.
             leases = set(session.scalars(
                 sa.select(models.Reservation.lease_id)
                 .join(models.Reservation.bookings)
                 .where(models.Booking.host_id == host_id,
                        models.Booking.end_date > now,
                        models.Booking.start_date <= now)))
-            # A worker at one just now may have looked before: it tries again
-            # as soon as if it were the first time.
+            # A worker that handles one now may have looked before this change:
+            # it retries as soon as after the first attempt.
             session.execute(
                 sa.update(models.Event)
                 .where(models.Event.lease_id.in_({lease_id, *leases}),
@@ -327,8 +326,9 @@ class EventQueue:
                 .values(run_at=now, deferrals=0))
 
     def done(self, claim: Claim) -> None:
-        """Nothing is left to be done at an event, if it is still this
-        worker's. Returns when that is written down.
+        """Mark an event as done, if this worker still owns it.
+
+        Returns when that is committed.
         """
         self._done.do(claim.event_id)
 
@@ -339,13 +339,13 @@ class EventQueue:
                 'now': self._clock.now()})
 
     def write(self, claim: Claim, **values: ty.Any) -> None:
-        """Settle an event, if it is still this worker's."""
+        """Record the outcome of an event, if this worker still owns it."""
         with self._database.writer() as session:
             self.update(claim, session, **values)
 
     def update(self, claim: Claim, session: orm.Session, **values: ty.Any,
                ) -> bool:
-        """The same within a transaction; says whether it was."""
+        """Do the same within a transaction; return whether it was done."""
         states.EVENT.check(states.Event.IN_PROGRESS, values['status'])
         settled = session.execute(
             sa.update(models.Event)
@@ -358,9 +358,9 @@ class EventQueue:
 
 
 class _Together:
-    """What several threads want done at the same time is done once, for all.
+    """Runs an action once for several threads that request it concurrently.
 
-    :param action: does it for what each of them gave
+    :param action: called with what each of them passed
     """
 
     def __init__(self, action: ty.Callable[[list[str]], None]) -> None:
@@ -370,11 +370,11 @@ class _Together:
             str, futures.Future[None]]] = collections.deque()
 
     def do(self, one: str) -> None:
-        """Returns when it is done, or fails as it has failed for all."""
+        """Return when the action is done, or raise what it raised for all."""
         outcome: futures.Future[None] = futures.Future()
         self._waiting.append((one, outcome))
         with self._turn:
-            # The thread that had the turn before may have done it.
+            # The thread that held the lock before may have done it.
             if not outcome.done():
                 self._do_all()
         outcome.result()
@@ -394,9 +394,9 @@ class _Together:
 
 def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],
              ) -> ty.Iterator[ty.Any]:
-    """The next event that a free worker should take, again and again.
+    """Yield the events in the order in which free workers should take them.
 
-    :param busy: how many are at work, by project; counted on by the caller
+    :param busy: the number of running events by project; updated by the caller
     """
     def turn(event: ty.Any) -> tuple[ty.Any, ...]:
         return (event.event_type not in _URGENT,
@@ -404,7 +404,7 @@ def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],
                 event.event_type != states.EventType.START, event.run_at,
                 event.id)
 
-    # Of equals of a project the order stays as it is.
+    # Equal events of a project keep their order.
     waiting: dict[tuple[str, bool], collections.deque[ty.Any]] = (
         collections.defaultdict(collections.deque))
     for event in sorted(events, key=turn):

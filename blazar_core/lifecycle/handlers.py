@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The handlers that move leases, put together.
+"""Assembly of the handlers that change leases.
 
-A lease moves by its **events**, which the engine carries out
+A lease changes by its **events**, which the engine carries out
 (:mod:`blazar_core.lifecycle.engine`), and by what is **observed** of its
-servers in the cloud, by a notification or by periodic sync
+servers in the cloud, by a notification or by the periodic sync
 (:meth:`Reconciliation.observe
 <blazar_core.lifecycle.reconciliation.Reconciliation.observe>`). Each step
 locks the row of the lease first, and is idempotent.
@@ -47,7 +47,7 @@ __all__ = ['Handlers', 'Integration']
 class Integration:
     """The cloud in which leases are carried out, and the operator's services.
 
-    :ivar opens: opens a sealed call
+    :ivar opens: decrypts a stored call
     :ivar notify: publishes an event type and a lease, e.g. ``lease.create``
     :ivar granting: checks the limits for a lease that is extended
     :ivar budget: the operator's budget service, if it commits leases
@@ -65,10 +65,10 @@ class Integration:
 
 
 class Handlers:
-    """The parts that move leases, put together.
+    """The parts that change leases.
 
-    :param lost_after: seconds that a build has not been on its way after
-        which no process works on it any more
+    :param lost_after: seconds without progress after which no process works on
+        a build any longer
     """
 
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,

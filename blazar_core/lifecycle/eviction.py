@@ -2,12 +2,12 @@
 
 """Eviction of interruptible servers, when a reservation needs their capacity.
 
-One process at a time plans evictions. What an eviction needs is known a lead
-time before: then the owner is notified, and a server move
-(:mod:`~blazar_core.lifecycle.server_moves`) is recorded that is requested
-when the time of its eviction comes. It is cancelled if the capacity is not
-needed any longer by then. What does not leave by the first action is evicted
-by the next one.
+One process at a time plans evictions. An eviction is planned a lead time
+ahead: the owner is notified, and a server move
+(:mod:`~blazar_core.lifecycle.server_moves`) is recorded that is requested when
+the time of the eviction comes. It is cancelled if the capacity is no longer
+needed by then. If the first action does not evict the server, the next one
+follows.
 
 Which servers are evicted, and until when the others are safe:
 :mod:`blazar_core.capacity.interruptible`. Owners are notified if the instant
@@ -37,14 +37,14 @@ __all__ = ['COUNTER', 'Evictions', 'LEADER', 'PAUSE', 'actions_of']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds between two looks, and the name of what one process does.
+#: Seconds between two looks, and the name of the leader that looks.
 PAUSE, LEADER = 15, 'eviction'
 #: Counts evictions that the cloud has accepted, by ``action``.
 COUNTER = 'blazar_evictions'
 #: Seconds before the lead time from which on evictions are planned.
 _AHEAD = 3 * PAUSE
-#: Seconds after which it is checked whether a server still exists, and how
-#: many are checked by one look.
+#: Seconds after which it is checked whether a server still exists, and the
+#: most servers that are checked by one look.
 _CHECK, _CHECKED = 900, 50
 
 _SCHEDULED = 'server.interruptible.evict_scheduled'
@@ -61,7 +61,7 @@ _OPEN = sa.select(models.ServerMove).where(
 _UNCHECKED = sa.select(_SERVERS.c.server_id).where(
     _SERVERS.c.checked_at < sa.bindparam('before')).order_by(
         _SERVERS.c.checked_at).limit(_CHECKED)
-#: Only one that is requested by no process yet.
+#: Only a move that no process has requested yet.
 _REASSIGN = sa.update(models.ServerMove.__table__).where(
     _MOVES.id == sa.bindparam('move'), _MOVES.status == states.Move.PLANNED,
 ).values(lease_id=sa.bindparam('lease'), project_id=sa.select(
@@ -74,10 +74,10 @@ _Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 class Evictions:
     """Plans evictions, and carries them out.
 
-    :param notify: told of an event type and its payload
-    :param credential: returns what is kept as this credential; None: nothing
-        is
-    :param actions: what is done to evict a server, in this order
+    :param notify: called with an event type and its payload
+    :param credential: returns the stored credential of this id; None: there is
+        none
+    :param actions: the actions that evict a server, in this order
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -92,12 +92,12 @@ class Evictions:
         self._actions = actions
         self._workers = background.Background()
         self._moves = server_moves.ServerMoves(database, clock, cloud)
-        #: By host, its generation when it was looked at last, and the first
-        #: instant at which a server is in the way.
+        #: By host, its generation at the last look, and the first instant at
+        #: which a server is in the way.
         self._known: dict[int, tuple[int, int | None]] = {}
 
     def look(self, leader: leader_election.Leader) -> None:
-        """Plan evictions and carry out those that are due, if no other
+        """Plan evictions and carry out those that are due, unless another
         process does.
 
         :raises DatabaseUnavailable: when the database does not answer
@@ -113,7 +113,8 @@ class Evictions:
     # -- planning ------------------------------------------------------------
 
     def plan(self) -> None:
-        """Notify of what is in the way soon, and record its eviction."""
+        """Plan the evictions of servers that are in the way soon, and notify.
+        """
         now = self._clock.now()
         with self._database.connection() as connection:
             hosts = interruptible.hosts(
@@ -137,7 +138,8 @@ class Evictions:
                               'interruptible servers failed', host.name)
 
     def _is_wanted(self, row: ty.Any, now: int) -> bool:
-        """Whether something is new on a host, or has to leave soon."""
+        """Return whether a host has changed, or servers have to leave it soon.
+        """
         generation, first = self._known.get(row.id, (None, None))
         return generation != row.generation or (
             first is not None and first < now + _horizon(
@@ -160,15 +162,15 @@ class Evictions:
                     one.lead_time for one in stay)):
             if one.id in rows:
                 self._schedule(host, rows[one.id], instant)
-        # An eviction may be cancelled, which changes nothing on the host.
+        # A cancelled eviction does not change the generation.
         self._known[host.id] = host.generation, now if (
             len(stay) < len(host.servers)) else min(
                 found.values(), default=None)
 
     def _show(self, row: models.InterruptibleServer, safe_until: int | None,
               ) -> None:
-        """Record until when a server is safe; its owner is notified if that
-        is earlier than before.
+        """Record until when a server is safe; notify its owner if that is
+        earlier than before.
         """
         before = row.safe_until
         if before == safe_until:
@@ -192,7 +194,7 @@ class Evictions:
         LOG.info('Server %s: interruptible; it is evicted from host %s at %s, '
                  'as lease %s needs its capacity', row.server_id, host.name,
                  clocks.iso(at), lease_id)
-        # A process that dies in between notifies once more.
+        # If the process dies in between, this is sent once more.
         self._tell(_SCHEDULED, row, evict_at=clocks.iso(at),
                    action=self._sequence(row)[0])
         self._moves.plan(lease_id, states.MoveReason.EVICTION, host.id,
@@ -210,7 +212,7 @@ class Evictions:
     # -- carrying out --------------------------------------------------------
 
     def carry_out(self) -> None:
-        """Request evictions that are due, and see what became of others."""
+        """Request evictions that are due, and record the results of others."""
         now = self._clock.now()
         with self._database.reader() as session:
             moves = session.scalars(_OPEN).all()
@@ -222,7 +224,7 @@ class Evictions:
             models.ServerMove, models.InterruptibleServer | None]]](list)
         for move in moves:
             row = rows.get(move.server_id)
-            # A clock that was ahead has written what is later than that.
+            # A clock that was ahead may have written a later time.
             if not clocks.is_within(move.next_at, now, 0 if row is None else (
                     _horizon([row.lead_time]))):
                 due[move.source].append((move, row))
@@ -232,8 +234,8 @@ class Evictions:
 
     def _carry_out_all(self, some: ty.Iterable[tuple[
             models.ServerMove, models.InterruptibleServer | None]]) -> None:
-        """Those of one host, one after the other: whether one of them is
-        needed depends on which of the others are cancelled.
+        """Carry out the evictions of one host, one after the other: whether a
+        server has to leave depends on which of the others are cancelled.
         """
         for move, row in some:
             try:
@@ -257,7 +259,7 @@ class Evictions:
                     models.Host.id == move.source)).one()
         status = self._moves.next_status(move, seen, source.uuid)
         if status == states.Move.MOVED:
-            # The notification of that may be late, or lost.
+            # Nova's notification of that may be late, or lost.
             self._database.retried(self._left, source, move.server_id)
             if self._moves.write(move.lease_id, {move.id: status}):
                 LOG.info('Server %s: %s host %s', move.server_id,
@@ -297,8 +299,8 @@ class Evictions:
 
     def _may_wait(self, move: models.ServerMove,
                   row: models.InterruptibleServer, left: int) -> bool:
-        """Whether a server to which something is being done may be left to
-        that, so that each action that follows has its time yet.
+        """Return whether a task of a server may go on, so that each action
+        that follows still has its time.
 
         :param left: seconds until its capacity is needed
         """
@@ -315,8 +317,7 @@ class Evictions:
         def call(deadline: cloud_api.Deadline) -> str:
             credential = None if row.credential_id is None else (
                 self._credential(row.credential_id))
-            # The eviction may have been cancelled while this process stood
-            # still.
+            # The eviction may have been cancelled while this process stalled.
             if deadline.passed():
                 return server_moves.LATE
             if action == 'delete':
@@ -340,7 +341,7 @@ class Evictions:
             self._database.counters.add(COUNTER, action=action)
 
     def _reassign(self, move_id: int, lease_id: str) -> None:
-        """Another lease needs the capacity that an eviction is to free."""
+        """Record that another lease needs the capacity of an eviction."""
         with self._database.begin() as connection:
             connection.execute(_REASSIGN, {
                 'move': move_id, 'lease': lease_id})
@@ -351,8 +352,8 @@ class Evictions:
                 models.Lease.id == lease_id)) in (None, *states.ENDING)
 
     def _needed(self, move: models.ServerMove) -> tuple[int, str] | None:
-        """Return in how many seconds the capacity of a server is needed, all
-        others gone that leave, and by which lease; None: it is not.
+        """Return in how many seconds the capacity of a server is needed if all
+        other evictions succeed, and by which lease; None: it is not needed.
         """
         now = self._clock.now()
         with self._database.connection() as connection:
@@ -377,8 +378,7 @@ class Evictions:
     # -- servers that are gone -----------------------------------------------
 
     def forget_deleted(self) -> None:
-        """Remove the records of servers that do not exist any longer, some
-        at a time.
+        """Remove the records of servers that no longer exist, some at a time.
         """
         now = self._clock.now()
         with self._database.connection() as connection:
@@ -392,7 +392,7 @@ class Evictions:
             except errors.CloudUnavailable as exc:
                 LOG.warning('Server %s: whether it exists is checked later: '
                             '%s', server_id, exc)
-                # Those of other cells are next.
+                # Servers of other cells are next.
                 checked.append(server_id)
             else:
                 (gone if state is cloud_api.ServerState.GONE
@@ -409,24 +409,24 @@ class Evictions:
 
 
 def actions_of(first: str, known: ty.Sequence[str]) -> list[str]:
-    """Return what is done to evict a server, in this order.
+    """Return the actions that evict a server, in this order.
 
     :param first: the user's choice
-    :param known: all that may be done, in the operator's order
+    :param known: all actions, in the operator's order
     """
     return [*known[known.index(first):]] if first in known else [*known]
 
 
 def _time_of(row: models.InterruptibleServer) -> int:
-    """Seconds that the eviction of a server may take."""
+    """Return the seconds that the eviction of a server may take."""
     return row.lead_time - row.notice
 
 
 def _pause(row: models.InterruptibleServer, actions: ty.Sequence[str]) -> int:
-    """Seconds after which the next action follows."""
+    """Return the seconds after which the next action follows."""
     return _time_of(row) // (len(actions) + 1)
 
 
 def _horizon(lead_times: ty.Iterable[int]) -> int:
-    """Seconds from now on in which what is in the way is evicted."""
+    """Return the seconds from now on within which conflicts are resolved."""
     return max(lead_times, default=0) + _AHEAD

@@ -34,13 +34,13 @@ __all__ = ['KeptServers', 'is_kept', 'on_end']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after a look at a lease after which nobody brings its servers back
-#: by what he has seen there: it may be over, and they of no lease.
+#: Seconds after reading a lease within which its servers may be restored:
+#: later, it may be over and no longer have them.
 _WAKE = 20
 
 
 def is_kept(lease: models.Lease, held: bool) -> bool:
-    """Whether the servers of a lease that is to start were there before it.
+    """Return whether the servers of a lease that is to start exist already.
 
     :param held: whether there is a call that builds them
     """
@@ -49,8 +49,8 @@ def is_kept(lease: models.Lease, held: bool) -> bool:
 
 
 def on_end(session: orm.Session, lease: models.Lease) -> str:
-    """What is done to the servers of a lease at its end: where they are kept
-    for another occurrence, what keeps them.
+    """Return the end policy of the servers of a lease: if another occurrence
+    follows that gets them, the policy that keeps them.
     """
     kept = None if lease.recurrence_id is None else session.get(
         models.Recurrence, lease.recurrence_id)
@@ -64,9 +64,9 @@ def on_end(session: orm.Session, lease: models.Lease) -> str:
 
 
 class KeptServers:
-    """Starts leases whose servers were there before.
+    """Starts leases whose servers exist already.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -82,10 +82,9 @@ class KeptServers:
         self._closer = closer
 
     def resume(self, lease_id: str, when_due: bool) -> retries.Result:
-        """Bring the servers of a lease back; done when they run. Safe to
-        repeat.
+        """Restore the servers of a lease; done when they run. Safe to repeat.
 
-        :param when_due: put it off when the lease was moved meanwhile
+        :param when_due: postpone if the start was moved meanwhile
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
@@ -138,9 +137,9 @@ class KeptServers:
                          tuple[str, lease_status.Lease] | None]:
         """Give servers the capacity that is booked for them.
 
-        :param there: the servers that there are
+        :param there: the servers that still exist
         :returns: what to wait for, None: nothing; and the event and the lease
-            to notify of, if that has changed
+            to notify about, None: nothing has changed
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -167,7 +166,7 @@ class KeptServers:
             rows = lease.bookings
             for row, server_id in zip(rows, there, strict=False):
                 row.server_id, row.dispatched_at = server_id, now
-            # Those that were deleted do not come any more.
+            # Bookings of deleted servers are removed.
             ledger.amend(session, now, [
                 ledger.Edit(row, None) for row in rows[len(there):]])
             conditions.update(lease, now, conditions.Type.START_DELAYED)

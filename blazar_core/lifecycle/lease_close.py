@@ -2,7 +2,7 @@
 
 """Close leases that are over, and clean their hosts.
 
-A closed lease lets no server in, and its credentials are deleted. Cleaning
+A closed lease admits no server, and its credentials are deleted. Cleaning
 starts when no server of the reservation is left. Until it is done the
 reservation keeps its hosts, so that free capacity is really free.
 """
@@ -35,12 +35,12 @@ __all__ = ['Cleaning', 'Closed', 'FAILED', 'LeaseClose']
 
 LOG = logging.getLogger(__name__)
 
-#: When to try again what has failed.
+#: The retry after a failure.
 FAILED = retries.RetryAfter(retries.AWAY,
                             lease_conditions.NOT_CLOSED.message,
                             retries.LONGEST_PAUSE)
-#: The leases that are over, or never were, and have a credential yet; and
-#: servers that were interruptible.
+#: Credentials of leases that are over or were never created, and of servers
+#: that are no longer interruptible.
 _OVER = sa.select(
     models.Credential.lease_id, models.Lease.project_id,
 ).outerjoin(
@@ -52,11 +52,11 @@ _OVER = sa.select(
 
 
 class Closed(ty.NamedTuple):
-    """Whether nobody can use a lease any more, and what is in the way.
+    """The obstacles to closing a lease.
 
-    :ivar guests: servers that have to go first
-    :ivar again: what else is, with when to look at it again
-    :ivar why: what keeps reservations from being closed, in sentences
+    :ivar guests: hosted servers, which have to be deleted first
+    :ivar again: other reasons, with the time of the next attempt
+    :ivar why: why reservations cannot be closed, in sentences
     """
 
     guests: list[str]
@@ -69,16 +69,16 @@ class Closed(ty.NamedTuple):
 
     @property
     def soonest(self) -> retries.RetryAfter:
-        """When to look again at the first of what is in the way."""
+        """The earliest of the next attempts."""
         return min(self.again or [FAILED],
                    key=lambda one: (one.seconds, one.most))
 
 
 class LeaseClose:
-    """What is over is closed.
+    """Closes leases that are over.
 
-    :param opens: opens a sealed text
-    :param notify: told of an event type and a lease
+    :param opens: decrypts a stored text
+    :param notify: called with an event type and a lease
     :param later: runs what the end of a lease does not wait for
     """
 
@@ -97,11 +97,12 @@ class LeaseClose:
         self._notify = notify
 
     def close(self, lease_id: str, has_servers: bool = False) -> Closed:
-        """Let nobody use the reservations of a lease. One that cannot be
-        closed yet keeps nothing else from ending.
+        """Close the reservations of a lease.
 
-        :param has_servers: whether there are servers, which may use what is
-            reserved beside them: that is left to them
+        A reservation that cannot be closed yet does not keep others open.
+
+        :param has_servers: whether the lease has servers, which may use its
+            reservations that are not for boots: these stay open
         """
         with self._database.reader() as session:
             over = self._types.reserved(session, api.found(session, lease_id))
@@ -126,10 +127,10 @@ class LeaseClose:
 
     def shut(self, kind: resource_types.BaseResourceType,
              reserved: resource_types.ReservationContext) -> Closed:
-        """Let nobody use a reservation, when its servers have gone and its
-        hosts are clean; safe to repeat.
+        """Close a reservation when its servers are gone and its hosts are
+        clean. Safe to repeat.
 
-        :raises Exception: what its type raises
+        :raises Exception: what the resource type raises
         """
         closed = Closed([*kind.guests(reserved)], [], [])
         if closed.guests:
@@ -146,10 +147,10 @@ class LeaseClose:
 
     def occupied(self, lease_id: str) -> dict[
             str, resource_types.ReservationContext]:
-        """Of the hosts that a lease in use has returned, those to which a
-        server has come at that moment, by reservation.
+        """Return the hosts that a lease in use has returned and that got a
+        server at that moment, by reservation.
 
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: when they cannot be determined now
         """
         found = {}
         for kind, reserved in self._returned(lease_id):
@@ -161,8 +162,8 @@ class LeaseClose:
 
     def release(self, lease_id: str, occupied: ty.Mapping[
             str, resource_types.ReservationContext]) -> retries.Result:
-        """Free the hosts that a lease in use has returned and that are clean;
-        safe to repeat.
+        """Free the hosts that a lease in use has returned and that are clean.
+        Safe to repeat.
 
         :param occupied: see :meth:`occupied`
         """
@@ -191,8 +192,8 @@ class LeaseClose:
     def _returned(self, lease_id: str) -> list[tuple[
             resource_types.BaseResourceType,
             resource_types.ReservationContext]]:
-        """The reservations of a lease in use, each with the hosts that it has
-        returned and that are not free yet, alone.
+        """Return the reservations of a lease in use, each with only those
+        hosts that it has returned and that are not free yet.
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
@@ -214,7 +215,7 @@ class LeaseClose:
             lease, now = api.locked(
                 session, reserved.lease_id), self._clock.now()
             if lease.status not in states.BEGUN:
-                # Its end frees them.
+                # The end of the lease frees them.
                 return
             clean = [host.id for host in assignments.left(
                 session, [reserved.id]) if host.uuid in reserved.hosts and
@@ -229,11 +230,12 @@ class LeaseClose:
             resource_types.ResourceType] | None = None) -> list[tuple[
                 resource_types.BaseResourceType,
                 resource_types.ReservationContext]]:
-        """What can be used in the cloud though its lease has not begun, or is
-        over and has given its hosts back; also what the books do not know.
+        """Return the reservations that can be used in the cloud though their
+        lease has not started, or is over and has freed its hosts. Includes
+        those that the reservation database does not know.
 
         :param kinds: of these types; None: of all
-        :raises CloudUnavailable: when that cannot be said now
+        :raises CloudUnavailable: when they cannot be determined now
         """
         there: dict[str, resource_types.BaseResourceType] = {}
         for kind in self._types.named.values() if kinds is None else kinds:
@@ -255,9 +257,11 @@ class LeaseClose:
                 for one in sorted(left)]
 
     def close_left(self) -> None:
-        """Close what is open of leases that are over: a process that stood
-        still has opened it after all. What the books do not know is left to
-        an operator: they may be older than the cloud.
+        """Close the open reservations of leases that are over, which a stalled
+        process has opened late.
+
+        Those that the reservation database does not know are left to an
+        operator, as it may be older than the cloud.
         """
         left = []
         for name, of in self._types.named.items():
@@ -279,7 +283,7 @@ class LeaseClose:
         with self._database.writer() as session:
             lease = api.locked(session, reserved.lease_id)
             if lease.status not in states.ENDING:
-                # What could not start was not used.
+                # A lease that could not start did not use them.
                 return
             for host_id in session.scalars(sa.select(models.Host.id).where(
                     models.Host.assigned_to == reserved.id,
@@ -289,9 +293,9 @@ class LeaseClose:
                     session, self._clock.now(), host_id, booked=True)
 
     def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
-        """A lease without servers is over; returns whether it is.
+        """End a lease that has no servers; return whether it has ended.
 
-        :param closed: nobody can boot with its reservations any more
+        :param closed: whether no server can use its reservations any longer
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -310,9 +314,9 @@ class LeaseClose:
         return True
 
     def credential(self, lease_id: str, needed: bool = True) -> str | None:
-        """What lets us act for the owner of a lease, if there is something.
+        """Return the credential of the owner of a lease, if there is one.
 
-        :param needed: false: a key that is missing is in no way
+        :param needed: False: ignore that the key is missing
         :raises DecryptionError: when it is needed, and cannot be decrypted
         """
         with self._database.reader() as session:
@@ -327,9 +331,9 @@ class LeaseClose:
             return None
 
     def revoke_of(self, lease_id: str) -> None:
-        """Give back what let us act for the owner of a lease that is over.
+        """Revoke the credentials of the owner of a lease that is over.
 
-        What fails is logged and tried again by :meth:`revoke_over`.
+        Failures are logged and retried by :meth:`revoke_over`.
         """
         with self._database.reader() as session:
             row = session.get(models.Credential, lease_id)
@@ -354,7 +358,7 @@ class LeaseClose:
                 models.Credential.lease_id == lease_id))
 
     def revoke_over(self) -> None:
-        """Give back what is left of leases that are over."""
+        """Revoke the credentials that are left of leases that are over."""
         with self._database.connection() as connection:
             over = connection.execute(_OVER).all()
         for lease_id, project_id in over:
@@ -362,12 +366,12 @@ class LeaseClose:
                 self.revoke_of(lease_id)
 
     def strays(self) -> set[str]:
-        """The credentials that are in no lease's name, or not yet.
+        """Return the credentials that belong to no lease, or not yet.
 
-        A process died before it wrote its lease down, or is about to do so.
-        Where several clouds have the same service user, they may be another
-        one's, so that nothing revokes them but an operator. Opens all that
-        are kept: some 20,000 a second.
+        A process died before it recorded its lease, or is about to do so. If
+        several clouds have the same service user, the credentials may be
+        another cloud's, so that only an operator revokes them. Decrypts all
+        stored ones: some 20,000 a second.
         """
         given = self._cloud.credentials()
         with self._database.reader() as session:
@@ -379,27 +383,29 @@ class LeaseClose:
 
 def _only(reserved: resource_types.ReservationContext,
           hosts: ty.Sequence[str]) -> resource_types.ReservationContext:
-    """A reservation with some of its hosts alone."""
+    """Return a reservation with only some of its hosts."""
     return dataclasses.replace(reserved, hosts=tuple(hosts), services={
         one: reserved.services[one] for one in hosts})
 
 
-#: Hosts of a reservation that are cleaned in one go: the others come next, so
-#: that no lease waits long for its start.
+#: The most hosts of a reservation that are cleaned at once, so that no lease
+#: waits long for its start.
 MOST = 32
-#: Seconds in which it has to begin once it is written down that it does.
+#: Seconds within which cleaning has to begin after it is recorded.
 _SOON = 20
 
 _HOST = models.Host.__table__.c
 
 
 class _Held(ty.NamedTuple):
-    """What there is to know of the hosts of a reservation.
+    """The hosts of a reservation that is cleaned.
 
-    :ivar dirty: how many of them are not clean
+    :ivar hosts: their number
+    :ivar dirty: the number of those that are not clean
     :ivar mine: the uuids of the hosts to clean now
-    :ivar until: so long nobody else cleans those
-    :ivar left: seconds for which the others have to be nobody's yet
+    :ivar until: when other processes may clean those
+    :ivar left: seconds for which the hosts stay unassigned after the last
+        server
     """
 
     hosts: int
@@ -410,7 +416,7 @@ class _Held(ty.NamedTuple):
 
 
 class Cleaning:
-    """Has hosts cleaned that a reservation still holds."""
+    """Has hosts cleaned that are still assigned to a reservation."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
@@ -420,11 +426,11 @@ class Cleaning:
               reserved: resource_types.ReservationContext,
               returned: bool = False) -> retries.RetryAfter | None:
         """Have the hosts of a reservation cleaned whose lease ends, and that
-        have no servers any more; safe to repeat.
+        have no servers any longer. Safe to repeat.
 
-        No two are at a host at the same time. What was said to be clean once
-        is not cleaned again; after a death before that is written down it is
-        asked once more.
+        A host is cleaned by one process at a time. A host that was reported
+        clean is not cleaned again; if a process dies before recording that,
+        the cleaning is requested once more.
 
         :param returned: whether the hosts are those that it has returned while
             its lease is in use
@@ -461,7 +467,7 @@ class Cleaning:
 
     def mark_dirty(self, kind: resource_types.BaseResourceType,
                    reserved: resource_types.ReservationContext) -> None:
-        """A server is there, or has come back: nothing is clean."""
+        """Mark the hosts as not clean, as they have a server (again)."""
         if kind.has_hosts:
             self._database.retried(self._mark_dirty, reserved.id)
 
@@ -475,15 +481,14 @@ class Cleaning:
 
     def _begin(self, reserved: resource_types.ReservationContext,
                seconds: int, returned: bool) -> _Held:
-        """Take what nobody is cleaning; those that were not asked for longest
-        come first.
+        """Claim the hosts that no process cleans, least recently tried first.
         """
         with self._database.writer() as session:
             lease = api.locked(session, reserved.lease_id)
             now = self._clock.now()
             if lease.status not in (
                     states.BEGUN if returned else states.ENDING):
-                # What could not start was not used.
+                # A lease that could not start did not use them.
                 return _Held(0, 0, set(), now, 0)
             connection = session.connection()
             until = now + _SOON + seconds
@@ -491,7 +496,7 @@ class Cleaning:
                 [_HOST.uuid.in_(reserved.hosts)] if returned else []))
             connection.execute(
                 sa.update(models.Host.__table__)
-                # A clock that was ahead has said the latter.
+                # A clock that was ahead may have written a later time.
                 .where(held, sa.or_(_HOST.vacated_at.is_(None),
                                     _HOST.vacated_at > now))
                 .values(vacated_at=now))
@@ -515,8 +520,8 @@ class Cleaning:
 
     def _keep(self, reservation_id: str, held: _Held, clean: set[str],
               ) -> None:
-        """Write down what has become of hosts, if no other process is at them
-        by now.
+        """Record the results of cleaning, unless another process cleans the
+        hosts by now.
         """
         now = self._clock.now()
         with self._database.writer() as session:

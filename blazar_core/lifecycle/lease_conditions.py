@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The conditions of leases that are set here, and how they are written."""
+"""Conditions of leases that this package sets, and how they are written."""
 
 import dataclasses
 import typing as ty
@@ -34,7 +34,7 @@ CLEANING = conditions.Condition(
 LEFT = conditions.Condition(
     _T.END_DELAYED, _R.HOSTED_SERVERS,
     'The hosts are freed when the servers on them are deleted.')
-#: By what is missing.
+#: By what no longer exists.
 ORPHANED = {
     'project': conditions.Condition(
         _T.ORPHANED, _R.PROJECT_NOT_FOUND,
@@ -53,7 +53,7 @@ def deferred(event_type: str, why: str) -> conditions.Condition:
 
 
 def not_closed(why: ty.Iterable[str]) -> conditions.Condition:
-    """What keeps a lease from its end.
+    """Return the condition of a lease that cannot be closed yet.
 
     :param why: sentences
     """
@@ -75,14 +75,14 @@ def no_image(event_type: str, why: str) -> conditions.Condition:
         {'event_type': event_type})
 
 
-#: How the conditions of a lease change, as it is.
+#: Returns the changes of the conditions of a lease.
 Changes: ty.TypeAlias = ty.Callable[
     [models.Lease], ty.Sequence[conditions.Condition | conditions.Type]]
 
 
 def explain(database: api.Database, clock: clocks.Clock, lease_id: str,
             changes: Changes) -> None:
-    """Change the conditions of a lease, unless they are so already."""
+    """Change the conditions of a lease, unless they hold already."""
     with database.reader() as session:
         lease = api.found(session, lease_id)
         if conditions.holds(lease.conditions, *changes(lease)):

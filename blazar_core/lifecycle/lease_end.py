@@ -2,8 +2,8 @@
 
 """End leases: notify before the end, then apply the end policy to each server.
 
-The steps of a policy are carried out one after the other. Each time the
-server is looked up first, so that any worker may continue.
+The steps of a policy are carried out one after the other. Each attempt first
+reads the state of the server, so that any worker may continue.
 """
 
 import typing as ty
@@ -38,7 +38,7 @@ LOG = logging.getLogger(__name__)
 
 
 class ServerEnds:
-    """Brings servers whose lease is over to their end."""
+    """Applies end policies to servers whose lease is over."""
 
     def __init__(self, cloud: cloud_api.Cloud,
                  reconciler: reconciliation.Reconciliation,
@@ -51,11 +51,12 @@ class ServerEnds:
 
     def bring(self, ended: end_policies.EndedServer,
               its: end_policies.Steps) -> str | None:
-        """Bring a server nearer to its end.
+        """Carry out the next steps of the end policy of a server.
 
-        One that does not come to its end keeps no other of its lease.
+        A failure does not keep other servers of the lease from their end.
 
-        :returns: why it has not come, as far as that is known; None: it has
+        :returns: why the policy is not complete, as far as that is known;
+            None: it is
         """
         try:
             return self._carry_out(ended, its)
@@ -73,17 +74,17 @@ class ServerEnds:
                    its: end_policies.Steps) -> str | None:
         asked, last = None, [self.policies[end_policies.DELETE]]
         if its == last:
-            # Also of one that seems to be gone something may be left.
+            # Requested even if the server seems gone: parts may be left.
             asked = self._ask(ended, its[0])
         for _step in range(len(its) + 1):
             seen = self._cloud.look(ended.server_id)
             self._reconciler.observe(ended.server_id, seen)
             if asked is None and its != last and not its[-1].for_guests and (
                     seen.state is not cloud_api.ServerState.RUNNING):
-                # There is nothing to be kept.
+                # There is nothing to keep.
                 return self._carry_out(ended, last)
             if seen.busy and its != last:
-                # It may come to be elsewhere by that.
+                # The task may move it to another host.
                 return ''
             todo = end_policies.next_of(its, self._cloud, ended, seen)
             if todo is None:
@@ -107,8 +108,8 @@ class ServerEnds:
 
     def _leave(self, ended: end_policies.EndedServer, its: end_policies.Steps,
                seen: cloud_api.ObservedServer) -> str | None:
-        """All is done to a server: its lease has nothing to do with it any
-        more, if it is there.
+        """Remove a server, if it still exists, from its lease: its policy is
+        complete.
         """
         if seen.state is cloud_api.ServerState.GONE:
             return None
@@ -125,23 +126,23 @@ class ServerEnds:
         return self._carry_out(ended, moving)
 
 
-#: Of the servers that an end waits for, so many are named.
+#: The most servers that are named of those that an end waits for.
 _SHOWN = 5
-#: Seconds for which an end is tried that needs an owner that is gone, where
-#: nothing else limits that: the owner may come back, as the users of a
-#: directory do that is away for a day.
+#: Seconds for which an end that needs a missing owner is retried, if nothing
+#: else limits that: the owner may return, as after an outage of a user
+#: directory for a day.
 IN_VAIN = 3 * 86400
-#: The types of what a lease that ends no longer waits for.
+#: The types of conditions that do not apply to a lease that ends.
 _BEFORE_END = (conditions.Type.WAITING, conditions.Type.START_DELAYED,
                conditions.Type.NOT_EXTENDED, conditions.Type.UNUSED)
 
 
 class _Begun(ty.NamedTuple):
-    """An end that has begun: what is done to servers.
+    """An end that has begun, with the steps of its servers.
 
-    :ivar servers: to those that have bookings
-    :ivar others: to those that have none
-    :ivar grace: after so many seconds
+    :ivar servers: the steps of servers that have bookings
+    :ivar others: the steps of servers that have none
+    :ivar grace: seconds until then
     """
 
     servers: dict[str, end_policies.Steps]
@@ -154,11 +155,11 @@ class _Begun(ty.NamedTuple):
 class LeaseEnd:
     """Ends leases.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     :param start_timeout: seconds for which an end waits for another process
         that has its policy, if this one does not
-    :param limit: seconds after which servers are deleted whatever else was to
-        become of them; 0: never
+    :param limit: seconds after which servers are deleted, whatever their
+        policy; 0: never
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -175,7 +176,7 @@ class LeaseEnd:
         self._limit = limit
 
     def expire(self, lease_id: str) -> retries.Result:
-        """An offer that was not accepted in time is over."""
+        """End an offer that was not accepted in time."""
         self._database.retried(self._expire, lease_id)
         return None
 
@@ -189,14 +190,14 @@ class LeaseEnd:
         self._notify('lease.event.expire_offer', described)
 
     def delete(self, lease_id: str, project_id: str | None = None) -> None:
-        """End a lease that its owner does not want any more.
+        """End a lease at the request of its owner.
 
-        It is over at once if it has neither servers nor hosts; else it is
-        brought to its end by a worker that carries out events. Safe to call
-        again at any time.
+        It ends at once if it has neither servers nor hosts; else a worker
+        carries out its end. Safe to repeat.
 
-        :param project_id: only if it is this one's; None: whosever it is
-        :raises NotFound: when there is no such lease
+        :param project_id: do nothing unless the lease is this project's; None:
+            of any project
+        :raises NotFound: when the lease does not exist
         """
         described, in_use = self._database.retried(
             self._delete, lease_id, project_id)
@@ -213,8 +214,8 @@ class LeaseEnd:
 
     def _delete(self, lease_id: str, project_id: str | None,
                 ) -> tuple[lease_status.Lease | None, bool]:
-        """Returns the lease, if nobody has deleted it before, and whether
-        somebody or something has to go first.
+        """Return the lease, unless it was deleted before, and whether servers
+        or hosts have to be freed first.
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -241,9 +242,9 @@ class LeaseEnd:
 
     def end(self, lease_id: str,
             when_due: bool = False) -> retries.Result:
-        """End a lease; done when its servers have come to their end.
+        """End a lease; done when the policies of its servers are complete.
 
-        :param when_due: put it off when the lease was prolonged meanwhile
+        :param when_due: postpone if the lease was extended meanwhile
         """
         begun = self._database.retried(self._begin_end, lease_id, when_due)
         if isinstance(begun, retries.RetryAfter):
@@ -278,7 +279,7 @@ class LeaseEnd:
                 f'{", ".join([*waiting][:_SHOWN])}',
                 retries.LONGEST_PAUSE
                 if begun.others[-1].for_guests else
-                # Of what a user does to them meanwhile, nothing tells.
+                # No notification tells what users do to them meanwhile.
                 retries.LONGEST_WAIT)
         if begun.servers:
             closed = self._closer.close(lease_id)
@@ -296,7 +297,7 @@ class LeaseEnd:
         return None
 
     def _give_grace(self, lease_id: str) -> None:
-        """Tell once that the servers of a lease have some time left."""
+        """Notify once that the servers of a lease have a grace period."""
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             said = conditions.is_set(lease.conditions, lease_conditions.GRACE)
@@ -312,7 +313,7 @@ class LeaseEnd:
 
     def _explain(self, lease_id: str,
                  why: conditions.Condition | conditions.Type) -> None:
-        """Say in a lease why it is not over."""
+        """Record in a lease why it has not ended."""
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.TERMINATING:
@@ -321,7 +322,8 @@ class LeaseEnd:
 
     def _begin_end(self, lease_id: str, when_due: bool,
                    ) -> _Begun | retries.RetryAfter:
-        """No start after this; returns the steps that each server needs.
+        """Make sure that nothing of a lease starts from now on; return the
+        steps of each server.
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -365,19 +367,19 @@ class LeaseEnd:
                           lease.deleted_at is None else 0)
 
     def _is_in_vain(self, session: orm.Session, lease: models.Lease) -> bool:
-        """Whether an end needs an owner that seems to be gone: then it would
-        be tried for ever.
+        """Return whether an end needs an owner that seems to be gone, and
+        would be retried indefinitely.
         """
         return end_policies.needs_owner(lease.on_end, self._policies) and (
             session.get(models.Orphan, lease.id) is not None)
 
     def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
                  its: end_policies.Steps) -> bool:
-        """Whether it has taken too long to do something else than to delete
-        the servers of a lease; the lease says so.
+        """Return whether the end policy of a lease has taken too long, so that
+        its servers are deleted; the lease shows it.
 
-        Counted from when its end began: no process may have run before. No
-        change of the lease puts that off.
+        Counted from when its end began, as no process may have run before. No
+        change of the lease extends that.
         """
         limit = self._limit or (
             IN_VAIN if self._is_in_vain(session, lease) else 0)

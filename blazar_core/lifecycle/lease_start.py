@@ -33,18 +33,20 @@ __all__ = ['LeaseOpening', 'LeaseStart']
 
 LOG = logging.getLogger(__name__)
 
-#: By reservation, the uuids of the hosts of its bookings.
+#: By reservation, the uuids of the hosts that are booked.
 _Hosts: ty.TypeAlias = dict[str, tuple[str, ...]]
 
 
 class Read(ty.NamedTuple):
-    """What was read of a lease that is to start.
+    """The data that the start of a lease needs.
 
-    :ivar lease: whole, and of a session that is closed
-    :ivar sealed: what builds its servers; None: nothing does (any more)
+    :ivar lease: with all its rows, of a session that is closed
+    :ivar sealed: the call that builds its servers; None: there is none (any
+        longer)
     :ivar crowded: whether its host is not empty yet
-    :ivar outside: why its servers may not go to the hosts of another lease
-        (yet, or any more); empty: they may
+    :ivar outside: why its servers may not start: the hosts of another lease
+        are closed to them, or a lease of its project still has what they need;
+        empty: they may
     """
 
     lease: models.Lease
@@ -56,7 +58,7 @@ class Read(ty.NamedTuple):
 class LeaseOpening:
     """Starts leases whose servers are booted later: opens their reservations.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -70,7 +72,7 @@ class LeaseOpening:
         self._types = types
 
     def begin(self, lease_id: str, when_due: bool) -> retries.Result:
-        """It may be used from now on."""
+        """Start a lease: open its reservations."""
         begun, outcome = self._database.retried(
             self._take, lease_id, when_due)
         if not begun:
@@ -87,15 +89,15 @@ class LeaseOpening:
         if described is not None:
             self._notify('lease.event.start_lease', described)
         elif self._is_ending(lease_id):
-            # It ended meanwhile: what was opened last is closed.
+            # It ended meanwhile: close what was opened.
             self._closer.close(lease_id)
         return None
 
     def open(self, lease_id: str) -> _Hosts:
-        """Let the reservations of a lease be used; safe to repeat.
+        """Open the reservations of a lease for use. Safe to repeat.
 
         :returns: by reservation, on which hosts
-        :raises CloudUnavailable: when that cannot be done now
+        :raises CloudUnavailable: when that is not possible now
         """
         with self._database.reader() as session:
             begun = self._types.reserved(session, api.found(session, lease_id))
@@ -109,7 +111,7 @@ class LeaseOpening:
 
     def _take(self, lease_id: str, when_due: bool,
               ) -> tuple[bool, retries.Result]:
-        """Whether it may; what is to start is not changed any more then."""
+        """Return whether a lease may start; if so, its start is recorded."""
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             now = self._clock.now()
@@ -118,8 +120,8 @@ class LeaseOpening:
                     lease.start_date - now, 'its start was just changed')
             if lease.status not in states.TO_START or lease_status.servers(
                     lease):
-                # Servers have a call that builds them; without it they
-                # cannot start.
+                # Servers have a call that builds them; without it they cannot
+                # start.
                 return False, None
             try:
                 assignments.assign(
@@ -143,7 +145,7 @@ class LeaseOpening:
             for reservation in lease.reservations:
                 reservation.enter(
                     states.Reservation.ACTIVE, self._clock.now())
-            # It may have been bound elsewhere while it was opened.
+            # Bookings may have been reassigned while it was opened.
             events.changed(session, lease, self._types, [
                 one for one in lease.reservations
                 if resource_types.context_of(session, one).hosts !=
@@ -151,10 +153,10 @@ class LeaseOpening:
             return views.describe(lease)
 
     def undo(self, lease_id: str) -> bool:
-        """Close what was opened of a lease that cannot start.
+        """Close the opened reservations of a lease that cannot start.
 
-        :returns: whether it has something to be opened
-        :raises CloudUnavailable: when it could not be closed
+        :returns: whether the lease has reservations to open
+        :raises CloudUnavailable: when they could not be closed
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
@@ -170,7 +172,8 @@ class LeaseOpening:
 class LeaseStart:
     """Starts leases.
 
-    :param start_timeout: seconds a start waits for its host to be left
+    :param start_timeout: seconds for which a start waits for its host to be
+        empty
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -186,8 +189,9 @@ class LeaseStart:
         self._kept = kept
 
     def read(self, lease_ids: ty.Collection[str]) -> dict[str, Read]:
-        """What there is to know of leases before they start, of those that
-        there are, at once: few statements however many they are.
+        """Read what is needed to start leases, of those that exist.
+
+        Costs few statements, however many leases there are.
         """
         now = self._clock.now()
         with self._database.reader() as session:
@@ -209,13 +213,14 @@ class LeaseStart:
 
     def start(self, lease_id: str, when_due: bool = False,
               read: Read | None = None) -> retries.Result:
-        """Send the held call of a lease for the servers that wait for it.
+        """Send the stored call of a lease for its servers that wait.
 
-        Each server is sent once; one that Nova could not place waits again.
+        Each server is sent once; a server that Nova could not place waits
+        again.
 
-        :param when_due: put it off when the lease was moved meanwhile
-        :param read: what was just read of it; None: read it
-        :raises NotFound: when there is no such lease
+        :param when_due: postpone if the lease was moved meanwhile
+        :param read: what was just read of the lease; None: read it
+        :raises NotFound: when the lease does not exist
         """
         read = read or self.read([lease_id]).get(lease_id)
         if read is None:
@@ -239,7 +244,7 @@ class LeaseStart:
             return retries.RetryAfter(
                 retries.AGAIN, 'its host is not empty yet',
                 4 * retries.AGAIN,
-                # One after the other, as a rule, takes seconds.
+                # Deleting servers one after the other takes some seconds.
                 shown=now > lease.start_date + retries.AWAY)
         if read.outside:
             self._explain(lease_id, read.outside)
@@ -254,7 +259,7 @@ class LeaseStart:
             why, all_sent = self._dispatcher.send_waiting(
                 lease, sealed, when_due)
         except errors.CloudUnavailable as exc:
-            # However long it takes: it is not the lease that fails.
+            # Temporary errors do not fail the lease, however long they last.
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
             self._explain(lease_id, str(exc))
             return retries.RetryAfter(retries.AWAY, str(exc),
@@ -263,14 +268,14 @@ class LeaseStart:
 
     def _rest(self, lease_id: str, when_due: bool,
               why: str) -> retries.Result:
-        """What becomes of the servers that were not sent."""
+        """Handle the servers that were not sent."""
         now = self._clock.now()
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             waiting = lease_status.waiting(lease)
         if lease.status not in states.TO_START or not waiting:
             return None
-        # They were made ready for their build, and are held again.
+        # Their build was prepared: show them as reserved again.
         self._dispatcher.hold(waiting)
         if when_due and lease.start_date > now:
             return retries.RetryAfter(lease.start_date - now,
@@ -284,7 +289,7 @@ class LeaseStart:
             retries.AGAIN, 'its servers have changed')
 
     def _explain(self, lease_id: str, why: str) -> None:
-        """Say in a lease why servers of it have not started yet."""
+        """Record in a lease why its servers have not started yet."""
         def delayed(lease: models.Lease) -> list[conditions.Condition]:
             waiting = lease_status.waiting(lease)
             return [lease_conditions.put_off(waiting, why)] if waiting and (
@@ -295,9 +300,7 @@ class LeaseStart:
 
     def _crowded(self, session: orm.Session, host_ids: set[int | None],
                  now: int) -> set[int]:
-        """The hosts where servers of leases that are over still stand in the
-        way.
-        """
+        """Return the hosts that servers of ended leases have not left yet."""
         return set(session.connection().scalars(_OVERSTAYING, {
             'hosts': host_ids, 'serverless': [*self._types.serverless],
             'now': now})) if host_ids else set()
@@ -305,12 +308,14 @@ class LeaseStart:
     def give_up(self, lease_id: str, event_type: str,
                 settle: ty.Callable[[orm.Session], bool] = lambda _: True,
                 ) -> None:
-        """An event failed for good; a lease that cannot start has failed.
+        """Give up an event; a lease that cannot start has failed.
 
-        What of it was opened is closed before its room goes to others.
+        Reservations that were opened are closed before their capacity is
+        freed.
 
-        :param settle: writes that down of the event, in the transaction that
-            writes it down of the lease; false when the event is another's
+        :param settle: records the outcome of the event, in the transaction
+            that records that of the lease; returns False when another worker
+            has the event
         """
         why = 'The build of its servers could not be sent.'
         if event_type == states.EventType.START and (
@@ -320,8 +325,9 @@ class LeaseStart:
             self._dispatcher.never_started, lease_id, why, settle, event_type)
 
 
-#: What is over on hosts, and has not left them. Of what no server takes,
-#: nothing shows whether it was left.
+#: Hosts with bookings that are over and whose servers have not left. Bookings
+#: without servers always count, as nothing shows whether they are still in
+#: use.
 _OVERSTAYING = sa.select(models.Booking.host_id.distinct()).join(
     models.Booking.reservation).where(
         models.Booking.host_id.in_(sa.bindparam('hosts', expanding=True)),
@@ -333,8 +339,8 @@ _OVERSTAYING = sa.select(models.Booking.host_id.distinct()).join(
 
 
 def _why_not_within(session: orm.Session, lease: models.Lease) -> str:
-    """Why servers may not go to the hosts of another lease (yet, or any
-    more).
+    """Return why servers may not use the hosts of another lease (yet, or any
+    longer).
     """
     return next(filter(None, (
         hosted_servers.why_not(session, outer, lease.project_id)

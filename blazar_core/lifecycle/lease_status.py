@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The status of a lease: computed from its rows, where a boot made it.
+"""The status of a lease: for leases of boots computed from their rows.
 
-Changes of a lease are made within a transaction that has locked it.
+Leases are changed within a transaction that has locked them.
 """
 
 import contextlib
@@ -52,31 +52,31 @@ _COUNTS = sa.select(
 
 
 def comes_first(lease: models.Lease) -> bool:
-    """Whether a lease is there before what takes it: no boot made it."""
+    """Return whether a lease was created before its servers, not by a boot."""
     return any(not one.booted for one in lease.reservations)
 
 
 def waiting(lease: models.Lease) -> list[str]:
-    """The servers of a lease whose build has not been sent."""
+    """Return the servers of a lease whose build has not been sent."""
     return [booking.server_id for booking in lease.bookings
             if booking.server_id is not None and
             booking.dispatched_at is None and booking.failed_at is None]
 
 
 def _is_unsettled(booking: models.Booking) -> bool:
-    """Whether a server is still to be sent, or is being built."""
+    """Return whether a server is still to be sent, or is being built."""
     return booking.failed_at is None and not booking.running
 
 
 def is_building(lease: models.Lease) -> bool:
-    """Whether of the servers that were sent some are not settled yet."""
+    """Return whether some of the servers that were sent are being built."""
     return any(_is_unsettled(booking) and booking.dispatched_at is not None
                for booking in lease.bookings)
 
 
 class Count(ty.NamedTuple):
-    """How many bookings are of servers that are still to be sent or are being
-    built, of some that run, and of some that have failed.
+    """The number of bookings of servers that are still to be sent or are being
+    built, that run, and that have failed.
     """
 
     unsettled: int
@@ -85,34 +85,34 @@ class Count(ty.NamedTuple):
 
 
 def server_counts(session: orm.Session, lease_id: str) -> dict[str, Count]:
-    """The bookings of a lease by reservation, in one statement; of those that
-    have any.
+    """Count the bookings of a lease by reservation, in one statement;
+    reservations without bookings are left out.
     """
     return {row[0]: Count(*map(int, row[1:])) for row in (
         session.connection().execute(_COUNTS, {'lease': lease_id}))}
 
 
 def servers(lease: models.Lease) -> list[str]:
-    """The servers of a lease that have a booking."""
+    """Return the servers of a lease that have a booking."""
     return [booking.server_id for booking in lease.bookings
             if booking.server_id is not None]
 
 
 def has_servers(session: orm.Session, lease_id: str) -> bool:
-    """Whether :func:`servers` has any, in one statement."""
+    """Return whether :func:`servers` has any, in one statement."""
     return bool(session.scalar(_HAS_SERVERS, {'lease': lease_id}))
 
 
 def booking_of(session: orm.Session, server_id: str,
                ) -> models.Booking | None:
-    """The booking of a server, if it has one."""
+    """Return the booking of a server, if it has one."""
     return session.scalars(_OF_SERVER, {'server': server_id}).one_or_none()
 
 
 @contextlib.contextmanager
 def apart(lease_id: str, project_id: str | None = None) -> ty.Iterator[None]:
-    """What fails with a lease keeps no other from its turn; what is logged
-    meanwhile names both.
+    """Log a failure with a lease, so that it affects no other lease; what is
+    logged meanwhile names the lease and its project.
     """
     with logs.about(lease_id, project_id), _apart(lease_id):
         yield
@@ -129,17 +129,17 @@ def _apart(lease_id: str) -> ty.Iterator[None]:
 
 
 def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
-    """The state of a lease that was made by a boot, and has begun.
+    """Update the status of a lease that was created by a boot and has started.
 
-    It follows from what is left of it: while a server is still to be
-    sent or is being built, it starts; after that, it is what those make
-    it that run. The call that builds is kept no longer than that.
+    It follows from the bookings: while a server is still to be sent or is
+    being built, the lease is STARTING; after that, it is ACTIVE if any server
+    runs, else ERROR. The stored call is deleted then.
     """
     session.flush()
     session.expire_all()
     if lease.status not in states.BEGUN or comes_first(lease):
         return
-    # Of a lease of many servers each is settled once: counted, not read.
+    # Counted, not read: each of many servers settles separately.
     counts = server_counts(session, lease.id)
     for reservation in lease.reservations:
         count = counts.get(reservation.id)
@@ -157,7 +157,7 @@ def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
         LOG.info('Lease %s is %s', lease.id, status)
     conditions.update(lease, now, conditions.Type.START_DELAYED)
     if not any(count.failed for count in counts.values()):
-        # Those that did have gone.
+        # The servers that failed are deleted.
         conditions.update(lease, now, conditions.Type.BUILD_FAILED,
                           conditions.Type.FAILED)
     session.execute(sa.delete(models.HeldBuild).where(
@@ -166,7 +166,7 @@ def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
 
 def finish(session: orm.Session, lease: models.Lease, now: int,
            ) -> Lease:
-    """Nothing of a lease is left but its record."""
+    """End a lease; only its record is left."""
     _give_hosts_back(session, lease.reservations, now)
     ledger.amend(session, now, [
         ledger.Edit(booking, None) for booking in lease.bookings])
@@ -184,9 +184,8 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
 
 
 def _cut_short(session: orm.Session, lease: models.Lease, now: int) -> None:
-    """Of a lease that is over before its time the record says when it was,
-    and tells of nothing that has not come. One that had not begun is as long
-    as nothing, at its start.
+    """Correct the record of a lease that ends early, and delete events that
+    have not come. A lease that had not started ends at its start.
     """
     if now >= lease.end_date:
         return
@@ -203,10 +202,10 @@ def _cut_short(session: orm.Session, lease: models.Lease, now: int) -> None:
 
 
 def _end_event(event: models.Event, end: int, now: int) -> None:
-    """Nothing is left of an event whose lease is over, but its refund.
+    """Close an event of a lease that is over; a refund becomes due.
 
-    A charge that is under way is carried out: it may arrive after the refund,
-    which is then repeated.
+    A charge in progress is carried out: it may arrive after the refund, which
+    is then repeated.
     """
     if event.event_type == states.EventType.REFUND:
         event.enter(states.Event.UNDONE, now)
@@ -217,8 +216,8 @@ def _end_event(event: models.Event, end: int, now: int) -> None:
 
 
 def _last_state(event: models.Event, end: int) -> states.Event:
-    """The state of an event whose lease is over: an action before the end
-    that could not be carried out is given up.
+    """Return the final status of an event of a lease that is over: an action
+    before the end that could not be carried out is given up.
     """
     if event.action is not None and (
             event.status == states.Event.ERROR or
@@ -229,7 +228,8 @@ def _last_state(event: models.Event, end: int) -> states.Event:
 
 def give_room_back(session: orm.Session,
                    bookings: ty.Iterable[models.Booking], now: int) -> None:
-    """The bookings stay, and tie their servers to their lease."""
+    """Free the capacity of bookings, which still tie servers to their lease.
+    """
     bookings = list(bookings)
     _give_hosts_back(
         session, {booking.reservation for booking in bookings}, now)
@@ -242,7 +242,7 @@ def give_room_back(session: orm.Session,
 def _give_hosts_back(session: orm.Session,
                      reservations: ty.Iterable[models.Reservation], now: int,
                      ) -> None:
-    """Those of whole hosts, if there are any, hold none any more."""
+    """Unassign the hosts of reservations of whole hosts."""
     whole = [one.id for one in reservations if one.whole]
     if whole:
         assignments.unassign(session, now, whole)
@@ -250,7 +250,7 @@ def _give_hosts_back(session: orm.Session,
 
 def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
                  ) -> None:
-    """What was not sent yet is not sent any more."""
+    """Fail the servers of a lease that were not sent yet."""
     if lease.status in (*states.SEEKING, states.Lease.PENDING) or (
             comes_first(lease)):
         lease.enter(states.Lease.TIMEDOUT if (
@@ -270,9 +270,11 @@ def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
 
 def follow(session: orm.Session, lease: models.Lease, booking: models.Booking,
            host: str | None, now: int) -> list[str]:
-    """Move a booking to the host its server is on, whatever is there.
+    """Move a booking to the host of its server, even if that overbooks it.
 
-    It is Nova that decides where a server stands: the rule is not asked.
+    Nova decides where a server is: the rule is not checked.
+
+    :returns: the service hosts of both hosts; empty: it has not moved
     """
     hosts = {row.id: row for row in session.scalars(
         sa.select(models.Host).where(sa.or_(
@@ -295,8 +297,8 @@ def follow(session: orm.Session, lease: models.Lease, booking: models.Booking,
 
 def _bring_along(session: orm.Session, booking: models.Booking, left: int,
                  now: int) -> None:
-    """Of servers that stay together, the last one to leave a host takes
-    the places with it that nobody has come to, as far as there is room.
+    """Move the free slots along when the last of several servers with affinity
+    leaves a host, as far as there is capacity.
     """
     places = [one for one in booking.reservation.bookings
               if one.host_id == left]
@@ -304,7 +306,7 @@ def _bring_along(session: orm.Session, booking: models.Booking, left: int,
         return
     try:
         for place in places:
-            # What moved before it is counted.
+            # So that the previous move is counted.
             session.flush()
             ledger.amend(session, now, [ledger.Edit(
                 place, ledger.new_of(place, host_id=booking.host_id))])

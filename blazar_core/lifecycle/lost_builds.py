@@ -3,8 +3,8 @@
 """Send builds again whose request or conductor died.
 
 A boot takes its slots, and sends the build itself. In between its call is
-kept in a row; who deletes the row has the right to send the build. So exactly
-one of the request and the listeners does, even if another process was
+stored in a row; deleting the row is the permit to send the build. So exactly
+one of the request and the listeners sends it, even if another process was
 suspended.
 """
 
@@ -38,10 +38,10 @@ _SENT = sa.select(
 
 
 class LostBuilds:
-    """Sees to builds that got lost.
+    """Handles lost builds.
 
-    :param lost_after: seconds that a build has not been on its way after
-        which no process works on it any more
+    :param lost_after: seconds without progress after which no process works on
+        a build any longer
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -54,40 +54,41 @@ class LostBuilds:
         self._lost_after = lost_after
         self._dispatcher = dispatcher
         self._reconciler = reconciler
-        #: What there was of builds at the last look, when they were sent, and
-        #: since when that is so; and when that look was. By the monotonic
-        #: clock, as the clock that said when one was sent may have been wrong.
+        #: By server, the trace of its build at the last look, when it was
+        #: sent, and since when the trace is the same; and the time of that
+        #: look. By the monotonic clock, as the time of the dispatch may be of
+        #: a wrong clock.
         self._unseen: dict[str, tuple[cloud_api.BuildTrace, int | None,
                                       float]] = {}
         self._looked = 0.0
 
     def send(self) -> None:
-        """See to the builds that were sent and are not on their way.
+        """Handle the builds that were sent and make no progress.
 
-        A worker died between taking a build and sending it, or the message
-        bus lost it: it has left no trace, and is sent again. Or the service
-        that built it died: then its server is marked as failed. Both only
-        after longer than any service at work would take: sent twice, a build
-        would leave a running server that nothing knows.
+        If a build left no trace, a worker died between taking and sending it,
+        or the message bus lost it: it is sent again. If the service that built
+        it died, its server is marked as failed. Both only after longer than
+        any live service takes: a build that is sent twice would leave a
+        running server that is not recorded.
         """
         now = self._clock.elapsed()
         unseen: dict[str, tuple[cloud_api.BuildTrace, int | None, float]] = {}
         for (lease_id, project_id), sent in self._sent().items():
             with logs.about(lease_id, project_id):
                 unseen |= self._look_for(lease_id, sent, now)
-        # What has arrived since is not missed any more.
+        # Builds that have arrived since are left out.
         self._unseen, self._looked = unseen, now
 
     def _look_for(self, lease_id: str, sent: ty.Mapping[str, int | None],
                   now: float) -> dict[str, tuple[cloud_api.BuildTrace,
                                                  int | None, float]]:
-        """See to the builds of a lease that were sent; returns what there is
-        of those that have not arrived.
+        """Handle the builds of a lease that were sent; return the traces of
+        those that have not arrived.
         """
         try:
             traces = self._cloud.traces(list(sent))
         except Exception as exc:
-            # All that was sent may still be waiting for it.
+            # All builds may still be waiting for that service.
             LOG.warning('Lease %s: the check for lost builds failed: %s',
                         lease_id, exc, exc_info=not isinstance(
                             exc, errors.CloudUnavailable))
@@ -104,23 +105,23 @@ class LostBuilds:
 
     def _since(self, server_id: str, trace: cloud_api.BuildTrace,
                sent: int | None) -> float:
-        """Since when there is this of a build, by the monotonic clock."""
+        """Return since when a build has this trace, by the monotonic clock."""
         before, now = self._unseen.get(server_id), self._clock.elapsed()
         if before is None or before[0] is not trace:
             return now
         if before[1] == sent:
             return before[2]
-        # It was sent after the last look, whatever clock has said when.
+        # It was sent after the last look, whatever clock its time is of.
         ago = self._clock.now() - sent if sent else 0
         return now - max(0, min(ago, now - self._looked))
 
     def _sent(self) -> dict[tuple[str, str], dict[str, int | None]]:
-        """By lease and its project, the servers that should run, and when
-        they were sent.
+        """Return the servers that should run, with the time of their dispatch,
+        by lease and project.
 
-        Those that wait to be sent again are among them: the cloud may stand
-        still where it says that it could not place them. So are those that
-        have failed: the service that failed may not have finished with them.
+        Includes servers that wait to be sent again, as the cloud may be stuck
+        while it reports that it could not place them, and failed ones, as the
+        service that failed may not have finished with them.
         """
         sent: dict[tuple[str, str], dict[str, int | None]] = {}
         with self._database.connection() as connection:
@@ -157,9 +158,9 @@ class LostBuilds:
 #: Seconds between two looks.
 PAUSE = 5
 #: Seconds after which a build that cannot be sent is given up: by then its
-#: servers are in ERROR, as those of a build that got lost.
+#: servers are in ERROR, like those of a lost build.
 _LONGEST = 3600
-#: Seconds from now on beyond which none is made: a clock was ahead.
+#: Seconds from now on beyond which no right clock creates one.
 _FURTHEST = 60
 
 _BUILDS = models.SlotBuild.__table__
@@ -177,9 +178,10 @@ _LEFT = sa.select(
 class AbandonedSlots:
     """Sends builds that were not sent by their requests.
 
-    :param send: sends a call, if the gate opens; says whether its servers
-        are there; see :meth:`blazar_core.plugins.cloud_api.Cloud.send`
-    :param opens: opens a sealed call
+    :param send: sends a call, if the gate permits it; its second argument is
+        whether the servers are for hosts that serve leases only; see
+        :meth:`blazar_core.plugins.cloud_api.Cloud.send`
+    :param opens: decrypts a stored call
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -193,7 +195,8 @@ class AbandonedSlots:
         self._opens = opens
 
     def send_left(self) -> None:
-        """Send what was left unsent; what cannot be sent now is tried again.
+        """Send unsent builds; builds that cannot be sent now are retried
+        later.
         """
         now = self._clock.now()
         with self._database.connection() as connection:
@@ -213,7 +216,7 @@ class AbandonedSlots:
                             exc, errors.CloudUnavailable))
             if now - row.created_at <= _LONGEST:
                 return
-        # Its servers are gone, if it is there yet.
+        # If the row still exists, its servers are gone.
         self._places.dispatch(row.server_id)
 
     def _send(self, row: ty.Any) -> None:

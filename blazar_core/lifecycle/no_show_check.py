@@ -3,9 +3,9 @@
 """No-shows: leases that have started and are not used, or little.
 
 The user is notified, and some time later the lease is ended. Use is recorded
-under the lock of the lease when servers are let in
+under the lock of the lease when servers are admitted
 (:mod:`blazar_core.leases.slots`), and read under its lock when it is ended:
-whichever comes first decides. How much is used follows from the usage records.
+the first one decides. How much is used follows from the usage records.
 """
 
 import sys
@@ -35,19 +35,19 @@ LOG = logging.getLogger(__name__)
 
 EVENT, LOW_USE = 'lease.event.no_show', 'lease.event.low_use'
 
-#: How many are seen to in one comparison.
+#: The most leases that one periodic sync handles.
 _AT_ONCE = 500
 
 
 class NoShows:
     """Announces leases that are not used, and ends them.
 
-    :param notify: told of an event type and a lease
-    :param after: seconds after its start after which a lease that nobody has
-        used is announced; 0: none is
+    :param notify: called with an event type and a lease
+    :param after: seconds after its start after which an unused lease is
+        announced; 0: none is
     :param notice: seconds from then until it is ended
-    :param share: of what it reserves, the percentage that has to be used of
-        some class; 0: any use will do
+    :param share: the percentage of the reserved amount of some class that has
+        to be used; 0: any use is enough
     :param period: seconds over which that is measured
     """
 
@@ -64,7 +64,8 @@ class NoShows:
         self._period = period
 
     def look(self) -> None:
-        """See to those whose time has come. One statement where none is.
+        """Handle the leases that are due. Costs two or three statements if
+        none is.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
@@ -96,7 +97,7 @@ class NoShows:
 
     def _low(self, connection: sa.Connection, now: int,
              lease_ids: ty.Collection[str] | None = None) -> set[str]:
-        """The leases of which less than the share was used lately."""
+        """Return the leases of which less than the share was used lately."""
         query = accounting.Query(
             model.Window(now - self._period, now), lease_ids=lease_ids,
             group_by=('lease_id',))
@@ -106,12 +107,12 @@ class NoShows:
                 for rc, amount in amounts['reserved'].items())}
 
     def _is_used(self, session: orm.Session, lease: models.Lease) -> bool:
-        """Whether a lease is used as much as it has to be."""
+        """Return whether a lease is used as much as required."""
         return lease.used_at is not None and not (self._share and self._low(
             session.connection(), self._clock.now(), [lease.id]))
 
     def _withdraw(self, lease_id: str) -> None:
-        """A lease is used again."""
+        """Withdraw the announcement of a lease that is used again."""
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if self._is_used(session, lease):
@@ -130,8 +131,8 @@ class NoShows:
                 {'end_date': until}))
 
     def _announce(self, lease_id: str) -> None:
-        """Announce a lease, and then write that down: after a death in
-        between it is announced again, and none ends without.
+        """Announce a lease, and record that afterwards: if the process dies in
+        between, it is announced again. No lease ends without an announcement.
         """
         until = self._clock.now() + self._notice
         with self._database.reader() as session:
@@ -160,8 +161,8 @@ class NoShows:
                     lease, self._clock.now(), self._condition(lease, until))
 
     def _set_back(self, lease_ids: ty.Sequence[str], now: int) -> None:
-        """Leases were announced by a clock that was ahead: the notice counts
-        from now on.
+        """Count the notice from now on for leases that were announced by a
+        clock that was ahead.
         """
         with self._database.begin() as connection:
             connection.execute(sa.update(models.Lease.__table__).where(
@@ -169,9 +170,7 @@ class NoShows:
             ).values(no_show_at=now))
 
     def end(self, lease_id: str) -> None:
-        """End a lease of which nobody has used anything, in time; nothing
-        where somebody has by now.
-        """
+        """End an unused lease early, unless it is used by now."""
         described = self._database.retried(self._end, lease_id)
         if described is not None:
             LOG.info('Lease %s ends because it is unused', lease_id)
@@ -207,7 +206,7 @@ class NoShows:
 
 
 _LEASE, _EVENT = models.Lease.__table__.c, models.Event.__table__.c
-#: Leases that began so long ago.
+#: Active leases that started at least so long ago.
 _BEGUN = sa.select(
     _LEASE.id, _LEASE.project_id, _LEASE.no_show_at, _LEASE.used_at,
 ).join(
@@ -215,16 +214,15 @@ _BEGUN = sa.select(
         _EVENT.lease_id == _LEASE.id,
         _EVENT.event_type == states.EventType.START,
         _EVENT.status == states.Event.DONE,
-        # It may have begun late.
+        # It may have started late.
         sa.or_(_EVENT.updated_at <= sa.bindparam('before'),
-               # By a clock that was ahead.
+               # Written by a clock that was ahead.
                sa.and_(_EVENT.updated_at > sa.bindparam('now'),
                        _EVENT.time <= sa.bindparam('before')))),
 ).where(_LEASE.status == states.Lease.ACTIVE,
         _LEASE.end_date > sa.bindparam('now'),
         ).order_by(_LEASE.start_date, _LEASE.id)
-#: Those of which nothing was used, and that were not announced, or long enough
-#: ago.
+#: Unused leases that were not announced, or long enough ago.
 _UNUSED = _BEGUN.where(
     _LEASE.used_at.is_(None),
     sa.or_(_LEASE.no_show_at.is_(None),

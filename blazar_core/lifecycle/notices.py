@@ -19,14 +19,14 @@ from blazar_core.plugins import resource_types
 
 __all__ = ['Notices']
 
-#: How often types are told one after the other of a lease that changes.
+#: How often resource types are called again while the lease changes.
 _ROUNDS = 5
 
 
 class Notices:
-    """Tells the world, and the types of what is reserved.
+    """Sends notifications of the events of leases, and calls resource types.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -42,8 +42,8 @@ class Notices:
 
     def happen(self, lease_id: str, event_type: str, event_id: str,
                ) -> retries.Result:
-        """An event of a lease has come that neither starts nor ends it: do
-        what is done then, and when that is done tell of it.
+        """Carry out an event that neither starts nor ends its lease: first its
+        action, then its notification.
         """
         with self._database.reader() as session:
             event = session.get(models.Event, event_id)
@@ -55,9 +55,10 @@ class Notices:
         return self.announce(lease_id, event_type)
 
     def announce(self, lease_id: str, event_type: str) -> retries.Result:
-        """An event of a lease has come that neither starts nor ends it.
+        """Notify of an event that neither starts nor ends its lease.
 
-        The world is told first, and once more when a type fails.
+        The notification is sent before the resource types are called, and
+        again if one of them fails.
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
@@ -84,7 +85,7 @@ class Notices:
         return None
 
     def orphaned(self, lease_id: str) -> retries.Result:
-        """Announce that the owner of a lease does not exist, unless it exists
+        """Announce that the owner of a lease no longer exists, unless it does
         again.
         """
         with self._database.reader() as session:
@@ -95,8 +96,8 @@ class Notices:
         return None
 
     def changed(self, lease_id: str) -> retries.Result:
-        """Something of a lease that has begun has other bookings, or the
-        lease another owner.
+        """Update the cloud after bookings or the owner of a started lease
+        changed.
         """
         told, occupied = None, {}
         for _round in range(_ROUNDS):
@@ -108,7 +109,8 @@ class Notices:
                     (kind, reserved) for kind, reserved in
                     self._types.reserved(session, lease)
                     if kind.minds_changes or kind.minds_owner]
-            # A worker that stood still meanwhile has told an outdated state.
+            # Repeat for changes by other workers, one of which may have
+            # stalled.
             hosts = {reserved.id: (reserved.project_id, reserved.hosts)
                      for _kind, reserved in parts}
             if over or hosts == told:
@@ -119,7 +121,7 @@ class Notices:
             except assignments.HostInUse as exc:
                 return retries.RetryAfter(retries.AGAIN, str(
                     exc), retries.LONGEST_WAIT, shown=True)
-            # Where a server has come it stays within the reservation.
+            # A host that has a server again stays in the reservation.
             occupied = self._closer.occupied(lease_id) if whole else {}
             for kind, reserved in parts:
                 kind.belongs(reserved)
@@ -134,7 +136,7 @@ class Notices:
         return self._closer.release(lease_id, occupied)
 
     def _hand_over(self, lease_id: str) -> None:
-        """What has come of whole hosts is the lease's from now on."""
+        """Assign whole hosts that were added to the lease."""
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status in states.BEGUN:
@@ -142,7 +144,8 @@ class Notices:
                     session, self._clock.now(), lease.reservations)
 
     def _close_if_over(self, lease_id: str) -> None:
-        """What was touched last may have been opened again by that."""
+        """Close a lease that is over again: the last call may have opened it.
+        """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
         if lease.status in states.ENDING:
@@ -152,7 +155,7 @@ class Notices:
 def _with(reserved: resource_types.ReservationContext,
           other: resource_types.ReservationContext | None,
           ) -> resource_types.ReservationContext:
-    """A reservation with other hosts besides."""
+    """Return a reservation with additional hosts."""
     return reserved if other is None else dataclasses.replace(
         reserved, hosts=(*reserved.hosts, *other.hosts),
         services={**reserved.services, **other.services})

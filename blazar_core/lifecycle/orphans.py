@@ -6,7 +6,7 @@
 An orphan is found, reported once, and ended if the operator has configured
 that. A lease belongs to its project: if only the user is gone, it is only
 reported. An owner that could not be looked up is not gone, and no lease is
-ended by one answer: the next answer some time later has to be the same.
+ended by one answer: a later answer has to be the same.
 """
 
 import typing as ty
@@ -32,8 +32,8 @@ LOG = logging.getLogger(__name__)
 PROJECT = 'project'
 USER = 'user'
 
-#: Of leases that are neither over nor deleted. One that is ending is among
-#: them: what is done at its end may take an owner.
+#: Leases that are neither over nor deleted. Includes leases that are ending,
+#: as an end policy may need the owner.
 _LASTING = sa.and_(models.Lease.deleted_at.is_(None),
                    models.Lease.status.in_([
                        one for one in states.LEASE.steps
@@ -41,7 +41,7 @@ _LASTING = sa.and_(models.Lease.deleted_at.is_(None),
 
 
 class _Owned(ty.NamedTuple):
-    """A lease, and whose it was when that was asked about."""
+    """A lease, and its owner when that was looked up."""
 
     id: str
     project_id: str
@@ -51,8 +51,8 @@ class _Owned(ty.NamedTuple):
 class Orphans:
     """Finds leases without an owner.
 
-    :param delete: ends a lease as if it was deleted, if it is still one of
-        a project
+    :param delete: ends a lease as if it was deleted, if it is still one of a
+        project
     :param ends: whether leases are ended whose project is gone
     :param grace: seconds for which it has to be gone
     """
@@ -69,11 +69,11 @@ class Orphans:
         self._grace = grace
 
     def find(self, ends: bool = False) -> list[str]:
-        """Look at all leases; any number of processes may, at any time.
+        """Check the owners of all leases. Safe to run concurrently.
 
-        :param ends: also if nothing else says so, have those ended whose
-            project is gone for long enough
-        :returns: the ids of those that are ended by this
+        :param ends: end leases whose project is gone for long enough, whatever
+            the configuration
+        :returns: the ids of the leases that were ended
         :raises CloudUnavailable: when keystone does not answer
         :raises DatabaseUnavailable: when the database does not answer
         """
@@ -81,7 +81,7 @@ class Orphans:
             owners = connection.execute(sa.select(
                 models.Lease.project_id, models.Lease.user_id,
             ).where(_LASTING).distinct()).all()
-        # What is gone is so as of now, however late it is gone through.
+        # The answer is as of now, however long handling it takes.
         asked = self._clock.now()
         absent = self._identity.absent(
             sorted({one.project_id for one in owners}),
@@ -96,13 +96,12 @@ class Orphans:
         return ended
 
     def _concerned(self, absent: cloud_api.MissingOwners) -> list[_Owned]:
-        """The leases whose owners are gone, or were before."""
+        """Return the leases whose owners are gone, or were before."""
         columns = (models.Lease.id, models.Lease.project_id,
                    models.Lease.user_id)
         gone = absent.projects | absent.users
         with self._database.connection() as connection:
-            # All of them, and chosen here: no statement takes any number of
-            # ids.
+            # Filtered here: no statement takes any number of ids.
             orphans = set(connection.scalars(sa.select(
                 models.Orphan.lease_id)))
             return [_Owned(*row) for row in connection.execute(
@@ -112,7 +111,9 @@ class Orphans:
 
     def _see_to(self, lease: _Owned, absent: cloud_api.MissingOwners,
                 asked: int, ends: bool) -> bool:
-        """Record what is seen of a lease; says whether it is ended."""
+        """Record whether the owner of a lease exists; return whether the lease
+        is ended.
+        """
         if lease.project_id in absent.projects:
             missing: str | None = PROJECT
         elif lease.project_id in absent.unknown:
@@ -133,13 +134,14 @@ class Orphans:
         return True
 
     def _note(self, seen: _Owned, missing: str | None, asked: int) -> bool:
-        """Returns whether an owner was missing for long enough."""
+        """Record an answer; return whether an owner is gone for long enough.
+        """
         with self._database.writer() as session:
             lease = api.locked(session, seen.id)
             now = self._clock.now()
             if _is_over(lease) or (seen.project_id, seen.user_id) != (
                     lease.project_id, lease.user_id):
-                # It was handed over meanwhile: what is known is of others.
+                # It was transferred meanwhile: the answer is of another owner.
                 return False
             row = session.get(models.Orphan, seen.id)
             if missing is None:
@@ -149,7 +151,7 @@ class Orphans:
                     lease, now, lease_conditions.ORPHANED[missing]):
                 lease.updated_at = now
             if row is None or row.missing != missing:
-                # That the project is gone, too, is announced as well.
+                # That the project is gone, too, is also announced.
                 if row is None or missing == PROJECT:
                     LOG.warning('Lease %s has no owner: its %s %s does not '
                                 'exist', lease.id, missing, lease.project_id
@@ -158,14 +160,15 @@ class Orphans:
                 row = row or models.Orphan(lease_id=seen.id)
                 row.missing, row.seen_at = missing, now
                 session.add(row)
-            # A clock that was ahead has said what is later.
+            # Correct the time of a process whose clock was ahead.
             row.seen_at = min(row.seen_at, now)
             return row.seen_at + self._grace <= min(asked, now)
 
     def forget(self, lease_id: str) -> None:
-        """A lease has another owner, which has to be looked up again.
+        """Clear the record of an orphan that has another owner, which has to
+        be looked up again.
 
-        :raises NotFound: when there is no such lease
+        :raises NotFound: when the lease does not exist
         """
         self._database.retried(self._forget, lease_id)
 
@@ -176,7 +179,7 @@ class Orphans:
                     self._clock.now())
 
     def _trim(self) -> None:
-        """Forget those that are over."""
+        """Remove the records of leases that are over."""
         with self._database.begin() as connection:
             there = sa.select(models.Lease.id).where(
                 models.Lease.id == models.Orphan.lease_id,
@@ -192,7 +195,7 @@ def _is_over(lease: models.Lease) -> bool:
 
 def _forget(session: orm.Session, lease: models.Lease,
             row: models.Orphan | None, now: int) -> None:
-    """There is an owner."""
+    """Record that the owner exists."""
     if row is not None:
         session.delete(row)
         conditions.update(lease, now, conditions.Type.ORPHANED)
@@ -201,9 +204,8 @@ def _forget(session: orm.Session, lease: models.Lease,
 
 
 def known(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
-    """The leases that were found so, the oldest first: ``id``, ``name``,
-    ``project_id``, ``user_id``, ``status``, ``end_date``, ``missing`` and
-    ``seen_at``.
+    """Return the orphans, the oldest first: ``id``, ``name``, ``project_id``,
+    ``user_id``, ``status``, ``end_date``, ``missing`` and ``seen_at``.
     """
     lease, orphan = models.Lease, models.Orphan
     with database.connection() as connection:

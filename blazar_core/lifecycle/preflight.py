@@ -3,10 +3,10 @@
 
 """Preflight: check before the start that deferred builds can still be sent.
 
-Images, networks and roles existed when the lease was created. What was
-deleted since would be noticed at the start, when it is too late. So it is
-checked at times that the operator has configured. A problem is notified and
-shown on the lease, and checked again until it is solved.
+Images, networks and roles existed when the lease was created. If one was
+deleted since, the start would fail, when it is too late. So leases are checked
+at times that the operator has configured. A problem is notified and shown on
+the lease, and checked again until it is solved.
 """
 
 import random
@@ -32,31 +32,31 @@ LOG = logging.getLogger(__name__)
 
 EVENT = 'lease.event.preflight'
 
-#: Seconds between two looks for leases whose time for that has come, and for
-#: how many of them one goes on, for as many leases as that may be.
+#: Seconds between two looks for leases that are due, and for which one look
+#: checks leases at most.
 PAUSE = 60
 LASTS = 50
 
-#: Seconds after which is looked again at what had something in its way.
+#: Seconds after which a lease with a problem is checked again.
 AGAIN = 600
 
-#: How many are looked at before that is asked for once more.
+#: The most leases that are read at a time.
 _AT_ONCE = 100
 
-#: Seconds after which one of which nothing could be said is tried again, at
-#: most; the first time after PAUSE, each time after twice as long.
+#: The longest pause, in seconds, until a lease that could not be checked is
+#: tried again: the first one is PAUSE, each next one twice as long.
 _LONGEST = 3600
 
 
 class Preflight:
-    """Looks before the start at what it takes.
+    """Checks before the start that builds can be sent.
 
-    Any number of processes may: they do some of the work twice, at worst.
+    Safe to run concurrently; some checks are then made twice.
 
-    :param opens: opens a sealed call
-    :param notify: told of an event type and a lease
-    :param times: seconds before the start of a lease at which that is looked
-        at; none: never
+    :param opens: decrypts a stored call
+    :param notify: called with an event type and a lease
+    :param times: seconds before the start of a lease at which it is checked;
+        empty: never
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -69,18 +69,17 @@ class Preflight:
         self._opens = opens
         self._notify = notify
         self._times = times
-        #: Of leases of which nothing could be said, how often that was, and
-        #: when it is tried again, by the monotonic clock.
+        #: By lease that could not be checked, the number of attempts, and when
+        #: it is tried again, by the monotonic clock.
         self._failed: dict[str, tuple[int, float]] = {}
 
     def look(self, stopping: ty.Callable[[], bool] = lambda: False) -> None:
-        """See to the leases whose time for that has come. One statement where
-        none is.
+        """Check the leases that are due. Costs one statement if none is.
 
-        It goes on for :data:`LASTS` seconds, and ends where nothing can be
-        said of two in a row: then something is away.
+        Stops after :data:`LASTS` seconds, and if two checks in a row are not
+        possible: a service is unavailable then.
 
-        :param stopping: says whether to take up nothing new
+        :param stopping: returns whether to start no other check
         :raises DatabaseUnavailable: when the database does not answer
         """
         late = self._clock.elapsed() + LASTS
@@ -101,9 +100,9 @@ class Preflight:
                 return
 
     def _due(self) -> list[ty.Any]:
-        """Leases of which one of the times is over, and nobody has looked
-        since, or that were created after the last one; then those that had
-        something in their way long ago.
+        """Return the leases that have passed one of the times since their last
+        check, or were created after the last time; then those whose problem
+        was found long ago.
         """
         now, elapsed = self._clock.now(), self._clock.elapsed()
         self._failed = {one: (count, again) for one, (count, again)
@@ -123,18 +122,18 @@ class Preflight:
                                _LEASE.start_date <= now + min(self._times)),
                        sa.and_(_LEASE.warnings.is_not(None),
                                _LEASE.preflight_at <= now - AGAIN),
-                       # By a clock that was ahead.
+                       # Written by a clock that was ahead.
                        _LEASE.preflight_at > now + AGAIN),
                 sa.exists().where(models.HeldBuild.lease_id == _LEASE.id),
             ).order_by(
                 sa.case((_LEASE.warnings.is_(None), 0), else_=1),
                 _LEASE.start_date, _LEASE.id).limit(_AT_ONCE))]
-        # Others do so as well: not all in the same order.
+        # Shuffled, as other processes read the same leases.
         random.shuffle(found)
         return found
 
     def _try(self, lease_id: str, seen: int | None) -> str:
-        """Look at one; says why nothing can be said of it."""
+        """Check a lease; return why that is not possible."""
         try:
             self._look_at(lease_id, seen)
         except errors.DatabaseUnavailable:
@@ -151,12 +150,12 @@ class Preflight:
         return ''
 
     def _look_at(self, lease_id: str, seen: int | None) -> None:
-        """Look at one, unless others have since.
+        """Check a lease, unless another process has meanwhile.
 
-        It is told before that is written down: who dies in between has it
-        told again.
+        Notifies before the result is recorded: if the process dies in between,
+        it is notified again.
 
-        :param seen: when somebody had looked last
+        :param seen: when it was checked last
         """
         with self._database.reader() as session:
             held = session.get(models.HeldBuild, lease_id)
@@ -169,7 +168,7 @@ class Preflight:
         with self._database.reader() as session:
             lease = _as_seen(session, lease_id, seen)
             if lease is None:
-                # It has begun, or ended, or others have been faster.
+                # It has started or ended, or another process was faster.
                 return
             told, described = views.preflight(lease), views.describe(lease)
         if lacks != told:
@@ -194,7 +193,7 @@ class Preflight:
 
 def _as_seen(session: orm.Session, lease_id: str, seen: int | None,
              ) -> models.Lease | None:
-    """A lease that is still to start, at which nobody has looked since."""
+    """Return a lease that is still to start and was not checked since."""
     lease = api.found(session, lease_id)
     return lease if lease.preflight_at == seen and (
         lease.status == states.Lease.PENDING) else None

@@ -30,7 +30,7 @@ __all__ = ['Reconciliation']
 
 LOG = logging.getLogger(__name__)
 
-#: Something of a lease that is on no host, or on one that has failed.
+#: A booking of a lease without a host, or on a failed one.
 _MISSES = sa.select(models.Booking.id).join(
     models.Reservation,
     models.Reservation.id == models.Booking.reservation_id).where(
@@ -40,15 +40,15 @@ _MISSES = sa.select(models.Booking.id).join(
 _HAS_BOOKINGS = sa.exists().where(
     models.Booking.reservation_id == models.Reservation.id,
     models.Reservation.lease_id == models.Lease.id)
-#: Leases that their servers came with: without any they are over.
+#: Leases of boots: without servers they are over.
 _BY_BOOT = sa.select(models.Lease.id, models.Lease.project_id).where(
     sa.exists().where(models.Reservation.lease_id == models.Lease.id,
                       models.Reservation.params.is_(None)))
-#: Those that go on by what becomes of their servers.
+#: The statuses in which a lease follows its servers.
 _GOING_ON = (*states.HOLDING, states.Lease.ACTIVE, states.Lease.TIMEDOUT,
              states.Lease.ERROR)
-#: Those of which a process may have left something to be done.
-# Two, as PostgreSQL reads all bookings for either of both in one condition.
+#: Leases that a process may have left unfinished.
+# A union, as PostgreSQL reads all bookings for one condition.
 _LEFT = _BY_BOOT.where(
     models.Lease.status == states.Lease.STARTING).union(_BY_BOOT.where(
         models.Lease.status.in_(_GOING_ON), ~_HAS_BOOKINGS))
@@ -63,9 +63,9 @@ _LEASE_OF = sa.select(
 
 
 class Reconciliation:
-    """Makes the books true for servers.
+    """Reconciles the reservation database with the servers in Nova.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -82,12 +82,12 @@ class Reconciliation:
 
     def observe(self, server_id: str, seen: cloud_api.ObservedServer,
                 sent: tuple[int | None] | None = None) -> list[str]:
-        """Make the books true for a server, given what was seen of it.
+        """Update the reservation database by what was observed of a server.
 
-        :param sent: when it had been sent before somebody looked; a fault of
-            it is old if it was sent once more since. None: not known
-        :returns: the service hosts whose usage the books may have wrong
-            now, because a booking came or left
+        :param sent: when it had been sent before it was observed; a fault is
+            outdated if it was sent again since. None: not known
+        :returns: the service hosts whose recorded usage may be wrong now,
+            because a booking moved or was removed
         """
         with self._database.connection() as connection:
             of = connection.execute(_LEASE_OF, {'server': server_id}).first()
@@ -97,7 +97,7 @@ class Reconciliation:
             with logs.about(of.lease_id, of.project_id, server_id):
                 return self._observe(of.lease_id, server_id, seen, sent)
         except errors.NotFound:
-            # Its lease was purged in between.
+            # Its lease was purged meanwhile.
             return []
 
     def _observe(self, lease_id: str, server_id: str,
@@ -114,8 +114,8 @@ class Reconciliation:
             return stale
         if seen.state is cloud_api.ServerState.GONE:
             if self._was_never_sent(server_id):
-                # While it has its booking: if the process dies here, the
-                # next comparison finds it again.
+                # While it has its booking: if the process dies here, the next
+                # periodic sync finds it again.
                 self._cloud.forget(server_id)
             self._removal.gone(lease_id, server_id)
         elif seen.state is cloud_api.ServerState.ERROR:
@@ -124,9 +124,9 @@ class Reconciliation:
         return []
 
     def _was_never_sent(self, server_id: str) -> bool:
-        """Whether no service has begun to build a server of a lease.
+        """Return whether no service has begun to build a server of a lease.
 
-        Asked when it is gone: a build that is sent after this finds that.
+        Called when it is gone: a build that is sent after this finds that.
         """
         with self._database.reader() as session:
             booking = lease_status.booking_of(session, server_id)
@@ -135,25 +135,25 @@ class Reconciliation:
     def _stands(self, lease_id: str, server_id: str,
                 seen: cloud_api.ObservedServer,
                 ) -> tuple[list[str], lease_status.Lease | None]:
-        """A server has a host: its booking follows it to where it is.
+        """Move the booking of a server that has a host to that host.
 
-        :returns: the service hosts that it came from or to; the lease, with
-            what was exchanged last, if nothing of it is on a host that has
-            failed any more
+        :returns: the service hosts that it came from or moved to; the lease,
+            with the hosts that were exchanged last, if nothing of it is on a
+            failed host any longer
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             booking = lease_status.booking_of(session, server_id)
             if booking is None or seen.host is None and (
                     seen.rest is not None and not booking.running):
-                # One that is shelved is there when it has been brought back.
+                # A shelved server is on its host again once it is restored.
                 return [], None
             left, failed = booking.host_id, booking.host_failed_at is not None
             stale = lease_status.follow(
                 session, lease, booking, seen.host, self._clock.now())
             if booking.migrating_to is not None and not seen.busy:
-                # It stays: Nova does not always tell the host to which it was
-                # on its way, as when a migration in the queue is aborted.
+                # It stays: Nova does not always notify the target host, as
+                # when a migration in the queue is aborted.
                 stale = [*stale, *session.scalars(
                     sa.select(models.Host.service_host).where(
                         models.Host.id == booking.migrating_to))]
@@ -171,7 +171,7 @@ class Reconciliation:
             booking.reservation.moved_at = self._clock.now()
             session.flush()
             if session.scalar(_MISSES, {'lease': lease_id}) is not None:
-                # One that has many servers is not told of for each of them.
+                # Not notified for each of many servers.
                 return stale, None
             described, = reassignment.exchanged(session, [(lease, [
                 (booking.reservation_id, server_id, left, booking.host_id)])])
@@ -180,14 +180,15 @@ class Reconciliation:
     def _failed(self, lease_id: str, server_id: str,
                 seen: cloud_api.ObservedServer,
                 sent: tuple[int | None] | None) -> list[str]:
-        """A server could not be built: its room goes back, and the state of
-        its lease follows from the others.
+        """Record that a server could not be built: its capacity is freed, and
+        the status of its lease follows from the others.
 
-        One for which there was no host waits to be sent again, in its room. A
-        server that ran before has a fault of its own, not of its lease.
+        A server without a valid host keeps its capacity, and waits to be sent
+        again. A server that ran before has a fault of its own, not of its
+        lease.
 
-        :returns: the service host of the host that was booked, where the
-            cloud may still keep what the server had
+        :returns: the service host of the booked host, where the cloud may
+            still count what the server used
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -198,7 +199,7 @@ class Reconciliation:
                     sent not in (None, (booking.dispatched_at,))):
                 return []
             if not booking.reservation.booted:
-                # The place is the lease's, whatever becomes of a server.
+                # The slot remains, whatever happens to a server.
                 return []
             fault = seen.fault or 'Nova gave no reason'
             if seen.unplaced and self._wait_again(session, lease, booking,
@@ -223,10 +224,11 @@ class Reconciliation:
 
     def _wait_again(self, session: orm.Session, lease: models.Lease,
                     booking: models.Booking, fault: str) -> bool:
-        """Let a server wait in its room to be sent again; says whether.
+        """Let a server wait to be sent again, with its capacity; return
+        whether it does.
 
-        This is all that is written: the next start makes the server one in
-        the cloud that waits, as often as it takes.
+        Nothing else is written: the next start makes it a reserved server in
+        the cloud again, each time.
         """
         now = self._clock.now()
         held = session.get(models.HeldBuild, lease.id)
@@ -237,7 +239,7 @@ class Reconciliation:
         pause = retries.pause(lease, now)
         for event in lease.events:
             if event.event_type == states.EventType.START:
-                # A worker at it has sent what there was.
+                # A worker that handles it has sent the others.
                 event.reopen(now, now + pause)
                 event.attempts = 0
         conditions.update(lease, now, lease_conditions.put_off(
@@ -249,10 +251,7 @@ class Reconciliation:
         return True
 
     def settle_left(self) -> None:
-        """Bring leases into the state that follows from what is left of them.
-
-        They are in it already, unless a process died over one of them.
-        """
+        """Update leases that a process may have left unfinished."""
         with self._database.connection() as connection:
             left = connection.execute(_LEFT).all()
         for lease_id, project_id in left:
@@ -267,9 +266,9 @@ class Reconciliation:
                                        self._clock.now())
 
     def unfinished(self) -> dict[str, cloud_api.ObservedServer]:
-        """The servers of all leases that are not over, as the books have them.
+        """Return the servers of all leases that are not over, as recorded.
 
-        Those that do not run yet are HELD or being built; this says HELD.
+        Servers that do not run yet are HELD or being built; this returns HELD.
         """
         with self._database.connection() as connection:
             return {row.server_id: cloud_api.ObservedServer(
@@ -279,9 +278,9 @@ class Reconciliation:
 
     def check(self, server_id: str) -> tuple[cloud_api.ObservedServer,
                                              list[str]]:
-        """Look at a server and make the books true for it.
+        """Look up a server and reconcile it.
 
-        :returns: what was seen, and what :meth:`observe` returned
+        :returns: what was observed, and what :meth:`observe` returned
         """
         with self._database.reader() as session:
             booking = lease_status.booking_of(session, server_id)

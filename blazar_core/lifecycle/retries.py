@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What an action returns that is not finished, and the pauses until it is
-tried again.
+"""Results of actions that are not finished, and the pauses until they are
+retried.
 """
 
 import dataclasses
@@ -14,26 +14,25 @@ __all__ = ['AGAIN', 'AWAY', 'Failed', 'LONGEST_PAUSE', 'LONGEST_WAIT',
 
 
 #: Seconds between two looks at servers that are being deleted, and at a host
-#: that the servers of an ended lease have not left; notifications come
-#: sooner as a rule.
+#: that the servers of an ended lease have not left; notifications usually come
+#: sooner.
 AGAIN = 2
-#: Seconds until a start is tried again for which the cloud was not there.
+#: Seconds until a start is retried for which the cloud was unavailable.
 AWAY = 5
-#: Seconds at most between two tries of an end, and of a start that could not
-#: be placed.
+#: The longest pause, in seconds, between two attempts of an end, and of a
+#: start without a valid host.
 LONGEST_PAUSE = 300
-#: Seconds at most between two tries of a start that waits for something that
-#: may come without anybody telling us.
+#: The longest pause, in seconds, between two attempts of a start that waits
+#: for something that is not notified.
 LONGEST_WAIT = 60
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """An action is not finished: do it again in so many seconds.
+    """An action is not finished: repeat it after some seconds.
 
-    :ivar most: each time that nothing has happened to it in between, the
-        pause is twice as long, up to so many seconds; 0: it is always the
-        same
+    :ivar most: the pause doubles each time that nothing has happened in
+        between, up to so many seconds; 0: it is always the same
     :ivar shown: whether the status reason of the lease says why, until the
         event is carried out or deferred for another reason
     """
@@ -44,14 +43,14 @@ class RetryAfter:
     shown: bool = False
 
     def after(self, deferrals: int) -> int:
-        """The pause when it was put off so many times before."""
+        """Return the pause after so many deferrals."""
         return max(self.seconds, min(
             self.most, self.seconds << min(deferrals, 16)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failed:
-    """An action is not finished, and is not done again."""
+    """An action is not finished, and is not repeated."""
 
     why: str
 
@@ -60,8 +59,8 @@ Result: ty.TypeAlias = RetryAfter | Failed | None
 
 
 def pause(lease: models.Lease, now: int) -> int:
-    """Seconds until servers that could not be placed are tried again.
+    """Return the seconds until servers without a valid host are tried again.
 
-    The longer it takes, the less often.
+    The pause grows with the time since the start.
     """
     return max(AWAY, min(LONGEST_PAUSE, (now - lease.start_date) // 2))

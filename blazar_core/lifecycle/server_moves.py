@@ -4,9 +4,9 @@
 
 A move is a row of ``server_moves``, written before Nova is asked for anything.
 Each request is recorded before it is made. It is made by the process that has
-recorded it, within some seconds or not at all. What becomes of it is looked up
-in Nova, by any process, before the move may be requested again. So whoever
-carries on finds what is under way, and repeats none of it.
+recorded it, within some seconds or not at all. Its result is read from Nova,
+by any process, before the move may be requested again. So any process can
+continue, and repeats no request.
 
 Which servers have to move, where to, and how Nova is asked is for the callers:
 :mod:`~blazar_core.lifecycle.best_effort` (best effort) and
@@ -39,18 +39,18 @@ __all__ = ['AGAIN', 'AWAY', 'LATE', 'LOST', 'ServerMoves', 'is_due', 'is_open',
 
 LOG = logging.getLogger(__name__)
 
-#: The reasons for which a server has to leave a host that is away, with the
+#: The reasons for which a server has to leave an unavailable host, with the
 #: kind of its outage.
 AWAY: dict[str, str] = {
     states.MoveReason.MAINTENANCE: outages.MAINTENANCE,
     states.MoveReason.FAILED_HOST: outages.FAILURE}
-#: Those for which a move is requested until the server has left.
+#: The reasons for which a move is requested until the server has left.
 _REPEATED = (*AWAY, states.MoveReason.EVICTION)
-#: Seconds after which a move is requested again whose server is still there,
-#: twice as many each time, and how often they are doubled.
+#: Seconds after which a move is requested again if its server is still there,
+#: doubled each time, and how often they are doubled.
 AGAIN, _DOUBLED = 120, 5
 #: Seconds within which a process may make a request that it has recorded, and
-#: after which one without a trace in Nova is lost.
+#: after which a request without a trace in Nova is lost.
 _SEND, LOST = 20, 60
 #: Why a move was not requested.
 LATE = 'Others were requested first.'
@@ -62,8 +62,9 @@ _Status = states.Move
 class ServerMoves:
     """Records moves, requests them from Nova, and follows them.
 
-    :param notify: told of an event type and a lease
-    :param ahead: seconds before its maintenance at which a host counts as away
+    :param notify: called with an event type and a lease
+    :param ahead: seconds before its maintenance from which on a host counts as
+        unavailable
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -78,9 +79,9 @@ class ServerMoves:
 
     def plan(self, lease_id: str, reason: str, source: int,
              server_ids: ty.Iterable[str], next_at: int = 0) -> None:
-        """Record that servers of a lease have to leave a host that is away,
-        or others for it; moves of some that are recorded already stay as they
-        are.
+        """Record that servers of a lease have to leave an unavailable host, or
+        that other servers have to leave a host for the lease. Open moves of
+        some of them stay as they are.
 
         :param next_at: when they are requested
         """
@@ -103,8 +104,8 @@ class ServerMoves:
                 for server_id in server_ids if server_id not in known)
 
     def put_off(self, move: models.ServerMove, seconds: int) -> bool:
-        """Leave a move alone for a while; says whether no other process has
-        taken it meanwhile.
+        """Postpone a move; return whether no other process has taken it
+        meanwhile.
         """
         next_at = self._clock.now() + seconds
         if not self._database.retried(self._put_off, {
@@ -120,7 +121,7 @@ class ServerMoves:
     def next_status(self, move: models.ServerMove,
                     seen: cloud_api.ObservedServer,
                     source: str) -> states.Move:
-        """Return the state of a move, by what is seen of its server.
+        """Return the status of a move, by what is observed of its server.
 
         :param source: the uuid of the host that it leaves
         """
@@ -128,7 +129,7 @@ class ServerMoves:
                 seen.state is _State.LEAVING and seen.host is None):
             return _Status.MOVED
         if seen.busy and move.reason != states.MoveReason.EVICTION:
-            # Mostly because that was requested.
+            # Mostly because of the requested move.
             return _Status(move.status)
         if seen.host != source:
             return _Status.MOVED
@@ -144,16 +145,15 @@ class ServerMoves:
                 call: ty.Callable[[cloud_api.Deadline], str],
                 deadline: cloud_api.Deadline | None = None, **values: ty.Any,
                 ) -> str | None:
-        """Request a move from Nova, if nobody else has.
+        """Request a move from Nova, unless another process has.
 
         :param call: makes the request; returns why Nova refuses it
         :param deadline: after that it is not made
         :param values: what else is recorded of the move
-        :returns: why the server stays; empty: Nova has accepted; None: that is
-            not known yet, or the move is not wanted any more
+        :returns: why the server stays; empty: Nova has accepted; None: the
+            result is not known yet, or the move is no longer wanted
         """
-        # It counts from before the commit: a process may stand still right
-        # behind that.
+        # Starts before the commit: a process may stall right after that.
         deadline = deadline or cloud_api.Deadline(self._clock, _SEND)
         if deadline.passed():
             return LATE
@@ -172,7 +172,7 @@ class ServerMoves:
         fault_points.fault_point(fault_points.FaultPoint.MOVE_REQUESTED,
                                  move.lease_id)
         if why:
-            # No server was disturbed: it counts for no pace.
+            # No server was disturbed: it does not count for limits.
             self.write(move.lease_id, {
                 move.id: _Status.PLANNED if move.reason in _REPEATED
                 else _Status.FAILED}, None, move.attempts + 1,
@@ -185,11 +185,12 @@ class ServerMoves:
     def write(self, lease_id: str, news: ty.Mapping[int, str],
               seen: int | None = None, attempts: int | None = None,
               **values: ty.Any) -> bool:
-        """Record the states of moves; says whether they are still wanted.
+        """Record the statuses of moves; return whether they are still wanted.
 
-        :param seen: from when on the move that is to be requested could be
-        :param attempts: how often the move was requested until its state was
-            found; nothing is recorded when it was again; None: it may have
+        :param seen: ``next_at`` of the move that is to be requested, as read
+        :param attempts: how often the move was requested when its status was
+            determined; nothing is recorded if it was requested again since.
+            None: record it in any case
         :param values: what else is recorded of them
         """
         described = self._database.retried(
@@ -202,9 +203,10 @@ class ServerMoves:
                seen: int | None, attempts: int | None,
                values: ty.Mapping[str, ty.Any],
                ) -> lease_status.Lease | None:
-        """
+        """Record the statuses of moves.
+
         :returns: the lease if its conditions have changed; empty: they have
-            not; None: the moves are not wanted any more
+            not; None: the moves are no longer wanted
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -229,10 +231,11 @@ class ServerMoves:
 
     def _is_wanted(self, session: orm.Session, lease: models.Lease,
                    move: models.ServerMove, status: str, reason: str) -> bool:
-        """Whether a move may enter a state. One for other servers is for
-        nothing when their lease no longer waits; one from a host that is no
-        longer away, or for a lease that ends, is not requested, but may come
-        to its end.
+        """Return whether a move may enter a status.
+
+        A move that frees capacity is void when its lease no longer waits. A
+        move off a host that is available again, or of a lease that ends, is
+        not requested, but may finish.
         """
         if move.reason == states.MoveReason.EVICTION:
             return status != _Status.REQUESTED or (
@@ -258,14 +261,14 @@ def _enter(row: models.ServerMove, status: str, now: int,
 
 
 def _is_taken(move: models.ServerMove, seen: int | None) -> bool:
-    """Whether another process has requested a move, or is about to."""
+    """Return whether another process has requested a move, or is about to."""
     return move.status != _Status.PLANNED or move.next_at != seen
 
 
 def _is_past(move: models.ServerMove, status: str, attempts: int | None,
              ) -> bool:
-    """Whether another process has seen what became of a move since a state
-    was found.
+    """Return whether another process has recorded the result of a move since a
+    status was determined.
     """
     return attempts not in (None, move.attempts) or (
         status not in (move.status, *states.MOVE.steps[move.status]))
@@ -281,7 +284,7 @@ def progress(moves: ty.Iterable[models.ServerMove]) -> conditions.Condition:
 
 
 def of_lease(session: orm.Session, lease_id: str) -> list[models.ServerMove]:
-    """Return the moves by which capacity is freed for a lease."""
+    """Return the moves that free capacity for a lease."""
     return list(session.scalars(sa.select(models.ServerMove).where(
         models.ServerMove.lease_id == lease_id,
         models.ServerMove.reason == states.MoveReason.BEST_EFFORT,
@@ -289,7 +292,7 @@ def of_lease(session: orm.Session, lease_id: str) -> list[models.ServerMove]:
 
 
 def _pause(attempts: int) -> int:
-    """Seconds until a move is requested again that was so often."""
+    """Return the seconds until a move is requested again."""
     return AGAIN << min(attempts - 1, _DOUBLED)
 
 
@@ -298,11 +301,11 @@ _PUT_OFF = sa.update(models.ServerMove.__table__).where(
     _MOVE.id == sa.bindparam('move'), _MOVE.next_at == sa.bindparam('seen'),
     _MOVE.status.in_(states.OPEN_MOVES),
 ).values(next_at=sa.bindparam('next'))
-#: Whether a move from a host that is away is not over.
+#: The condition that a move off an unavailable host is not over.
 is_open = sa.and_(
     _MOVE.reason.in_([*AWAY]), _MOVE.status.in_(states.OPEN_MOVES))
-#: Whether a move may be looked at or requested again: twice its pause is the
-#: longest time that a right clock has written.
+#: The condition that a move may be looked at or requested again: no right
+#: clock has written more than twice its pause.
 is_due = clock_skew.is_over(
     _MOVE.next_at, sa.bindparam('now', type_=sa.BigInteger), sa.case(*(
         (_MOVE.attempts <= attempts, 2 * _pause(attempts))

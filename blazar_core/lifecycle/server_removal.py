@@ -32,13 +32,13 @@ LOG = logging.getLogger(__name__)
 
 
 class _Possible(Exception):
-    """What was tried can be done, and is not."""
+    """Raised to roll back a trial that has succeeded."""
 
 
 class ServerRemoval:
-    """Takes servers out of their leases.
+    """Removes servers from their leases.
 
-    :param notify: told of an event type and a lease
+    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -52,37 +52,37 @@ class ServerRemoval:
         self._closer = closer
 
     def gone(self, lease_id: str, server_id: str) -> None:
-        """A server is gone: its room goes back."""
+        """Free the capacity of a server that is gone."""
         self._database.retried(self._gone, lease_id, server_id)
 
     def remove_server(self, lease_id: str, server_id: str,
                       is_there: bool) -> bool:
-        """A server that stays is no business of its lease, which is over;
-        nothing where its deletion was asked for meanwhile.
+        """Remove a server that stays from its lease, which is over, unless its
+        deletion was requested meanwhile.
 
         :param is_there: whether it is on its host
-        :returns: False where it is, and there is no room for it for ever
+        :returns: False: it is, and has no capacity there indefinitely
         """
         return self._database.retried(
             self._gone, lease_id, server_id, True, is_there)
 
     def leave(self, lease_id: str, servers: ty.Mapping[str, bool],
               ) -> dict[str, ty.Any]:
-        """Servers leave a lease that goes on, and stay: all, or none. The
-        last of them takes it with it.
+        """Remove servers, which stay, from a lease that continues: all, or
+        none. The lease ends with the last of its servers.
 
-        :param servers: those that leave, and whether each is on its host
+        :param servers: those to remove, and whether each is on its host
         :returns: the lease without them
         :raises NotFound: when there is no lease of that id
-        :raises Conflict: when one of them cannot leave; says what to do
-        :raises CloudUnavailable: when the cloud cannot let go of one now
+        :raises Conflict: when one of them cannot be removed; says what to do
+        :raises CloudUnavailable: when the cloud cannot release one now
         """
         with contextlib.suppress(_Possible):
-            # Nothing is changed in the cloud by what is refused.
+            # A refused removal changes nothing in the cloud.
             self._database.retried(self._leave, lease_id, servers, True)
         for server_id in sorted(servers):
-            # First: a process that dies after this leaves a server that is
-            # in its lease by the books, and ends with it.
+            # Before it is recorded: if the process dies after this, the server
+            # is still recorded in its lease, and ends with it.
             self._cloud.release(server_id)
         described = self._database.retried(self._leave, lease_id, servers)
         LOG.info('Lease %s: servers %s are removed and keep running without a '
@@ -96,9 +96,10 @@ class ServerRemoval:
 
     def _leave(self, lease_id: str, servers: ty.Mapping[str, bool],
                tried: bool = False) -> lease_status.Lease:
-        """
-        :param tried: whether it is only seen if it can be done
-        :raises _Possible: when it can
+        """Remove servers from the reservation database.
+
+        :param tried: only find out whether it is possible
+        :raises _Possible: when it is
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -125,19 +126,19 @@ class ServerRemoval:
 
     def _gone(self, lease_id: str, server_id: str, stays: bool = False,
               is_there: bool = False) -> bool:
-        """Give the room back; the last server takes its lease with it.
+        """Free the capacity of a server; the last server ends its lease.
 
-        What was there before the server stays: another one may take its
-        place, until the lease is ending.
+        A slot that existed before its server remains: another server may take
+        it, until the lease is ending.
 
-        :returns: False where it is to stay, and cannot
+        :returns: False: the server is to stay, and cannot
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             booking = lease_status.booking_of(session, server_id)
             if booking is None or booking.reservation.lease_id != lease_id or (
                     stays and lease.deleted_at is not None):
-                # By now it may be in the next occurrence of its lease.
+                # It may be in the next occurrence of its lease by now.
                 return True
             if is_there and not self._has_room(session, booking):
                 return False
@@ -158,9 +159,9 @@ class ServerRemoval:
 
     def _take_out(self, session: orm.Session, booking: models.Booking,
                   left: ledger.NewBooking | None, is_there: bool) -> None:
-        """A server has its booking no more, and counts if it is there.
+        """Take a server from its booking, and count what it uses if it stays.
 
-        :param left: what is left of its booking
+        :param left: what remains of its booking
         """
         host_id, server_id = booking.host_id, booking.server_id
         takes = dict(booking.resources)
@@ -177,8 +178,8 @@ class ServerRemoval:
 
     def _has_room(self, session: orm.Session, booking: models.Booking,
                   ) -> bool:
-        """Whether a server may stay on its host for ever; it has its room
-        there then.
+        """Return whether a server may stay on its host indefinitely; if so,
+        its booking has no end from now on.
         """
         try:
             ledger.amend(session, self._clock.now(), [ledger.Edit(
@@ -193,7 +194,7 @@ class ServerRemoval:
 
 def _forget(session: orm.Session, lease: models.Lease,
             server_ids: ty.Collection[str]) -> None:
-    """Servers that leave are not kept for other occurrences of a lease."""
+    """Do not keep removed servers for other occurrences of a lease."""
     kept = None if lease.recurrence_id is None else session.get(
         models.Recurrence, lease.recurrence_id)
     if kept is not None:
@@ -202,9 +203,9 @@ def _forget(session: orm.Session, lease: models.Lease,
 
 def _leaving(lease: models.Lease, server_ids: ty.Collection[str], now: int,
              ) -> list[models.Booking]:
-    """The bookings of servers that are to leave a lease.
+    """Return the bookings of servers that are to be removed from a lease.
 
-    :raises Conflict: when one of them cannot leave; says what to do
+    :raises Conflict: when one of them cannot be removed; says what to do
     """
     if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None or (
             lease.end_date <= now):
@@ -223,8 +224,8 @@ def _leaving(lease: models.Lease, server_ids: ty.Collection[str], now: int,
 
 
 def _count_again(session: orm.Session, lease: models.Lease) -> None:
-    """A lease without those that have left it. What it was is kept of one
-    that nobody is left in.
+    """Update the amounts of a lease without the removed servers. A lease
+    without servers keeps its amounts.
     """
     if not lease.bookings:
         return

@@ -26,9 +26,9 @@ LOG = logging.getLogger(__name__)
 
 
 class _Event(ty.NamedTuple):
-    """An event at which images are made.
+    """An event at which images are created.
 
-    :ivar credential: what lets us act for the owner of its lease
+    :ivar credential: of the owner of its lease
     """
 
     id: str
@@ -40,20 +40,21 @@ class _Event(ty.NamedTuple):
 
     @property
     def key(self) -> str:
-        """What its images are found by; others, if it has moved meanwhile."""
+        """The key of its images; another one if the event was moved."""
         return f'{self.id}@{self.time}'
 
     @property
     def label(self) -> str:
-        """What tells its images from those of other events."""
+        """The part of image names that differs from those of other events."""
         return f'{self.event_type}-{clocks.iso(self.time)[:16]}'
 
 
 class Snapshots:
-    """Has images made of servers that go on running.
+    """Has images created of servers that continue to run.
 
-    Of those that run, or can be started where they are. Those that wait for
-    their build, could not be built, are shelved or have gone are left out.
+    Includes servers that run, or can be started on their host. Servers that
+    wait for their build, could not be built, are shelved or deleted are left
+    out.
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -66,10 +67,10 @@ class Snapshots:
         self._types = types
 
     def copy(self, lease_id: str, event_id: str) -> retries.Result:
-        """Have one image of each server of a lease made for an event; safe to
-        repeat. Done when they can be used.
+        """Create one image of each server of a lease for an event. Safe to
+        repeat; done when the images can be used.
 
-        :raises NotFound: when there is no such event any more
+        :raises NotFound: when the event no longer exists
         """
         credential = self._closer.credential(lease_id)
         with self._database.reader() as session:
@@ -80,7 +81,7 @@ class Snapshots:
             event = _Event(event_id, row.event_type, row.time, lease_id,
                            lease.name, credential)
             if event.time >= lease.end_date:
-                # It was shortened: there is nothing to be done any more.
+                # The lease was shortened: nothing is left to do.
                 return None
             servers = lease_status.servers(lease)
             parts = self._types.reserved(session, lease)
@@ -101,10 +102,10 @@ class Snapshots:
         return self._again(event, waiting)
 
     def _again(self, event: _Event, waiting: list[str]) -> retries.Result:
-        """Whether it has to be looked at again, as the lease says then.
+        """Return whether to look again, and record in the lease why.
 
-        :param waiting: of each server that has no image yet why, if that is
-            known
+        :param waiting: for each server without an image, why it has none, if
+            that is known
         """
         why = next(filter(None, waiting), '')
         self._explain(event.lease_id, event.event_type, why)
@@ -116,17 +117,17 @@ class Snapshots:
             retries.LONGEST_PAUSE)
 
     def _is_over(self, lease_id: str) -> bool:
-        """Whether its servers are brought to their end by now."""
+        """Return whether the lease is ending by now."""
         with self._database.reader() as session:
             return _is_ending(api.found(session, lease_id))
 
     def _bring(self, event: _Event, server_id: str) -> str | None:
-        """Bring a server nearer to its image.
+        """Carry out the next step towards the image of a server.
 
-        One of which there comes none keeps no other of its lease.
+        A failure does not keep other servers of the lease from theirs.
 
-        :returns: why there is none, as far as that is known; None: there is
-            one, or none is wanted
+        :returns: why there is no image, as far as that is known; None: there
+            is one, or none is wanted
         """
         try:
             return self._ask(event, server_id)
@@ -157,14 +158,14 @@ class Snapshots:
         if self._cloud.is_copied(server_id, event.lease_id, event.credential,
                                  event.key):
             return None
-        # Also of one that is busy: what does it may have died.
+        # Also if the server is busy: the task may have died.
         self._cloud.copy(server_id, event.lease_id, event.lease_name,
                          event.credential, event.key, event.label)
         return ''
 
     def _explain(self, lease_id: str, event_type: str, why: str) -> None:
-        """Say in a lease why there is no image yet, or no more of it; another
-        event may have said something.
+        """Record in a lease why there is no image yet, or that there is;
+        another event may have recorded a reason.
         """
         def changes(lease: models.Lease,
                     ) -> list[conditions.Condition | conditions.Type]:

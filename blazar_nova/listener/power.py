@@ -2,16 +2,17 @@
 
 """Switch hosts off that no lease needs, and on again in time.
 
-While a host is off, an outage is booked from then until it could be back, and
-moved on as time goes by: so every search, quote and decision has it from its
-boot time on, and no lease that needs it earlier gets it. To begin, the outage
-is booked like a lease, which fails if anything is reserved there soon.
+While a host is off, an outage is booked from then until the host could be
+back, and extended as time passes: so every search, quote and decision has the
+host from its boot time on, and no lease that needs it earlier gets it. At
+first, the outage is booked like a lease, which fails if anything is reserved
+there soon.
 
 One process at a time decides what is switched
-(:mod:`~blazar_core.capacity.power_planner`); each host is then worked on by
-who has claimed its row, in a thread of its own. All that is done may be
-repeated: a process that has died is followed by another one when its claim is
-over. A command is sent right after a write that its claim allows.
+(:mod:`~blazar_core.capacity.power_planner`). Each host is then switched by the
+process that has claimed its row, in a separate thread. All steps are
+idempotent: when the claim of a dead process expires, another process
+continues. A command is sent right after a write that requires the claim.
 """
 
 import collections
@@ -49,22 +50,22 @@ __all__ = ['LEADER', 'OFF_SECONDS', 'PAUSE', 'Power', 'SWITCHED', 'WAITED',
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds between two looks, and the name of what one process does.
+#: Seconds between two looks, and the name of the leader that looks.
 PAUSE, LEADER = power_planner.ROUND, 'power'
 #: Counters: hosts that were switched, by ``action``; the seconds that they
 #: were off; and hosts that were needed before they were back.
 SWITCHED, OFF_SECONDS, WAITED = (
     'blazar_power_switched', 'blazar_power_off_seconds', 'blazar_power_waits')
 
-#: Seconds by which an outage is moved on at once, and for which a host is left
-#: alone that could not be switched.
+#: Seconds by which an outage is extended at once, and for which a host that
+#: could not be switched is left alone.
 _STEP, _RETRY = 60, 3600
 #: Seconds after which a host that is off no longer reports.
 _SILENT = 120
-#: As many requests are sent to a BMC while its host is claimed, and more than
-#: that time no process works on it.
+#: The claim of a host lasts for so many requests to its BMC; no process works
+#: on it for longer.
 _REQUESTS = 12
-#: Of so many boots it is kept how long they took.
+#: The number of boots whose durations are kept.
 _KEPT = 10
 
 _HOST, _BOOKING = models.Host.__table__.c, models.Booking.__table__.c
@@ -102,10 +103,11 @@ _Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 
 
 class _Seen(ty.NamedTuple):
-    """A host as it was read.
+    """A host, as it was read.
 
-    :ivar away_until: until when it is away for other reasons; 0: it is not
-    :ivar off_until: until when it is booked for being off; 0: it is not
+    :ivar away_until: until when it is unavailable for other reasons; 0: it is
+        available
+    :ivar off_until: the end of the outage for being off; 0: there is none
     """
 
     row: ty.Any
@@ -119,7 +121,7 @@ class _Work(ty.NamedTuple):
     """A host that this process has claimed.
 
     :ivar needed_at: when a lease needs it
-    :ivar token: until when, which nobody else has written
+    :ivar token: the end of the claim, which no other process has written
     """
 
     row: ty.Any
@@ -136,7 +138,7 @@ class _Work(ty.NamedTuple):
 class Power:
     """Switches hosts.
 
-    :param later: does something in another thread
+    :param later: runs a function in another thread
     """
 
     def __init__(self, parts: wiring.Parts, computes: power_services.Computes,
@@ -153,7 +155,7 @@ class Power:
         self._later = later
 
     def look(self, leader: leader_election.Leader) -> None:
-        """Switch what has to be, if no other process does.
+        """Switch the hosts that have to be, unless another process does.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
@@ -183,15 +185,16 @@ class Power:
             self._claim(seen)
 
     def hosts(self) -> list[power_planner.PowerHost]:
-        """Return what is known of all hosts that may be switched."""
+        """Return all hosts that may be switched, with what decides about it.
+        """
         return [seen.host for seen in self._survey()]
 
     def decide(self, hosts: ty.Iterable[power_planner.PowerHost],
                ) -> list[power_planner.Decision]:
-        """Return what would be switched now."""
+        """Return the decisions about hosts, by their state now."""
         return power_planner.plan(hosts, self._policy, self._clock.now())
 
-    # -- what is so ----------------------------------------------------------
+    # -- reading -------------------------------------------------------------
 
     def _survey(self) -> list[_Seen]:
         services, now = self._computes.services(), self._clock.now()
@@ -249,7 +252,7 @@ class Power:
         return ''
 
     def _is_due(self, seen: _Seen) -> bool:
-        """Whether something is to be done about what is under way."""
+        """Return whether a switch in progress needs its next step."""
         row, service, now = seen.row, seen.service, self._clock.now()
         up = service is not None and service.up
         if row.power_state == _State.BOOTING:
@@ -260,7 +263,7 @@ class Power:
             row.power_state != _State.OFF)
 
     def _move_on(self, seen: _Seen) -> None:
-        """Book an outage for as long as the host could not be back."""
+        """Extend the outage of a host for as long as it could not be back."""
         row, now = seen.row, self._clock.now()
         until = max(now, seen.away_until) + seen.host.lead + (
             self._policy.shutdown_timeout
@@ -289,7 +292,7 @@ class Power:
             # A lease needs it by then, and has it switched on.
             LOG.debug('Host %s is needed before %s', uuid, until)
 
-    # -- who works on what ---------------------------------------------------
+    # -- claims --------------------------------------------------------------
 
     def _begin(self, seen: _Seen, decision: power_planner.Decision) -> None:
         token = self._clock.now() + self._policy.claim
@@ -334,7 +337,7 @@ class Power:
         except errors.DatabaseUnavailable as exc:
             LOG.info('Host %s: goes on later: %s', work.row.name, exc)
         except Exception as exc:
-            # A driver may be anybody's.
+            # A driver may raise anything.
             LOG.warning('Host %s: %s', work.row.name, exc, exc_info=not (
                 isinstance(exc, errors.BlazarError)))
             waited = self._clock.now() - work.row.power_at
@@ -348,7 +351,7 @@ class Power:
                 self._write(work, power_claimed_until=None)
 
     def _write(self, work: _Work, **values: ty.Any) -> bool:
-        """Write something about a host; whether it is still claimed."""
+        """Update the row of a host; return whether it is still claimed."""
         def attempt() -> bool:
             with self._database.begin() as connection:
                 return connection.execute(_MINE.values(**values), {
@@ -357,15 +360,15 @@ class Power:
         return self._database.retried(attempt)
 
     def _may_send(self, work: _Work, until: int) -> bool:
-        """Whether a command may be sent, and is recorded."""
+        """Return whether a command may be sent; if so, that is recorded."""
         return not work.deadline.passed() and self._write(
             work, power_until=until) and not work.deadline.passed()
 
     def _enter(self, work: _Work, state: str | None, until: int | None,
                **values: ty.Any) -> bool:
-        """Get a host into another state; whether it is still claimed.
+        """Change the state of a host; return whether it is still claimed.
 
-        :param until: of its outage; None: it is over
+        :param until: of its outage; None: it ends
         """
         return self._database.retried(
             self._entered, work, state, until, values)
@@ -397,11 +400,12 @@ class Power:
             'host': work.row.name, 'service_host': work.row.service_host,
             'reason': why})
 
-    # -- off -----------------------------------------------------------------
+    # -- switching off -------------------------------------------------------
 
     def _begin_off(self, seen: _Seen, token: int) -> ty.Any:
-        """
-        :returns: None: something uses or needs the host by now
+        """Book the outage of a host, and claim the host.
+
+        :returns: None: a server uses the host or a lease needs it by now
         """
         with contextlib.suppress(ledger.OverCapacity), (
                 self._database.writer()) as session:
@@ -428,8 +432,8 @@ class Power:
 
     def _free(self, session: orm.Session, seen: _Seen,
               among: ty.Collection[str | None]) -> models.Host | None:
-        """A host that is in one of some states, and that nobody has claimed;
-        locked.
+        """Lock and return a host that is in one of some states and not
+        claimed; None: it is not.
         """
         host = outages.locked(session, seen.row.uuid)
         return None if host is None or host.power_state not in among or (
@@ -446,7 +450,7 @@ class Power:
         return session.execute(_ROWS.where(_HOST.id == host.id)).one()
 
     def _stop(self, work: _Work) -> None:
-        """Switch a host off, as far as that can be done now."""
+        """Carry out the next step of switching a host off."""
         row, now = work.row, self._clock.now()
         fault_points.fault_point(_Point.POWER_OFF_RECORDED, row.name)
         why = ('' if self._computes.disable(row.service_host) else
@@ -454,14 +458,14 @@ class Power:
         fault_points.fault_point(_Point.POWER_OFF_DISABLED, row.name)
         why = why or self._computes.occupied(row.uuid, row.service_host)
         wrong = '' if why or row.power_until is not None else (
-            # Also of one that is off already: it may be another one.
+            # Also if it is off already: it may be another host.
             self._switches.mismatch(*work.names))
         if wrong:
             self._go_back(work, wrong, None)
         elif why and row.power_until is None:
             self._go_back(work, why)
         elif not self._switches.is_on(*work.names):
-            # Its outage ends when it could be back.
+            # Its outage ends when the host could be back.
             self._computes.forget_disabled(row.service_host, row.uuid)
             if self._enter(work, _State.OFF, now + work.lead):
                 self._told(work, 'off')
@@ -478,10 +482,11 @@ class Power:
                 self._switches.off(*work.names, force=True)
 
     def _go_back(self, work: _Work, why: str, retry: int | None = 0) -> None:
-        """Leave a host on.
+        """Keep a host on.
 
-        :param retry: after so many seconds, as it could not be switched off;
-            None: not before its operator says so; 0: nothing has failed
+        :param retry: seconds after which it is tried again, as it could not be
+            switched off; None: not before its operator requests it; 0: nothing
+            has failed
         """
         self._computes.enable(work.row.service_host, work.row.uuid)
         LOG.warning('Host %s is not switched off: %s', work.row.name, why)
@@ -493,15 +498,15 @@ class Power:
             self._told(work, 'failed', why)
 
     def _give_up(self, work: _Work, why: str) -> None:
-        """It is not known whether a host goes off: it is left on, or switched
-        on if its shutdown was requested.
+        """Keep a host on whose shutdown has failed, or switch it on if the
+        shutdown was requested and may still happen.
         """
         if work.row.power_until is None:
             self._go_back(work, why, _RETRY)
         else:
             self._enter(work, _State.BOOTING, self._clock.now() + work.lead)
 
-    # -- on ------------------------------------------------------------------
+    # -- switching on --------------------------------------------------------
 
     def _begin_on(self, seen: _Seen, token: int) -> ty.Any:
         with self._database.writer() as session:
@@ -510,7 +515,7 @@ class Power:
                 return None
             now = self._clock.now()
             outage = session.get(models.Outage, (host.id, outages.POWER))
-            # Who needs it waits for it; others do not get it before.
+            # The lease that needs it waits for it; no other gets it before.
             until = min(now + seen.host.lead, max(
                 seen.host.needed_at or model.FOREVER, now + 1))
             if outage is not None:
@@ -521,7 +526,7 @@ class Power:
             return self._take(session, host, now, _State.BOOTING, token)
 
     def _boot(self, work: _Work) -> None:
-        """Switch a host on, as far as that can be done now."""
+        """Carry out the next step of switching a host on."""
         row, now = work.row, self._clock.now()
         fault_points.fault_point(_Point.POWER_ON_RECORDED, row.name)
         service = self._computes.services().get(row.service_host)
@@ -536,7 +541,7 @@ class Power:
             self._switches.on(*work.names)
             fault_points.fault_point(_Point.POWER_ON_SENT, row.name)
         elif row.power_until is None:
-            # Somebody else has switched it on.
+            # It was switched on by other means.
             self._write(work, power_until=row.power_at + work.lead)
 
     def _doubt(self, work: _Work) -> str:
@@ -545,12 +550,12 @@ class Power:
             return '' if self._switches.is_on(*work.names) else (
                 'It reports, but its BMC says that it is off.')
         except Exception as exc:
-            # The host can be used all the same.
+            # The host can be used nevertheless.
             LOG.info('Host %s: %s', work.row.name, exc)
             return ''
 
     def _arrive(self, work: _Work, wrong: str = '') -> None:
-        """A host is back."""
+        """Record that a host is back."""
         row, took = work.row, self._clock.now() - work.row.power_at
         self._computes.enable(row.service_host, row.uuid)
         fault_points.fault_point(_Point.POWER_ON_ENABLED, row.name)
@@ -564,7 +569,8 @@ class Power:
             self._told(work, 'failed' if wrong else 'on', wrong)
 
     def _fail_boot(self, work: _Work, why: str) -> None:
-        """A host does not come back: its bookings are reassigned."""
+        """Record that a host does not come back; its bookings are reassigned.
+        """
         LOG.error('Host %s: %s', work.row.name, why)
         self._host_status.update({
             work.row.uuid: host_status.Down(why, certain=True)})
@@ -573,7 +579,8 @@ class Power:
             self._told(work, 'failed', why)
 
     def _recover(self, work: _Work) -> None:
-        """A host reports that was late, or whose service was left disabled."""
+        """Handle a host that reports late, or whose service is still disabled.
+        """
         if work.row.power_state == _State.FAILED:
             self._arrive(work)
         else:
@@ -581,7 +588,7 @@ class Power:
 
 
 def of_parts(parts: wiring.Parts) -> Power:
-    """Return what switches the hosts of a process.
+    """Return the :class:`Power` of a process.
 
     :raises ConfigurationError: when hosts_file cannot be read, or is wrong
     """
@@ -596,8 +603,8 @@ def of_parts(parts: wiring.Parts) -> Power:
 
 
 def _in_thread(work: ty.Callable[[], object]) -> None:
-    """Do something in a thread, of which nobody waits for the end: what a BMC
-    takes for an answer is for it to say.
+    """Run a function in a thread, which nothing waits for: how long a BMC
+    takes to answer is up to its driver.
     """
     def run() -> None:
         try:
@@ -609,10 +616,11 @@ def _in_thread(work: ty.Callable[[], object]) -> None:
 
 
 def retry(database: api.Database, name: str) -> None:
-    """Let a host be switched again that could not be.
+    """Let a host be switched again for which that has failed.
 
     :param name: of the host
-    :raises NotFound: when no host of that name could not be switched
+    :raises NotFound: when there is no host of that name for which it has
+        failed
     """
     def attempt() -> int:
         with database.begin() as connection:

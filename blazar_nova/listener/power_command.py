@@ -16,8 +16,8 @@ class Command(power_drivers.PowerDriver):
     """Runs ``command`` with two more arguments: what to do, and the host.
 
     ``state`` prints ``on`` or ``off``; ``names`` prints the names and UUIDs of
-    the host, one a line, as its BMC reports them; ``on``, ``off`` and
-    ``force-off`` print nothing that is read. Exit status 0: it was done.
+    the host, one a line, as its BMC reports them; the output of ``on``,
+    ``off`` and ``force-off`` is not read. Exit status 0: it was done.
     """
 
     def check(self, bmc: power_drivers.Bmc) -> None:
@@ -50,7 +50,8 @@ class Command(power_drivers.PowerDriver):
 
 
 def _words(bmc: power_drivers.Bmc) -> list[str]:
-    """
+    """Return the command and its arguments.
+
     :raises ConfigurationError: when the command cannot be read
     """
     try:
@@ -62,7 +63,7 @@ def _words(bmc: power_drivers.Bmc) -> list[str]:
 
 
 def _run(bmc: power_drivers.Bmc, what: str) -> str:
-    """Run the command; returns what it has printed.
+    """Run the command; return what it has printed.
 
     :raises PowerUnavailable: when it takes too long
     :raises PowerError: when it fails

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The interface of power drivers: what switches hosts on and off.
+"""The interface of power drivers, which switch hosts on and off.
 
 Each is an entry point of the group ``blazar_nova.power_drivers``.
 """
@@ -14,10 +14,10 @@ __all__ = ['Bmc', 'PowerDriver']
 
 @dataclasses.dataclass(frozen=True)
 class Bmc:
-    """What switches one host: its baseboard management controller.
+    """The baseboard management controller of a host, which switches it.
 
     :ivar host: the name of the host
-    :ivar settings: what its operator has written for its driver
+    :ivar settings: the operator's settings for its driver
     :ivar timeout: seconds that one request may take
     :ivar password: reads the password; empty: there is none
     """
@@ -29,7 +29,7 @@ class Bmc:
 
 
 class PowerDriver(abc.ABC):
-    """Speaks with BMCs of one kind. Used by several threads at a time.
+    """Talks to BMCs of one kind. Used by several threads concurrently.
 
     Each method raises :class:`~blazar_core.common.errors.PowerUnavailable` if
     the BMC does not answer within its time-out, and
@@ -53,14 +53,14 @@ class PowerDriver(abc.ABC):
 
     @abc.abstractmethod
     def on(self, bmc: Bmc) -> None:
-        """Request that the host is switched on; does not wait for that.
-        Nothing when it is on.
+        """Request that the host is switched on, without waiting for that. Do
+        nothing if it is on.
         """
 
     @abc.abstractmethod
     def off(self, bmc: Bmc, force: bool) -> None:
-        """Request that the host is switched off; does not wait for that.
-        Nothing when it is off.
+        """Request that the host is switched off, without waiting for that. Do
+        nothing if it is off.
 
         :param force: at once; else its operating system is shut down
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What switches which host: a file of the operator.
+"""The BMCs of the hosts, from a file of the operator.
 
-A section for each host, by its name or that of its nova-compute::
+It has a section for each host, by its name or that of its nova-compute::
 
     [DEFAULT]
     driver = redfish
@@ -12,8 +12,8 @@ A section for each host, by its name or that of its nova-compute::
     [compute1.example.org]
     address = https://10.0.0.1
 
-It is read again when it has changed. Passwords are not in it: they are read
-from ``password_file`` for each request, and kept nowhere.
+It is read again when it has changed. It has no passwords: they are read from
+``password_file`` for each request, and not kept.
 """
 
 import configparser
@@ -32,25 +32,25 @@ __all__ = ['GROUP', 'PowerHosts']
 
 LOG = logging.getLogger(__name__)
 
-#: Of the entry points of the drivers.
+#: The group of the entry points of the drivers.
 GROUP = 'blazar_nova.power_drivers'
-#: What a section says beside the settings of its driver.
+#: The keys of a section that are not settings of its driver.
 _OWN = ('driver', 'password_file', 'identity')
 
 
 class _Entry(ty.NamedTuple):
     driver: power_drivers.PowerDriver
     bmc: power_drivers.Bmc
-    #: By what name or UUID the BMC knows the host; None: by its own.
+    #: The name or UUID by which the BMC knows the host; None: its own.
     identity: str | None
 
 
 class PowerHosts:
-    """Switches hosts, as the file says.
+    """Switches hosts, by the settings in the file.
 
     :param path: of the file
     :param timeout: seconds that one request to a BMC may take
-    :raises ConfigurationError: when it cannot be read, or is wrong
+    :raises ConfigurationError: when the file cannot be read, or is wrong
     """
 
     def __init__(self, path: str, timeout: int) -> None:
@@ -70,12 +70,12 @@ class PowerHosts:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _current(self) -> ty.Mapping[str, _Entry]:
-        """The entries; those of before if the file is wrong now."""
+        """Return the entries; the previous ones if the file is wrong now."""
         with self._lock:
             try:
                 version = self._version()
                 if version != self._seen:
-                    # What is wrong is said once.
+                    # An error is logged once.
                     self._seen = version
                     self._entries = self._read()
                     LOG.info('%s was read again: it has %s hosts', self._path,
@@ -85,8 +85,9 @@ class PowerHosts:
             return self._entries
 
     def _read(self) -> dict[str, _Entry]:
-        """
-        :raises ConfigurationError: when the file is wrong
+        """Read the file.
+
+        :raises ConfigurationError: when it is wrong
         """
         parser = configparser.ConfigParser(interpolation=None)
         try:
@@ -132,7 +133,7 @@ class PowerHosts:
         return found
 
     def known(self, host: str, service: str) -> bool:
-        """Return whether it is known what switches a host.
+        """Return whether a host is in the file.
 
         :param host: its name
         :param service: that of its nova-compute
@@ -142,14 +143,14 @@ class PowerHosts:
     def is_on(self, host: str, service: str) -> bool:
         """Return whether a host is on, or about to be.
 
-        :raises PowerError: as all that follow
+        :raises PowerError: like all methods below
         """
         driver, bmc, _identity = self._entry_of(host, service)
         return driver.is_on(bmc)
 
     def mismatch(self, host: str, service: str) -> str:
         """Return why a BMC seems to be that of another host, a sentence;
-        empty: it is the host's.
+        empty: it is that of the host.
         """
         driver, bmc, identity = self._entry_of(host, service)
         wanted = {_plain(one) for one in (

@@ -2,7 +2,8 @@
 
 """Switch hosts on and off by Redfish.
 
-``sushy`` is imported with the first request: only who uses this needs it.
+``sushy`` is imported with the first request, so that only users of this driver
+need it.
 """
 
 import contextlib
@@ -21,8 +22,8 @@ _CONNECT = 10
 
 
 class Redfish(power_drivers.PowerDriver):
-    """By the Redfish service of each BMC, over HTTPS with a certificate that
-    is verified.
+    """Uses the Redfish service of each BMC, over HTTPS with a verified
+    certificate.
     """
 
     def check(self, bmc: power_drivers.Bmc) -> None:
@@ -63,7 +64,7 @@ class Redfish(power_drivers.PowerDriver):
                        system.get_allowed_reset_system_values()}
             if force or 'GracefulShutdown' in allowed:
                 _reset(system, 'ForceOff' if force else 'GracefulShutdown')
-            # One that cannot is switched off when its time is over.
+            # A system that cannot shut down is forced off after its timeout.
 
 
 def _reset(system: ty.Any, kind: str) -> None:
@@ -74,7 +75,7 @@ def _reset(system: ty.Any, kind: str) -> None:
 
 @contextlib.contextmanager
 def _system(bmc: power_drivers.Bmc) -> ty.Iterator[ty.Any]:
-    """The system of a BMC, as it is now.
+    """Yield the system of a BMC, as it is now.
 
     :raises PowerError: see :class:`power_drivers.PowerDriver`
     """
@@ -94,7 +95,7 @@ def _system(bmc: power_drivers.Bmc) -> ty.Iterator[ty.Any]:
             root = sushy.Sushy(
                 bmc.settings['address'], auth=login,
                 verify=bmc.settings.get('ca_file', True),
-                # Whatever fails is tried again later; 0 would be its default.
+                # Failures are retried later; 0 would mean the default.
                 server_side_retries=1, server_side_retries_delay=1,
                 read_timeout=bmc.timeout,
                 connect_timeout=min(_CONNECT, bmc.timeout))
@@ -106,7 +107,7 @@ def _system(bmc: power_drivers.Bmc) -> ty.Iterator[ty.Any]:
     except errors.PowerError:
         raise
     except Exception as exc:
-        # What a BMC sends may be anything.
+        # A BMC may send anything.
         raise errors.PowerError(
             f'Host {bmc.host}: its BMC refuses: {exc!r}') from exc
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Many things looked at, by few at a time and not all at once."""
+"""Process many things, a few at a time and spread over time."""
 
 from concurrent import futures
 import threading
@@ -17,29 +17,29 @@ LOG = logging.getLogger(__name__)
 
 T = ty.TypeVar('T')
 
-#: Whether what goes on for long is to go on.
+#: Returns whether a long operation is to continue.
 GoOn: ty.TypeAlias = ty.Callable[[], bool]
 
-#: For how many things one after the other the cloud is waited for in vain.
+#: How many things in a row without an answer of the cloud end a walk.
 SILENT = 3
 
-#: How many are looked at side by side.
+#: The number of threads of a walk.
 _THREADS = 4
-#: How many begin in a second, and more where there are too many for that.
+#: How many begin in a second; more if there are too many for that.
 _PER_SECOND = 50
-#: The log says how far it is after so many.
+#: Progress is logged after so many.
 _STEP = 100
 
 
 def always() -> bool:
-    """Nothing keeps it from going on."""
+    """Return True, as nothing stops the operation."""
     return True
 
 
 class _Walk(ty.Generic[T]):
-    """One of them.
+    """The state of one walk.
 
-    :ivar over: set when nobody looks at any more of them
+    :ivar over: set when the walk has ended
     """
 
     def __init__(self, look: ty.Callable[[T], bool], go_on: GoOn) -> None:
@@ -47,12 +47,12 @@ class _Walk(ty.Generic[T]):
         self._go_on = go_on
         self._lock = threading.Lock()
         self._silent = 0
-        #: Whether the cloud is not waited for any more.
+        #: Whether the cloud did not answer, so that the walk is given up.
         self.silent = False
         self.over = threading.Event()
 
     def visit(self, thing: T) -> None:
-        """Look at one of them, unless it is over."""
+        """Look at one thing, unless the walk is over."""
         if self.over.is_set() or not self._go_on():
             self.over.set()
             return
@@ -64,7 +64,7 @@ class _Walk(ty.Generic[T]):
         with self._lock:
             self._silent = 0 if answers else self._silent + 1
             if self._silent >= SILENT:
-                # For good: others that were under way may be answered yet.
+                # For good, though concurrent ones may still be answered.
                 self.silent = True
                 self.over.set()
 
@@ -75,13 +75,12 @@ def walk(clock: clocks.Clock, what: str, things: ty.Sequence[T],
     """Look at many things.
 
     :param what: they are, for the log
-    :param look: at one of them; returns whether the cloud answered. What it
-        raises ends this
-    :param go_on: whether to; asked before each of them
-    :param spread: seconds that it may take, so that the cloud has them one
-        after the other; 0: as few as possible
-    :raises CloudUnavailable: when several of them one after the other had no
-        answer
+    :param look: looks at one of them; returns whether the cloud answered. An
+        exception of it ends the walk
+    :param go_on: whether to continue; asked before each of them
+    :param spread: seconds that the walk may take, to spread the load on the
+        cloud; 0: as short as possible
+    :raises CloudUnavailable: when several of them in a row had no answer
     """
     size = _PER_SECOND if not spread else max(
         _PER_SECOND, -(-len(things) // spread))
@@ -94,7 +93,7 @@ def walk(clock: clocks.Clock, what: str, things: ty.Sequence[T],
             if one.over.is_set() or not go_on():
                 break
             last = min(first + size, len(things))
-            # What one of them has raised is raised here.
+            # Raises what one of them has raised.
             for _visited in pool.map(one.visit, things[first:last]):
                 pass
             if last // _STEP > first // _STEP and not one.over.is_set():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What may have changed in Nova, until it is looked into."""
+"""Hints of what may have changed in Nova, until it is checked."""
 
 import collections
 import threading
@@ -11,20 +11,21 @@ from blazar_nova.compat import process
 
 __all__ = ['Hint', 'Hints']
 
-#: Seconds after the news of a move at which hosts are looked at again: Nova
-#: gives back what a server had where it was when it has told everything.
+#: Seconds after the notification of a move at which hosts are looked at again:
+#: Nova frees what the server used on its old host only after its last
+#: notification.
 _AFTERWARDS = (2, 15)
 #: Seconds until a host that could not be looked at is tried again.
 _AGAIN = 10
 
 
 class Hint(ty.NamedTuple):
-    """Something may be different now.
+    """Something that may have changed.
 
     :ivar kind: ``server``, ``usage`` or ``host`` (see :meth:`Hints.add`);
-        ``came`` or ``left`` when Nova said all there is to know
-    :ivar name: which server, or which service host
-    :ivar told: what Nova said
+        ``came`` or ``left`` when the notification is complete
+    :ivar name: the server, or the service host
+    :ivar told: what Nova has notified
     """
 
     kind: str
@@ -33,7 +34,7 @@ class Hint(ty.NamedTuple):
 
 
 class Hints:
-    """Hints that wait. Many at one thing are one. Safe between threads."""
+    """Pending hints, at most one of each. Thread-safe."""
 
     def __init__(self, clock: clocks.Clock) -> None:
         self._clock = clock
@@ -46,18 +47,17 @@ class Hints:
 
     def add(self, server_id: str | None = None, usage: str | None = None,
             host: str | None = None) -> None:
-        """Something may have happened to a server.
+        """Add hints that something may have happened to a server or a host.
 
-        :param usage: the service host on which something may run now, or
-            not any more
-        :param host: the service host that itself may be another one now
+        :param usage: the service host whose usage may have changed
+        :param host: the service host that may itself have changed
         """
         kinds = {'server': server_id, 'usage': usage, 'host': host}
         self._add(*(Hint(kind, name, None)
                     for kind, name in kinds.items() if name))
 
     def add_told(self, told: process.Told) -> None:
-        """A server came or left."""
+        """Add a hint that a server came or left."""
         self._add(Hint('left' if told.takes is None else 'came',
                        told.server_id, told))
 
@@ -68,11 +68,11 @@ class Hints:
             self._news.notify_all()
 
     def add_move(self, *service_hosts: str | None) -> None:
-        """Servers have moved from or to there."""
+        """Have the hosts that servers have left or come to looked at later."""
         self._look_later({one for one in service_hosts if one}, _AFTERWARDS)
 
     def add_again(self, service_hosts: ty.Collection[str]) -> int:
-        """They could not be looked at; returns when they are tried again."""
+        """Have hosts that could not be looked at tried again; return when."""
         self._look_later(service_hosts, (_AGAIN,))
         return self._clock.now() + _AGAIN
 
@@ -84,7 +84,8 @@ class Hints:
                             for one in service_hosts]
 
     def due(self) -> set[str]:
-        """The service hosts to look at again by now; they do not stay."""
+        """Return and remove the service hosts that are due for another look.
+        """
         now = self._clock.elapsed()
         with self._news:
             due = {one for when, one in self._later if when <= now}
@@ -92,7 +93,7 @@ class Hints:
         return due
 
     def next(self, wait: bool) -> Hint | None:
-        """The oldest one; it does not stay.
+        """Return and remove the oldest hint.
 
         :param wait: until there is one, or :meth:`stop`
         :returns: ``None`` when there is none
@@ -105,7 +106,7 @@ class Hints:
             return self._waiting.popitem(last=False)[1]
 
     def stop(self) -> None:
-        """No thread waits any more."""
+        """Wake all threads that wait; none waits from now on."""
         with self._news:
             self._stopping = True
             self._news.notify_all()

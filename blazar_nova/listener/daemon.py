@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""blazar-listener: notifications in, due events out.
+"""blazar-listener: follow Nova's notifications, and carry out due events.
 
-Side by side, the notifications of Nova become hints for the :mod:`mirror
-<blazar_nova.listener.server_sync>`, the :mod:`engine
-<blazar_core.lifecycle.engine>` carries out due events, the :mod:`watch
-<blazar_core.healing.overbooking>` looks after what is promised, servers leave
-hosts that are away (:mod:`~blazar_core.healing.evacuation`), leases that
-wait for room get it (:mod:`~blazar_core.lifecycle.admission_queue`), hosts are
-looked at again on which something was under way, and from time to time one of
-them compares the books with Nova in full (:mod:`comparison
-<blazar_nova.listener.periodic_sync>`). The :mod:`monitors
-<blazar_nova.listener.monitors>` see which hosts have failed. Any number of
-listeners may run.
+The following run concurrently. Nova's notifications become hints for the
+:mod:`server sync <blazar_nova.listener.server_sync>`. The :mod:`engine
+<blazar_core.lifecycle.engine>` carries out due events. The :mod:`overbooking
+check <blazar_core.healing.overbooking>` reassigns bookings that no longer fit.
+Servers are moved off unavailable hosts
+(:mod:`~blazar_core.healing.evacuation`), and leases that wait for capacity are
+admitted (:mod:`~blazar_core.lifecycle.admission_queue`). Hosts with unfinished
+operations are rechecked. One listener at a time runs the :mod:`periodic sync
+<blazar_nova.listener.periodic_sync>` with Nova. The :mod:`monitors
+<blazar_nova.listener.monitors>` detect failed hosts. Any number of listeners
+may run.
 """
 
 import contextlib
@@ -53,33 +53,33 @@ __all__ = ['Listener']
 
 LOG = logging.getLogger(__name__)
 
-#: What is notified of leases, in either form.
+#: Prefixes of the types of notifications about leases, in either form.
 _OURS = ('lease.', f'{notifications.PREFIX}lease.')
-#: Events that say nothing of where servers are and what they take. When a
-#: build starts, Nova does not tell the host; when a deletion does, all is
-#: still there.
+#: Prefixes of event types that say nothing about where servers are and what
+#: they use. When a build starts, Nova does not know the host; when a deletion
+#: does, everything is still in use.
 _IGNORED = ('instance.update', 'instance.exists', 'instance.create.start',
             'instance.delete.start', 'instance.shutdown.', 'compute.',
             'scheduler.', 'libvirt.', 'metrics.', 'keypair.', 'flavor.',
             'server_group.', 'server.interruptible.', 'host.',
             notifications.PREFIX)
-#: Of these, what runs where it came from and where it goes is told before it
-#: is so.
+#: Those that are notified before the usage of the old and the new host has
+#: changed.
 _MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
           'instance.resize', 'instance.shelve_offload', 'instance.unshelve')
 
-#: Seconds between two looks for hosts at which to look again.
+#: Seconds between two looks for hosts that are due for a recheck.
 _TICK = 1
-#: Seconds between two times that old changes are forgotten: what there is of
-#: them is bounded by that, however long a comparison takes, or how it fails.
+#: Seconds between two removals of old changes: this bounds their number,
+#: however long a sync takes, or if it fails.
 _TRIM = 60
 
 
 class Listener:
     """The daemon.
 
-    :raises ConfigurationError: when Nova or its configuration is not as it
-        has to be; it says which line to write
+    :raises ConfigurationError: when Nova or its configuration is not as
+        required; says which line to write
     """
 
     def __init__(self, conf: ty.Any, clock: clocks.Clock | None = None,
@@ -197,19 +197,19 @@ class Listener:
                                 daemon=True)
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start all threads; return at once."""
         port = self.parts.conf.blazar.metrics_port
         if port:
             self.metrics.serve(self.parts.conf.blazar.metrics_host, port)
         LOG.info('Started')
-        # A hint is noted at once, and every thread that waits for another
-        # one wakes each second.
+        # A hint is added at once, and every other thread of the pool would
+        # wake each second.
         self._messages.start(override_pool_size=1)
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Take up nothing new."""
+        """Start nothing new."""
         self._stopping.set()
         self._messages.stop()
         self.monitors.suspected.set()
@@ -218,7 +218,7 @@ class Listener:
         self.engine.stop()
 
     def wait(self) -> None:
-        """Return when what was under way is done."""
+        """Return when running work is done."""
         self._messages.wait()
         for thread in self._threads:
             thread.join()
@@ -231,7 +231,7 @@ class Listener:
 
     def handle(self, event_type: str, payload: dict[str, ty.Any],
                publisher_id: str = '') -> None:
-        """A notification has come."""
+        """Handle a notification."""
         if event_type.startswith(_OURS):
             self.engine.wake()
         elif not event_type.startswith(_IGNORED):
@@ -251,15 +251,15 @@ class Listener:
                     data.get('host'), publisher_id.partition(':')[2])
 
     def announce(self) -> None:
-        """Tell what would be over by now, where every boot that is none is
-        only told of.
+        """Notify about servers whose default lease would have ended, if
+        default leases are only announced.
         """
         if self.parts.conf.blazar.default_reservation == 'announce':
             self.parts.end_notices.tell()
         self.parts.end_notices.trim()
 
     def find_orphans(self) -> None:
-        """See to leases whose project or user there is no more."""
+        """Handle leases whose project or user no longer exists."""
         try:
             self.parts.orphans.find()
             self.engine.wake()
@@ -269,6 +269,6 @@ class Listener:
 
 
 def _name() -> str:
-    """Unique among all listeners, and told apart by people."""
+    """Return a readable name that is unique among all listeners."""
     return f'{socket.gethostname()}:{os.getpid()}:' + (
         uuidutils.generate_uuid()[:8])

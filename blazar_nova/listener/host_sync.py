@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Makes the books true to what hosts have, and to what runs there."""
+"""Sync hosts and their usage with Nova and placement."""
 
 import contextlib
 import dataclasses
@@ -26,17 +26,17 @@ __all__ = ['HostSync']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds for which a host is taken to have the providers that it had.
+#: Seconds for which a host is assumed to keep its providers.
 _LASTS = 600
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Before:
-    """What was known of all hosts before any of them was looked at.
+    """The state of all hosts before any of them was looked at.
 
     :ivar now: when that was
-    :ivar generations: of the books
-    :ivar trees: of placement; none when it did not say
+    :ivar generations: in the reservation database
+    :ivar trees: of placement; empty when it did not answer
     """
 
     now: int
@@ -45,25 +45,25 @@ class _Before:
 
 
 class HostSync:
-    """Compares the books of hosts with Nova and placement."""
+    """Syncs the hosts in the reservation database with Nova and placement."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
-        #: By a host's uuid, what was last seen of it in full, and when; but
-        #: not what consumers take, which may be much.
+        #: By host uuid, what was seen last of it in full, and when; without
+        #: the allocations of consumers, which may be many.
         self._facts: dict[str, tuple[int, compute_hosts.Facts]] = {}
 
     def compare_all(self, apart: ty.Callable[..., bool],
                     go_on: batches.GoOn = batches.always, spread: int = 0,
                     ) -> None:
-        """Make the books true for every host.
+        """Sync all hosts.
 
-        :param apart: carries out what may fail by itself; see
+        :param apart: runs what may fail by itself; see
             :meth:`server_sync.ServerSync.apart`
-        :param go_on: whether to
+        :param go_on: whether to continue
         :param spread: seconds that it may take
-        :raises CloudUnavailable: when several hosts one after the other
-            could not be looked at
+        :raises CloudUnavailable: when several hosts in a row could not be
+            looked at
         """
         before = self._before_all()
         found, complete = compute_hosts.all_hosts()
@@ -78,7 +78,9 @@ class HostSync:
             self.retain(uuids, before.now)
 
     def _before_all(self) -> _Before:
-        """The books first: who writes after this has seen what is true."""
+        """Read the reservation database first: a later write to it is based on
+        newer data.
+        """
         now = self._parts.clock.now()
         with self._parts.database.connection() as connection:
             generations = inventory.generations(connection)
@@ -91,9 +93,9 @@ class HostSync:
         return _Before(now, generations, trees)
 
     def compare_pools(self, apart: ty.Callable[..., bool]) -> None:
-        """Make the books true for what resource types have of their own.
+        """Sync the hosts of pools that resource types maintain.
 
-        :param apart: as above
+        :param apart: see :meth:`compare_all`
         """
         for name, kind in self._parts.types.named.items():
             apart(f'Capacity and usage of {name}',
@@ -112,7 +114,7 @@ class HostSync:
         self.retain({host.uuid for host in hosts}, asked, name)
 
     def _examine(self, name: str, kind: resource_types.ResourceType) -> None:
-        """Make the books true for the enrolled hosts of a pool."""
+        """Sync the enrolled hosts of a pool."""
         now = self._parts.clock.now()
         with self._parts.database.reader() as session:
             rows = {row.uuid: row for row in enrollment.pooled(session, name)}
@@ -127,7 +129,8 @@ class HostSync:
                         host.name, model.amounts_in_words(host.capacity))
             with (contextlib.suppress(api.LostRace),
                   self._parts.database.writer() as session):
-                # What somebody decided meanwhile is looked at next time.
+                # A host that was decided about meanwhile is left to the next
+                # sync.
                 inventory.report(
                     session, now, host, {}, rows[host.uuid].generation)
 
@@ -138,8 +141,8 @@ class HostSync:
 
     def retain(self, uuids: set[str], asked: int | None = None,
                pool: str = model.COMPUTE) -> None:
-        """Take the room from all hosts of a pool but these, and those that
-        were written down since.
+        """Remove the capacity of all hosts of a pool but these, and those that
+        were recorded since.
 
         :param asked: when the cloud was asked for them; None: now
         """
@@ -156,7 +159,7 @@ class HostSync:
                 session, uuids, self._parts.clock.now(), pool, asked)
 
     def compare_service_host(self, service_host: str) -> None:
-        """Make the books true for all hosts of a nova-compute."""
+        """Sync all hosts of a nova-compute."""
         failed = None
         for host in compute_hosts.on_service_host(service_host):
             try:
@@ -168,9 +171,9 @@ class HostSync:
 
     def compare(self, host: compute_hosts.ComputeHost,
                 before: _Before | None = None) -> None:
-        """Make the books true for a host.
+        """Sync a host.
 
-        :param before: what was known of all of them; None: ask about this one
+        :param before: what was known of all hosts; None: ask about this one
         """
         self._parts.database.retried(self._compare, host, before)
 
@@ -183,7 +186,7 @@ class HostSync:
                 host.uuid, before.trees.get(host.uuid),
                 self._facts.get(host.uuid, (0, None))[1])
         else:
-            # Somebody has decided about it since, and may know better.
+            # It was decided about since, maybe with newer data.
             facts = compute_hosts.facts(host.uuid)
         if facts is None:
             return
@@ -197,20 +200,20 @@ class HostSync:
                 LOG.debug('Host %s: %s', host.name, facts)
 
     def _before(self, uuid: str) -> tuple[int, int | None]:
-        """When the cloud is asked about a host, and what is known then.
+        """Return the time before the cloud is asked about a host, and the
+        recorded generation.
 
         Other listeners ask about it too, and the first to ask may be the last
-        to write: it sees by that that it has to ask again.
+        to write: by the generation it notices that it has to ask again.
         """
         with self._parts.database.connection() as connection:
             return self._parts.clock.now(), inventory.generations(
                 connection, [uuid]).get(uuid)
 
     def compare_usage(self, service_host: str) -> None:
-        """Make the books true for what runs on the hosts of a nova-compute.
+        """Sync the usage of the hosts of a nova-compute.
 
-        Of a host that is in the books as it was last seen, nothing else is
-        asked.
+        If they are recorded as they were last seen, only their usage is read.
         """
         with self._parts.database.reader() as session:
             hosts = session.execute(
@@ -238,7 +241,7 @@ class HostSync:
                 LOG.debug('Host %s: %s', uuid, taken)
 
     def believe(self, told: process.Told) -> bool:
-        """Write down that a server came or left, as Nova told.
+        """Record that a server came or left, as notified.
 
         :returns: ``False`` where that cannot be done: then look
         """
@@ -251,7 +254,8 @@ class HostSync:
                 told.node, told.server_id, told.takes)
 
     def due(self, now: int) -> set[str]:
-        """The service hosts with a server that was let in and not heard of.
+        """Return the service hosts with a server that was admitted and of
+        which no notification has come.
         """
         with self._parts.database.reader() as session:
             return set(session.scalars(sa.select(
@@ -259,9 +263,9 @@ class HostSync:
 
     def looked_at(self, now: int, service_hosts: set[str],
                   again: int | None) -> None:
-        """Those that were due at ``now`` were looked at, or are due again.
+        """Record that the hosts that were due at ``now`` were looked at.
 
-        :param again: when; ``None`` for not at all
+        :param again: when they are due again; ``None``: not
         """
         if service_hosts:
             self._parts.database.retried(

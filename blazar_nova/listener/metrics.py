@@ -2,11 +2,11 @@
 
 """Metrics for Prometheus, and a health check, over HTTP.
 
-Each listener serves what it knows of itself: its loops, its index and its
-database. What is so for the whole cloud, and what all processes have counted,
-is read by one listener at a time, the leader, and served by it alone: sums
-over all listeners are right. It is read in a thread of its own and served from
-memory, so that a request waits for nothing and delays no event.
+Each listener serves its own values: its loops, its index and its database. The
+values of the whole cloud, and the counters of all processes, are read by one
+listener at a time, the leader, and served by it alone, so that sums over all
+listeners are right. They are read in a separate thread and served from memory,
+so that a request waits for nothing and delays no event.
 """
 
 import collections
@@ -41,21 +41,21 @@ __all__ = ['MOST', 'Metrics', 'PAUSE']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds between two times that the values of the whole cloud are read.
+#: Seconds between two reads of the values of the whole cloud.
 PAUSE = 15
-#: Of so many projects there are metrics at most.
+#: The most projects for which there are metrics.
 MOST = 1000
-#: For which hours from now on it is said what is reserved.
+#: The hours from now on for which reserved capacity is reported.
 AHEAD = (0, 1, 4, 24)
-#: A loop that had no success for so many of its pauses, and for so many
-#: seconds, is not healthy.
+#: A loop is unhealthy without a success for so many of its pauses, and for so
+#: many seconds.
 _PAUSES, _PATIENCE = 3, 60
 
 _Family: ty.TypeAlias = core.Metric
 
 
 class Metrics:
-    """What a listener serves.
+    """The metrics that a listener serves.
 
     :param name: of the listener, unique among all that run
     :param threads: those that have to run
@@ -68,9 +68,10 @@ class Metrics:
         self._timeout: int = parts.conf.blazar.worker_timeout
         self._leader = leader_election.Leader(
             parts.database, parts.clock, 'metrics', name, PAUSE, self._timeout)
-        #: Of the whole cloud, and until when nobody else serves them.
+        #: The values of the whole cloud, and until when no other listener
+        #: serves them.
         self._shared: tuple[list[_Family], int] = [], 0
-        #: By loop, its pause, and when it had success last.
+        #: By loop, its pause, and the time of its last success.
         self._loops: dict[str, tuple[int, int]] = {}
         self._registry = prometheus_client.CollectorRegistry()
         self._registry.register(self)
@@ -80,10 +81,9 @@ class Metrics:
 
     def watched(self, name: str, pause: int,
                 look: ty.Callable[[], object]) -> ty.Callable[[], object]:
-        """Return a function of a loop, of which it is noted when it had
-        success.
+        """Return the function of a loop, which records when it succeeds.
 
-        :param pause: seconds between two times that it is called
+        :param pause: seconds between two calls
         """
         self._loops[name] = pause, self._parts.clock.now()
 
@@ -128,7 +128,7 @@ class Metrics:
         self._shared = found, now + PAUSE + self._timeout
 
     def leave(self) -> None:
-        """Let another listener serve them, and serve nothing any more."""
+        """Let another listener serve the values of the whole cloud."""
         self._shared = [], 0
         self._leader.leave(done=False)
 
@@ -190,7 +190,7 @@ class Metrics:
         zone_of = {row.id: zones.get(
             row.service_host, self._parts.conf.default_availability_zone)
             for row in hosts}
-        # What there is none of is 0, and not missing.
+        # Amounts of zero are reported, too.
         none = [(row.id, dict.fromkeys(model.plain(row.capacity), 0))
                 for row in hosts]
         _add(capacity, zone_of, (
@@ -313,10 +313,10 @@ class Metrics:
                 b'There are /metrics and /healthcheck.\n')
 
     def serve(self, host: str, port: int) -> int:
-        """Serve them by a thread of its own.
+        """Serve the metrics in a separate thread.
 
         :returns: the port
-        :raises ConfigurationError: when that cannot be done
+        :raises ConfigurationError: when the address cannot be used
         """
         try:
             self._server = server.ThreadingHTTPServer(
@@ -332,7 +332,7 @@ class Metrics:
         return int(self._server.server_address[1])
 
     def stop(self) -> None:
-        """Serve nothing any more."""
+        """Stop serving."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -362,7 +362,7 @@ def _add(family: core.GaugeMetricFamily, zone_of: ty.Mapping[int, str],
 
 
 def _lateness(rows: ty.Iterable[counters.Counted]) -> _Family:
-    """Return how late starts and ends were."""
+    """Return the histogram of how late starts and ends were."""
     family = core.HistogramMetricFamily(
         engine.LATENESS, 'Seconds from the time of a start or an end until it '
         'was carried out.', labels=['type'])
@@ -396,6 +396,6 @@ def _handler(metrics: Metrics) -> type[server.BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: ty.Any) -> None:
-            """Prometheus asks all the time."""
+            """Log nothing, as Prometheus sends requests all the time."""
 
     return Handler

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Monitors: who sees that hosts are down.
+"""Monitors, which detect failed hosts.
 
-Each is an entry point of the group ``blazar_nova.monitors``. Whether it is
-believed is decided in :mod:`blazar_core.healing.host_status`.
+Each is an entry point of the group ``blazar_nova.monitors``.
+:mod:`blazar_core.healing.host_status` decides whether a report is believed.
 """
 
 import abc
@@ -26,47 +26,47 @@ __all__ = ['ComputeServices', 'Fencing', 'Monitor', 'Monitors']
 
 LOG = logging.getLogger(__name__)
 
-#: How many hosts are fenced at the same time, and seconds until one is tried
-#: again.
+#: The most hosts that are fenced at the same time, and seconds until one is
+#: tried again.
 _AT_ONCE, _PAUSE = 16, 60
 
 
 class Monitor(abc.ABC):
-    """Sees which hosts are down.
+    """Detects which hosts are down.
 
-    :cvar event_types: how begin the types of those of Nova's notifications
-        after which it has to look at once
+    :cvar event_types: prefixes of the types of Nova's notifications after
+        which it has to look at once
     """
 
     event_types: ty.ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def look(self, parts: wiring.Parts) -> host_status.Report:
-        """What is seen of hosts; those that it knows nothing of are left out.
+        """Return a report on hosts; hosts that it does not know are left out.
 
         :param parts: those of the listener
-        :raises CloudUnavailable: when nothing can be said now
+        :raises CloudUnavailable: when there is no report now
         """
 
     def fence(self, parts: wiring.Parts, host: str) -> bool:
-        """Make sure that nothing runs on a host that has failed: cut its
-        power, say. Safe to repeat, also by several listeners at a time.
+        """Make sure that nothing runs on a failed host, for example by cutting
+        its power. Safe to repeat, also concurrently by several listeners.
 
-        The listener asks only where it evacuates servers of leases
-        (``[blazar] evacuate``), about hosts that have failed and are not in
-        maintenance, again and again until a monitor says yes: then it forces
-        the nova-compute down, and does not ask any more in that failure.
-        Asked in a thread of its own, of which nobody waits for the end.
+        The listener calls this only if it evacuates servers of leases
+        (``[blazar] evacuate``), for hosts that have failed and are not in
+        maintenance, until a monitor returns True: then it forces the
+        nova-compute down, and does not call it again for that failure. Called
+        in a separate thread, which nothing waits for.
 
         :param parts: those of the listener
         :param host: the name of its nova-compute
-        :returns: whether it is sure
+        :returns: whether it is certain
         """
         return False
 
 
 class ComputeServices(Monitor):
-    """Goes by the state of nova-compute, as Nova has it."""
+    """Reports the state of nova-compute, as Nova has it."""
 
     event_types = ('service.',)
 
@@ -92,7 +92,7 @@ def _seen(host: str,
 class Monitors:
     """All monitors of this installation.
 
-    :raises ConfigurationError: when one cannot be loaded
+    :raises ConfigurationError: when a monitor cannot be loaded
     """
 
     def __init__(self, parts: wiring.Parts) -> None:
@@ -102,19 +102,19 @@ class Monitors:
             parts.conf.blazar.enable_polling_monitor) else None
         self._monitors = extensions.load('blazar_nova.monitors', Monitor)
         self._fencing = Fencing(parts, self._monitors)
-        #: Set when something was told that may be a failure.
+        #: Set when a notification may mean a failure.
         self.suspected = threading.Event()
 
     def tell(self, event_type: str) -> None:
-        """A notification of Nova has come."""
+        """Handle the type of a notification of Nova."""
         if self._pushed and any(
                 event_type.startswith(one.event_types)
                 for one in self._monitors.values()):
             self.suspected.set()
 
     def run(self, stopping: threading.Event) -> None:
-        """Look again and again, and at once when something is suspected,
-        until it is stopped: set :attr:`suspected` then.
+        """Look periodically, and at once when a failure is suspected, until
+        ``stopping`` is set: set :attr:`suspected` then, too.
         """
         clock = self._parts.clock
         while not stopping.is_set():
@@ -128,13 +128,13 @@ class Monitors:
                               'failed')
             clock.wait(self.suspected, model.FOREVER if self._polling is None
                        else clock.now() + self._polling)
-            # Before it is asked whether to stop: both are said then.
+            # Before ``stopping`` is checked: both are set to stop.
             self.suspected.clear()
 
     def look(self) -> None:
-        """See which hosts are down. One that any monitor sees down is down.
+        """Ask which hosts are down. A host is down if any monitor reports it.
 
-        A monitor that fails keeps no other one from being asked.
+        A monitor that fails does not keep others from being asked.
         """
         report: dict[str, host_status.Down | None] = {}
         for name, monitor in self._monitors.items():
@@ -154,11 +154,11 @@ class Monitors:
         self._parts.host_status.update(report)
 
     def certain(self, failed: ty.Mapping[str, bool]) -> frozenset[str]:
-        """Which hosts that have failed are certain to run nothing: those whose
-        nova-compute is forced down, and is not heard of either.
+        """Return the failed hosts that are certain to run nothing: their
+        nova-compute is forced down, and does not report.
 
-        :param failed: by its uuid, whether monitors may fence a host; they
-            begin with that, and it is certain when they have done it
+        :param failed: by uuid, whether monitors may fence a host; this starts
+            it, and the host is certain when they have done it
         """
         with self._parts.database.reader() as session:
             rows = session.execute(sa.select(
@@ -180,8 +180,8 @@ class Monitors:
 
 
 class Fencing:
-    """Has monitors fence hosts, each host in a thread of its own: how long it
-    takes is for them to say. Who ends does not wait for that.
+    """Has monitors fence hosts, each host in a separate thread, as only they
+    know how long it takes. Nothing waits for these threads.
     """
 
     def __init__(self, parts: wiring.Parts,
@@ -191,11 +191,11 @@ class Fencing:
             name: one for name, one in monitors.items()
             if type(one).fence is not Monitor.fence}
         self._threads: dict[str, threading.Thread] = {}
-        #: When a host may be tried again, in seconds of the process's life.
+        #: By host, when it may be tried again, by the monotonic clock.
         self._again: dict[str, float] = {}
 
     def begin(self, uuid: str, host: str) -> None:
-        """Have a host fenced, if that is not done, or was tried, just now.
+        """Start to fence a host, unless that is running or was tried recently.
 
         :param uuid: of the host
         :param host: the name of its nova-compute

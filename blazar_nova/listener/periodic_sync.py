@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The comparison in full: by one listener at a time, again and again.
+"""The periodic sync: a full comparison, by one listener at a time.
 
-Whose turn it is stands in the database
-(:mod:`blazar_core.db.leader_election`), and the listener that compared the
-last time goes on as long as it lives: it knows already which hosts have not
-changed since. What a listener was told and could not write down is found by
-whoever compares next, which is asked for at once then.
+The leader is recorded in the database (:mod:`blazar_core.db.leader_election`).
+It remains the leader as long as it runs, as it knows which hosts have not
+changed. Changes that a listener was notified of and could not record are found
+by the next sync, which is then requested at once.
 """
 
 import contextlib
@@ -24,23 +23,23 @@ __all__ = ['NAME', 'PeriodicSync']
 
 LOG = logging.getLogger(__name__)
 
-#: Of what the listeners take turns at.
+#: The name of the leader election.
 NAME = 'comparison'
 
-#: Seconds between two looks whose turn it is, and after a comparison that
-#: failed altogether.
+#: Seconds between two attempts to become the leader, and after a sync that
+#: failed entirely.
 _PAUSE = 10
-#: Seconds in which a comparison gets further, or another listener begins one.
+#: Seconds without progress after which another listener may take over.
 _STUCK = 600
 
 
 class PeriodicSync:
-    """Compares when it is this listener's turn.
+    """Runs the sync while this listener is the leader.
 
-    :param interval: seconds from one comparison to the next
+    :param interval: seconds from one sync to the next
     :param worker_timeout: seconds after which a listener counts as dead
     :param stopping: set when this is to end, and then ``mirror.missed``
-    :param parts: what else is done with each comparison
+    :param parts: what else runs with each sync
     """
 
     def __init__(self, clock: clocks.Clock, turn: leader_election.Leader,
@@ -51,20 +50,20 @@ class PeriodicSync:
         self._turn = turn
         self._pause = min(_PAUSE, interval)
         self._interval = interval
-        #: The servers come after the hosts.
+        #: The rest of the interval is for the servers.
         self._spread = interval // 2
-        #: A turn is extended in good time.
+        #: The leadership is extended in good time.
         self._beat = max(1, worker_timeout // 3)
         self._mirror = mirror
         self._missed = mirror.missed
         self._stopping = stopping
         self._parts = parts
-        #: Until when others have the turn first, and when a comparison got
-        #: further; as of :meth:`clocks.Clock.elapsed`.
+        #: Until when other listeners may become the leader first, and when a
+        #: sync last made progress; as of :meth:`clocks.Clock.elapsed`.
         self._others_first = self._further = float('-inf')
 
     def run(self) -> None:
-        """Compare each time that it is this listener's turn, until stopped."""
+        """Run the sync whenever this listener is the leader, until stopped."""
         while not self._stopping.is_set():
             again = None
             try:
@@ -77,10 +76,11 @@ class PeriodicSync:
                               'not be determined; again in %s s', self._pause)
             soon = self._clock.now() + self._pause
             if again is None:
-                # However much is missed meanwhile.
+                # However many changes are missed meanwhile.
                 self._clock.wait(self._stopping, soon)
             else:
-                # What was told while the database was away is not told again.
+                # Changes during an outage of the database are not notified
+                # again.
                 self._clock.wait(self._missed, min(again, soon))
         try:
             self._turn.leave(done=True)
@@ -89,7 +89,7 @@ class PeriodicSync:
                      'necessary: %s', exc)
 
     def look(self) -> int | None:
-        """Compare, if it is this listener's turn.
+        """Run the sync if this listener is the leader.
 
         :returns: None: it was; else when it may be
         :raises DatabaseUnavailable: when the database does not answer
@@ -115,16 +115,16 @@ class PeriodicSync:
         elif all(seen):
             self._turn.done()
         else:
-            # Another listener may reach what this one does not.
+            # Another listener may reach services that this one does not.
             self._turn.leave(done=True)
             self._others_first = self._clock.elapsed() + (
                 self._interval + 2 * self._pause)
         return None
 
     def _compare_all(self, lost: threading.Event, seen: list[bool]) -> bool:
-        """Whether it was done, however well.
+        """Run the sync; return whether it was complete, even with failures.
 
-        :param seen: whether the cloud could be asked is added
+        :param seen: gets whether Nova and placement answered
         """
         def go_on() -> bool:
             self._further = self._clock.elapsed()
@@ -139,7 +139,7 @@ class PeriodicSync:
             try:
                 part()
             except errors.DatabaseUnavailable:
-                # What happened meanwhile has to be found soon after.
+                # Changes during that time have to be found soon after.
                 self._missed.set()
                 return False
             except Exception:
@@ -148,7 +148,8 @@ class PeriodicSync:
 
     @contextlib.contextmanager
     def _kept(self) -> ty.Iterator[threading.Event]:
-        """Extend the turn meanwhile; what it gives is set when it is lost."""
+        """Extend the leadership meanwhile; yield what is set when it is lost.
+        """
         over, lost = threading.Event(), threading.Event()
         thread = threading.Thread(
             target=self._keep, args=(over, lost), name='turn', daemon=True)
@@ -177,7 +178,7 @@ class PeriodicSync:
                     lost.set()
                     return
             except errors.DatabaseUnavailable:
-                # The comparison ends by that as well.
+                # The sync ends by that as well.
                 pass
             except Exception:
                 LOG.exception('Periodic sync: extending the claim failed')

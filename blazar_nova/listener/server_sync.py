@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Keeps the books true to Nova.
+"""Sync the reservation database with Nova.
 
-What Nova's notifications say is mostly that something may have changed, and
-where; what is true is then asked of Nova and placement. Only of a server
-without a lease that came or left the notification is believed
-(:func:`inventory.record`): that is what everybody's boots and deletions are.
-What no notification told, or what it told wrongly, is found by a comparison in
-full from time to time.
+Nova's notifications are mostly taken as hints that something may have changed,
+and where; Nova and placement are then asked for the current state. A
+notification itself is used only if a server without a lease came or left
+(:func:`inventory.record`): these are all ordinary boots and deletions. Changes
+that were not notified, or notified wrongly, are found by a full comparison
+from time to time.
 """
 
 import threading
@@ -37,19 +37,20 @@ LOG = logging.getLogger(__name__)
 
 P = ty.ParamSpec('P')
 
-#: Seconds after which a server shown as RESERVED must have its lease, and how
-#: many that have none are deleted at a time: those that a nova-api was at work
-#: on when it died. More of them say that it is the books that are wrong.
+#: Seconds after which a server shown as RESERVED must have its lease, and the
+#: most servers without a lease that are deleted at a time: those that a
+#: nova-api was creating when it died. If there are more, the reservation
+#: database is wrong.
 _ORPHAN_AGE = 600
 _MOST_ORPHANS = 10
 
 
 class ServerSync:
-    """Compares the books with Nova, in small and in full.
+    """Syncs the reservation database with Nova, change by change and in full.
 
-    :param freed: called when a server of a lease was found to be gone, with
-        the lease and the id of the host where it was booked
-    :ivar missed: set when something was told that could not be written down
+    :param freed: called when a server of a lease is found to be gone, with the
+        lease and the id of the host where it was booked
+    :ivar missed: set when a notified change could not be recorded
     """
 
     def __init__(self, parts: wiring.Parts,
@@ -68,17 +69,17 @@ class ServerSync:
             self._look_into(hint)
 
     def catch_up(self) -> None:
-        """Look into all hints that are there, here and now."""
+        """Look into all pending hints now."""
         while (hint := self.hints.next(wait=False)) is not None:
             self._look_into(hint)
 
     def stop(self) -> None:
-        """Look into no more hints."""
+        """Look into no more hints; wake the threads that wait for them."""
         self.hints.stop()
         self.missed.set()
 
     def _look_into(self, hint: change_hints.Hint) -> bool:
-        """Returns whether it could be found out."""
+        """Look into a hint; return whether that was possible."""
         try:
             if hint.told is not None:
                 self._believe(hint.told)
@@ -94,14 +95,14 @@ class ServerSync:
             self.missed.set()
             return False
         except Exception:
-            # The next comparison in full finds it.
+            # The next periodic sync finds it.
             LOG.exception('%s %s: checking the notified change failed',
                           hint.kind, hint.name)
             return False
         return True
 
     def _believe(self, told: process.Told) -> None:
-        """Write down what was told, or ask where that cannot be done."""
+        """Record a notified change, or look it up if that cannot be done."""
         if not self.hosts.believe(told):
             self.compare_server(told.server_id)
             self.hosts.compare_usage(told.service_host)
@@ -109,7 +110,7 @@ class ServerSync:
     # -- comparing -----------------------------------------------------------
 
     def compare_server(self, server_id: str) -> None:
-        """Make the books true for a server, if it is a lease's."""
+        """Reconcile a server, if it has a lease."""
         booked = self._parts.leases.lookup.booked(server_id)
         if booked is None:
             return
@@ -121,15 +122,15 @@ class ServerSync:
 
     def compare_all(self, go_on: batches.GoOn = batches.always,
                     spread: int = 0) -> bool:
-        """Make the books true for every host and every leased server.
+        """Sync all hosts and all leased servers.
 
-        Hosts first: the books can only follow a server to a host they know.
-        What fails of it is logged, and keeps nothing else from being done.
+        Hosts first: a booking can only follow its server to a known host. A
+        failure of a part is logged, and does not affect the others.
 
-        :param go_on: whether to; what is left is not done when it is not
+        :param go_on: whether to continue; if not, the rest is left out
         :param spread: seconds that the hosts may take
-        :returns: whether Nova and placement could be asked
-        :raises DatabaseUnavailable: when nothing can be
+        :returns: whether Nova and placement answered
+        :raises DatabaseUnavailable: when the database does not answer
         """
         parts: tuple[ty.Callable[[], bool | None], ...] = (
             lambda: self.apart('The hosts', self.hosts.compare_all,
@@ -137,15 +138,15 @@ class ServerSync:
             lambda: self.hosts.compare_pools(self.apart),
             lambda: self.apart('The servers', self._compare_servers, go_on),
             self.catch_up)
-        # Each of them, whatever has become of those before it.
+        # Each of them, whatever the previous ones returned.
         return all([part() is not False for part in parts if go_on()])
 
     def apart(self, what: str, work: ty.Callable[P, None], *args: P.args,
               **kwargs: P.kwargs) -> bool:
-        """Compare something, so that nothing else suffers when it fails.
+        """Compare something, so that its failure affects nothing else.
 
-        :returns: whether it could be compared, or failed by itself; not when
-            the cloud did not answer
+        :returns: False when the cloud did not answer; True when it was
+            compared, or failed by itself
         """
         try:
             work(*args, **kwargs)
@@ -177,7 +178,7 @@ class ServerSync:
     def _compare_batch(self, nova: bulk_state.BulkState,
                        books: ty.Mapping[str, cloud_api.ObservedServer],
                        batch: ty.Sequence[str], differ: list[str]) -> None:
-        """Look at all of them together, and again at those that differ.
+        """Look up a batch of servers, and reconcile those that differ.
 
         :param differ: gets their ids, with those of lease and project
         """
@@ -190,8 +191,8 @@ class ServerSync:
                 self._look_into(change_hints.Hint('server', server_id, None))
 
     def trim(self) -> None:
-        """Forget what nobody asks for any more: old changes of the books, and
-        the keys of old requests.
+        """Remove what is no longer needed: old changes in the feed, and
+        records of old requests and refusals.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
@@ -203,9 +204,9 @@ class ServerSync:
                                      self._parts.database, now)
 
     def recheck(self) -> None:
-        """Look at the hosts whose recheck is due.
+        """Look at the hosts that are due for a recheck.
 
-        A scheduler has let a server in there of which no notification came,
+        A scheduler has admitted a server there of which no notification came,
         or a server has moved.
         """
         looked = {True: set[str](), False: set[str]()}
@@ -219,10 +220,10 @@ class ServerSync:
 
     def _delete_orphans(self, nova: bulk_state.BulkState,
                         books: ty.Container[str]) -> None:
-        """Servers shown as RESERVED that no lease holds.
+        """Delete servers that are shown as RESERVED and have no lease.
 
-        nova-api died between marking them and writing down their lease: the
-        user got no answer, and nothing would ever build them.
+        nova-api died between marking them and recording their lease: the user
+        got no answer, and nothing would ever build them.
         """
         before = self._parts.clock.now() - _ORPHAN_AGE
         orphans = [server_id for server_id, waits in nova.waiting.items()
@@ -244,8 +245,8 @@ class ServerSync:
             self.apart(f'Server {server_id}', self.delete_orphan, server_id)
 
     def _have_leases(self) -> bool:
-        """Whether there is any lease in the books, or has been; those that
-        are over stay until they are purged.
+        """Return whether the reservation database has any lease, or had one;
+        leases that are over stay until they are purged.
         """
         with self._parts.database.reader() as session:
             there = session.scalar(sa.select(models.Lease.id).limit(1))
@@ -253,8 +254,8 @@ class ServerSync:
             lease_purge.purged_before(self._parts.database) is not None)
 
     def delete_orphan(self, server_id: str) -> None:
-        """Delete a server that waits for a lease which nobody made."""
-        # It is old only by the clock of this process.
+        """Delete a server that waits for a lease that was never recorded."""
+        # It may be old only by the clock of this process.
         self._parts.database.check_clock()
         if not self._parts.leases.lookup.is_leased(server_id):
             LOG.warning('Server %s is RESERVED without a lease, because '

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The filter that keeps every promise of the books.
+"""The scheduler filter that keeps reserved capacity for its leases.
 
-It asks the books once for each server, about all hosts together; they are
-in memory, and only what changed is read. What is then chosen is claimed
-(:mod:`blazar_nova.compat.nova_scheduler`) before anybody else can choose it:
-that decides, in the database. So a server without a lease is judged by what
-was read within the last second, unless that leaves it few hosts.
+It looks up all hosts together, once for each server, in an index in memory;
+only changes are read. The chosen host is then claimed
+(:mod:`blazar_nova.compat.nova_scheduler`) before any other request can choose
+it; the claim decides, in the database. So for a server without a lease, the
+index may be a second old, unless that leaves few hosts.
 """
 
 from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
@@ -38,27 +38,26 @@ __all__ = ['LeaseFilter']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds that the books may be old by which hosts are chosen, for a server
-#: that has no booking.
+#: Seconds by which the index may be stale for a server without a booking.
 LAG = 1
-#: Hosts that have to be left for each server then: those may be taken
-#: meanwhile, and others be free again.
+#: The hosts that have to be left for each server then: they may be taken
+#: meanwhile, and others become free.
 FEW = 10
 _INTERRUPTIBLE = 'An interruptible server (--hint interruptible=True), or a'
 
 
 class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
-    """Where a server may be placed without breaking a promise.
+    """Passes the hosts where a server does not use reserved capacity.
 
-    A leased server: on the host of its booking, and on any other where there
-    is room for it until its lease ends; the weigher prefers the former. Any
-    other server: where there is room for ever; but one of a reservation's
-    flavor that has no place in it: nowhere. It is the booking in the
-    books that lets a server in, never a hint, which anybody could write.
+    These are for a leased server the host of its booking, which the weigher
+    prefers, and any other host that has capacity until its lease ends; for any
+    other server the hosts where capacity is free indefinitely; and none for a
+    server of a reservation's flavor that has no slot. A recorded booking
+    admits a server, never a hint, which any user could write.
 
-    While the database of the books is away, ``[blazar]
-    on_database_failure`` says what becomes of servers; those of a
-    reservation's flavor go nowhere.
+    While the reservation database is unavailable, ``[blazar]
+    on_database_failure`` decides; servers of a reservation's flavor get no
+    host.
     """
 
     def __init__(self) -> None:
@@ -105,7 +104,7 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
 
     def _why(self, spec: ty.Any, resources: model.Resources,
              uuids: ty.Collection[str]) -> str | None:
-        """Return what the owner of a server without a host is told."""
+        """Return the explanation for the owner of a server without a host."""
         if spec.flavor is not None and flavors.reservation_of(spec.flavor):
             return None
         found = self._eligibility.reserved_later(
@@ -126,10 +125,10 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
     def _rooms(self, spec: ty.Any, resources: model.Resources,
                uuids: ty.Collection[str], wholly: bool,
                candidates: eligibility.Candidates) -> eligibility.Eligible:
-        """Where a server may go.
+        """Return on which hosts a server may be placed.
 
         :param uuids: of the hosts that Nova asks about
-        :param wholly: whether to look for its booking, in books of now
+        :param wholly: whether to look for its booking, in a current index
         :param candidates: what it could take of the providers of hosts
         """
         reservation_id = bound_servers.reservation_of(spec.flavor) or (
@@ -151,7 +150,7 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
 
 
 def _kept(hosts: list[ty.Any], found: eligibility.Eligible) -> list[ty.Any]:
-    """The hosts that have capacity."""
+    """Return the hosts that have capacity."""
     room_on, elsewhere = found.by_host.get, found.elsewhere
     if elsewhere and all(found.by_host.values()):
         return hosts

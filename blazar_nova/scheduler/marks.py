@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the filter writes on Nova's request.
+"""Marks of the filter on Nova's request.
 
-Nova hands the same RequestSpec to the filters and then to the weighers, once
-for each server of the request; between two of them the filter writes anew.
+Nova passes the same RequestSpec to the filters and then to the weighers, for
+each server of the request; the filter sets the mark each time.
 """
 
 import typing as ty
@@ -14,7 +14,7 @@ _BOOKED = '_blazar_booked'
 
 
 def mark_booked(spec: ty.Any, booked: str | None) -> None:
-    """Note the host that the server in question has its booking on.
+    """Mark the host on which the current server is booked.
 
     :param booked: its uuid
     """
@@ -22,5 +22,5 @@ def mark_booked(spec: ty.Any, booked: str | None) -> None:
 
 
 def is_booked(spec: ty.Any, host_state: ty.Any) -> bool:
-    """Whether that is this host."""
+    """Return whether a host is the marked one."""
     return bool(getattr(spec, _BOOKED, None) == host_state.uuid)

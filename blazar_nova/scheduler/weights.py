@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The weigher that sends a leased server to the host of its booking."""
+"""The weigher that prefers the booked host of a leased server."""
 
 from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
 
@@ -14,20 +14,20 @@ from blazar_nova.scheduler import marks
 __all__ = ['LeaseWeigher']
 
 
-#: What Nova's own weighers see to: where the servers are that run, they
-#: know better than what was booked before.
+#: Policies that Nova's own weighers handle: they know where servers run now,
+#: which is better than what was booked before.
 _WISHES = (model.Affinity.SOFT_SAME.value, model.Affinity.SOFT_DIFFERENT.value)
 
 
 class LeaseWeigher(nova_scheduler.HostWeigher):  # type: ignore[misc]
-    """The booked host before all others, whatever other weighers say.
+    """Prefers the booked host to all others, whatever other weighers say.
 
-    It has no say where a server group wishes its servers together or apart.
+    Has no effect on server groups with a soft affinity or anti-affinity.
     """
 
     def weight_multiplier(self, host_state: ty.Any) -> float:
-        # Nova normalizes each weigher's weights to 0..1; what operators
-        # multiply theirs with is far below this.
+        # Nova normalizes each weigher's weights to 0..1; the multipliers of
+        # operators are far below this.
         return 1e9
 
     def _weigh_object(self, host_state: ty.Any, weight_properties: ty.Any,

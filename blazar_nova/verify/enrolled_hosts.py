@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The hosts that serve leases only, in the books and in Nova."""
+"""Check the hosts that serve leases only, in the database and in Nova."""
 
 import functools
 import typing as ty
@@ -21,7 +21,8 @@ __all__ = ['differences']
 
 
 def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
-    """Nova keeps others off enrolled hosts, and knows whose each of them is.
+    """Yield enrolled hosts that Nova does not keep others off, or whose
+    reservation it does not know.
     """
     with parts.database.reader() as session:
         hosts = enrollment.listed(session)
@@ -65,9 +66,9 @@ def _not_in_nova(hosts: ty.Collection[models.Host]) -> list[models.Host]:
 def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                 left: ty.Container[int],
                 ) -> ty.Iterator[findings.Difference]:
-    """A host whose enrollment or removal was interrupted.
+    """Yield the hosts whose enrollment or removal was interrupted.
 
-    :param left: the ids of those that nothing keeps from leaving
+    :param left: the ids of the hosts whose removal nothing prevents
     """
     at_work = host_enrollment.HostEnrollment(parts)
     for host in hosts:
@@ -90,8 +91,8 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
 
 
 def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
-    """A reservation has the hosts in Nova that it has in the books, and no
-    servers but its own are on them.
+    """Yield the reservations that have other hosts in Nova than recorded, and
+    the hosts of reservations with servers that do not belong to them.
     """
     with parts.database.reader() as session:
         held = session.execute(
@@ -109,7 +110,7 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
         if rows[0].status != states.Lease.ACTIVE:
             continue
         uuids = {one.uuid for one in pool.members_of(reservation_id)}
-        # One that is returned leaves it before it is cleaned.
+        # A returned host leaves it before it is cleaned.
         late = {row.uuid for row in rows if row.overdue_at is not None}
         if uuids and uuids - late != {row.uuid for row in rows} - late:
             yield findings.Difference(
@@ -124,7 +125,7 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
 
 def _strangers(members: ty.Collection[pool.Member], reservation_id: str,
                ) -> ty.Iterator[findings.Difference]:
-    """On hosts that a reservation has all of are no servers but its own."""
+    """Yield the hosts of a reservation with servers that are not its own."""
     for service_host, server_ids in host_servers.strangers(
             members, reservation_id).items():
         yield findings.Difference(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Gaps: what could not be compared, and why."""
+"""Gaps of a verification: objects that could not be compared, and why."""
 
 import dataclasses
 
@@ -9,9 +9,9 @@ __all__ = ['Gaps', 'why']
 
 @dataclasses.dataclass
 class Gaps:
-    """What could not be compared in one look.
+    """The gaps of one look.
 
-    :ivar failures: in words, for the report
+    :ivar failures: sentences for the report
     :ivar unseen: by uuid, why a host could not be looked at
     """
 
@@ -20,5 +20,5 @@ class Gaps:
 
 
 def why(exc: Exception) -> str:
-    """An error as a part of one line."""
+    """Return an error as a part of one line."""
     return f'{type(exc).__name__}: {" ".join(str(exc).split())}'

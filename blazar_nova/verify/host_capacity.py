@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every host's capacity and use, in the books and in placement."""
+"""Check the capacity and usage of hosts against placement."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ __all__ = ['HostCapacity']
 
 LOG = logging.getLogger(__name__)
 
-#: So many hosts between two lines of progress.
+#: The number of hosts between two lines of progress.
 _STEP = 100
 
 State = cloud_api.ServerState
@@ -37,7 +37,7 @@ _amounts = model.amounts_in_words
 class HostCapacity:
     """Compares hosts.
 
-    :param say: is told how it goes on
+    :param say: called with lines of progress
     """
 
     def __init__(self, parts: wiring.Parts, books: host_sync.HostSync,
@@ -49,7 +49,8 @@ class HostCapacity:
 
     def differences(self, only: set[ty.Hashable] | None,
                     ) -> ty.Iterator[Difference]:
-        """Every host's capacity and use, in the books and in placement."""
+        """Yield hosts whose recorded capacity or usage differs from placement.
+        """
         found, complete = compute_hosts.all_hosts()
         if not complete:
             self._gaps.failures.append(
@@ -67,7 +68,7 @@ class HostCapacity:
             if number % (_STEP) == 0:
                 self._say(f'{number} of {len(found)} hosts')
             try:
-                # Its differences, or none: not some of them.
+                # All of its differences, or none.
                 differences = [*self._host(host, rows.get(host.uuid))]
             except errors.DatabaseUnavailable:
                 raise
@@ -75,7 +76,7 @@ class HostCapacity:
                 self._gaps.unseen[host.uuid] = (
                     f'Host {host.name} could not be compared: {gaps.why(exc)}')
                 silent += 1
-                # It is not the hosts then.
+                # Then the hosts are not the cause.
                 if silent == batches.SILENT or only is None and not seen and (
                         number == len(found)):
                     raise
@@ -116,7 +117,7 @@ class HostCapacity:
         bookings = self._booked_on(row.id)
         runs = {**pending.awaited(row.consumers, self._parts.clock.now()),
                 **facts.allocations}
-        # What runs on a host that a reservation has all of is its own.
+        # Servers on a whole host of a reservation are its own.
         counted = {} if row.assigned_to is not None else {
             consumer: amounts for consumer, amounts in runs.items()
             if consumer not in bookings}
@@ -132,7 +133,7 @@ class HostCapacity:
                 amounts for amounts, *_rest in known.values()), _sum(
                     amounts for consumer, amounts in counted.items()
                     if consumer in evictable))}
-        # What is new on the host is counted as what it is by itself.
+        # Servers that are new on the host are counted correctly anyway.
         wrong = (evictable ^ {*known}).intersection(row.consumers or ())
         if wrong:
             mend = functools.partial(self._reclassify, mend, row.id, wrong)
@@ -187,11 +188,11 @@ class HostCapacity:
     def _allocated(self, host: compute_hosts.ComputeHost, booking: ty.Any,
                    allocated: ty.Any, mend: ty.Callable[[], None],
                    ) -> ty.Iterator[Difference]:
-        """What a running server is booked with is what it has."""
+        """Yield a running server whose booking differs from its allocation."""
         server_id = booking.server_id
         if allocated is not None:
             written, truth = _amounts(booking.resources), _amounts(allocated)
-            # Within a reservation that has all of the host it takes nothing.
+            # Within a whole host of a reservation, a server takes nothing.
             if written != truth and booking.resources:
                 yield Difference(
                     ('allocation', host.uuid, server_id, written, truth),

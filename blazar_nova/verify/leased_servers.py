@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every server of a lease, and those that should be one's."""
+"""Check the servers of leases, and servers that should have a lease."""
 
 import functools
 import typing as ty
@@ -24,14 +24,14 @@ from blazar_nova.verify import gaps
 
 __all__ = ['ADMISSION', 'LeasedServers']
 
-#: Seconds in which an admission is over, one way or the other.
+#: Seconds after which an admission has succeeded or failed.
 ADMISSION = 60
 
-#: Seconds after which nobody is at work any more on a server that was
-#: deleted before it had a cell.
+#: Seconds after which no service works any longer on a server that was deleted
+#: before it had a cell.
 _LEFT = 3600
 
-#: So many servers between two lines of progress.
+#: The number of servers between two lines of progress.
 _STEP = 1000
 
 _NOBODY = 'nova-api failed while creating it, and no service will build it'
@@ -42,7 +42,7 @@ State = cloud_api.ServerState
 class LeasedServers:
     """Compares servers.
 
-    :param say: is told how it goes on
+    :param say: called with lines of progress
     """
 
     def __init__(self, parts: wiring.Parts, mirror: server_sync.ServerSync,
@@ -53,7 +53,7 @@ class LeasedServers:
         self._say = say
 
     def differences(self) -> ty.Iterator[Difference]:
-        """Every server of a lease, and those that should be one's."""
+        """Yield differences of servers of leases, and servers without one."""
         nova = bulk_state.BulkState(self._parts.cloud)
         count = 0
         for rows in self._leased():
@@ -73,7 +73,7 @@ class LeasedServers:
             for name in sorted(nova.silent)]
 
     def _leased(self) -> ty.Iterator[ty.Sequence[ty.Any]]:
-        """The bookings of servers with their leases, many at a time."""
+        """Yield the bookings of servers with their leases, many at a time."""
         query = sa.select(
             models.Booking.id, models.Booking.server_id,
             models.Booking.running, models.Booking.host_id,
@@ -102,7 +102,7 @@ class LeasedServers:
 
     def _server(self, row: ty.Any, seen: cloud_api.ObservedServer,
                 ) -> ty.Iterator[Difference]:
-        """A server of a lease, in the books and in Nova."""
+        """Yield a server of a lease that is recorded differently from Nova."""
         verdict = self._judge(row, seen)
         if verdict is not None:
             text, remedy = verdict
@@ -116,8 +116,10 @@ class LeasedServers:
 
     def _judge(self, row: ty.Any, seen: cloud_api.ObservedServer,
                ) -> tuple[str, str | None] | None:
-        """What is wrong with a server, and what an operator can do; nothing
-        (None) if the books just have to be made true.
+        """Return what is wrong with a server, and what an operator can do
+        about it (None: the reservation database has to be updated).
+
+        :returns: None: nothing is wrong
         """
         state = seen.state
         if state is State.GONE:
@@ -130,9 +132,9 @@ class LeasedServers:
             return f'still exists in Nova ({state.value})', (
                 'delete it: it is past its end')
         if state is State.ERROR:
-            # One that ran before keeps what it has, and so its booking; so
-            # does one that will be sent again. What Nova keeps for one that
-            # failed is compared with its host.
+            # A server that ran before keeps its allocation, and so its
+            # booking; so does a server that will be sent again. What Nova
+            # keeps of a failed one is compared with its host.
             return None if (row.running or row.host_id is None or
                             row.failed_at is not None or
                             row.params is not None or
@@ -180,7 +182,7 @@ class LeasedServers:
                 '' if row.params is not None else '; its lease ends with it'))
 
     def _orphans(self, nova: bulk_state.BulkState) -> ty.Iterator[Difference]:
-        """Servers that wait for a build which no lease has."""
+        """Yield the servers that wait for a build and have no lease."""
         waiting = self._unleased(nova.waiting)
         hints = bulk_state.hints_of(
             one for one in waiting if not nova.waiting[one].reserved)
@@ -198,7 +200,9 @@ class LeasedServers:
                 its.since + ADMISSION)
 
     def _endless(self, nova: bulk_state.BulkState) -> ty.Iterator[Difference]:
-        """Servers that were booted with a lease and have none any more."""
+        """Yield the servers that were booted with a lease and no longer have
+        one.
+        """
         seen = nova.look(self._unleased(nova.asked_for(self._asks)))
         for server_id, one in seen.items():
             if one.state in (State.RUNNING, State.BUILDING, State.ERROR):
@@ -210,7 +214,7 @@ class LeasedServers:
                     'delete it, or let it run as a server without a lease')
 
     def _left_behind(self) -> ty.Iterator[Difference]:
-        """Servers that were deleted before they were built."""
+        """Yield the servers that were deleted before they were built."""
         for server_id in self._unleased(
                 unbuilt_leftovers.left_behind(self._asks, _LEFT)):
             yield Difference(
@@ -222,7 +226,7 @@ class LeasedServers:
 
     @staticmethod
     def _unmapped(silent: set[str]) -> ty.Iterator[Difference]:
-        """Servers that are there, and that Nova's API does not find."""
+        """Yield the servers in cells that Nova's API does not find."""
         for one in unmapped_servers.unmapped(silent):
             where = f'on host {one.host}' if one.host else 'on no host'
             yield Difference(
@@ -233,7 +237,7 @@ class LeasedServers:
                 'the server')
 
     def _strangers(self, silent: set[str]) -> ty.Iterator[Difference]:
-        """What placement has on hosts, and is no server of any cell."""
+        """Yield the consumers in placement that are no server of any cell."""
         with self._parts.database.reader() as session:
             hosts = {consumer: row.name for row in session.execute(
                 sa.select(models.Host.name, models.Host.consumers).where(
@@ -252,17 +256,17 @@ class LeasedServers:
                 'audit --delete"')
 
     def _asks(self, hints: ty.Mapping[str, object]) -> bool:
-        """Whether these hints ask for a lease, whenever that was."""
+        """Return whether hints request a lease, at any time."""
         try:
             return hint_params.lease_request(
                 hints, self._parts.clock.now(),
                 hint_params.defaults(self._parts.conf)) is not None
         except errors.InvalidLeaseParams:
-            # Its time is over; with others, the boot was refused.
+            # Its time has passed; for other errors, the boot was refused.
             return True
 
     def _unleased(self, server_ids: ty.Iterable[str]) -> list[str]:
-        """Those of some servers that have no booking."""
+        """Return those of some servers that have no booking."""
         unleased: list[str] = []
         for batch in bulk_state.batches(server_ids):
             with self._parts.database.reader() as session:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The reservations that can be used, in the books and in Nova."""
+"""Check which reservations can be used in Nova."""
 
 import functools
 import typing as ty
@@ -16,7 +16,9 @@ __all__ = ['differences']
 
 
 def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
-    """A reservation can be used while its lease is ACTIVE."""
+    """Yield reservations that can be used though their lease is not active, or
+    cannot be though it is ACTIVE.
+    """
     there, telling = set[str](), set[str]()
     for name, kind in parts.types.named.items():
         opened = kind.opened()
@@ -24,7 +26,7 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
             telling.add(name)
             there |= set(opened)
     with parts.database.reader() as session:
-        # Of types, too, that are not installed here.
+        # Includes types that are not installed here.
         begun = {row.id: row for row in session.execute(
             sa.select(models.Reservation.id, models.Lease.name,
                       models.Lease.id.label('lease_id'),

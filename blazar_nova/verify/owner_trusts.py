@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The trusts of owners, in the books and in keystone."""
+"""Check the trusts of owners in keystone."""
 
 import functools
 import typing as ty
@@ -22,7 +22,8 @@ __all__ = ['OwnerTrusts']
 class OwnerTrusts:
     """Compares trusts.
 
-    :param are_ours: whether nobody else is given trusts to our service user
+    :param are_ours: whether no other cloud is given trusts for our service
+        user
     """
 
     def __init__(self, parts: wiring.Parts, books: audit.Audit,
@@ -33,7 +34,7 @@ class OwnerTrusts:
         self._strays: set[str] | None = None
 
     def differences(self) -> ty.Iterator[Difference]:
-        """Every build that is held has its trust, and every trust its lease.
+        """Yield deferred builds without a trust, and trusts without a lease.
         """
         trusts = self._parts.trusts
         if not trusts.is_configured():
@@ -44,7 +45,7 @@ class OwnerTrusts:
             builds = set(session.scalars(
                 sa.select(models.HeldBuild.lease_id)))
         for trust_id, (lease_id, name, status) in known.items():
-            # Any other ends without it, if need be.
+            # Other leases end without it, if necessary.
             if trust_id not in held and lease_id in builds and (
                     status in states.HOLDING and
                     service_user.ServiceUser.read(trust_id) is None):
@@ -69,7 +70,7 @@ class OwnerTrusts:
 
     def _revoke(self, trust_id: str) -> None:
         if self._strays is None:
-            # Leases have been made since the trusts were looked at.
+            # Leases were created since the trusts were listed.
             self._strays = self._parts.lifecycle.lease_close.strays()
         if trust_id in self._strays:
             self._parts.trusts.revoke(trust_id)

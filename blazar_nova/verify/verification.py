@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Compares the books with themselves, Nova, placement and keystone.
+"""Compare the reservation database with itself, Nova, placement and keystone.
 
-What is found is named in words, one line each. What may be mended without
-harm is mended, on request, by the functions that blazar-listener uses: each
-of them asks again what is true before it changes anything.
+Each difference is described in one line. Differences that can be fixed without
+harm are fixed on request, by the functions that blazar-listener uses: each of
+them reads the current state before it changes anything.
 
-A cloud does not stand still while one looks at it. So what differs is looked
-at again after a while, and counts only if it differs in the same way then.
+A cloud changes while it is compared. So differences are checked again after a
+while, and count only if they are the same then.
 
-* :mod:`~blazar_nova.verify.verification` looks, mends, and looks again;
+* :mod:`~blazar_nova.verify.verification` compares, fixes, and compares again;
 * :mod:`~blazar_nova.verify.host_capacity`,
   :mod:`~blazar_nova.verify.leased_servers`,
   :mod:`~blazar_nova.verify.open_reservations` and
   :mod:`~blazar_nova.verify.owner_trusts` compare what their names say;
-* :mod:`~blazar_nova.verify.gaps` are what could not be compared.
-
-Looking at everything, mending what can be, and looking again.
+* :mod:`~blazar_nova.verify.gaps` has what could not be compared.
 """
 
 import itertools
@@ -39,23 +37,23 @@ __all__ = ['Report', 'Verifier', 'auditor']
 
 LOG = logging.getLogger(__name__)
 
-#: Differences by where they were found.
+#: Differences by the section in which they were found.
 _Found: ty.TypeAlias = dict[str, list[Difference]]
 
-#: Seconds, besides those that it may sleep, after which a listener must have
-#: taken up what is due.
+#: Seconds, in addition to its longest sleep, within which a listener must have
+#: taken due events.
 _LATE = 60
 
-#: How often mending and looking again may lead to something else to mend.
+#: How often to fix and compare: a fix may reveal other differences.
 _ROUNDS = 3
 
 
 class Report(ty.NamedTuple):
-    """What has come of it.
+    """The result of a verification.
 
-    :ivar mended: what differed, and does not any more
-    :ivar left: what differs
-    :ivar problems: what went wrong while it was mended
+    :ivar mended: differences that no longer exist
+    :ivar left: differences that remain
+    :ivar problems: fixes that failed
     :ivar failures: what could not be compared, and why
     """
 
@@ -66,19 +64,19 @@ class Report(ty.NamedTuple):
 
 
 def auditor(parts: wiring.Parts) -> audit.Audit:
-    """What reads the books alone."""
+    """Return the audit of the reservation database by itself."""
     return audit.Audit(
         parts.database, parts.clock, parts.lifecycle, parts.encryption.open,
         parts.conf.blazar.max_sleep + _LATE)
 
 
 class Verifier:
-    """Looks for differences, and mends them.
+    """Finds differences, and fixes them.
 
     :param pause: waits so many seconds
-    :param say: is told how it goes on
-    :param grace: seconds between two looks at what differs
-    :param trusts_are_ours: whether nobody else is given trusts to our
+    :param say: called with lines of progress
+    :param grace: seconds between two looks at differences
+    :param trusts_are_ours: whether no other cloud is given trusts for our
         service user
     """
 
@@ -96,7 +94,7 @@ class Verifier:
                                                   self._gaps, say)
         of_trusts = owner_trusts.OwnerTrusts(parts, self._audit,
                                              trusts_are_ours)
-        # Hosts first: the books can only follow a server to a host they know.
+        # Hosts first: a booking can only follow its server to a known host.
         self._sections: dict[str, ty.Callable[[
             set[ty.Hashable] | None], ty.Iterable[Difference]]] = {
                 'hosts': host_capacity.HostCapacity(parts, self._mirror.hosts,
@@ -111,11 +109,11 @@ class Verifier:
                 'trusts': lambda _only: of_trusts.differences()}
 
     def size(self) -> dict[str, int]:
-        """How much there is to compare."""
+        """Return how much there is to compare."""
         return self._audit.size()
 
     def run(self, fix: bool) -> Report:
-        """Look, mend if that is wanted, and look again."""
+        """Compare, fix if ``fix``, and compare again."""
         left = self._stays()
         ever = dict.fromkeys(_all(left))
         problems: list[str] = []
@@ -130,7 +128,7 @@ class Verifier:
                       _all(left), problems, self._gaps.failures)
 
     def _mend(self, differences: ty.Iterable[Difference]) -> list[str]:
-        """Mend what can be; returns what could not, and why."""
+        """Fix what can be fixed; return what could not be, and why."""
         problems = []
         for difference in differences:
             if difference.mend is None:
@@ -147,16 +145,16 @@ class Verifier:
                 LOG.exception('%s This could not be fixed', difference.text)
                 problems.append(f'Fix failed, {gaps.why(exc)}: '
                                 f'{difference.text}')
-        # What moved has left other hosts behind.
+        # Fixes may have left hints about other hosts.
         self._mirror.catch_up()
         return problems
 
     # -- looking -------------------------------------------------------------
 
     def _stays(self, before: _Found | None = None) -> _Found:
-        """What differs, and still does so after a while.
+        """Return the differences that remain after a while.
 
-        :param before: what differs where it cannot be seen now
+        :param before: the differences of what cannot be compared now
         """
         self._gaps.failures = []
         found = self._look(dict.fromkeys(self._sections), before or {})
@@ -176,10 +174,11 @@ class Verifier:
 
     def _look(self, sections: ty.Mapping[str, set[ty.Hashable] | None],
               before: _Found) -> _Found:
-        """What differs now.
+        """Return the current differences.
 
-        :param sections: where to look; with that whose only interest
-        :param before: what differs where it cannot be seen now
+        :param sections: where to look; each with the objects to compare, None:
+            all
+        :param before: the differences of what cannot be compared now
         """
         found = {}
         for name, only in sections.items():

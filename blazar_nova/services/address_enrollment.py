@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Enrolling the addresses of which floating IPs are reserved."""
+"""Enrollment of the addresses that floating IP reservations use."""
 
 import ipaddress
 import typing as ty
@@ -23,20 +23,20 @@ LOG = logging.getLogger(__name__)
 
 
 class AddressEnrollment:
-    """Enrolls addresses, and says which are."""
+    """Enrolls and removes addresses, and shows the enrolled ones."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
         self._database = parts.database
 
     def add(self, network_id: str, address: str) -> dict[str, ty.Any]:
-        """Let leases reserve an address.
+        """Enroll an address, so that leases can reserve it.
 
-        :returns: it, as :meth:`show` has it
-        :raises InvalidLeaseParams: when it is none of that network, or
-            neutron gives it to others
-        :raises Conflict: when it is enrolled, or used
-        :raises CloudUnavailable: when neutron does not answer
+        :returns: the address, as :meth:`show` returns it
+        :raises InvalidLeaseParams: if the address is not in that network, or
+            neutron allocates it itself
+        :raises Conflict: if it is already enrolled, or in use
+        :raises CloudUnavailable: if neutron does not answer
         """
         network = self._network()
         subnets = network.subnets(network_id)
@@ -66,10 +66,10 @@ class AddressEnrollment:
             return enrollment.add(session, self._parts.clock.now(), host)
 
     def remove(self, address_id: str) -> None:
-        """Let no lease reserve an address.
+        """Remove an address, so that no lease can reserve it.
 
-        :raises NotFound: when it is not enrolled
-        :raises Conflict: when leases have reserved it
+        :raises NotFound: if it is not enrolled
+        :raises Conflict: if leases have reserved it
         """
         self._database.retried(self._remove, address_id)
 
@@ -79,15 +79,15 @@ class AddressEnrollment:
                                 _row(session, address_id))
 
     def show(self, address_id: str) -> dict[str, ty.Any]:
-        """An enrolled address.
+        """Return an enrolled address.
 
-        :raises NotFound: when it is not enrolled
+        :raises NotFound: if it is not enrolled
         """
         with self._database.reader() as session:
             return _described(_row(session, address_id))
 
     def listed(self) -> list[dict[str, ty.Any]]:
-        """All enrolled addresses."""
+        """Return all enrolled addresses."""
         with self._database.reader() as session:
             return [_described(row) for row in enrollment.pooled(
                 session, floating_ips.NAME)]
@@ -102,9 +102,9 @@ def _row(session: orm.Session, address_id: str) -> models.Host:
 
 def _subnet_of(subnets: ty.Iterable[network_api.Subnet], address: str,
                network_id: str) -> str:
-    """The id of the subnet of an address that neutron gives to nobody.
+    """Return the id of the subnet of an address outside allocation pools.
 
-    :raises InvalidLeaseParams: when there is none
+    :raises InvalidLeaseParams: if there is none
     """
     wanted = ipaddress.ip_address(address)
     if wanted.version != 4:
@@ -133,12 +133,12 @@ def _subnet_of(subnets: ty.Iterable[network_api.Subnet], address: str,
 
 
 def _described(row: models.Host) -> dict[str, ty.Any]:
-    """An address in the API's words."""
+    """Return an address as the API shows it."""
     return {
         'id': row.uuid,
         floating_ips.NETWORK: row.properties[floating_ips.NETWORK],
         floating_ips.SUBNET: row.properties[floating_ips.SUBNET],
         'floating_ip_address': row.name,
-        # Others have it, or its network or subnet does not exist.
+        # False: it is in use, or its network or subnet does not exist.
         'reservable': bool(row.capacity),
         'created_at': clocks.stamp(row.enrolled_at or 0), 'updated_at': None}

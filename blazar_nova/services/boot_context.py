@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the middleware and the admission tell each other about one boot.
+"""State of one boot, shared by the middleware and the lease admission.
 
-Both work for the same request in the same thread, with all of Nova's
-``create()`` between them.
+Both run in the thread of the request; Nova's ``create()`` runs between them.
 """
 
 import contextlib
@@ -18,12 +17,12 @@ __all__ = ['Boot', 'current', 'underway']
 
 @dataclasses.dataclass
 class Boot:
-    """A boot, and what becomes of it.
+    """A boot request and its result.
 
-    :ivar request: the lease that it asks for; None: it asks for none
+    :ivar request: the requested lease; None: the boot requests none
     :ivar hints: the scheduler hints, as they were sent
-    :ivar refused: what a program wants to know of why it was refused
-    :ivar lease: the lease that it got
+    :ivar refused: machine-readable details of a refusal
+    :ivar lease: the lease that was created
     """
 
     request: requests.LeaseRequest | None
@@ -37,7 +36,7 @@ _current: contextvars.ContextVar[Boot | None] = contextvars.ContextVar(
 
 
 def current() -> Boot | None:
-    """The boot that this thread is at work on, if it may get a lease."""
+    """Return the boot that this thread handles; None: there is none."""
     return _current.get()
 
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A service of the operator's that is asked about leases.
+"""The operator's external service that allows or denies leases.
 
-It speaks as the one that Blazar asks (``external_service_*``): it gets a POST
-with the lease in JSON, and answers 204 for yes and 403 for no, then with a
-``message`` for the user. A service that does not answer has not said yes.
+The protocol is that of Blazar's ``external_service_*`` options: a POST with
+the lease in JSON, answered with 204 (allowed) or 403 (denied, with a
+``message`` for the user). No lease is allowed while the service does not
+answer.
 
-Where it commits leases as well (``external_service_commits``), leases have an
-id and what they reserve of each resource class.
+If the service also commits leases (``external_service_commits``), it gets the
+id of each lease and the amounts that it reserves by resource class.
 """
 
 import collections
@@ -26,19 +27,19 @@ __all__ = ['Budget', 'External']
 
 LOG = logging.getLogger(__name__)
 
-#: The amounts of a reservation, by the resource classes that they are of.
+#: Resource classes that add up to each amount of a reservation.
 _AMOUNTS = {'vcpus': ('VCPU', 'PCPU'), 'memory_mb': ('MEMORY_MB',),
             'disk_gb': ('DISK_GB',)}
 _DENIED = 'The operator of this cloud does not allow this lease.'
 
 
 class External:
-    """The service of ``[blazar_enforcement] external_service_*``, if any.
+    """Client of the service of ``[blazar_enforcement] external_service_*``.
 
-    :ivar commits: whether it commits leases
-    :param place: says the ``auth_url`` and ``region_name`` of this cloud, for
-        a service that wants to ask it something
-    :raises ConfigurationError: when a URL is none
+    :ivar commits: whether the service commits leases
+    :param place: returns the ``auth_url`` and ``region_name`` of this cloud,
+        which are sent with each request
+    :raises ConfigurationError: if an endpoint is not a URL
     """
 
     def __init__(self, conf: ty.Any,
@@ -60,10 +61,10 @@ class External:
         self._place = place
 
     def check(self, asked: limits.Asked) -> None:
-        """Ask whether a lease may be made, or changed.
+        """Ask whether a lease may be created or changed.
 
-        :raises LimitExceeded: when it may not; says what the service said
-        :raises CloudUnavailable: when the service gives no answer
+        :raises LimitExceeded: if it may not, with the service's message
+        :raises CloudUnavailable: if the service does not answer
         """
         body = {'lease': self._lease(asked.described)}
         if asked.lease_id is not None:
@@ -74,7 +75,7 @@ class External:
                   asked.user_id, asked.project_id, body)
 
     def on_end(self, described: ty.Mapping[str, ty.Any]) -> None:
-        """Tell that a lease is over; that it could not be told is logged.
+        """Notify the service of the end of a lease; failures are logged.
 
         :param described: the lease as the API describes it
         """
@@ -88,20 +89,20 @@ class External:
                         described['id'], exc)
 
     def commit(self, described: ty.Mapping[str, ty.Any]) -> None:
-        """Commit a new lease; once for each lease.
+        """Commit a new lease, once for each lease.
 
         :param described: the lease as the API describes it
-        :raises LimitExceeded: when the service refuses; has its sentence
-        :raises CloudUnavailable: when it is not known whether it is committed
+        :raises LimitExceeded: if the service refuses, with its message
+        :raises CloudUnavailable: if the result is unknown
         """
         self._ask(self._commit_create, described['user_id'],
                   described['project_id'], {'lease': self._lease(described)})
 
     def charge(self, described: ty.Mapping[str, ty.Any]) -> None:
-        """Commit a lease as it is now, whatever was committed of it.
+        """Commit the current state of a lease, whatever was committed before.
 
-        :raises LimitExceeded: when the service refuses; has its sentence
-        :raises CloudUnavailable: when it is not known whether it is committed
+        :raises LimitExceeded: if the service refuses, with its message
+        :raises CloudUnavailable: if the result is unknown
         """
         lease = self._lease(described)
         if not self._ask(self._commit_update, described['user_id'],
@@ -110,27 +111,30 @@ class External:
             self.commit(described)
 
     def refund(self, described: ty.Mapping[str, ty.Any]) -> None:
-        """Notify the service of a lease that has ended or was not made.
+        """Notify the service of a lease that has ended or was not created.
 
-        One that it does not know was not committed.
+        A lease that the service does not know was not committed.
 
-        :raises LimitExceeded: when the service refuses; has its sentence
-        :raises CloudUnavailable: when it does not answer
+        :raises LimitExceeded: if the service refuses, with its message
+        :raises CloudUnavailable: if the service does not answer
         """
         self._ask(self._end, described['user_id'], described['project_id'],
                   {'lease': self._lease(described)})
 
     def _lease(self, described: ty.Mapping[str, ty.Any],
                ) -> dict[str, ty.Any]:
-        """A lease as Blazar sends it."""
+        """Return a lease as Blazar sends it."""
         return {**described, 'reservations': [
             _reservation(one) for one in described.get('reservations', ())],
             **(_requests(described) if self.commits else {})}
 
     def _ask(self, url: str | None, user_id: str, project_id: str,
              body: dict[str, ty.Any]) -> bool:
-        """
-        :returns: False: the service does not know the lease
+        """Send a request.
+
+        :returns: False if the service does not know the lease
+        :raises LimitExceeded: if the service refuses, with its message
+        :raises CloudUnavailable: if its answer is none of these
         """
         if url is None:
             return True
@@ -152,7 +156,7 @@ class External:
                 self._commit_update, self._end):
             return False
         if answer.status_code != 204:
-            # What it says is for the operator: it may be anything.
+            # The text is for the operator only: it may be anything.
             LOG.warning('The external service answered %s at %s instead of '
                         '204 (yes) or 403 (no): %.1000s',
                         answer.status_code, url, answer.text)
@@ -161,9 +165,9 @@ class External:
 
 
 class Budget:
-    """The service that commits leases, as the core has it.
+    """The external service as the core uses it to commit leases.
 
-    :param words: describes a lease as the API does
+    :param words: returns a lease as the API describes it
     """
 
     def __init__(self, outside: External, words: ty.Callable[
@@ -182,9 +186,9 @@ class Budget:
 
 
 def _url(group: ty.Any, method: str) -> str | None:
-    """Where a method is called; None: it is not.
+    """Return the URL of a method; None: the method is not called.
 
-    :raises ConfigurationError: when that is no URL
+    :raises ConfigurationError: if the option is not a URL
     """
     base = 'external_service_base_endpoint'
     own = f'external_service_{method.replace("-", "_")}_endpoint'
@@ -202,9 +206,9 @@ def _url(group: ty.Any, method: str) -> str | None:
 
 
 def _commit_url(group: ty.Any, method: str) -> str | None:
-    """Where a method is called that commits; None: it is not.
+    """Return the URL of a method that commits; None: it is not called.
 
-    :raises ConfigurationError: when it is set, and commits are off
+    :raises ConfigurationError: if it is set although commits are off
     """
     if group.external_service_commits:
         return _url(group, method)
@@ -217,7 +221,7 @@ def _commit_url(group: ty.Any, method: str) -> str | None:
 
 
 def _requests(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
-    """What a lease reserves, by resource class."""
+    """Return the amounts that a lease reserves, by resource class."""
     total: collections.Counter[str] = collections.Counter()
     for one in described.get('reservations', ()):
         for resource_class, amount in (one.get('resources') or {}).items():
@@ -227,13 +231,11 @@ def _requests(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
 
 
 def _reservation(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
-    """A reservation as Blazar sends it: as a user has written it, with its
-    hosts.
+    """Return a reservation as Blazar sends it: as the user has written it.
 
-    Before it is made there are none, and later Nova may move its servers:
-    the list is there for services that read it, and may be empty. A
-    reservation that comes from a boot or an adopted server has what its
-    servers take.
+    ``allocations`` is there for services that read it, but is always empty
+    unless given: a new lease has no hosts, and Nova may move servers later. A
+    reservation of a boot or of added servers has the amounts of its servers.
     """
     said = {'allocations': [], **described}
     resources = described.get('resources') or {}
@@ -241,18 +243,18 @@ def _reservation(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
             'virtual:instance', 'flavor:instance'):
         return said
     if 'source_flavor_id' in said:
-        # That of the reservation is no flavor of the cloud yet.
+        # The flavor of the reservation does not exist in Nova yet.
         said['flavor_id'] = said['source_flavor_id']
     for key, classes in _AMOUNTS.items():
         if resources and key not in said:
             said[key] = sum(resources.get(rc, 0) for rc in classes)
-    # Blazar passes on what its client writes, which is text.
+        # Blazar forwards what its client sends, which is a string.
     said['affinity'] = str(said.get('affinity'))
     return said
 
 
 def _message(url: str, answer: requests.Response) -> str:
-    """What the service wants the user to be told."""
+    """Return the service's message for the user."""
     try:
         message = answer.json()['message']
         if isinstance(message, str) and message:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Boots that ask for no lease, where every boot is one."""
+"""Leases by default, for boots that do not request one."""
 
 import re
 import typing as ty
@@ -17,42 +17,42 @@ from blazar_nova.services import wiring
 
 __all__ = ['DefaultLeases', 'check', 'doubts', 'explained']
 
-#: What ``[blazar] default_reservation`` may be beside "off".
+#: Values of ``[blazar] default_reservation`` other than "off".
 ON, ANNOUNCE = 'on', 'announce'
 
 _OTHER = ('--hint reserved=True --hint lease_params=\'{"duration": "2h"}\'')
-#: What an id of keystone's is like.
+#: Format of keystone's ids.
 _ID = re.compile('[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
-#: In these, a user who has not asked for a lease learns that it is one.
+#: Errors to which :func:`explained` adds that the lease was a default.
 _ANSWERS = (errors.LimitExceeded, errors.TrustUnavailable, errors.Refused)
 
 
 class DefaultLeases:
-    """Says which lease a boot gets that asks for none.
+    """Decides which lease a boot gets that does not request one.
 
-    It is judged when Nova has resolved the flavor and the image.
+    The decision depends on the flavor and the image that Nova has resolved.
     """
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
 
     def is_on(self) -> bool:
-        """Whether every boot is a lease."""
+        """Return whether every boot gets a lease."""
         return bool(self._parts.conf.blazar.default_reservation == ON)
 
     def binds(self, context: ty.Any) -> bool:
-        """Whether a server that a user boots has to have a lease, whatever
-        its flavor and its image.
+        """Return whether the servers of a user must have a lease, whatever
+        their flavor and image.
         """
         return self.is_on() and not self._is_user_exempt(context)
 
     def request(self,
                 call: build_calls.BuildCall) -> requests.LeaseRequest | None:
-        """The lease of a boot that asks for none; None: it has none.
+        """Return the default lease of a boot; None: it gets no lease.
 
-        It is noted where what a lease would end is only announced.
+        In "announce" mode the end of the lease is only recorded.
 
-        :raises Forbidden: when it says that it wants none
+        :raises Forbidden: if the hint of the boot declines a lease
         """
         mode = self._parts.conf.blazar.default_reservation
         if mode not in (ON, ANNOUNCE) or self._is_exempt(call):
@@ -90,10 +90,9 @@ class DefaultLeases:
 
 
 def explained(exc: Exception, request: requests.LeaseRequest) -> str:
-    """What answers a boot that gets no server because it gets no lease, and
-    has not asked for one.
+    """Return the message for a boot whose default lease was refused.
 
-    :param request: the lease that it was to have
+    :param request: the lease that was refused
     """
     if not isinstance(exc, _ANSWERS):
         return str(exc)
@@ -103,9 +102,9 @@ def explained(exc: Exception, request: requests.LeaseRequest) -> str:
 
 
 def check(conf: ty.Any) -> None:
-    """Make sure that what every boot gets can be had.
+    """Check that the default lease is within the limits.
 
-    :raises ConfigurationError: when it cannot
+    :raises ConfigurationError: if it is not, and leases by default are on
     """
     why = _too_long(conf)
     if conf.blazar.default_reservation == ON and why:
@@ -114,7 +113,7 @@ def check(conf: ty.Any) -> None:
 
 
 def _too_long(conf: ty.Any) -> str:
-    """Why no boot can have the default lease; empty: it can."""
+    """Return why the default lease exceeds the limits; empty: it does not."""
     defaults = hint_params.defaults(conf)
     limit, length = conf.blazar_enforcement.max_lease_duration, (
         defaults.length + defaults.grace_period)
@@ -126,8 +125,8 @@ def _too_long(conf: ty.Any) -> str:
 
 
 def doubts(conf: ty.Any) -> list[str]:
-    """What is exempt in words that cannot be anything, and, where it is only
-    announced, what would keep it from being turned on.
+    """Return warnings: exemptions that match nothing and, in "announce" mode,
+    what would prevent leases by default from being turned on.
     """
     group, why = conf.blazar, _too_long(conf)
     return [f'[blazar] default_reservation cannot be on: {why}'] * (
@@ -143,7 +142,7 @@ def doubts(conf: ty.Any) -> list[str]:
 
 def _by_default(now: int, defaults: hint_params.Defaults,
                 ) -> requests.LeaseRequest:
-    """What ``reserved=True`` alone would ask for, from now on."""
+    """Return the request that ``reserved=True`` alone makes, from now on."""
     window = hint_params.window_of(now, now + defaults.length, now)
     return requests.LeaseRequest(
         name=None, window=window, before_end=hint_params.default_before_end(
@@ -154,5 +153,5 @@ def _by_default(now: int, defaults: hint_params.Defaults,
 
 
 def _folded(names: ty.Iterable[str]) -> set[str]:
-    """As keystone compares roles."""
+    """Return role names case-folded, as keystone compares them."""
     return {name.casefold() for name in names}

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is reserved and free in the days to come, and what more hosts would do.
-"""
+"""Reserved and free capacity of the next days, and of additional hosts."""
 
 import collections
 import json
@@ -20,13 +19,13 @@ _HOST, _BOOKING = models.Host.__table__.c, models.Booking.__table__.c
 
 
 class Day(ty.NamedTuple):
-    """A day of one resource class; amounts are as planned now.
+    """The planned amounts of one resource class on one day.
 
-    :ivar without_lease: what servers without a lease use
+    :ivar without_lease: used by servers without a lease
     :ivar reserved: on average
-    :ivar peak: the most that is reserved at a time
-    :ivar peak_at: when that begins
-    :ivar free: what is left at that time
+    :ivar peak: the maximum that is reserved at a time
+    :ivar peak_at: when the peak starts
+    :ivar free: the capacity that is left during the peak
     """
 
     start: int
@@ -40,7 +39,7 @@ class Day(ty.NamedTuple):
 
 
 def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
-    """Return the days to come, for each resource class."""
+    """Return the next days, for each resource class."""
     end = start + number * _DAY
     capacity: collections.Counter[str] = collections.Counter()
     usage: collections.Counter[str] = collections.Counter()
@@ -85,10 +84,11 @@ def _days_of(rc: str, capacity: int, usage: int,
 
 
 class Replay(ty.NamedTuple):
-    """What some more hosts would have admitted.
+    """The refused demands that additional hosts would have admitted.
 
-    :ivar admitted: of the demands that were refused
-    :ivar servers: how many these ask for
+    :ivar demands: the number of all refused demands
+    :ivar admitted: the number that would have been admitted
+    :ivar servers: the number of servers of these
     """
 
     hosts: int
@@ -98,13 +98,14 @@ class Replay(ty.NamedTuple):
 
 
 def replay(connection: sa.Connection, hosts: int) -> list[Replay]:
-    """Return what 1, 2, ... more hosts would have admitted of the demands that
-    were refused, in the order of their starts.
+    """Return what 1, 2, ... more hosts would have admitted of the refused
+    demands.
 
-    These hosts are like most are, and begin empty. A demand that is admitted
-    stays on them for its window, by first fit. What it could have had on the
-    real hosts is not counted: those were full for it, so that these numbers
-    are lower bounds. A demand that was asked for several times counts once.
+    The hosts have the most common capacity and start empty. Demands are
+    booked on them in the order of their starts, by first fit, for their whole
+    windows. Capacity of the real hosts is not counted, as the demands did not
+    fit there, so the numbers are lower bounds. A demand that was sent several
+    times counts once.
     """
     sizes = collections.Counter(
         tuple(sorted(model.plain(row.capacity).items()))
@@ -138,7 +139,7 @@ def _place(booked: list[list[tuple[model.Window, dict[str, int]]]],
     """Book all servers of a demand, or nothing."""
     before = [len(host) for host in booked]
     for amounts, count in parts:
-        # A whole host takes all that there is.
+        # A whole host takes its full capacity.
         needed = dict(size) if model.HOST in amounts else amounts
         for _server in range(min(count, 1 + sum(size.values()))):
             host = next((one for one in booked if _fits(

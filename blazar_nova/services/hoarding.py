@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rules against hoarding: leases that reserve what is not used.
+"""Rules against hoarding: leases that reserve capacity without using it.
 
-They are asked in the transactions in which the limits are
-(:mod:`blazar_core.leases.limits`), so that no two requests get around them
-together. All are off by default.
+They are checked in the same transactions as the limits
+(:mod:`blazar_core.leases.limits`), so that concurrent requests cannot exceed
+them together. All are off by default.
 """
 
 import bisect
@@ -59,20 +59,20 @@ OPTS: list[cfg.Opt] = [
 ]
 
 _Hours: ty.TypeAlias = ty.Mapping[str, int]
-#: More rows than there are.
+#: Larger than any number of rows.
 _ALL = 10 ** 9
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
-    """For oslo-config-generator and the documentation."""
+    """Return the options for oslo-config-generator and the documentation."""
     return [(opts.LIMIT_GROUP, OPTS)]
 
 
 class Hoarding:
-    """The rules.
+    """The rules against hoarding.
 
-    :param quota: has limits of hours of its own
-    :raises ConfigurationError: when an option is wrong
+    :param quota: returns the limits of hours that keystone has
+    :raises ConfigurationError: if an option is wrong
     """
 
     def __init__(self, conf: cfg.ConfigOpts, clock: clocks.Clock,
@@ -85,9 +85,10 @@ class Hoarding:
             conf.blazar_enforcement.max_class_hours_per_month)
 
     def rules(self, asked: limits.Asked, ask: bool) -> limits.Compare:
-        """See :data:`blazar_core.leases.limits.Rule`.
+        """Return the check of a lease: a
+        :data:`blazar_core.leases.limits.Rule`.
 
-        :raises CloudUnavailable: when keystone does not answer
+        :raises CloudUnavailable: if keystone does not answer
         """
         group = self._conf.blazar_enforcement
         hours = self._hours_for(asked.project_id, ask)
@@ -114,7 +115,8 @@ class Hoarding:
         return compare
 
     def _hours_for(self, project_id: str, ask: bool) -> dict[str, int]:
-        """The hours of classes that a project may reserve in a month."""
+        """Return the monthly hours of each class that a project may reserve.
+        """
         found = dict(self._hours)
         if found and ask:
             found |= self._quota.hours(project_id, found)
@@ -177,7 +179,10 @@ class Hoarding:
     def _check_hours(self, connection: sa.Connection,
                      series: ty.Sequence[limits.Asked],
                      hours: _Hours) -> None:
-        """Make sure of what is reserved within each month."""
+        """Check the hours that are reserved in each month.
+
+        :raises LimitExceeded: if there are too many
+        """
         now, asked = self._clock.now(), series[0]
         last = _month(max(one.window.end for one in series) - 1)
         whole = model.Window(
@@ -186,20 +191,20 @@ class Hoarding:
 
         def reserved(window: model.Window, lease_ids: list[str] | None,
                      ) -> dict[int, usage.Amounts]:
-            """Class-seconds by the end of each month."""
+            """Return amount-seconds by class, by the end of each month."""
             found: dict[int, usage.Amounts] = collections.defaultdict(
                 usage.Amounts)
             for total in accounting.totals(connection, accounting.Query(
                     window, asked.project_id, lease_ids, unit='month',
                     group_by=('resource_type',)), now, _ALL):
                 amounts = total.amounts['reserved']
-                # What whole hosts have counts as these.
+                # Of whole hosts only HOST counts, not what they contain.
                 found[total.window.end].update(
                     {model.HOST: amounts[model.HOST]} if model.HOST in amounts
                     else amounts)
             return found
 
-        # What was reserved until now stays, whatever the lease becomes.
+        # What was reserved until now counts, however the lease changes.
         own = reserved(model.Window(max(now, whole.start), whole.end),
                        [asked.lease_id]) if (
             asked.lease_id and not asked.added and whole.end > now) else {}
@@ -225,9 +230,9 @@ class Hoarding:
 
 
 def _hours_of(values: ty.Mapping[str, str]) -> dict[str, int]:
-    """Read the option.
+    """Parse the option.
 
-    :raises ConfigurationError: when one of them is not a number
+    :raises ConfigurationError: if a value is not a number
     """
     found = {}
     for rc, text in values.items():
@@ -242,27 +247,29 @@ def _hours_of(values: ty.Mapping[str, str]) -> dict[str, int]:
 
 
 def _month(instant: int) -> int:
-    """When the month of an instant has begun, in UTC."""
+    """Return the start of the month of an instant, in UTC."""
     utc = datetime.timezone.utc
     return recurrences.instant(recurrences.wall(instant, utc).replace(
         day=1, hour=0, minute=0, second=0, microsecond=0), utc)
 
 
 def _window(asked: limits.Asked) -> model.Window:
-    """When a lease is, with its grace period."""
+    """Return the window of a lease with its grace period."""
     return model.Window(asked.window.start,
                         asked.window.end - asked.cleaning_time)
 
 
 def _before(found: usage.ProjectUsage) -> model.Window | None:
-    """When the lease that is changed has been until now."""
+    """Return the current window of the lease that is being changed."""
     return next((model.Window(*one[:2]) for one in found.lease), None)
 
 
 def chain(windows: ty.Iterable[model.Window], new: model.Window, gap: int,
           ) -> list[model.Window]:
-    """Return the most windows that follow each other, with a new one: each
-    begins when the one before has ended, at most ``gap`` seconds later.
+    """Return the longest chain of windows that contains a new one.
+
+    In a chain each window starts after the end of the previous one, at most
+    ``gap`` seconds later.
     """
     known = sorted({*windows, new}, key=lambda one: one.start)
     ends = sorted(known, key=_end)
@@ -287,7 +294,7 @@ def _end(window: model.Window) -> int:
 
 def _ended(ends: ty.Sequence[model.Window], since: int, until: int,
            ) -> ty.Sequence[model.Window]:
-    """Windows that end within an interval, its end included."""
+    """Return the windows that end within a closed interval."""
     return ends[bisect.bisect_left(ends, since, key=_end):
                 bisect.bisect_right(ends, until, key=_end)]
 

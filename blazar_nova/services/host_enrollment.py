@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Enrolling hosts: the books and the cloud, one step after the other.
+"""Enrollment of hosts: changes the reservation database and Nova in turn.
 
-Every step may be repeated. A death in between leaves a host without servers
-(``enrolling``, or ``leaving``): the same request finishes it.
+Every step is idempotent. A host on which a process dies in between keeps
+servers without a lease out (status ``enrolling`` or ``leaving``); repeating
+the request completes it.
 """
 
 import contextlib
@@ -32,24 +33,24 @@ __all__ = ['PATIENCE', 'HostEnrollment', 'Pause', 'chosen', 'patient',
 
 LOG = logging.getLogger(__name__)
 
-#: Is told of servers that are waited for, and lets some time pass.
+#: Called with the servers that are waited for; returns after some time.
 Pause: ty.TypeAlias = ty.Callable[[ty.Sequence[str]], None]
-#: Seconds between two looks at them, and for which a request waits.
+#: Seconds between two checks of these servers, and for which a request waits.
 _AGAIN, PATIENCE = 1, 30
 
-#: No more servers are named in a sentence.
+#: Maximum number of servers named in a message.
 _SHOWN = 5
 
-#: So many digits no id has.
+#: More digits than any id has.
 _LONG_ID = 10
 
-#: What allocations may be of.
+#: Columns by which allocations may be filtered.
 _OF = {'lease_id': models.Reservation.lease_id,
        'reservation_id': models.Reservation.id}
 
 
 class HostEnrollment:
-    """Enrols hosts, and says which are."""
+    """Enrolls and removes hosts, and shows the enrolled ones."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
@@ -59,29 +60,30 @@ class HostEnrollment:
             staying: ty.Collection[str] = (), reservable: bool = True, *,
             pause: Pause | None, say: ty.Callable[[str], None] = LOG.debug,
             ) -> dict[str, ty.Any]:
-        """Have a host serve leases only.
+        """Enroll a host, so that it serves leases only.
 
-        No server without a lease is let in from the first step on, but for
-        those of which a scheduler was asked before: a conductor may have this
-        host as an alternate, and asks no filter about it. When their builds
-        and resizes are over, what is found to run there is all that will.
+        From the first step on no server without a lease is admitted, except
+        servers that a scheduler has already placed: a conductor may retry them
+        on this host as an alternate, without asking a filter. When no such
+        builds and resizes are left, no more servers can appear on the host.
 
         :param name: of the hypervisor, or of its nova-compute
-        :param extra: what is said of it beside what Nova says
-        :param staying: servers that may be there: a lease has them already
-        :param reservable: whether whole hosts may be reserved of it
-        :param pause: lets some time pass while there are such servers, and is
-            told of them; may raise a Conflict; None: none of them can come to
-            this host
-        :param say: told each step before it is done
-        :returns: the host, as :meth:`show` has it
-        :raises InvalidLeaseParams: when too much is said of it
-        :raises NotFound: when there is no such host
-        :raises Conflict: when it is enrolled, or something runs there; says
-            how much; or what ``pause`` says. It serves everybody then, unless
-            somebody has begun to enrol it before
-        :raises CloudUnavailable: when it could not be finished now; it takes
-            nobody until it is
+        :param extra: properties in addition to those that Nova reports
+        :param staying: servers that may be there, as they are in a lease
+        :param reservable: whether leases may reserve the whole host
+        :param pause: called again and again while there are such builds and
+            resizes; may raise a Conflict; None: none of them can reach this
+            host
+        :param say: called with a message before each step
+        :returns: the host, as :meth:`show` returns it
+        :raises InvalidLeaseParams: if there are too many properties
+        :raises NotFound: if there is no such host
+        :raises Conflict: if it is already enrolled, or has servers, with
+            their number; or raised by ``pause``. The host is then available
+            to all workloads again, unless another request had started its
+            enrollment
+        :raises CloudUnavailable: if the enrollment could not be completed;
+            until it is, the host admits no server
         """
         problems = pool.problems(process.CONF)
         if problems:
@@ -117,11 +119,11 @@ class HostEnrollment:
         return self.show(attempt.host_id)
 
     def id_of(self, text: str) -> int:
-        """The id of an enrolled host, by that, its name, or the name of its
-        nova-compute.
+        """Return the id of an enrolled host, given its id, its name, or the
+        name of its nova-compute.
 
-        :raises NotFound: when there is none
-        :raises Conflict: when several have the name
+        :raises NotFound: if there is none
+        :raises Conflict: if several have the name
         """
         if text.isdecimal() and len(text) < _LONG_ID:
             return int(text)
@@ -129,11 +131,11 @@ class HostEnrollment:
             return enrollment.named(session, text).id
 
     def remove(self, host_id: int) -> None:
-        """Have a host serve everybody again; safe to repeat.
+        """Remove a host, so that it is available to all workloads; idempotent.
 
-        :raises NotFound: when there is none of that id
-        :raises Conflict: when something is booked there
-        :raises CloudUnavailable: when it could not be finished now
+        :raises NotFound: if there is no host of that id
+        :raises Conflict: if it has bookings
+        :raises CloudUnavailable: if the removal could not be completed
         """
         host = self._write(enrollment.remove, host_id)
         fault_points.fault_point(fault_points.FaultPoint.LEAVE_BEGUN,
@@ -146,7 +148,7 @@ class HostEnrollment:
                      host.id, host.name)
 
     def _go(self, host: models.Host) -> None:
-        """A host that is leaving serves everybody again."""
+        """Make a host that is being removed available to all workloads."""
         member = pool.Member(host.uuid, host.service_host)
         with self._database.reader() as session:
             replaced = enrollment.is_replaced(session, host)
@@ -155,8 +157,8 @@ class HostEnrollment:
         try:
             self._write(enrollment.retire, host.id)
         except errors.Conflict:
-            # Meanwhile one operator was faster, and another one has enrolled
-            # it again.
+            # Another process was faster, and the host has been enrolled again
+            # since then.
             pool.join(member)
             raise
         LOG.info('Host %s (%s) is available to all workloads again',
@@ -165,17 +167,17 @@ class HostEnrollment:
             'id': host.uuid, 'name': host.name})
 
     def retire(self, host_id: int) -> None:
-        """Let no lease reserve a host any more; it serves everybody again as
-        soon as nothing is booked there (:meth:`remove_left`).
+        """Make a host unavailable to new leases; :meth:`remove_left` removes
+        it when it has no bookings left.
 
-        :raises NotFound: when there is none of that id
+        :raises NotFound: if there is no host of that id
         """
         self._write(enrollment.remove, host_id, True)
 
     def remove_left(self) -> None:
-        """Have those serve everybody again that were to when they are free.
+        """Remove the hosts that are being removed and have no bookings left.
 
-        Any number of processes may do it at the same time.
+        Safe to run concurrently.
         """
         for host_id in sorted(self._left()):
             try:
@@ -197,19 +199,19 @@ class HostEnrollment:
 
     def change(self, host_id: int, extra: ty.Mapping[str, str | None],
                reservable: bool | None) -> dict[str, ty.Any]:
-        """Say something else of a host: see :func:`enrollment.change`.
+        """Change properties of a host: see :func:`enrollment.change`.
 
-        :raises InvalidLeaseParams: when too much would be said of it
-        :raises NotFound: when there is none of that id
-        :raises Conflict: when it may be reserved, and is being taken out
+        :raises InvalidLeaseParams: if there would be too many properties
+        :raises NotFound: if there is no host of that id
+        :raises Conflict: if it is to be reservable, but is being removed
         """
         self._write(enrollment.change, host_id, extra, reservable)
         return self.show(host_id)
 
     def show(self, host_id: int) -> dict[str, ty.Any]:
-        """A host.
+        """Return a host.
 
-        :raises NotFound: when there is none of that id
+        :raises NotFound: if there is no host of that id
         """
         with self._database.reader() as session:
             host = enrollment.get(session, host_id)
@@ -217,9 +219,9 @@ class HostEnrollment:
 
     def listed(self, after: int = 0, most: int | None = None,
                reserved: bool = True) -> list[dict[str, ty.Any]]:
-        """Hosts that are enrolled: see :func:`enrollment.listed`.
+        """Return enrolled hosts: see :func:`enrollment.listed`.
 
-        :param reserved: whether their zones may be those of reservations
+        :param reserved: whether zones of reservations are shown too
         """
         with self._database.reader() as session:
             found = enrollment.listed(session, after, most)
@@ -228,10 +230,10 @@ class HostEnrollment:
 
     def allocations(self, of: ty.Mapping[str, str],
                     ) -> list[dict[str, ty.Any]]:
-        """All hosts that are enrolled, with what is booked there.
+        """Return all enrolled hosts with the reservations booked there.
 
-        :param of: the ``lease_id`` and the ``reservation_id`` of what is
-            wanted; all that there is, if empty
+        :param of: the ``lease_id`` and the ``reservation_id`` to filter by;
+            empty: all reservations
         """
         with self._database.reader() as session:
             hosts = enrollment.listed(session)
@@ -240,9 +242,9 @@ class HostEnrollment:
 
     def allocation(self, host_id: int, of: ty.Mapping[str, str],
                    ) -> dict[str, ty.Any]:
-        """What is booked on a host: see :meth:`allocations`.
+        """Return the reservations booked on a host: see :meth:`allocations`.
 
-        :raises NotFound: when there is none of that id
+        :raises NotFound: if there is no host of that id
         """
         with self._database.reader() as session:
             enrollment.get(session, host_id)
@@ -250,14 +252,14 @@ class HostEnrollment:
                 session, models.Booking.host_id == host_id, *_where(of)))
 
     def properties(self) -> dict[str, enrollment.Property]:
-        """What is said of hosts beside what Nova says, by its name."""
+        """Return by name the properties that operators have set on hosts."""
         with self._database.reader() as session:
             return enrollment.properties(session)
 
     def set_private(self, name: str, private: bool) -> None:
         """Make a property of hosts public or private.
 
-        :raises NotFound: when no enrolled host has it
+        :raises NotFound: if no enrolled host has it
         """
         def attempt() -> None:
             with self._database.writer() as session:
@@ -266,7 +268,7 @@ class HostEnrollment:
         self._database.retried(attempt)
 
     def _there(self, host_id: int, host: pool.Member) -> set[str]:
-        """The servers that are on a host, or on their way to it."""
+        """Return the ids of servers that are on a host, or will be."""
         with self._database.reader() as session:
             row = session.get(models.Host, host_id)
             awaited = pending.awaited(
@@ -276,21 +278,21 @@ class HostEnrollment:
 
     def _give_up(self, attempt: enrollment.Attempt,
                  host: pool.Member) -> None:
-        """Nothing comes of an enrollment; who goes on with one that somebody
-        else has begun leaves it to them.
+        """Cancel an enrollment; one that another request had started stays as
+        it is.
         """
         left = self._write(
             enrollment.cancel, attempt) if attempt.is_own else None
         if left is not None:
-            # A blazar-listener may be faster.
+            # A blazar-listener may have done it already.
             with contextlib.suppress(errors.NotFound, errors.Conflict):
                 self._go(left)
         if self._enrollment(attempt.host_id) is None:
-            # Everybody may have been let in again before this one, or another
-            # one that goes on with the enrollment, kept others off.
+            # The host may have been reopened before this request, or another
+            # one that continued the enrollment, closed it.
             pool.leave(host)
             if self._enrollment(attempt.host_id) is not None:
-                # Others keep them off again since then.
+                # Another enrollment has closed it since then.
                 pool.join(host)
 
     def _enrollment(self, host_id: int) -> str | None:
@@ -299,8 +301,8 @@ class HostEnrollment:
 
     def _write(self, work: ty.Callable[..., ty.Any], *args: ty.Any,
                ) -> ty.Any:
-        """Do something to a host in the books, again until no other process
-        has decided about it meanwhile.
+        """Change a host in the reservation database; repeat that if other
+        processes change it concurrently.
         """
         def attempt() -> ty.Any:
             with self._database.writer() as session:
@@ -311,9 +313,10 @@ class HostEnrollment:
 
 def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,
             ) -> Pause:
-    """Lets so many seconds pass, in all, from when it is called first.
+    """Return a pause that waits for a number of seconds in all, counted from
+    its first call.
 
-    :param say: told what is waited for
+    :param say: called with the servers that are waited for
     """
     over: float | None = None
     said = ''
@@ -337,7 +340,8 @@ def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,
 
 
 def _wait(pause: Pause) -> None:
-    """Let time pass until conductors are done with what they had begun."""
+    """Wait until conductors have finished the builds and resizes in progress.
+    """
     left = host_servers.under_way()
     while left:
         pause(sorted(left))
@@ -346,13 +350,13 @@ def _wait(pause: Pause) -> None:
 
 def chosen(name: str, found: ty.Collection[compute_hosts.ComputeHost],
            complete: bool) -> pool.Member:
-    """The one compute node of a name, or of a nova-compute of that name.
+    """Return the only compute node of a name, or of a nova-compute's name.
 
-    :param found: those of the cloud
+    :param found: the compute nodes of the cloud with that name
     :param complete: whether every cell has answered
-    :raises NotFound: when there is none
-    :raises Conflict: when it cannot be enrolled
-    :raises CloudUnavailable: when that cannot be said now
+    :raises NotFound: if there is none
+    :raises Conflict: if it cannot be enrolled
+    :raises CloudUnavailable: if that is unknown now
     """
     named = [one for one in found if name in (one.name, one.service_host)]
     if not named and not complete:
@@ -372,7 +376,7 @@ def chosen(name: str, found: ty.Collection[compute_hosts.ComputeHost],
 
 
 def shown(server_ids: ty.Sequence[str]) -> str:
-    """Some servers in a sentence: the first of them."""
+    """Return a list of servers for a message, shortened."""
     rest = len(server_ids) - _SHOWN
     return ', '.join(server_ids[:_SHOWN]) + (
         f' and {rest} more' if rest > 0 else '')
@@ -380,8 +384,8 @@ def shown(server_ids: ty.Sequence[str]) -> str:
 
 def _described(host: models.Host, zones: ty.Mapping[str, str],
                ) -> dict[str, ty.Any]:
-    """A host in the API's words; what its operator says of it stands beside
-    them.
+    """Return a host as the API shows it, with the properties that operators
+    have set.
     """
     return {
         **(host.extra or {}), 'id': str(host.id),
@@ -392,11 +396,11 @@ def _described(host: models.Host, zones: ty.Mapping[str, str],
         'availability_zone': zones.get(host.service_host, ''),
         'power_state': host.power_state or 'on',
         'power_since': _stamp(host.power_at),
-        # Of one that is left alone: 0 says that it is so no longer.
+        # 0 in the row: the state that was kept until a date is over.
         'power_until': _stamp(host.power_until or None),
-        # Unknown of hosts that an earlier release has enrolled.
+        # None for hosts that were enrolled by an earlier release.
         'created_at': _stamp(host.enrolled_at),
-        # That of the row is of its bookings, too.
+        # Not the row's, which changes with its bookings.
         'updated_at': None}
 
 
@@ -410,7 +414,7 @@ def _where(of: ty.Mapping[str, str]) -> list[ty.Any]:
 
 def _allocated(host_id: int, found: ty.Mapping[int, ty.Iterable[ty.Any]],
                ) -> dict[str, ty.Any]:
-    """What is booked on a host, in the API's words."""
+    """Return the reservations booked on a host, as the API shows them."""
     return {'resource_id': str(host_id), 'reservations': [
         {'id': row.id, 'lease_id': row.lease_id,
          'start_date': clocks.iso(row.start_date),

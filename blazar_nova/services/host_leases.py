@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of whole hosts: which hosts they have, and which servers are there.
+"""Leases of whole hosts: their hosts, and the servers there.
 
-The servers have no bookings: the database knows the hosts, Nova the servers.
+The servers have no bookings: the reservation database has the hosts, and Nova
+has the servers.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ _UNKNOWN = ('Nova does not say now which servers run on the hosts of this '
 
 
 class HostLeases:
-    """Adds hosts and servers to what is shown of leases."""
+    """Adds hosts and servers to the representations of leases."""
 
     def __init__(self, parts: wiring.Parts, rules: policy.Policy) -> None:
         self._parts = parts
@@ -35,11 +36,11 @@ class HostLeases:
 
     def complete(self, context: ty.Any, leases: ty.Sequence[_Lease],
                  ) -> list[_Lease]:
-        """Return leases with ``hosts`` and ``servers`` of their reservations
-        of whole hosts, and the hosts that other types show.
+        """Return leases with the ``hosts`` and ``servers`` of reservations of
+        whole hosts, and with the hosts that other resource types show.
 
-        One statement and one query for each cell, where there is such a
-        reservation; none where there is none.
+        Costs one statement and one query to each cell if there is such a
+        reservation, else nothing.
         """
         leases = self._naming_hosts(leases)
         kinds = {one['id']: kind for lease in leases
@@ -60,7 +61,7 @@ class HostLeases:
 
     def _naming_hosts(self, leases: ty.Sequence[_Lease],
                       ) -> ty.Sequence[_Lease]:
-        """Return leases with the hosts of the types that show them."""
+        """Add the hosts of the resource types that show them."""
         names = {one['id']: kind.shows_hosts for lease in leases
                  for one in lease['reservations'] if (
                      kind := self._parts.types.named.get(
@@ -76,7 +77,7 @@ class HostLeases:
 
     @contextlib.contextmanager
     def naming(self, context: ty.Any, lease: _Lease) -> ty.Iterator[None]:
-        """Let an error of this block name hosts, if the user may see them."""
+        """Name hosts in errors of this block, if the user may see them."""
         try:
             yield
         except errors.HostsNotEmpty as exc:
@@ -89,10 +90,10 @@ class HostLeases:
             'project_id': lease['project_id']})
 
     def check_deletion(self, lease: _Lease) -> None:
-        """Make sure that no servers of other projects go with a lease.
+        """Check that no servers of other projects would be deleted.
 
-        :raises Conflict: when there are any
-        :raises CloudUnavailable: when that cannot be said now
+        :raises Conflict: if there are any
+        :raises CloudUnavailable: if that is unknown now
         """
         mine = [(one['id'], kind) for one, kind in self._of_hosts(lease)
                 if lease['status'] in states.BEGUN]
@@ -116,7 +117,7 @@ class HostLeases:
 
     def _of_hosts(self, lease: _Lease) -> ty.Iterator[
             tuple[_Lease, resource_types.BaseResourceType]]:
-        """Reservations of whole hosts that are shown in full."""
+        """Yield the reservations of whole hosts that are shown in full."""
         for one in lease['reservations']:
             kind = self._parts.types.named.get(one['resource_type'])
             if kind is not None and kind.has_hosts:
@@ -125,9 +126,8 @@ class HostLeases:
     def _servers(self, kinds: ty.Mapping[str, resource_types.BaseResourceType],
                  hosts: ty.Mapping[str, ty.Sequence[hosted_servers.Host]],
                  ) -> tuple[dict[str, list[str]], bool]:
-        """The servers on hosts, by what runs the host.
-
-        :returns: and whether they are not known
+        """Return the servers of hosts by nova-compute, and whether they are
+        unknown.
         """
         found: dict[str, list[str]] = {}
         try:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Interruptible servers: made by a boot, shown, and made ordinary ones.
+"""Interruptible servers: created by boots, shown, and made ordinary.
 
-A boot is an ordinary boot: nothing is reserved, and Nova decides. The record
-that lets its servers use reserved capacity is written before their build is
-sent, with the trust that shelving takes.
+The boot is an ordinary one: nothing is reserved, and Nova decides. The record
+that lets the servers use reserved capacity is written before their build is
+sent, together with the trust that shelving needs.
 """
 
 import typing as ty
@@ -37,11 +37,11 @@ __all__ = ['InterruptibleServers']
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds for which a trust is valid: an interruptible server has no end.
+#: Seconds for which the trust is valid: an interruptible server has no end.
 _TRUST = 315_360_000
 _SHELVE = 'shelve'
-#: Seconds for which a process goes by the interruptible servers that it knows
-#: when servers are shown.
+#: Seconds for which a process caches which servers are interruptible, for the
+#: metadata that servers show.
 _FRESH = 5
 
 _ROWS = sa.select(models.InterruptibleServer).order_by(
@@ -56,7 +56,7 @@ _EVICTIONS = sa.select(
 
 
 class InterruptibleServers:
-    """What is done about interruptible servers for a request."""
+    """Carries out requests about interruptible servers."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
@@ -76,10 +76,10 @@ class InterruptibleServers:
     def asked(self, call: build_calls.BuildCall,
               boot: boot_context.Boot | None,
               ) -> interruptible_params.InterruptibleParams | None:
-        """Return how the servers of a boot may be interrupted; None: they may
-        not.
+        """Return how the servers of a boot may be interrupted; None: they are
+        not interruptible.
 
-        :raises InvalidLeaseParams: when the hints cannot be understood
+        :raises InvalidLeaseParams: if the hints are invalid
         """
         return interruptible_params.of_hints(
             {} if boot is None else boot.hints, self._actions,
@@ -89,10 +89,10 @@ class InterruptibleServers:
                  asked: interruptible_params.InterruptibleParams) -> None:
         """Record the servers of a boot as interruptible.
 
-        :raises Forbidden: when the policy does not allow that
-        :raises Conflict: when no host is safe for as long as is wanted
-        :raises TrustUnavailable: when shelving takes a trust that the token
-            may not make; says what to do
+        :raises Forbidden: if the policy does not allow it
+        :raises Conflict: if no host is safe for the requested time
+        :raises TrustUnavailable: if shelving needs a trust that the token may
+            not create; says what to do
         """
         context = call.context
         self.authorize(context, 'put')
@@ -106,8 +106,8 @@ class InterruptibleServers:
                     write: ty.Callable[[
                         sa.Connection, list[dict[str, ty.Any]]], None],
                     ) -> None:
-        """Write the records of servers in one transaction with the trust
-        that shelving takes: one for all, revoked with the last of them.
+        """Write the records of servers, and in the same transaction the trust
+        for shelving, which they share. It is revoked with the last of them.
         """
         trust = self._trust(context, asked)
         kept_as = None if trust is None else uuidutils.generate_uuid()
@@ -130,7 +130,7 @@ class InterruptibleServers:
              asked: interruptible_params.InterruptibleParams,
              credential_id: str | None) -> dict[str, ty.Any]:
         now = self._clock.now()
-        # 0: nothing was shown yet.
+        # 0: no date was shown yet.
         return {'server_id': server_id, 'project_id': context.project_id,
                 'user_id': context.user_id, 'lead_time': self._lead_time,
                 'notice': self._notice, 'credential_id': credential_id,
@@ -174,11 +174,11 @@ class InterruptibleServers:
     def make(self, context: ty.Any, server_id: str,
              asked: interruptible_params.InterruptibleParams,
              ) -> dict[str, ty.Any]:
-        """Make a server that runs interruptible.
+        """Make a running server interruptible.
 
-        :raises Forbidden: when the policy does not allow that
-        :raises Conflict: when it is interruptible already, has a lease, or is
-            changing
+        :raises Forbidden: if the policy does not allow it
+        :raises Conflict: if it is interruptible already, has a lease, or has
+            a task in progress
         """
         self.authorize(context, 'put')
         joiner = join_checks.joiner(
@@ -212,9 +212,9 @@ class InterruptibleServers:
     def make_ordinary(self, context: ty.Any, server_id: str) -> None:
         """Make an interruptible server an ordinary one.
 
-        :raises NotFound: when the project has no such server
-        :raises Forbidden: when every server has to have a lease
-        :raises Conflict: when its flavor makes it interruptible, or its
+        :raises NotFound: if the project has no such server
+        :raises Forbidden: if every server must have a lease
+        :raises Conflict: if its flavor makes it interruptible, or its
             capacity is reserved for later
         """
         row, = self._of_project(context, 'delete', server_id)
@@ -242,9 +242,9 @@ class InterruptibleServers:
     def why_not_resized(self, context: ty.Any, server_id: str,
                         flavor_id: str | None) -> str | None:
         """Return why a server cannot be resized or migrated now; None: it
-        can, or the user must not know of it.
+        can, or the user may not see it.
 
-        :param flavor_id: of a resize; None: its flavor stays
+        :param flavor_id: of a resize; None: the flavor does not change
         """
         rows = self._rows(server_ids=[server_id])
         if rows:
@@ -266,7 +266,7 @@ class InterruptibleServers:
     def show(self, context: ty.Any, server_id: str) -> dict[str, ty.Any]:
         """Return an interruptible server.
 
-        :raises NotFound: when the project has no such server
+        :raises NotFound: if the project has no such server
         """
         return self._shown(self._of_project(context, 'get', server_id))[0]
 
@@ -274,8 +274,8 @@ class InterruptibleServers:
                limit: int | None) -> list[dict[str, ty.Any]]:
         """Return interruptible servers, in the order of their ids.
 
-        :param everybody: those of all projects
-        :param after: the id of the one before
+        :param everybody: whether to return those of all projects
+        :param after: the last id of the previous page
         """
         self.authorize(context, 'get_all_projects' if everybody else 'get')
         return self._shown(self._rows(
@@ -283,9 +283,9 @@ class InterruptibleServers:
 
     def metadata(self, server_ids: ty.Collection[str],
                  ) -> dict[str, dict[str, str]]:
-        """Return what servers show as metadata, by id of those that are
-        interruptible. Others cost no statement, but for one every
-        :data:`_FRESH` seconds.
+        """Return by id the metadata that interruptible servers show.
+
+        Other servers cost one statement every :data:`_FRESH` seconds.
         """
         if self._clock.elapsed() >= self._next:
             with self._index.fresh():
@@ -354,8 +354,9 @@ class InterruptibleServers:
             'created_at': clocks.stamp(row.created_at)} for row in rows]
 
     def authorize(self, context: ty.Any, rule: str) -> None:
-        """
-        :raises Forbidden: when the user may not do this
+        """Check the policy.
+
+        :raises Forbidden: if the user may not do this
         """
         self._policy.authorize(context, f'blazar:interruptible:{rule}',
                                {'project_id': context.project_id})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Which projects and users keystone has."""
+"""Queries of keystone's projects and users."""
 
 import typing as ty
 import urllib.parse
@@ -17,24 +17,24 @@ __all__ = ['KeystoneIdentity']
 
 LOG = logging.getLogger(__name__)
 
-#: What is asked for them.
+#: Paths of keystone's API.
 _PATHS = {'project': '/projects', 'user': '/users'}
 
 
 class KeystoneIdentity:
-    """Asks keystone, as the service user of ``[blazar_keystone]``."""
+    """Queries keystone as the service user of ``[blazar_keystone]``."""
 
     def __init__(self, trusts: user_credentials.Credentials) -> None:
         self._trusts = trusts
 
     def absent(self, project_ids: ty.Collection[str],
                user_ids: ty.Collection[str]) -> cloud_api.MissingOwners:
-        """Which of these do not exist any more.
+        """Return which of these projects and users no longer exist.
 
-        An answer that says so of our own user as well is not believed: it
+        An answer by which our own user does not exist either is rejected: it
         comes from a proxy in front of keystone, or a policy hides others.
 
-        :raises CloudUnavailable: when nothing can be said of any; says why
+        :raises CloudUnavailable: if no answer can be trusted; says why
         """
         own = self._trusts.own()
         for kind, its_id in own.items():
@@ -63,10 +63,10 @@ class KeystoneIdentity:
 
     def check_exist(self, project_ids: ty.Collection[str],
                     user_ids: ty.Collection[str] = (), key: str = '') -> None:
-        """Check whether keystone has these, where it can be asked.
+        """Check that these projects and users exist, if keystone answers.
 
-        :param key: of the request, by which they are named
-        :raises InvalidLeaseParams: when it does not have one
+        :param key: the key of the request that names them
+        :raises InvalidLeaseParams: if one does not exist
         """
         if not project_ids and not user_ids:
             return
@@ -84,6 +84,6 @@ class KeystoneIdentity:
                     f'a {kind} that exists, in "{key or kind + "_id"}".')
 
     def _exists(self, kind: str, its_id: str) -> bool | None:
-        """Whether there is one; None: keystone does not say."""
+        """Return whether it exists; None: keystone does not say."""
         return self._trusts.exists(
             f'{_PATHS[kind]}/{urllib.parse.quote(its_id, safe="")}')

@@ -396,7 +396,7 @@ def _described(host: models.Host, zones: ty.Mapping[str, str],
         'availability_zone': zones.get(host.service_host, ''),
         'power_state': host.power_state or 'on',
         'power_since': _stamp(host.power_at),
-        # 0 in the row: the state that was kept until a date is over.
+        # 0 in the row: an operator has allowed another try after a failure.
         'power_until': _stamp(host.power_until or None),
         # None for hosts that were enrolled by an earlier release.
         'created_at': _stamp(host.enrolled_at),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""At the held call: a lease is admitted and its build kept, or refused.
+"""Admission of leases for boots, at the intercepted build call.
 
-What may refuse a boot comes first, and is undone if it fails. When the lease
-is reserved, or the call is sent, nothing is undone: a listener may be building
-the servers, and without their records Nova would not know the guests. What
-fails from then on is logged, and put right by the listener.
+What may refuse a boot comes first and is undone on failure. When the lease is
+reserved or the call is sent, nothing is undone: a listener may be building
+the servers, and without their records Nova would not know them. Later
+failures are logged, and corrected by the listener.
 """
 
 import dataclasses
@@ -48,7 +48,9 @@ _Lease: ty.TypeAlias = dict[str, ty.Any]
 
 
 class LeaseAdmission:
-    """Takes the place of the cast of a build (:mod:`compat.build_calls`)."""
+    """Handles intercepted builds (:mod:`compat.build_calls`): admits their
+    leases, and sends, stores or refuses them.
+    """
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
@@ -90,7 +92,7 @@ class LeaseAdmission:
                 self._leave(call)
             else:
                 call.undo()
-            # Nothing of a refused boot is left if that fails.
+            # If that fails, nothing of the refused boot is left.
             if isinstance(exc, errors.ReservationFull):
                 exc = self._with_start(exc, call)
             why = error_answers.unless_skewed(
@@ -107,10 +109,10 @@ class LeaseAdmission:
 
     @staticmethod
     def _leave(call: build_calls.BuildCall) -> None:
-        """Leave servers that may have a lease, or slots.
+        """Keep servers that may have a lease or slots.
 
-        The periodic sync deletes those without a lease, as they are RESERVED.
-        Those that were changed meanwhile have another mark, which is kept.
+        They become RESERVED, so that the periodic sync deletes those without a
+        lease. Servers that were changed meanwhile keep their other mark.
         """
         try:
             call.mark_reserved(unless_changed=True)
@@ -120,8 +122,7 @@ class LeaseAdmission:
 
     def _send(self, call: build_calls.BuildCall, send: ty.Callable[[], None],
               ) -> None:
-        """Send the build of servers with slots, or leave it to a listener.
-        """
+        """Send the build of servers with slots, or leave it to a listener."""
         servers = ', '.join(call.server_ids)
         fault_points.fault_point(fault_points.FaultPoint.SLOT_TAKEN, servers)
         try:
@@ -141,14 +142,14 @@ class LeaseAdmission:
     def _go_within(self, reservation_id: str,
                    asked: requests.LeaseRequest | None,
                    call: build_calls.BuildCall) -> None:
-        """The servers go to the hosts of a reservation, and stay there.
+        """Bind the servers to the hosts of a reservation.
 
-        What the hint says was looked at before; that was long ago.
+        The hint was checked earlier, but a long time may have passed.
         """
         whose = reservation_id, call.context.project_id, asked
         why = self._leases.lookup.why_not_within(*whose)
         if why is None and self._leases.slots.use(reservation_id):
-            # It may have been ended meanwhile, as nobody used it.
+            # The lease may meanwhile have been ended as unused.
             why = self._leases.lookup.why_not_within(*whose)
         if why is not None:
             raise errors.InvalidLeaseParams(why)
@@ -157,7 +158,7 @@ class LeaseAdmission:
     def _take_places(self, reservation_id: str,
                      asked: requests.LeaseRequest | None,
                      call: build_calls.BuildCall) -> None:
-        """The servers are part of a lease that has begun."""
+        """Admit the servers to slots of a lease that has started."""
         if asked is not None:
             raise errors.InvalidLeaseParams(
                 f'The flavor is that of reservation {reservation_id}: its '
@@ -169,7 +170,7 @@ class LeaseAdmission:
                 reservation_id, call.context.project_id, call.server_ids,
                 self._encryption.seal(call.dump(with_token=True)))
         except errors.NotFound as exc:
-            # It is not the URL that there is nothing at.
+            # Not a 404: the URL of the request exists.
             raise errors.Conflict(str(exc)) from exc
         try:
             bound_servers.admit(call, apart)
@@ -178,7 +179,7 @@ class LeaseAdmission:
                 unsent = self._leases.slots.dispatch(call.server_ids[0])
             except (errors.DatabaseUnavailable,
                     errors.ConcurrentUpdate) as exc:
-                # A listener may send the build.
+                # A listener may still send the build.
                 raise errors.OutcomeUnknown from exc
             if unsent:
                 self._leases.slots.free(call.server_ids)
@@ -188,8 +189,8 @@ class LeaseAdmission:
 
     def _with_start(self, full: errors.ReservationFull,
                     call: build_calls.BuildCall) -> Exception:
-        """Why servers cannot come into a reservation, and when a lease of
-        their own could start that lasts as long as the reservation would.
+        """Return why servers cannot join a reservation, and when a lease of
+        their own could start that is as long as the rest of it.
         """
         now = self._parts.clock.now()
         if full.until <= now:  # It has ended meanwhile.
@@ -211,8 +212,9 @@ class LeaseAdmission:
             self, request: requests.LeaseRequest,
             call: build_calls.BuildCall) -> tuple[_Lease, ty.Callable[[],
                                                                       None]]:
-        """Make a lease of a boot; return it with what follows, as from now on
-        nothing is undone.
+        """Admit a lease for a boot.
+
+        :returns: the lease, and what follows, after which nothing is undone
         """
         if request.timeout is not None:
             self._policy.authorize(
@@ -245,12 +247,12 @@ class LeaseAdmission:
 
     def _start(self, new: creation.NewLease, call: build_calls.BuildCall,
                ) -> tuple[_Lease, ty.Callable[[], None]]:
-        """The lease starts now: the build goes straight on.
+        """Admit a lease that starts now; this process sends its build.
 
-        Its call is kept all the same, with the token of the user: if this
-        process dies before it sends the build, a listener does. It does not
-        wait for keystone, which is only needed for the end, unless that takes
-        it.
+        The call is stored nevertheless, with the token of the user: if this
+        process dies before sending it, a listener does. This does not wait
+        for keystone, as a trust is needed at the end only, unless the end
+        policy requires one.
         """
         sealed = self._encryption.seal(call.dump(with_token=True))
         with lease_trusts.for_end(self._parts, call.context, new) as new:
@@ -261,7 +263,7 @@ class LeaseAdmission:
 
     def _begin(self, lease: _Lease, call: build_calls.BuildCall,
                lacks_trust: bool) -> None:
-        """Send the build of a lease from now on; what is left follows."""
+        """Send the build of a lease that starts now; then do the rest."""
         self._parts.lifecycle.dispatch.send_own(
             lease, functools.partial(self._parts.cloud.cast, call))
         if lacks_trust:
@@ -272,18 +274,20 @@ class LeaseAdmission:
 
     def _hold(self, new: creation.NewLease, call: build_calls.BuildCall,
               ) -> tuple[_Lease, ty.Callable[[], None]]:
-        """The lease starts later, or waits for room: the build is kept.
+        """Admit a lease that starts later or waits for capacity, and store
+        its build.
 
-        The servers are marked first: those of a process that dies on the way
-        are found by that. Once the lease is in the books they may be started
-        at any moment, and must not be marked again.
+        The servers are marked first, so that the periodic sync finds those of
+        a process that dies here. Once the lease is in the reservation
+        database, its servers may be started at any moment and must not be
+        marked again.
         """
         servers = ', '.join(call.server_ids)
         call.mark_reserved()
         fault_points.fault_point(fault_points.FaultPoint.CREATE_MARKED,
                                  servers)
         if new.request.patience is None:
-            # Keystone is not asked for what will not be.
+            # Do not ask keystone for a lease that will be refused.
             self._leases.creation.check(new)
         sealed = self._encryption.seal(call.dump())
         trust = lease_trusts.given(
@@ -315,8 +319,9 @@ class LeaseAdmission:
 
 def _refuse_lease(asked: requests.LeaseRequest | None,
                   reservation_id: str | None) -> None:
-    """
-    :raises InvalidLeaseParams: when interruptible servers would have a lease
+    """Refuse a lease for interruptible servers.
+
+    :raises InvalidLeaseParams: if the boot requests one
     """
     if asked is not None or reservation_id is not None:
         raise errors.InvalidLeaseParams(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lease becomes by a request of the lease API."""
+"""Updates of leases by requests of the lease API."""
 
 import collections
 import contextlib
@@ -37,17 +37,17 @@ _Lease: ty.TypeAlias = dict[str, ty.Any]
 
 
 class LeaseChanges:
-    """Changes leases, as far as the user may."""
+    """Updates leases, as far as the user may."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
 
     def make(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
-        """Change a lease as the body of a request says; it is told.
+        """Update a lease from the body of a request, and send a notification.
 
-        :param lease: as it is
-        :returns: the lease as it is then
-        :raises InvalidLeaseParams: with the sentence that the user reads
+        :param lease: its current state
+        :returns: the updated lease
+        :raises InvalidLeaseParams: with the message for the user
         """
         return self.make_all(context, [(body, lease)])[0]
 
@@ -55,19 +55,19 @@ class LeaseChanges:
                  wanted: ty.Sequence[tuple[object, _Lease]],
                  also: ty.Callable[[orm.Session], None] | None = None,
                  ) -> list[_Lease]:
-        """Change occurrences of a lease, or one lease: all, or none.
+        """Update one lease, or occurrences of a series: all, or none.
 
-        :param wanted: bodies, each with the lease that it is for, in an order
-            in which none gets in the way of the next
-        :param also: writes what else is changed
-        :returns: the leases as they are then
-        :raises InvalidLeaseParams: with the sentence that the user reads
+        :param wanted: bodies, each with its lease, in an order in which no
+            update conflicts with the next
+        :param also: writes other changes in the same transaction
+        :returns: the updated leases
+        :raises InvalidLeaseParams: with the message for the user
         """
         ids = frozenset(lease['id'] for _body, lease in wanted)
         asks = asking(self._parts, context, self._parts.clock.now())
         asked = [(lease, self._read(body, lease)) for body, lease in wanted]
         with contextlib.ExitStack() as undone:
-            # Keystone makes them while the limits are asked.
+            # Keystone creates them while the limits are checked.
             coming = {lease['id']: undone.enter_context(
                 lease_trusts.meanwhile(self._parts, make))
                 for lease, one in asked
@@ -88,7 +88,7 @@ class LeaseChanges:
         return changed
 
     def _read(self, body: object, lease: _Lease) -> lease_schema.ChangeRequest:
-        """What a lease becomes, as it was written."""
+        """Parse the requested changes of a lease."""
         asked = lease_schema.change(body, self._parts.clock.now(), lease,
                                     hint_params.defaults(self._parts.conf))
         change = asked.change
@@ -100,13 +100,13 @@ class LeaseChanges:
 
     def _asked(self, asks: registry.Asking, asked: lease_schema.ChangeRequest,
                lease: _Lease, ids: frozenset[str]) -> updates.LeaseChange:
-        """What a lease becomes, if that is allowed.
+        """Return the changes of a lease if they are allowed.
 
         :param asks: the request
-        :param ids: of the leases that are changed together
+        :param ids: of the leases that are updated together
         """
         change = asked.change
-        # What is asked again for the next lease is known by then.
+        # Hosts that are disabled now may be usable when the lease starts.
         asks = dataclasses.replace(
             asks, context=web_requests.for_project(
                 asks.context, lease['project_id']),
@@ -125,8 +125,8 @@ class LeaseChanges:
 
     def _lasts_longer(self, lease: _Lease,
                       change: updates.LeaseChange) -> bool:
-        """Whether a lease ends later than before, which takes a trust that
-        holds as long where there are trusts.
+        """Return whether a lease ends later than before and so needs a trust
+        that is valid longer, where trusts are configured.
         """
         return self._parts.trusts.is_configured() and (
             _over(lease, change) > lease['end_date'] + lease['grace_period'])
@@ -134,14 +134,14 @@ class LeaseChanges:
     def _trust(self, context: ty.Any, lease: _Lease,
                change: updates.LeaseChange,
                ) -> ty.Callable[[], str | None] | None:
-        """What makes the trust that a change of a lease takes; None: it takes
-        none.
+        """Return a function that creates the trust that an update requires;
+        None: it requires none.
 
-        It may be that of another user of the project than the one before.
-        What is made raises Forbidden when the lease is built by its trust, and
-        the user's token may make none.
+        The trustor may be another member of the project than before. The
+        function raises Forbidden if the lease is built by its trust and the
+        user's token may not create one.
 
-        :raises Forbidden: when the user may not give it one
+        :raises Forbidden: if the user may not give the lease a trust
         """
         before, after = actions_of(lease), actions_of(lease, change)
         on_end = change.on_end or lease['on_end']
@@ -187,7 +187,7 @@ class LeaseChanges:
     def _changed(self, asking: registry.Asking, lease: _Lease,
                  asked: lease_schema.Reservations,
                  ) -> dict[str, creation.NewReservation]:
-        """What the reservations of a lease become."""
+        """Return the new reservations by id."""
         own = {one['id']: one for one in lease['reservations']}
         changed = {}
         for one in asked:
@@ -210,9 +210,9 @@ class LeaseChanges:
 
     def _smaller(self, lease: _Lease, asked: lease_schema.ChangeRequest,
                  ) -> lease_schema.Reservations:
-        """The reservations that return hosts which are named.
+        """Return the reservations from which named hosts are removed.
 
-        :raises InvalidLeaseParams: when a host cannot be returned
+        :raises InvalidLeaseParams: if a host cannot be returned
         """
         names = asked.change.remove_hosts
         if not names:
@@ -225,7 +225,7 @@ class LeaseChanges:
                if model.HOST in one['resources']}
         with self._parts.database.reader() as session:
             hosts = hosted_servers.booked(session, own)
-        # Those that were replaced stay until the end.
+        # Hosts that were replaced stay until the end.
         of = {host.name: its_id for its_id, those in hosts.items()
               for host in those if not (
                   host.failed and len(those) > own[its_id]['amount'])}
@@ -254,13 +254,15 @@ class LeaseChanges:
     def _as_they_are(self, asking: registry.Asking,
                      lease: _Lease, whole: bool,
                      ) -> dict[str, creation.NewReservation]:
-        """Which hosts may serve a lease that moves to another time.
+        """Return unchanged reservations with the hosts that may serve them in
+        another window.
 
-        Of what cannot be had any more, or would be of another size by now,
-        the hosts stay what they are.
+        A reservation whose demand is no longer valid, or has another size by
+        now, keeps its hosts.
 
-        :param whole: of whole hosts, of which it may get more then; else of
-            what needs other hosts only if it does not fit where it is
+        :param whole: True: reservations of whole hosts, which may get other
+            hosts in any case; False: the others, which get other hosts only
+            if they do not fit on their own
         """
         same = {}
         for one in lease['reservations']:
@@ -277,7 +279,7 @@ class LeaseChanges:
     def _check_change(self, lease: _Lease, change: updates.LeaseChange,
                       resized: bool, beside: frozenset[str],
                       ) -> limits.Granted | None:
-        """Ask the limits about a lease as it would be."""
+        """Check the limits for an updated lease."""
         parts = self._parts
         if resized:
             lease_schema.check_total(
@@ -293,9 +295,9 @@ class LeaseChanges:
 
 def asking(parts: wiring.Parts, context: ty.Any, start: int,
            ) -> registry.Asking:
-    """A request of a user for reservations of a lease.
+    """Return the context in which a request asks for reservations.
 
-    :param start: of the lease
+    :param start: when the lease starts
     """
     return registry.Asking(context, functools.partial(
         enrollment.public, parts.database,
@@ -307,14 +309,14 @@ def asking(parts: wiring.Parts, context: ty.Any, start: int,
 
 def actions_of(lease: _Lease,
                change: updates.LeaseChange | None = None) -> set[str]:
-    """What is still to be done at the events of a lease.
+    """Return the actions of a lease's events that are still to come.
 
-    :param change: what it becomes; None: no change
+    :param change: to apply first; None: no change
     """
     own = {event['action'] for event in lease['events'] if (
         event['status'] in states.OPEN and
         states.EventType.is_users(event['event_type']))}
-    # What was done before its end is done again, if that is put off.
+    # An action before the end is repeated if the end is postponed.
     before = {event['action'] for event in lease['events']
               if event['event_type'] == states.EventType.BEFORE_END}
     if change is not None and change.events is not None:
@@ -325,7 +327,7 @@ def actions_of(lease: _Lease,
 
 
 def _over(lease: _Lease, change: updates.LeaseChange) -> int:
-    """When a lease is over then, with its period of grace."""
+    """Return when a changed lease ends, with its grace period."""
     return ty.cast(int, (
         lease['end_date'] if change.end is None else change.end) + (
         lease['grace_period'] if change.grace_period is None
@@ -333,14 +335,15 @@ def _over(lease: _Lease, change: updates.LeaseChange) -> int:
 
 
 def may_entrust(context: ty.Any, lease: _Lease) -> bool:
-    """Whether the servers of a lease may be built and ended by a trust of the
-    user. By that of an administrator its owner would get what is not theirs.
+    """Return whether the servers of a lease may be built and ended by a trust
+    of the user. With an administrator's trust the owner would get rights that
+    are not theirs.
     """
     return context.project_id == lease['project_id'] and (
         is_owner(context, lease) or not context.is_admin)
 
 
 def is_owner(context: ty.Any, lease: _Lease) -> bool:
-    """Whether the user owns a lease, in the project of the request."""
+    """Return whether the user owns a lease, in the project of the request."""
     return (context.user_id, context.project_id) == (
         lease['user_id'], lease['project_id'])

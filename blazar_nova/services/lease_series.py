@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Leases that recur: made, moved and deleted as one.
+"""Recurring leases: created, moved and deleted as one.
 
-A boot makes the servers of all occurrences at once (:mod:`.middleware`), and
-each occurrence holds its own.
+A boot creates the servers of all occurrences at once (:mod:`.middleware`);
+each occurrence reserves its own.
 """
 
 import contextlib
@@ -44,24 +44,24 @@ _Lease: ty.TypeAlias = dict[str, ty.Any]
 
 
 class LeaseSeries:
-    """What is done to all occurrences of a lease."""
+    """Carries out requests for all occurrences of a lease."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
         self._all = parts.leases.series
         self._changes = lease_changes.LeaseChanges(parts)
 
-    # -- making ------------------------------------------------------------
+    # -- creation ----------------------------------------------------------
 
     def hold(self, request: requests.LeaseRequest,
              asked: requests.Recurrence, call: build_calls.BuildCall,
              ) -> tuple[_Lease, ty.Callable[[], None]]:
-        """Make a lease of a boot that has the servers of all occurrences.
+        """Create a lease for a boot that has the servers of all occurrences.
 
-        Those for which there is no capacity are taken back, if it is content
-        with the others.
+        If the request accepts a part of the occurrences, the servers of
+        those without capacity are undone.
 
-        :returns: all occurrences as one, and what follows: from now on
+        :returns: all occurrences as one lease, and what follows, after which
             nothing is undone
         """
         times = 1 if asked.keeps_servers else len(asked.windows)
@@ -90,8 +90,8 @@ class LeaseSeries:
                 warnings=booted_servers.unreserved(call, demand, request)),))
         call.mark_reserved()
         fits, left_out = self._fitting(new, asked, ids)
-        # The first servers are those of the first: one of them is answered.
-        # Where they are kept, no other has any before it begins.
+        # The servers of the first occurrence come first: the boot answers one
+        # of them. Kept servers are only in the first until the next starts.
         paired = [*itertools.zip_longest(fits, parts[:len(fits)])]
         leases = [
             _with_servers(new, () if part is None else part.server_ids)
@@ -108,7 +108,7 @@ class LeaseSeries:
         return {**made[0], 'id': made[0]['recurrence_id']}, follow
 
     def create(self, context: ty.Any, new: creation.NewLease) -> _Lease:
-        """Make a lease whose reservations are used when it has begun."""
+        """Create a lease whose reservations are used after its start."""
         asked = new.request.recurrence
         assert asked is not None
         fits, left_out = self._fitting(new, asked)
@@ -120,7 +120,7 @@ class LeaseSeries:
         return self._all.as_one(made[:1])[0]
 
     def quote(self, new: creation.NewLease) -> refusals.Refusal | None:
-        """Why there is no capacity for a lease; None when there is."""
+        """Return why there is no capacity for a lease; None: there is."""
         assert new.request.recurrence is not None
         try:
             self._fitting(new, new.request.recurrence)
@@ -131,17 +131,17 @@ class LeaseSeries:
     def _fitting(self, new: creation.NewLease, asked: requests.Recurrence,
                  server_ids: tuple[str, ...] = (),
                  ) -> tuple[list[creation.NewLease], list[_Lease]]:
-        """Return the occurrences for which there is capacity, each as a lease
-        that is within the limits, and those that are left out.
+        """Return the occurrences for which there is capacity, as leases that
+        are within the limits, and those that are left out.
 
-        :param server_ids: those that the cloud has already
+        :param server_ids: servers that exist in Nova already
         """
         recurrence_id = uuidutils.generate_uuid()
         leases = [dataclasses.replace(
             new, request=one, recurrence_id=recurrence_id, key=None)
             for one in new.request.occurrences]
         if asked.some:
-            # Those that are left out count for no limit.
+            # Occurrences that are left out do not count for limits.
             fits, left_out = self._all.fitting(leases, True)
             return self._granted(fits, asked, server_ids), left_out
         return self._all.fitting(
@@ -150,8 +150,8 @@ class LeaseSeries:
     def _granted(self, leases: ty.Sequence[creation.NewLease],
                  asked: requests.Recurrence, server_ids: tuple[str, ...],
                  ) -> list[creation.NewLease]:
-        """Ask the limits about occurrences."""
-        # Where servers are kept, those of the first wait, and are all.
+        """Check the limits for occurrences."""
+        # Kept servers are reserved by the first occurrence only.
         held = [bool(server_ids) and not (
             number and asked.keeps_servers)
             for number, _one in enumerate(leases)]
@@ -168,8 +168,8 @@ class LeaseSeries:
               ) -> tuple[list[creation.NewLease], list[_Lease]]:
         """Reserve the occurrences.
 
-        :param ids: the servers of the boot; none: they come later
-        :param as_owner: whether these are built in the user's name only
+        :param ids: the servers of the boot; empty: they are booted later
+        :param as_owner: whether only the owner's trust can build them
         """
         recurrence_id = ty.cast(str, leases[0].recurrence_id)
         with contextlib.ExitStack() as undone:
@@ -187,7 +187,7 @@ class LeaseSeries:
 
     def _follow(self, context: ty.Any, leases: list[creation.NewLease],
                 made: list[_Lease]) -> None:
-        """What follows when occurrences are reserved; failures are logged.
+        """Do what follows the reservation of occurrences; failures are logged.
         """
         for new, lease in zip(leases, made, strict=True):
             if new.credential is None:
@@ -197,7 +197,7 @@ class LeaseSeries:
     def _entrusted(self, context: ty.Any, new: creation.NewLease, on_end: str,
                    undone: contextlib.ExitStack, as_owner: bool,
                    ) -> creation.NewLease:
-        """One of them with its trust, which ends with it."""
+        """Return an occurrence with a trust until its end."""
         until = new.span.end
         trust = lease_trusts.needed(
             self._parts, context, on_end, until) if lease_trusts.needs_one(
@@ -207,17 +207,16 @@ class LeaseSeries:
         return new if trust is None else dataclasses.replace(
             new, credential=self._parts.encryption.seal(trust))
 
-    # -- changing ----------------------------------------------------------
+    # -- updates -----------------------------------------------------------
 
     def update(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
-        """Rename and move all occurrences that are to come, by as much as the
-        one that stands for them, as the wall says it in their time zone: all
-        of them, or none.
+        """Rename and move all future occurrences: all, or none. They are moved
+        by the same local time as the lease that represents them.
 
         :param lease: as :meth:`blazar_core.leases.series.Series.get`
-            has it
-        :raises InvalidLeaseParams: with the sentence that the user reads
-        :raises Refused: when there is no capacity for one
+            returns it
+        :raises InvalidLeaseParams: with the message for the user
+        :raises Refused: if there is no capacity for one of them
         """
         asked = lease_schema.change(
             body, self._parts.clock.now(), lease,
@@ -237,10 +236,10 @@ class LeaseSeries:
 
     def _move(self, context: ty.Any, change: updates.LeaseChange,
               lease: _Lease, unfinished: list[_Lease]) -> None:
-        """Move and rename occurrences, in the order in which none gets in the
-        way of the next.
+        """Move and rename occurrences, in an order in which none conflicts
+        with the next.
 
-        :param lease: the one by whose new dates they are moved
+        :param lease: the one whose change of dates applies to all
         """
         rule, timezone = (lease['recurrence'][key] for key in (
             'rule', 'timezone'))
@@ -277,9 +276,9 @@ class LeaseSeries:
 
     def _rename(self, recurrence_id: str, change: updates.LeaseChange,
                 first: _Lease) -> None:
-        """Rename all occurrences that are to come.
+        """Rename all future occurrences.
 
-        :param first: the one about which the limits are asked
+        :param first: the one for which the limits are checked
         """
         parts = self._parts
         change = updates.LeaseChange(name=change.name)
@@ -292,7 +291,7 @@ class LeaseSeries:
                 'reason': notifications.Reason.REQUESTED})
 
     def delete(self, recurrence_id: str) -> None:
-        """End all occurrences, the last first; safe to repeat."""
+        """End all occurrences, the last first; idempotent."""
         for one in reversed(self._all.unfinished(recurrence_id)):
             with contextlib.suppress(errors.NotFound):
                 self._parts.lifecycle.lease_end.delete(one['id'])
@@ -304,7 +303,7 @@ def _window(lease: _Lease) -> model.Window:
 
 def _check_apart(leases: ty.Iterable[_Lease],
                  moved: ty.Iterable[recurrences.Occurrence]) -> None:
-    """Make sure that occurrences do not overlap when they are moved."""
+    """Check that occurrences do not overlap after they are moved."""
     series.check_apart([model.Window(
         to.window.start,
         to.window.end + lease['grace_period'] + lease['cleaning_time'])
@@ -312,8 +311,8 @@ def _check_apart(leases: ty.Iterable[_Lease],
 
 
 def shifted(asked: requests.Recurrence | None) -> list[_Lease]:
-    """What is said of the occurrences of which the wall does not show both
-    dates.
+    """Return the occurrences whose local dates do not both exist (DST), for
+    the answer.
     """
     return [] if asked is None else [
         {'start_date': clocks.iso(window.start),

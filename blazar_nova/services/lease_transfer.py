@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Handing leases over to other projects and users."""
+"""Transfer of leases to other projects and users."""
 
 import dataclasses
 import typing as ty
@@ -26,30 +26,31 @@ __all__ = ['LeaseTransfer', 'is_asked']
 LOG = logging.getLogger(__name__)
 
 _KEYS = ('project_id', 'user_id')
-#: Characters that an id of keystone has at most.
+#: Maximum length of an id of keystone.
 _LONGEST = 64
 
 
 def is_asked(body: object) -> bool:
-    """Whether a change of a lease names a new owner."""
+    """Return whether an update of a lease names a new owner."""
     return isinstance(body, dict) and any(
         body.get(key) is not None for key in _KEYS)
 
 
 class LeaseTransfer:
-    """Hands leases over; the caller has checked the policy."""
+    """Transfers leases; the caller has checked the policy."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
 
     def make(self, context: ty.Any, body: object, lease_id: str,
              ) -> dict[str, ty.Any]:
-        """Give a lease to whom the body of a request says; it is told.
+        """Transfer a lease as the body of a request says, and send a
+        notification.
 
-        :returns: the lease as it is then
-        :raises InvalidLeaseParams: with the sentence that the user reads
-        :raises Conflict: when that cannot be done with it as it is
-        :raises LimitExceeded: when the new owner may not have that much
+        :returns: the lease with its new owner
+        :raises InvalidLeaseParams: with the message for the user
+        :raises Conflict: if the lease cannot be transferred in this state
+        :raises LimitExceeded: if it exceeds the limits of the new owner
         """
         values = inputs.json_object(body, 'The body of the request')
         others = sorted(values.keys() - {*_KEYS})
@@ -70,8 +71,8 @@ class LeaseTransfer:
             {owner.user_id} - {before.user_id})
         if owner.project_id != before.project_id:
             self._check_hosts(looked)
-        # Servers that were asked for stay their user's, in whose name they
-        # are built.
+        # Servers that were booted stay their user's, in whose name they are
+        # built.
         keep = looked.build and owner.project_id == before.project_id
         trust = None if keep else self._trust(context, looked, owner)
         keeping = lease_trusts.Keeping(
@@ -88,11 +89,11 @@ class LeaseTransfer:
 
     def _check_again(self, looked: transfer.OwnerLookup,
                      before: transfer.Owner, trust: str | None) -> None:
-        """Give a lease back onto whose hosts a server came at that moment:
-        no booking shows it. From now on no server of the project before is
-        let in.
+        """Undo a transfer if a server was placed on the hosts of the lease
+        during it, which no booking shows. From the transfer on, no server of
+        the previous project is admitted.
 
-        :raises Conflict: when a server has come
+        :raises Conflict: if there is such a server
         """
         try:
             self._check_hosts(looked)
@@ -110,7 +111,7 @@ class LeaseTransfer:
 
     def _after(self, lease: dict[str, ty.Any], before: transfer.Owner,
                sealed: ty.Iterable[str]) -> None:
-        """A lease was handed over. What fails now does not change that."""
+        """Complete a transfer. Failures do not undo it."""
         LOG.info('Lease %s was handed over by project %s, user %s, to project '
                  '%s, user %s', lease['id'], before.project_id,
                  before.user_id, lease['project_id'], lease['user_id'])
@@ -131,8 +132,9 @@ class LeaseTransfer:
             'reason': notifications.Reason.TRANSFERRED})
 
     def _check_hosts(self, looked: transfer.OwnerLookup) -> None:
-        """Whether no servers are on the hosts of a lease that have no
-        bookings.
+        """Check that the hosts of a lease have no servers without bookings.
+
+        :raises Conflict: if they have
         """
         count = sum(len(kind.servers_of(reserved))
                     for kind, reserved in looked.hosts)
@@ -142,10 +144,10 @@ class LeaseTransfer:
 
     def _trust(self, context: ty.Any, looked: transfer.OwnerLookup,
                owner: transfer.Owner) -> str | None:
-        """The trust that a lease needs then.
+        """Return the trust that the new owner's lease needs; None: none.
 
-        :returns: None when it needs none
-        :raises Conflict: when it needs one that cannot be had; says what to do
+        :raises Conflict: if the required trust cannot be created; says what
+            to do
         """
         lease = looked.described
         actions = lease_changes.actions_of(lease)
@@ -167,9 +169,10 @@ class LeaseTransfer:
 
     def _granted(self, looked: transfer.OwnerLookup, owner: transfer.Owner,
                  ) -> limits.Granted | None:
-        """Ask the limits of the new owner.
+        """Check the limits of the new owner.
 
-        For another project it is a new lease; for another user, a change.
+        For another project the lease counts as new; for another user, as
+        changed.
         """
         lease, parts = looked.described, self._parts
         stays = owner.project_id == looked.owner.project_id

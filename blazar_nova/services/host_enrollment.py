@@ -64,20 +64,19 @@ class HostEnrollment:
 
         From the first step on no server without a lease is admitted, except
         servers that a scheduler has already placed: a conductor may retry them
-        on this host as an alternate, without asking a filter. When no such
-        builds and resizes are left, no more servers can appear on the host.
+        on this host as an alternate, without asking a filter. When these
+        builds and resizes are done, the host can get no other servers.
 
         :param name: of the hypervisor, or of its nova-compute
         :param extra: properties in addition to those that Nova reports
         :param staying: servers that may be there, as they are in a lease
         :param reservable: whether leases may reserve the whole host
-        :param pause: called again and again while there are such builds and
-            resizes; may raise a Conflict; None: none of them can reach this
-            host
+        :param pause: called repeatedly during these builds and resizes; may
+            raise a Conflict; None: no conductor can choose this host
         :param say: called with a message before each step
         :returns: the host, as :meth:`show` returns it
         :raises InvalidLeaseParams: if there are too many properties
-        :raises NotFound: if there is no such host
+        :raises NotFound: if the host does not exist
         :raises Conflict: if it is already enrolled, or has servers, with
             their number; or raised by ``pause``. The host is then available
             to all workloads again, unless another request had started its
@@ -278,8 +277,7 @@ class HostEnrollment:
 
     def _give_up(self, attempt: enrollment.Attempt,
                  host: pool.Member) -> None:
-        """Cancel an enrollment; one that another request had started stays as
-        it is.
+        """Cancel an enrollment, but not if another request had started it.
         """
         left = self._write(
             enrollment.cancel, attempt) if attempt.is_own else None

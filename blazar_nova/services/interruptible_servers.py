@@ -212,7 +212,8 @@ class InterruptibleServers:
     def make_ordinary(self, context: ty.Any, server_id: str) -> None:
         """Make an interruptible server an ordinary one.
 
-        :raises NotFound: if the project has no such server
+        :raises NotFound: if the server is not an interruptible one of the
+            project
         :raises Forbidden: if every server must have a lease
         :raises Conflict: if its flavor makes it interruptible, or its
             capacity is reserved for later
@@ -266,7 +267,8 @@ class InterruptibleServers:
     def show(self, context: ty.Any, server_id: str) -> dict[str, ty.Any]:
         """Return an interruptible server.
 
-        :raises NotFound: if the project has no such server
+        :raises NotFound: if the server is not an interruptible one of the
+            project
         """
         return self._shown(self._of_project(context, 'get', server_id))[0]
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Trusts of the owners of leases: made, kept, taken back.
+"""Trusts of the owners of leases: created, stored, revoked.
 
-A lease whose servers are held is built in the name of its owner, and is not
-made without his trust; nor is one at whose end, or before, something is done
-that takes it. Any other only ends in his name, and does so without where his
-token may make none.
+A lease with deferred builds is built in the name of its owner and is refused
+without a trust, as is a lease with an end policy or an event action that needs
+one. Other leases only end in the name of their owner, and end without a trust
+if the owner's token cannot create one.
 
-Keystone takes as long for a trust as all the rest of a request, so that it is
-asked in another thread meanwhile (:func:`meanwhile`). The trust is recorded in
-the transaction that makes or changes the lease: a process that dies leaves no
-lease without the trust that was made for it.
+Creating a trust takes keystone about as long as all the rest of a request, so
+another thread does it meanwhile (:func:`meanwhile`). The trust is recorded in
+the transaction that creates or changes the lease, so that a process that dies
+leaves no lease without the trust that was created for it.
 """
 
 import contextlib
@@ -41,14 +41,15 @@ LOG = logging.getLogger(__name__)
 
 def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
             until: int | None = None) -> None:
-    """Let a lease end in the name of its owner, if that can be.
+    """Give a lease a trust by which it ends in the name of its owner, if
+    possible.
 
     Nothing is raised: the lease is reserved, and its build may have been
-    sent. Without a trust its servers are deleted in our own name; its owner
-    gives one by letting the lease end later.
+    sent. Without a trust its servers are deleted by the service user, until
+    its owner extends it, which creates a trust.
 
     :param context: of a request of the owner
-    :param lease: as it was made; it is in the books
+    :param lease: as it was created and recorded
     :param until: when it ends at the latest; None: at its end
     """
     if until is None:
@@ -61,12 +62,12 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
 
 def attempted(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
               what: str) -> str | None:
-    """A trust without which a lease can do.
+    """Return a trust that a lease does not require.
 
     Nothing is raised.
 
-    :param what: what it is for, for the log
-    :returns: None: there is none; the log says why
+    :param what: the beginning of the log message: what needs the trust
+    :returns: None: no trust could be created, and the log says why
     """
     try:
         return given(parts, context, on_end, until)
@@ -80,26 +81,26 @@ def attempted(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
 
 
 def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
-    """Whether what is done at an end, or at events, takes a trust."""
+    """Return whether an end policy or event actions require a trust."""
     return states.Action.SNAPSHOT in actions or end_policies.needs_owner(
         on_end, installed_policies.available())
 
 
 def has_one(parts: wiring.Parts, lease_id: str) -> bool:
-    """Whether a lease has a trust: then nothing less takes its place."""
+    """Return whether a lease has a trust, which only a trust may replace."""
     kept = parts.lifecycle.lease_close.credential(lease_id, False)
     return kept is not None and service_user.ServiceUser.read(kept) is None
 
 
 def given(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
           as_owner: bool = False) -> str | None:
-    """A trust until the end of a lease, and as long as that may take.
+    """Return a trust until the end of a lease and of its end actions.
 
-    :param as_owner: nothing else will do
+    :param as_owner: whether only a trust will do, not the service user
     :returns: what :meth:`Credentials.delegate
         <blazar_nova.services.user_credentials.Credentials.delegate>` returns
-    :raises TrustUnavailable: when the token may make none
-    :raises CloudUnavailable: when keystone does not answer
+    :raises TrustUnavailable: if the token may not create a trust
+    :raises CloudUnavailable: if keystone does not answer
     """
     limit = parts.conf.blazar.end_timeout if needs_one(on_end) else 0
     return parts.trusts.delegate(context, until + limit, as_owner=as_owner)
@@ -107,10 +108,11 @@ def given(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
 
 def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
            ) -> str | None:
-    """The same for what takes it: says so where there can be none.
+    """Return a trust that a lease requires; like :func:`given`, with an error
+    that says why it is required.
 
-    :raises TrustUnavailable: when the token may make none; says what to do
-    :raises CloudUnavailable: when keystone does not answer
+    :raises TrustUnavailable: if the token may not create one; says what to do
+    :raises CloudUnavailable: if keystone does not answer
     """
     try:
         return given(parts, context, on_end, until, as_owner=True)
@@ -130,10 +132,10 @@ def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
 @contextlib.contextmanager
 def for_end(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
             ) -> ty.Iterator[creation.NewLease]:
-    """A lease that is about to be made, with the trust that its end takes, or
-    what is done before.
+    """Return a lease that is about to be created, with the trust that its end
+    or its events require.
 
-    It is taken back when the lease is not made.
+    The trust is revoked if the lease is not created.
 
     :raises TrustUnavailable: see :func:`needed`
     :raises CloudUnavailable: see :func:`needed`
@@ -149,15 +151,15 @@ def ahead(parts: wiring.Parts, context: ty.Any,
           request: requests.LeaseRequest, offered: bool = False,
           ) -> ty.Iterator[ty.Callable[[creation.NewLease],
                                        creation.NewLease]]:
-    """The trust of a lease of the lease API, made while it is looked for
+    """Create the trust of a lease of the lease API during the search for
     capacity.
 
-    :param offered: whether it gets the trust without which it can do only
-        when it is accepted
-    :returns: what gives the trust to the new lease
+    :param offered: whether a trust that the lease does not require is created
+        only when the offer is accepted
+    :returns: a function that adds the trust to the new lease
     """
     takes_one = needs_one(request.on_end, request.actions)
-    # As long as its span, of which not all is known yet.
+    # As long as the lease may take, of which not all is known yet.
     until = request.window.end + request.grace_period + (
         60 * parts.conf.blazar.cleaning_time) + (
         0 if request.duration is None else request.patience or 0)
@@ -184,12 +186,12 @@ def _with_trust(parts: wiring.Parts, new: creation.NewLease,
 @contextlib.contextmanager
 def meanwhile(parts: wiring.Parts, make: ty.Callable[[], str | None],
               ) -> ty.Iterator[ty.Callable[[], str | None]]:
-    """Make a trust in another thread while the block decides about what it
-    is for.
+    """Create a trust in another thread while the block runs.
 
-    It is taken back if that is not reserved.
+    It is revoked if the block fails.
 
-    :returns: what waits for the trust, and raises what ``make`` does
+    :returns: a function that waits for the trust, and raises what ``make``
+        raises
     """
     made = parts.background.start(make)
 
@@ -204,9 +206,9 @@ def meanwhile(parts: wiring.Parts, make: ty.Callable[[], str | None],
 @contextlib.contextmanager
 def unless_reserved(parts: wiring.Parts, trust: str | None,
                     ) -> ty.Iterator[None]:
-    """Take a trust back if what it is for is not reserved in this block.
+    """Revoke a trust if the block fails to reserve the lease that needs it.
 
-    One that a lease may have is kept: without it the lease could not start.
+    A trust is kept if a lease may have it, which could not start otherwise.
     """
     with _unless_reserved(functools.partial(take_back, parts, trust)):
         yield
@@ -226,11 +228,11 @@ def _unless_reserved(undo: ty.Callable[[], None]) -> ty.Iterator[None]:
 
 
 def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
-    """Write down the trust of a lease, and take back those before that are
-    not in use.
+    """Store the trust of a lease, and revoke those that it replaces and that
+    are not in use.
 
-    What fails is logged: the lease is what it is. A trust of which it is not
-    known whether the lease has it is kept; it expires by itself.
+    Failures are logged, as the lease exists in any case. If it is unknown
+    whether the lease has the trust, it is kept until it expires.
     """
     try:
         unused = [parts.encryption.open(one) for one in (
@@ -247,11 +249,12 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
 
 
 class Keeping:
-    """Trusts that are written down with what they are for: who dies behind
-    that leaves no lease with a trust that expires before its end.
+    """Trusts that are stored in the transaction that changes their leases, so
+    that a process that dies leaves no lease with a trust that expires before
+    its end.
 
     :param given: the trusts, by lease
-    :param also: writes what else is changed
+    :param also: writes other changes in the same transaction
     """
 
     def __init__(self, parts: wiring.Parts, given: ty.Mapping[str, str],
@@ -263,7 +266,7 @@ class Keeping:
         self._unused: list[str] = []
 
     def write(self, session: orm.Session) -> None:
-        """Write them down, in leases that are locked."""
+        """Store the trusts of leases that are locked."""
         self._unused = [
             one for lease_id, sealed in self._sealed.items()
             for one in self._parts.leases.credentials.put(
@@ -272,8 +275,8 @@ class Keeping:
             self._also(session)
 
     def take_back(self) -> None:
-        """Delete those before that are not in use; the request does not wait
-        for that. They expire at the end that their lease had.
+        """Revoke the replaced trusts that are not in use, in the background.
+        They would expire at the previous end of their lease.
         """
         for one in self._unused:
             try:
@@ -287,7 +290,7 @@ class Keeping:
 
 
 def take_back(parts: wiring.Parts, trust: str | None) -> None:
-    """Delete a trust that no lease has; that it could not be is logged."""
+    """Revoke a trust that no lease has; failures are logged."""
     try:
         if trust is not None:
             parts.trusts.revoke(trust)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the limits are asked of leases, and of changes of leases."""
+"""Translation of leases and their changes into requests to the limits."""
 
 import dataclasses
 import typing as ty
@@ -20,7 +20,7 @@ __all__ = ['asked_of', 'as_changed', 'of_change']
 
 def asked_of(new: creation.NewLease, held: bool,
              available: resource_types.ResourceTypes) -> limits.Asked:
-    """What a new lease takes of the limits."""
+    """Return what a new lease takes of the limits."""
     request = new.request
     return limits.Asked(
         new.project_id, new.user_id, new.span,
@@ -43,9 +43,9 @@ def asked_of(new: creation.NewLease, held: bool,
 
 def as_changed(lease: dict[str, ty.Any], change: updates.LeaseChange,
                ) -> creation.NewLease:
-    """A lease as it would be after a change.
+    """Return a lease with changes applied.
 
-    :raises InvalidLeaseParams: when it would end before it starts
+    :raises InvalidLeaseParams: if it would end before it starts
     """
     start, end = (getattr(change, key) or lease[f'{key}_date']
                   for key in ('start', 'end'))
@@ -68,8 +68,8 @@ def as_changed(lease: dict[str, ty.Any], change: updates.LeaseChange,
 
 
 def _count(reservation: dict[str, ty.Any]) -> int:
-    """How many a reservation has: of servers that came with it, or joined
-    it, those that are left.
+    """Return how many servers or hosts a reservation has. Of servers that
+    were booted with it or added to it, these are the remaining ones.
     """
     return (len(reservation['servers']) if reservation['params'] is None
             else reservation['amount'])
@@ -80,12 +80,12 @@ def of_change(allowed: limits.Limits, types: resource_types.ResourceTypes,
               change: updates.LeaseChange, resized: bool = False,
               beside: frozenset[str] = frozenset(),
               ) -> limits.Granted | None:
-    """Ask the limits about a lease as it would be.
+    """Check the limits for a lease with changes applied.
 
-    :param lease: as it is
+    :param lease: its current state
     :param resized: whether it would have other servers than before
-    :param beside: the leases that are changed with it
-    :raises LimitExceeded: when it may not be so
+    :param beside: the leases that are changed together with it
+    :raises LimitExceeded: if a limit forbids the change
     """
     return allowed.check(dataclasses.replace(
         asked_of(as_changed(lease, change), False, types),

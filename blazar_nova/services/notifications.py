@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Notifications: the one place from which all of them are sent.
+"""Notifications: all of them are created and sent here.
 
-``[blazar] notification_format`` says in which form. The unversioned form is
-that which listeners to Blazar know; the versioned one consists of versioned
-objects, as Nova's notifications do. Both are made of the same values, and sent
-on the same topics: the event type of a versioned one begins with ``blazar.``,
-so that no listener takes one for the other.
+``[blazar] notification_format`` selects the format. The unversioned format is
+that of Blazar; the versioned one consists of versioned objects, as Nova's
+notifications do. Both have the same values and are sent on the same topics.
+The event type of a versioned one begins with ``blazar.``, so that consumers
+can tell them apart.
 
-A versioned one says what has changed and why. Who sends a notification may say
-so in the lease, by ``changed`` and ``reason``; else both follow from the type
-of the event and from the condition of the lease that was set last.
+A versioned notification says what has changed and why. The sender may put that
+into the lease, as ``changed`` and ``reason``; otherwise both follow from the
+event type and from the last condition of the lease.
 
-When fields of an object change, its version does, and the fingerprint of its
-test with it.
+A change of an object's fields requires a new version of the object, and a new
+fingerprint in its test.
 """
 
 import enum
@@ -38,7 +38,7 @@ __all__ = ['COUNTER', 'Notifications', 'OBJECTS', 'PREFIX', 'Reason', 'diff',
 LOG = logging.getLogger(__name__)
 
 COUNTER = 'blazar_notifications'
-#: How the event type of a versioned notification begins.
+#: Prefix of the event types of versioned notifications.
 PREFIX = 'blazar.'
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
@@ -46,7 +46,7 @@ _Send: ty.TypeAlias = ty.Callable[[str, _Object], None]
 
 
 class Reason(enum.StrEnum):
-    """Why something is notified, beside the reasons that conditions have."""
+    """Reasons of notifications, in addition to those of conditions."""
 
     ACCEPTED = 'Accepted'
     CAPACITY_NEEDED = 'CapacityNeeded'
@@ -66,7 +66,7 @@ class Reason(enum.StrEnum):
     TRANSFERRED = 'Transferred'
 
 
-#: By event type, what has changed, and why.
+#: The fields that have changed and the reason, by event type.
 _CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
     'lease.create': ((), Reason.REQUESTED),
     'lease.delete': (('status',), Reason.DELETION_REQUESTED),
@@ -101,35 +101,35 @@ _CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
     'host.enrolled': (('enrolled',), Reason.REQUESTED),
     'host.removed': (('enrolled',), Reason.REQUESTED),
 }
-#: By type of a lease event, that of each of its reservations that it is about.
+#: Event types for single reservations, by the event type of the lease.
 _OF_RESERVATIONS = {'lease.degraded': 'reservation.degraded',
                     'lease.healed': 'reservation.healed'}
-#: Event types that are counted by their name; users invent others.
+#: Event types that are counted by their name; users can name others.
 _COUNTED = frozenset({
     *_CAUSES, 'lease.update',
     *(f'lease.event.{one}' for one in states.EventType)})
 
 
-#: The objects of notifications by their names; each in a list, as registries
-#: of versioned objects have it.
+#: The classes of notification objects by name; each in a list, as in
+#: registries of versioned objects.
 OBJECTS: dict[str, list[type['_Payload']]] = {}
 
 
 class _Payload(base.VersionedObject):
-    """What all of them have."""
+    """Base of all objects in notifications."""
 
     OBJ_PROJECT_NAMESPACE = 'blazar'
     OBJ_SERIAL_NAMESPACE = 'blazar_object'
 
     def primitive(self) -> _Object:
-        """Return it as it is sent."""
+        """Return the object as it is sent."""
         self.obj_reset_changes(recursive=True)
         return self.obj_to_primitive()
 
 
 def _register(kind: type[_Payload]) -> type[_Payload]:
-    """Make an object one of notifications."""
-    # Not in the registry: it is shared with Nova's, whose objects have names.
+    """Add a class to the objects of notifications."""
+    # Not to the global registry: Nova uses it too, with names of its own.
     base.VersionedObjectRegistry.register_if(False)(kind)
     OBJECTS[kind.__name__] = [kind]
     return kind
@@ -138,7 +138,7 @@ def _register(kind: type[_Payload]) -> type[_Payload]:
 _TEXT, _NO_TEXT = fields.StringField(), fields.StringField(nullable=True)
 _DATE, _NO_DATE = fields.DateTimeField(), fields.DateTimeField(nullable=True)
 _FLAG = fields.BooleanField()
-#: What every notification says: the names of fields, and a code.
+#: Fields of every notification: names of changed fields, and a reason code.
 _CAUSE: ty.Mapping[str, ty.Any] = {
     'changed': fields.ListOfStringsField(), 'reason': _TEXT}
 
@@ -160,8 +160,7 @@ class EventPayload(_Payload):
 
 @_register
 class ReservationPayload(_Payload):
-    """A reservation; ``parameters`` are those of its resource type, each as
-    JSON.
+    """A reservation; ``parameters`` are those of its resource type, in JSON.
     """
 
     # Version 1.0: Initial version
@@ -178,7 +177,7 @@ class ReservationPayload(_Payload):
 
 @_register
 class BookingChangePayload(_Payload):
-    """A booking that has another host."""
+    """A booking that was moved to another host."""
 
     # Version 1.0: Initial version
     VERSION = '1.0'
@@ -208,7 +207,7 @@ class LeasePayload(_Payload):
 
 @_register
 class ReservationChangePayload(_Payload):
-    """A reservation of which something has changed."""
+    """A reservation that has changed."""
 
     # Version 1.0: Initial version
     VERSION = '1.0'
@@ -242,8 +241,8 @@ class Notifications:
     """Sends notifications.
 
     :param form: one of ``unversioned``, ``versioned`` and ``both``
-    :param send: sends one; returns at once
-    :param count: counts one by its type
+    :param send: sends a notification without blocking
+    :param count: counts a notification by its type
     """
 
     def __init__(self, form: str, words: lease_views.LeaseViews, send: _Send,
@@ -256,7 +255,7 @@ class Notifications:
     def __call__(self, event_type: str, of: _Object) -> None:
         """Send a notification.
 
-        :param of: a lease as the core describes it; or what is told of a
+        :param of: a lease as the core describes it, or the payload for a
             server or a host
         """
         self._count(COUNTER, type=event_type if event_type in _COUNTED
@@ -269,21 +268,23 @@ class Notifications:
                 for kind, one in versioned(event_type, of, payload):
                     self._send(PREFIX + kind, one.primitive())
             except Exception:
-                # It undoes nothing of what it is about.
+                # The change itself is done and stays.
                 LOG.exception('%s: the versioned notification %s could not be '
                               'made', of.get('id'), event_type)
 
 
 def _is_lease(of: ty.Mapping[str, ty.Any]) -> bool:
-    """Whether it is a lease; users may give events the types of others."""
+    """Return whether this is a lease; event types do not tell, as users may
+    give their events the types of others.
+    """
     return 'reservations' in of
 
 
 def diff(before: ty.Mapping[str, ty.Any], after: _Object, reason: str,
          ) -> _Object:
-    """Return a lease with what was changed of it by a request, and why.
+    """Return a lease with what a request has changed of it, and the reason.
 
-    :param before: the lease before, described as it is after
+    :param before: the previous state, described in the same way
     """
     return {**after, 'reason': reason, 'changed': sorted(
         name for name in lease_views.FIELDS if name != 'updated_at' and
@@ -294,8 +295,8 @@ def versioned(event_type: str, of: _Object, payload: _Object,
               ) -> ty.Iterator[tuple[str, _Payload]]:
     """Yield the versioned notifications of an event, with their types.
 
-    :param of: the lease as it is described, with what has ``changed`` and the
-        ``reason`` if they are known; or the payload
+    :param of: the described lease, with ``changed`` and ``reason`` if known;
+        or the payload
     :param payload: of the unversioned notification
     """
     if _is_lease(of):
@@ -341,7 +342,7 @@ def _of_lease(event_type: str, of: _Object, payload: _Object,
 
 
 def _filled(kind: type[_Payload], values: ty.Mapping[str, ty.Any]) -> _Object:
-    """The fields of an object that values have; null for the others."""
+    """Return the values of an object's fields; None where there is none."""
     return {name: values.get(name) for name in kind.fields
             if name not in _CAUSE}
 
@@ -354,7 +355,7 @@ def _reservation(values: _Object) -> ReservationPayload:
 
 
 def _cause(event_type: str, of: _Object) -> _Object:
-    """What has changed, and why."""
+    """Return the changed fields and the reason."""
     changed, reason = _CAUSES.get(event_type, (
         ('events',) if event_type.startswith('lease.event.') else
         ('reservations',) if 'exchanged' in of else ('status', 'conditions'),
@@ -370,7 +371,7 @@ def _cause(event_type: str, of: _Object) -> _Object:
 
 
 _NEVER: ty.Mapping[str, ty.Any] = types.MappingProxyType({'since': -1})
-#: Types of events that mean this or that.
+#: Event types with several possible reasons; the last condition has it.
 _BY_CONDITION = frozenset({
     'lease.update', 'lease.event.end_lease', 'lease.event.orphaned',
     no_show_check.EVENT, no_show_check.LOW_USE})

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Prices of what was reserved and used, by a file of rates.
+"""Prices of reserved and used capacity, from a file of rates.
 
-Costs are integrals over the usage records of each reservation, at every
-instant: those of intervals that follow each other add up, whatever happened to
-a lease in between. They are computed with decimals and rounded to a millionth
-at the end. ``doc/source/admin/usage.rst`` describes the file.
+Costs are integrals over the usage records of each reservation, so that the
+costs of consecutive intervals add up, however a lease changed in between. They
+are computed with decimals and rounded to a millionth at the end.
+``doc/source/admin/usage.rst`` describes the file.
 """
 
 import bisect
@@ -36,11 +36,11 @@ OPTS: list[cfg.Opt] = [
              'the costs in answers about usage. Empty: there are none.'),
 ]
 
-#: What the flat fee is among the costs by resource class.
+#: Key of the flat fee among the costs by resource class.
 FLAT = 'flat'
-#: Of so many usage records costs are computed at most.
+#: Maximum number of usage records for which costs are computed.
 MOST = 500_000
-#: Seconds for which the premiums of each day are looked at.
+#: Maximum seconds for which premiums are computed day by day.
 _LONGEST = 3660 * 86400
 _DIGITS = decimal.Decimal('0.000001')
 _DAYS = ('mon', 'tue', 'wed', 'thu', 'fri', 'sat', 'sun')
@@ -53,13 +53,13 @@ _Deltas: ty.TypeAlias = dict[int, collections.Counter[tuple[str, str]]]
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
-    """For oslo-config-generator and the documentation."""
+    """Return the options for oslo-config-generator and the documentation."""
     return [(opts.GROUP, OPTS)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Premium:
-    """At which times of which days all costs by hours are multiplied."""
+    """A factor of all hourly costs at certain times of certain days."""
 
     days: frozenset[int]
     start: int
@@ -72,9 +72,9 @@ class Rates:
     """The prices.
 
     :ivar by_type: by resource type, the flat fee of a reservation and, by
-        class, the prices of an hour that is reserved and used
-    :ivar released: the part of the price that is paid for what was planned
-        and is not reserved any more
+        class, the prices of a reserved and of a used hour
+    :ivar released: the part of the price for capacity that was planned but
+        is no longer reserved
     """
 
     version: str
@@ -85,14 +85,14 @@ class Rates:
     released: _Number
 
     def of(self, resource_type: str) -> ty.Mapping[str, ty.Any]:
-        """The prices of a resource type."""
+        """Return the prices of a resource type."""
         return self.by_type.get(resource_type, self.by_type.get(_DEFAULT, {}))
 
 
 def read(conf: cfg.ConfigOpts) -> Rates | None:
-    """Read the file; None: there is none.
+    """Read the file; None: no file is configured.
 
-    :raises ConfigurationError: when it cannot be read, or is wrong
+    :raises ConfigurationError: if the file cannot be read, or is invalid
     """
     conf.register_opts(OPTS, group=opts.GROUP.name)
     path = conf.blazar.rates_file
@@ -172,7 +172,7 @@ class _Clockwork:
                 self._sums[-1] + (end - start) * self._factors[-1])
 
     def until(self, time: int) -> _Number:
-        """Weighted seconds from the beginning of the interval."""
+        """Return the weighted seconds since the start of the interval."""
         index = min(bisect.bisect_right(self._times, time) - 1,
                     len(self._factors) - 1)
         return self._sums[index] + self._factors[index] * (
@@ -180,7 +180,7 @@ class _Clockwork:
 
 
 def _bounds(rates: Rates, window: model.Window) -> ty.Iterator[int]:
-    """When factors change."""
+    """Yield the times at which factors may change."""
     if not rates.premiums:
         return
     day = recurrences.wall(window.start, rates.zone).replace(
@@ -205,9 +205,9 @@ def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
           window: model.Window, now: int,
           ) -> dict[tuple[str, ...], dict[str, str]]:
     """Return the costs within a window, by the keys that a query groups by
-    and by resource class; :data:`FLAT` are the fees.
+    and by resource class; :data:`FLAT` are the flat fees.
 
-    :raises InvalidLeaseParams: when that would take too long
+    :raises InvalidLeaseParams: if the computation would take too long
     """
     rows = connection.execute(sa.select(
         _RECORDS.reservation_id, _RECORDS.resource_type, _RECORDS.kind,
@@ -246,14 +246,14 @@ def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
 
 def _add(deltas: _Deltas, row: ty.Any, window: model.Window, now: int,
          ) -> None:
-    """Note when amounts begin and end."""
+    """Add a usage record to the changes of amounts over time."""
     used = row.kind == 'used'
     start = max(row.start_date, window.start)
     end = min(row.end_date, window.end, *((now,) if used else ()))
     if start >= end:
         return
     for rc, amount in json.loads(row.amounts).items():
-        # What was planned is reserved, unless that changed.
+        # Planned capacity is reserved too, unless other records change that.
         for kind in (row.kind, *(
                 ('reserved',) if row.kind == 'planned' else ())):
             for at, sign in ((start, row.sign), (end, -row.sign)):
@@ -264,7 +264,7 @@ def _add(deltas: _Deltas, row: ty.Any, window: model.Window, now: int,
 def _cost(found: collections.Counter[ty.Any], deltas: _Deltas,
           prices: ty.Mapping[str, ty.Any], released: _Number,
           time: _Clockwork) -> None:
-    """Add what a reservation costs."""
+    """Add the costs of a reservation."""
     if any(of[FLAT, FLAT] for of in deltas.values()) and prices.get(FLAT):
         found[FLAT] += prices[FLAT]
     level: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -292,10 +292,10 @@ def _rounded(amount: ty.Any) -> _Number:
 def add(connection: sa.Connection, query: accounting.Query, rates: Rates,
         totals: ty.Sequence[accounting.Totals],
         rows: ty.Sequence[dict[str, ty.Any]], now: int) -> None:
-    """Add the costs to rows of an answer about usage: by class, and in all.
+    """Add the costs by class, and their sum, to rows of a usage answer.
 
-    :param totals: of which the rows are made, in the same order
-    :raises InvalidLeaseParams: when that would take too long
+    :param totals: those from which the rows were made, in the same order
+    :raises InvalidLeaseParams: if the computation would take too long
     """
     by_window = {window: costs(connection, query, rates, window, now)
                  for window in dict.fromkeys(one.window for one in totals)}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that run already: they come under leases, and leave them."""
+"""Servers that already run: added to leases, and removed from them."""
 
 import dataclasses
 import typing as ty
@@ -24,39 +24,39 @@ from blazar_nova.services import wiring
 
 __all__ = ['RunningServers', 'is_asked', 'lets_leave']
 
-#: Of a new lease, the servers that it is for; and of one that there is.
+#: Keys of requests: servers of a new lease, and changes of an existing one.
 _NEW, _ADDED, _REMOVED = 'servers', 'add_servers', 'remove_servers'
-#: Servers in one request: each is looked at in Nova.
+#: Maximum number of servers in a request, as each is read from Nova.
 _MOST = 50
-#: The end by which a server becomes an ordinary one.
+#: The end policy that turns a server into an ordinary one.
 _RELEASE = 'release'
 
 
 def is_asked(body: object) -> bool:
-    """Whether a request is about servers that run."""
+    """Return whether a request is about servers that run."""
     return isinstance(body, dict) and any(
         body.get(key) is not None for key in (_NEW, _ADDED, _REMOVED))
 
 
 def lets_leave(body: object) -> bool:
-    """Whether servers are to leave their lease, and stay."""
+    """Return whether a request removes servers from their lease."""
     return isinstance(body, dict) and body.get(_REMOVED) is not None
 
 
 class RunningServers:
-    """Puts servers under leases, and takes them out."""
+    """Adds running servers to leases, and removes them."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
 
     def create(self, context: ty.Any, body: object,
                key: idempotency.Key | None) -> dict[str, ty.Any]:
-        """Make a lease of servers that run, as the body of a request says.
+        """Create a lease of running servers, as the body of a request says.
 
         :returns: the lease
-        :raises InvalidLeaseParams: with the sentence that the user reads
-        :raises Conflict: when one cannot come under a lease as it is
-        :raises LimitExceeded: when the project may not have that lease
+        :raises InvalidLeaseParams: with the message for the user
+        :raises Conflict: if a server cannot join a lease in its state
+        :raises LimitExceeded: if the lease exceeds the project's limits
         """
         values = dict(inputs.json_object(body, 'The body of the request'))
         servers = _ids(values.pop(_NEW, []), _NEW)
@@ -91,13 +91,13 @@ class RunningServers:
 
     def make(self, body: object, lease: dict[str, ty.Any],
              ) -> dict[str, ty.Any]:
-        """Change which servers are in a lease, as the body of a request says.
+        """Add or remove servers of a lease, as the body of a request says.
 
-        :param lease: as it is
-        :returns: the lease as it is then
-        :raises InvalidLeaseParams: with the sentence that the user reads
-        :raises Conflict: when a server cannot come or leave as it is
-        :raises LimitExceeded: when the project may not have that much
+        :param lease: its current state
+        :returns: the updated lease
+        :raises InvalidLeaseParams: with the message for the user
+        :raises Conflict: if a server cannot join or leave in its state
+        :raises LimitExceeded: if the lease would exceed the project's limits
         """
         values = inputs.json_object(body, 'The body of the request')
         if len(values) > 1 or _NEW in values:
@@ -128,12 +128,12 @@ class RunningServers:
     def _granted(self, lease: dict[str, ty.Any],
                  wanted: tuple[creation.NewReservation, ...],
                  ) -> limits.Granted | None:
-        """Ask the limits about a lease with more servers."""
+        """Check the limits for a lease with more servers."""
         new = limit_requests.as_changed(lease, updates.LeaseChange())
         asked = limit_requests.asked_of(dataclasses.replace(
             new, reservations=(*new.reservations, *wanted)),
             False, self._parts.types)
-        # What the others take is what is booked: some may have been resized.
+        # The other servers count as booked: some may have been resized.
         return self._parts.limits.check(dataclasses.replace(
             asked, servers=sum(one.demand.count for one in wanted),
             resources=model.total([one.demand for one in wanted]),
@@ -159,9 +159,9 @@ class RunningServers:
 
 
 def _ids(value: object, key: str) -> list[str]:
-    """The ids of servers that somebody wrote.
+    """Return the ids of servers in a request.
 
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :raises InvalidLeaseParams: with the message for the user
     """
     if not isinstance(value, list) or not 0 < len(value) <= _MOST or not all(
             isinstance(one, str) and uuidutils.is_uuid_like(one)
@@ -175,6 +175,7 @@ def _ids(value: object, key: str) -> list[str]:
 
 def _running(reservations: ty.Iterable[creation.NewReservation],
              ) -> dict[str, ty.Mapping[str, int]]:
-    """What servers take that run: the quota of the cloud has it already."""
+    """Return the resources of running servers, which already use Nova's quota.
+    """
     return {server_id: one.demand.resources for one in reservations
             for server_id in one.server_ids}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What servers say of the lease that they are in, by the books."""
+"""The lease data that Nova shows with servers."""
 
 import typing as ty
 
@@ -19,19 +19,19 @@ LOG = logging.getLogger(__name__)
 A = ty.TypeVar('A')
 R = ty.TypeVar('R')
 
-#: Characters that a value among metadata may have.
+#: Maximum length of a metadata value.
 _LONGEST = 255
-#: Seconds for which nothing is asked of books that have not answered: a list
-#: of servers must not wait for them again and again.
+#: Seconds without queries after the database did not answer, so that lists of
+#: servers do not wait for it again and again.
 _PAUSE = 30
-#: What is among metadata, and what its last one says to everybody.
+#: Names of the metadata, and text of the last value that identifies them.
 _NAMES = ('lease_id', 'lease_name', 'lease_status', 'lease_start',
           'lease_end', 'lease_next')
-#: The same where its build lacks something.
+#: Name of the metadata for warnings about the build.
 _WARNINGS = 'lease_warnings'
 _MORE = 'More: openstack reservation lease show'
 _WAITS = 'It is built as soon as there is free capacity.'
-#: What becomes of a held server in a lease of this status.
+#: What happens next to a reserved server, by the status of its lease.
 _NEXT = {
     states.Lease.PENDING: 'It is built when its lease starts.',
     states.Lease.STARTING: _WAITS,
@@ -39,20 +39,20 @@ _NEXT = {
     states.Lease.IN_PROGRESS: _WAITS,
 }
 _NEVER = 'The server will not be built.'
-#: Seconds after the start of a lease at which it should be under way.
+#: Seconds after the start of a lease from which on its start is overdue.
 _DUE = 60
 _OVERDUE = ('It is due, and no blazar-listener has started its lease: ask '
             'your operator.')
 
 
 class ServerMessages:
-    """Knows what there is to say; see :class:`reserved_view.Tells`.
+    """Implements :class:`reserved_view.Tells` from the reservation database.
 
-    Where the books do not answer nothing is said: Nova's answer must not
-    suffer from it.
+    While the database does not answer, nothing is added to Nova's answers.
 
-    :param leased: looks servers up in the books
-    :param evictable: returns what interruptible ones of some servers show
+    :param leased: looks up the leases of servers
+    :param evictable: returns the metadata of the interruptible ones among
+        some servers
     """
 
     def __init__(self, leased: lookup.Lookup, clock: clocks.Clock,
@@ -61,12 +61,12 @@ class ServerMessages:
         self._servers = leased
         self._evictable = evictable
         self._clock = clock
-        #: Until when nothing is asked.
+        #: Until when there are no queries.
         self._silent = 0.0
 
     def held(self, server_ids: ty.Collection[str]) -> dict[str,
                                                            reserved_view.Held]:
-        """By server that is held: its lease, when, and what to do."""
+        """Return the lease data of reserved servers, by server."""
         held = self._asked(self._servers.held, server_ids) or {}
         return {server_id: reserved_view.Held(
             _metadata(lease, self._clock.now()), _fault(lease))
@@ -74,12 +74,12 @@ class ServerMessages:
 
     def interruptible(self, server_ids: ty.Collection[str],
                       ) -> ty.Mapping[str, ty.Mapping[str, str]]:
-        """By interruptible server: until when it is safe."""
+        """Return the metadata of interruptible servers, by server."""
         return self._asked(self._evictable, server_ids) or {}
 
     def action(self, server_id: str,
                project_id: str) -> reserved_view.Action | None:
-        """The lease of a server as one of its actions."""
+        """Return the lease of a server as an instance action."""
         lease = self._asked(self._servers.lease_of, server_id)
         if lease is None or lease['project_id'] != project_id:
             return None
@@ -97,7 +97,8 @@ class ServerMessages:
                     for event in lease['events']])
 
     def _asked(self, work: ty.Callable[[A], R], of: A) -> R | None:
-        """What the books say; None: nothing now."""
+        """Return the result of a query; None: the database does not answer.
+        """
         if self._clock.elapsed() < self._silent:
             return None
         try:
@@ -111,8 +112,8 @@ class ServerMessages:
 
 
 def own(metadata: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
-    """What of metadata a user says himself: a client may send all that it was
-    shown, which is not so any more by then.
+    """Return the metadata that a user has set: a client may send back all
+    metadata that it was shown, which may be outdated by then.
     """
     is_shown = _MORE in str(metadata.get('lease_next'))
     return {name: value for name, value in metadata.items()
@@ -144,7 +145,8 @@ def _fault(lease: ty.Mapping[str, ty.Any]) -> reserved_view.Fault | None:
 
 def _event(event: ty.Mapping[str, ty.Any],
            failed: bool) -> reserved_view.Event:
-    """
+    """Return an event of a lease as one of an instance action.
+
     :param failed: whether the server could not be built
     """
     well = {states.Event.DONE: True, states.Event.ERROR: False}.get(

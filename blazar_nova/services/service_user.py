@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Acting for users who could give no trust, in our own name.
+"""Actions for users who cannot create a trust, as the service user.
 
-Keystone lets application credentials make no trusts, nor tokens of a trust. We
-keep who such a user is and which roles his token had. Before anything is done
-for him we ask keystone whether that is still so, and do it with the token of
-our service user.
+In keystone, application credentials can create neither trusts nor tokens of a
+trust. Instead, the user, the project and the roles of the token are stored.
+Before each action keystone is asked whether the user still has these roles,
+and the action is done with the token of the service user.
 """
 
 import dataclasses
@@ -20,16 +20,16 @@ from blazar_core.common import errors
 
 __all__ = ['Access', 'ServiceUser']
 
-#: How what is kept of a user begins. No id of a trust does.
+#: Prefix of stored users, which no id of a trust has.
 _MARK = 'user:'
 
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """A token, and for whom something is done with it.
+    """A token, and the user in whose name it is used.
 
-    It has what is used of keystoneauth1's AccessInfo, which that of a trust
-    is.
+    It has the used attributes of keystoneauth1's AccessInfo, which a trust
+    has.
 
     :ivar role_names: of the user
     :ivar service_catalog: of the token
@@ -44,7 +44,7 @@ class Access:
 
 @dataclasses.dataclass(frozen=True)
 class ServiceUser:
-    """A user for whom we act, in a project, with the roles that he had."""
+    """A user in a project, with the roles of the user's token."""
 
     user_id: str
     project_id: str
@@ -52,13 +52,13 @@ class ServiceUser:
 
     @classmethod
     def of(cls, context: ty.Any) -> 'ServiceUser':
-        """The user of a request."""
+        """Return the user of a request."""
         return cls(context.user_id, context.project_id,
                    tuple(sorted(context.roles)))
 
     @classmethod
     def read(cls, credential: str) -> 'ServiceUser | None':
-        """What :meth:`written` wrote; None: a trust."""
+        """Parse the text of :meth:`written`; None: it is that of a trust."""
         if not credential.startswith(_MARK):
             return None
         user_id, project_id, *roles = json.loads(
@@ -66,25 +66,25 @@ class ServiceUser:
         return cls(user_id, project_id, tuple(roles))
 
     def written(self) -> str:
-        """It as text, in place of the id of a trust."""
+        """Return the text that is stored in place of the id of a trust."""
         return _MARK + json.dumps([self.user_id, self.project_id, *self.roles])
 
     def access(self, service: ty.Any) -> Access:
-        """What is done for him with a token of our own.
+        """Return the access with which the service user acts for this user.
 
-        :param service: keystoneauth1's AccessInfo of that
+        :param service: keystoneauth1's AccessInfo of the service user
         """
         return Access(service.auth_token, self.user_id, self.project_id,
                       list(self.roles), service.service_catalog)
 
     def check(self, keystone: ty.Any) -> None:
-        """Make sure that he may still do what he could.
+        """Check with keystone that the user still has the stored roles.
 
-        Five requests, or four where user and project are in one domain.
+        Costs five requests, or four if user and project are in one domain.
 
-        :param keystone: it, asked as our service user
-        :raises TrustUnavailable: when he may not; says why
-        :raises CloudUnavailable: when keystone does not say
+        :param keystone: an adapter of the service user
+        :raises TrustUnavailable: if the user does not; says why
+        :raises CloudUnavailable: if keystone does not say
         """
         try:
             user = self._enabled(keystone, 'user', self.user_id)
@@ -103,7 +103,7 @@ class ServiceUser:
                 f'and roles, which requires the role admin: {exc}') from exc
         except (exceptions.ClientException, KeyError, TypeError,
                 ValueError) as exc:
-            # Or something that stands in front of it does.
+            # A proxy in front of keystone may have answered.
             raise errors.CloudUnavailable(
                 f'Keystone does not answer: {exc}') from exc
         missing = {role.lower() for role in self.roles} - roles
@@ -114,9 +114,9 @@ class ServiceUser:
                 f'{self.project_id}, according to keystone')
 
     def _enabled(self, keystone: ty.Any, kind: str, its_id: str) -> ty.Any:
-        """A user, project or domain as keystone has it.
+        """Return a user, project or domain from keystone.
 
-        :raises TrustUnavailable: when there is none, or it is disabled
+        :raises TrustUnavailable: if it does not exist, or is disabled
         """
         try:
             found = keystone.get(

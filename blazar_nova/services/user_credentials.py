@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Acting for the user when his token has long expired.
+"""Actions in the name of a user whose token has expired.
 
-A lease that starts later is built in the name of the user who asked for it,
-and servers are deleted in his name when their lease ends. When it is admitted,
-his token makes a trust: it gives his roles on the project to our service user,
-until the lease has ended. The service user takes a fresh token by it each time
-that it needs one. The id of a trust is as good as a secret, and never leaves
-the services. Whose token may make none is acted for in our own name, where the
-operator says so (:mod:`.service_user`).
+A lease that starts later is built in the name of the user who requested it,
+and servers are deleted in that name when their lease ends. When the lease is
+admitted, the user's token creates a trust: it delegates the roles on the
+project to the service user, until the lease has ended. The service user gets
+a new token by the trust whenever it needs one. The id of a trust is as
+sensitive as a password and never leaves the services. For users whose token
+cannot create a trust the service user acts itself, if the operator allows it
+(:mod:`.service_user`).
 """
 
 import copy
@@ -34,17 +35,17 @@ GROUP = 'blazar_keystone'
 
 _TRUSTS = '/OS-TRUST/trusts'
 
-#: Seconds that a trust lives on when its lease has ended, for retries.
+#: Seconds for which a trust outlives its lease, for retries.
 _SLACK = 3600
 
-#: How often a second for a trust to expire in is looked for, each time among
-#: twice as many as before.
+#: Maximum number of attempts to find a free second for the expiry of a trust,
+#: each in a range twice as large as before.
 _TRIES = 10
 
-#: How keystone writes a date.
+#: Keystone's date format.
 _DATE = '%Y-%m-%dT%H:%M:%S.%fZ'
 
-#: A trust takes the place of what else a token could be for.
+#: A trust replaces any other scope of a token.
 _UNSCOPED = dict.fromkeys((
     'project_id', 'project_name', 'project_domain_id', 'project_domain_name',
     'domain_id', 'domain_name', 'system_scope', 'default_domain_id',
@@ -58,7 +59,7 @@ _NO_TRUST = (
     'the lease start now.')
 
 
-#: What is done for users who cannot give a trust.
+#: Values of ``without_trust``.
 REFUSE, SERVICE = 'refuse', 'service'
 
 _WITHOUT_TRUST = cfg.StrOpt(
@@ -76,7 +77,7 @@ _WITHOUT_TRUST = cfg.StrOpt(
 
 
 def _options() -> list[ty.Any]:
-    """Where the service user stands: by default where Nova has its own."""
+    """Return the options; the service user is Nova's own by default."""
     common = copy.deepcopy(loading.get_auth_common_conf_options())
     for option in common:
         if option.dest == 'auth_section':
@@ -96,14 +97,14 @@ def _options() -> list[ty.Any]:
 
 
 def list_opts() -> list[tuple[str, ty.Sequence[ty.Any]]]:
-    """For oslo-config-generator and the documentation."""
+    """Return the options for oslo-config-generator and the documentation."""
     return [(GROUP, _options())]
 
 
 class Credentials:
     """Trusts from users to the service user of ``[blazar_keystone]``.
 
-    Connects when it is first used: WSGI servers fork before that.
+    Connects on first use, as WSGI servers fork before that.
     """
 
     def __init__(self, conf: ty.Any) -> None:
@@ -113,18 +114,20 @@ class Credentials:
             conf, conf[GROUP].auth_section or GROUP)
 
     def is_configured(self) -> bool:
-        """Whether there is a keystone at all."""
+        """Return whether keystone is configured."""
         return self._session is not None
 
     def place(self) -> dict[str, str | None]:
-        """Where keystone is, for others who want to ask it something."""
+        """Return the ``auth_url`` and ``region_name`` of keystone, for other
+        services.
+        """
         auth = self._session.auth if self.is_configured() else None
         return {'auth_url': getattr(auth, 'auth_url', None),
                 'region_name': self._conf[GROUP].region_name}
 
     @functools.cached_property
     def _session(self) -> ty.Any:
-        """As the service user; None where there is no keystone."""
+        """The session of the service user; None: there is no keystone."""
         auth = loading.load_auth_from_conf_options(self._conf, GROUP)
         return auth and loading.load_session_from_conf_options(
             self._conf, GROUP, auth=auth)
@@ -138,28 +141,29 @@ class Credentials:
         return adapter
 
     def _by_trust(self, trust_id: str) -> ty.Any:
-        """A session in the name of the trustor."""
+        """Return a session in the name of the trustor."""
         return loading.load_session_from_conf_options(
             self._conf, GROUP, auth=loading.load_auth_from_conf_options(
                 self._conf, GROUP, trust_id=trust_id, **_UNSCOPED))
 
     def delegate(self, context: ty.Any, until: int, as_owner: bool,
                  ) -> str | None:
-        """Make a trust with the token of a request.
+        """Create a trust with the token of a request.
 
-        :param until: when the lease ends, seconds since the epoch
-        :param as_owner: nothing else will do
-        :returns: its id, or for whom we act without one
-            (:class:`.service_user.ServiceUser`); None: there is no keystone
-        :raises TrustUnavailable: when the token may not; says what to do
-        :raises CloudUnavailable: when keystone does not answer
+        :param until: when the lease ends, in seconds since the epoch
+        :param as_owner: whether only a trust will do
+        :returns: the id of the trust, or the user for whom the service user
+            acts (:class:`.service_user.ServiceUser`); None: there is no
+            keystone
+        :raises TrustUnavailable: if the token may not; says what to do
+        :raises CloudUnavailable: if keystone does not answer
         """
         if not self.is_configured():
             return None
         try:
             return self._make(context, until)
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
-            # A token that keystone does not know any more is nobody's.
+            # 401: keystone does not know the token (or no longer).
             if self._conf[GROUP].without_trust == SERVICE and not (
                     as_owner or isinstance(exc, exceptions.Unauthorized)):
                 try:
@@ -171,7 +175,7 @@ class Credentials:
                 _NO_TRUST.format(why=exc.message)) from exc
         except (exceptions.ClientException, KeyError, TypeError,
                 ValueError) as exc:
-            # Or what stands in front of keystone answers in its place.
+            # A proxy in front of keystone may have answered.
             LOG.exception('User %s: creating a trust failed',
                           context.user_id)
             raise errors.CloudUnavailable(
@@ -180,10 +184,10 @@ class Credentials:
                 'lease start now.') from exc
 
     def check_without_trust(self) -> bool:
-        """Whether we act for users who can give no trust.
+        """Return whether the service user acts for users without a trust.
 
-        :raises CloudUnavailable: when we should, and keystone does not say
-            to us what that takes
+        :raises CloudUnavailable: if it should, but keystone does not show it
+            the data that this requires
         """
         if self._conf[GROUP].without_trust != SERVICE:
             return False
@@ -196,21 +200,21 @@ class Credentials:
         return True
 
     def _vouched(self, context: ty.Any) -> str:
-        """For whom we act without a trust.
+        """Return the user for whom the service user will act.
 
-        :raises TrustUnavailable: when keystone says now that he may not, or no
-            more than his token does, as of roles by a federation
+        :raises TrustUnavailable: if keystone does not confirm the roles of
+            the token, as with roles by federation
         """
         user = service_user.ServiceUser.of(context)
         user.check(self._keystone(self._session))
         return user.written()
 
     def _make(self, context: ty.Any, until: int) -> str:
-        """Make a trust that lives a little longer than a lease: some hours.
+        """Create a trust that outlives a lease by one or more hours.
 
-        Keystone has no two trusts of a user on a project, not even deleted
-        ones, that expire in the same second; many leases end in the same
-        one.
+        Keystone rejects two trusts of a user on a project that expire in the
+        same second, even if one is deleted; many leases end in the same
+        second.
         """
         trust = {'trustor_user_id': context.user_id,
                  'trustee_user_id': self._session.get_user_id(),
@@ -234,13 +238,13 @@ class Credentials:
         raise taken
 
     def access(self, credential: str, as_owner: bool = False) -> ty.Any:
-        """A fresh token by what was delegated, and what it is good for.
+        """Return a new token by a trust, or by what replaces it.
 
-        :param as_owner: nothing but a trust will do
+        :param as_owner: whether only a trust will do
         :returns: keystoneauth1's AccessInfo, or :class:`.service_user.Access`
-        :raises TrustUnavailable: when the user may not any more what he could
-        :raises CloudUnavailable: when keystone does not answer, or does not
-            let the service user log in
+        :raises TrustUnavailable: if the user has lost the delegated roles
+        :raises CloudUnavailable: if keystone does not answer, or rejects the
+            service user
         """
         user = service_user.ServiceUser.read(credential)
         if user is not None:
@@ -265,7 +269,7 @@ class Credentials:
             return session.auth.get_access(session)
         except (exceptions.Unauthorized, exceptions.Forbidden,
                 exceptions.NotFound) as exc:
-            # Not because the service user itself cannot log in.
+            # Raise if the service user itself cannot log in.
             self._session.auth.invalidate()
             self._session.auth.get_access(self._session)
             raise errors.TrustUnavailable(
@@ -274,36 +278,36 @@ class Credentials:
                 f'project ({exc.message})') from exc
 
     def revoke(self, trust_id: str) -> None:
-        """Delete a trust; nothing when it is gone, or is none."""
+        """Delete a trust; do nothing if it is deleted, or is not a trust."""
         if not self.is_configured() or service_user.ServiceUser.read(trust_id):
             return
         try:
-            # The trustor may delete it, and its token is the trustor's.
+            # The trustor may delete it; this token is in the trustor's name.
             self._keystone(self._by_trust(trust_id)).delete(
                 f'{_TRUSTS}/{trust_id}')
         except (exceptions.Unauthorized, exceptions.Forbidden,
                 exceptions.NotFound):
-            # He is disabled, or it is gone.
+            # The trustor is disabled, or the trust is deleted.
             try:
                 self._keystone(self._session).delete(f'{_TRUSTS}/{trust_id}')
             except exceptions.NotFound:
                 pass
 
     def held(self) -> set[str]:
-        """The trusts that were given to the service user and still hold."""
+        """Return the ids of valid trusts whose trustee is the service user."""
         if not self.is_configured():
             return set()
         answer = self._keystone(self._session).get(_TRUSTS, params={
             'trustee_user_id': self._session.get_user_id()})
-        # Keystone goes on listing those that have expired.
+        # Keystone also lists expired trusts.
         now = datetime.datetime.now(datetime.timezone.utc).strftime(_DATE)
         return {trust['id'] for trust in answer.json()['trusts']
                 if trust['expires_at'] is None or trust['expires_at'] > now}
 
     def own(self) -> dict[str, str | None]:
-        """The service user itself, and the project of its token, if any.
+        """Return the service user and the project of its token, if any.
 
-        :raises CloudUnavailable: when it cannot be told
+        :raises CloudUnavailable: if keystone does not answer
         """
         if not self.is_configured():
             raise errors.CloudUnavailable(
@@ -316,10 +320,10 @@ class Credentials:
                 f'Keystone rejects the service user: {exc}') from exc
 
     def service(self) -> ty.Any:
-        """A token of the service user itself, and what it is good for.
+        """Return a token of the service user itself.
 
-        :returns: keystoneauth1's AccessInfo; None where there is no keystone
-        :raises CloudUnavailable: when it cannot be had
+        :returns: keystoneauth1's AccessInfo; None: there is no keystone
+        :raises CloudUnavailable: if keystone rejects the service user
         """
         if not self.is_configured():
             return None
@@ -330,15 +334,15 @@ class Credentials:
                 f'Keystone rejects the service user: {exc}') from exc
 
     def exists(self, path: str) -> bool | None:
-        """Whether keystone has something, asked as the service user.
+        """Return whether keystone shows something to the service user.
 
-        :returns: None when it does not say
-        :raises CloudUnavailable: when it does not answer
+        :returns: None if keystone does not say
+        :raises CloudUnavailable: if keystone does not answer
         """
         try:
             self._keystone(self._session).get(path)
         except exceptions.NotFound as exc:
-            # Not what stands in front of it, or has its name.
+            # A 404 of a proxy, or of another service, does not count.
             return False if _is_keystones(exc.response) else None
         except (exceptions.Forbidden, exceptions.Unauthorized):
             return None
@@ -349,7 +353,7 @@ class Credentials:
 
 
 def _is_keystones(response: ty.Any) -> bool:
-    """Whether it is keystone that says there is no such thing."""
+    """Return whether a 404 is from keystone."""
     try:
         return bool(response.json()['error']['code'] == 404)
     except (AttributeError, KeyError, TypeError, ValueError):

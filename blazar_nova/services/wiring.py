@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How the parts are put together, from a configuration."""
+"""Assembly of a process's objects from its configuration."""
 
 import dataclasses
 import functools
@@ -53,19 +53,19 @@ __all__ = ['Parts', 'assemble', 'compare_settings',
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds that a nova-conductor may need beside its longest call.
+#: Seconds that nova-conductor may need in addition to its longest call.
 _MARGIN = 60
 
-#: What is told of a lease that has gone out of the books.
+#: Events of which the external service is notified as the end of a lease.
 _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What a process of ours works with.
+    """The objects that a process works with.
 
     :ivar notify: publishes an event of a lease, a host or a server
-    :ivar background: runs what a request does not wait for
+    :ivar background: runs what requests do not wait for
     """
 
     conf: ty.Any
@@ -91,22 +91,22 @@ class Parts:
     background: background.Background
 
     def expects_changes(self, start: int) -> bool:
-        """Whether a lease starts so late that what is known of hosts that
-        cannot be used now says nothing of it.
+        """Return whether a lease starts so late that hosts which cannot be
+        used now may be usable then.
         """
         return start >= self.clock.now() + (
             60 * ty.cast(int, self.conf.blazar.healing_interval))
 
     def follow(self) -> None:
-        """Follow the database, as long as the process lives. Not before a
-        process forks.
+        """Follow the database for the lifetime of the process. Must be called
+        after the process has forked.
         """
         self.admission.index.follow()
         self.database.counters.follow(self.clock)
 
     def publish(self, event_type: str, lease: dict[str, ty.Any]) -> None:
-        """Publish an event of what is done already, so that an error cannot
-        undo it: it is logged.
+        """Publish an event; an error is logged, as what it reports is already
+        done.
         """
         try:
             self.notify(event_type, lease)
@@ -115,10 +115,10 @@ class Parts:
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
-    """Build the parts.
+    """Create the objects.
 
-    :raises ConfigurationError: when a line is missing or wrong, or this
-        release of Nova is not known
+    :raises ConfigurationError: if a line is missing or wrong, or this release
+        of Nova is not supported
     """
     clock = clock or clocks.SystemClock()
     check.require_tested(conf)
@@ -139,7 +139,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
 
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
         send(event_type, lease)
-        # Where it commits leases, their events notify it.
+        # A service that commits leases is notified of their ends anyway.
         if event_type in _OVER and not outside.commits:
             outside.on_end(words.lease(lease))
 
@@ -182,9 +182,10 @@ def _budget(
         conf: ty.Any, outside: budget_service.External,
         words: lease_views.LeaseViews) -> tuple[budget_service.Budget | None,
                                                 leases.Charge]:
-    """The service that commits leases, and what commits new ones, with the
-    seconds after which a request has died and the service carries out nothing
-    for it; None and nothing where no leases are committed.
+    """Return the commit interface of the external service for the lifecycle,
+    and for the creation of leases; the latter with the seconds after which the
+    service completes no call of a request that has died. None and nothing if
+    the service does not commit.
     """
     if not outside.commits:
         return None, ()
@@ -195,11 +196,11 @@ def _budget(
 
 @functools.cache
 def shared() -> Parts:
-    """The parts of this process, which all its applications have together.
+    """Return the objects of this process, which all its applications share.
 
-    Paste makes several, and each would have the books in its memory.
+    Paste creates several applications; each would have its own index.
 
-    :raises ConfigurationError: when a line is missing or wrong
+    :raises ConfigurationError: if a line is missing or wrong
     """
     parts = assemble(process.CONF)
     compare_settings('nova-api', parts.conf, parts.database, parts.clock)
@@ -209,12 +210,12 @@ def shared() -> Parts:
 
 def database(conf: ty.Any, clock: clocks.Clock | None = None,
              ) -> api.Database:
-    """The books, if their schema is the one that this code wants.
+    """Return the reservation database.
 
-    A database that does not answer now keeps nothing from starting: its
-    schema is looked at before it is used.
+    A process also starts while the database does not answer: the schema is
+    checked before its first use.
 
-    :raises ConfigurationError: when it is another schema
+    :raises ConfigurationError: if the schema is not that of this code
     """
     opts.register_opts(conf)
     books = api.Database(conf, clock)
@@ -224,7 +225,7 @@ def database(conf: ty.Any, clock: clocks.Clock | None = None,
 
 def _check_schema(books: api.Database) -> None:
     found, wanted = migration.version(books), migration.head()
-    # WSGI servers fork after this: no connection may be shared.
+    # WSGI servers fork after this: connections must not be shared.
     books.engine.dispose()
     if found != wanted:
         raise errors.ConfigurationError(
@@ -234,9 +235,9 @@ def _check_schema(books: api.Database) -> None:
 
 
 def lost_after(conf: ty.Any) -> int:
-    """Seconds after which no process works on a build any more.
+    """Return the seconds after which no process can still work on a build.
 
-    :raises ConfigurationError: when somebody may still be
+    :raises ConfigurationError: if the option is too small for that
     """
     seconds, longest = conf.blazar.lost_build_timeout, conf.long_rpc_timeout
     if seconds is None:
@@ -252,10 +253,12 @@ def lost_after(conf: ty.Any) -> int:
 
 def compare_settings(process: str, conf: ty.Any, books: api.Database,
                      clock: clocks.Clock, *own: str) -> None:
-    """Tell with what a process judges demands, and log where others judge
-    otherwise. That is no reason not to start: they may be restarted next.
+    """Record the settings by which a process judges demands, and log if those
+    of other processes differ. This prevents no start, as the others may be
+    restarted next.
 
-    :param own: options of ``[blazar]`` that all of its kind must have alike
+    :param own: options of ``[blazar]`` that must be equal in all processes of
+        its kind
     """
     books.status.before(lambda: _compare_settings(
         process, server_demand.settings_of(conf),
@@ -282,7 +285,7 @@ def _compare_settings(process: str, mine: settings.Settings,
 
 def _admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
                ) -> admissions.Admission:
-    """What finds capacity, by the strategy that is configured."""
+    """Return the search for capacity, with the configured strategy."""
     return admissions.Admission(
         books, clock, selection.spread
         if conf.blazar.randomize_host_selection else selection.pack)

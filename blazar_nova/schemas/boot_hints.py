@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The hints of a boot: whether they ask for a lease, and are what they seem.
-"""
+"""Scheduler hints of a boot: whether they request a lease, and are valid."""
 
 import collections.abc
 import difflib
@@ -20,23 +19,23 @@ LEASE_PARAMS = 'lease_params'
 INTERRUPTIBLE, SAFE_FOR, ON_EVICT = 'interruptible', 'safe_for', 'on_evict'
 SERVICE_PREFIX = 'blazar'
 
-#: The hints that users write, each with an example of its value.
+#: The hints for users, each with an example of its value.
 HINTS = {RESERVED: 'True',
          LEASE_PARAMS: '\'{"start": "now", "duration": "2h"}\'',
          'reservation': 'ID', INTERRUPTIBLE: 'True', SAFE_FOR: '4h',
          ON_EVICT: 'shelve'}
-#: From which likeness on one word is taken for a slip of another
+#: Similarity above which an unknown hint counts as a typing error
 #: (:meth:`difflib.SequenceMatcher.ratio`): one letter in eight.
 _NEAR = 0.85
 
 
 def ask_for_lease(hints: collections.abc.Mapping[str, object],
                   others: ty.Collection[str]) -> bool:
-    """Whether a boot with these hints is for servers with a lease.
+    """Return whether a boot with these hints is for servers with a lease.
 
-    :param hints: as they stand in the body of the request
-    :param others: those that mean something else here, whatever they look like
-    :raises InvalidLeaseParams: when one cannot be what is meant
+    :param hints: as in the body of the request
+    :param others: hints with another meaning in this cloud, even if similar
+    :raises InvalidLeaseParams: if a hint is invalid
     """
     _refuse_service_hints(hints)
     _refuse_near_misses(hints, others)
@@ -58,8 +57,8 @@ def _refuse_service_hints(
 
 def _refuse_near_misses(hints: collections.abc.Mapping[str, object],
                         others: ty.Collection[str]) -> None:
-    """With a word that is nearly one of ours, a server without a lease would
-    run without an end.
+    """Refuse names that are similar to a hint of ours: the server would get
+    no lease, and run without an end.
     """
     for name in hints:
         near = difflib.get_close_matches(
@@ -73,9 +72,9 @@ def _refuse_near_misses(hints: collections.abc.Mapping[str, object],
 
 def _refuse_unreadable_hints(
         hints: collections.abc.Mapping[str, object]) -> None:
-    """Nova takes hints of other kinds, and fails when it keeps them.
+    """Refuse values that Nova accepts but cannot store.
 
-    Those that are read by somebody else are not looked at.
+    Hints that have a parser of their own are not checked.
     """
     for name, value in hints.items():
         if name not in (LEASE_PARAMS, 'reservation') and not all(
@@ -97,17 +96,17 @@ def _is_reserved(hints: collections.abc.Mapping[str, object]) -> bool:
 
 
 def scalar(value: object) -> object:
-    """Undo the list of one that some clients make of every hint."""
+    """Unwrap the list of one element that some clients make of each hint."""
     if isinstance(value, list) and len(value) == 1:
         return ty.cast(object, value[0])
     return value
 
 
 def boolean(value: object, name: str) -> bool:
-    """Return what a hint says that is true or false.
+    """Return the value of a hint that is true or false.
 
     :param name: of the hint
-    :raises InvalidLeaseParams: when it is neither
+    :raises InvalidLeaseParams: if the value is neither
     """
     if isinstance(value, int) and value in (0, 1):
         return bool(value)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Dates and durations, as users write them.
+"""Dates and durations as users write them.
 
 * A date is "now", ``YYYY-MM-DD HH:MM`` in UTC (month, day and hour may have
   one digit) or ISO 8601 with a ``T``; either may have seconds, whose fraction
   is cut, and end in ``Z`` or an offset (``+02``, ``+0200``, ``+02:00``). A
   date without a time is the beginning of that day.
-* Dates without seconds compare at the minute: such a date inside the current
-  minute is now, so that "start at 16:07" does not fail at 16:07:20. A start
-  that was over less than a minute ago, with seconds or without, is now too.
-* A duration is whole numbers with units, the largest first: ``1d12h``.
+* Dates without seconds compare at the minute: a date in the current minute is
+  now, so that "start at 16:07" is valid at 16:07:20. A start that has passed
+  less than a minute ago, with seconds or without, is now too.
+* A duration consists of whole numbers with units, the largest first:
+  ``1d12h``.
 """
 
 import datetime
@@ -23,8 +24,8 @@ from blazar_core.common import model
 __all__ = ['is_whole_minute', 'length', 'outage', 'parse_date',
            'parse_duration', 'start_of', 'wall', 'with_time']
 
-#: A start so many seconds ago is now: a request needs time to arrive, and
-#: clocks differ.
+#: Seconds for which a start in the past counts as now: a request takes time,
+#: and clocks differ.
 LATE = 60
 
 _DATE = re.compile(
@@ -38,7 +39,7 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 
 
 def parse_date(text: str, now: int) -> int:
-    """The instant that a date names, in seconds since the epoch, UTC.
+    """Return the instant of a date, in seconds since the epoch, UTC.
 
     :raises InvalidLeaseParams: for all but the documented forms, and for
         years before 1970 and after 9998
@@ -60,23 +61,23 @@ def parse_date(text: str, now: int) -> int:
 
 
 def wall(text: str) -> datetime.datetime | None:
-    """A date without an offset, as the wall shows it; None for any other."""
+    """Return a date without an offset as local time; None for any other."""
     match = _DATE.fullmatch(text.strip())
     return None if match is None or match[7] else _datetime(match)
 
 
 def with_time(text: str) -> str:
-    """A date, with the beginning of its day where it has no time."""
+    """Return a date with the beginning of its day if it has no time."""
     match = _DATE.fullmatch(text)
     return f'{text} 00:00' if match and match[4] is None else text
 
 
 def start_of(text: str, now: int) -> int:
-    """The start that a date names; one of a moment ago is now.
+    """Return the instant of a start; a start in the last minute is now.
 
-    One without seconds is meant for all of its minute.
+    A start without seconds is valid during its whole minute.
 
-    :raises InvalidLeaseParams: when it is no date
+    :raises InvalidLeaseParams: if it is not a date
     """
     start = parse_date(text, now)
     late = LATE + 60 * is_whole_minute(text)
@@ -85,12 +86,12 @@ def start_of(text: str, now: int) -> int:
 
 def outage(start: str | None, end: str, known: model.Window | None, now: int,
            instead: str = 'end the maintenance') -> model.Window:
-    """For what time an operator takes a host.
+    """Return the window in which an operator takes a host out of use.
 
-    :param start: None: as it is known, else now
-    :param known: for what time it is taken already
-    :param instead: what else to do when the end is over
-    :raises InvalidLeaseParams: with the sentence that the operator reads
+    :param start: None: the known start, or now
+    :param known: the window so far; None: there is none
+    :param instead: what the message suggests if the end has passed
+    :raises InvalidLeaseParams: with the message for the operator
     """
     until = parse_date(end, now)
     since = (now if known is None else known.start) if start is None else (
@@ -107,13 +108,13 @@ def outage(start: str | None, end: str, known: model.Window | None, now: int,
 
 
 def is_whole_minute(text: str) -> bool:
-    """Whether a date is written without seconds."""
+    """Return whether a date has no seconds."""
     match = _DATE.fullmatch(text.strip())
     return match is not None and match[6] is None
 
 
 def parse_duration(text: str) -> int:
-    """The seconds of a duration such as "2h" or "1d12h"; never 0.
+    """Return the seconds of a duration such as "2h" or "1d12h"; never 0.
 
     :raises InvalidLeaseParams: for anything else
     """
@@ -133,10 +134,10 @@ def parse_duration(text: str) -> int:
 
 
 def length(value: object, key: str, least: int, most: int) -> int:
-    """The seconds of a value that is a number of them or a duration.
+    """Return the seconds of a value that is a number of seconds or a duration.
 
-    :param key: where it stands, for the sentence
-    :raises InvalidLeaseParams: when it is neither, or out of bounds
+    :param key: of the value, for the message
+    :raises InvalidLeaseParams: if the value is neither, or out of bounds
     """
     if isinstance(value, str) and not value.strip().isdigit():
         value = parse_duration(value)
@@ -144,7 +145,7 @@ def length(value: object, key: str, least: int, most: int) -> int:
 
 
 def _seconds(date: re.Match[str]) -> int | None:
-    """What a date that has the right form means; None for a 30 February."""
+    """Return the instant of a matched date; None for a 30 February."""
     sign, hours, minutes = date[8], int(date[9] or 0), int(date[10] or 0)
     when = _datetime(date)
     if when is None or hours > 23 or minutes > 59:
@@ -155,7 +156,7 @@ def _seconds(date: re.Match[str]) -> int | None:
 
 
 def _datetime(date: re.Match[str]) -> datetime.datetime | None:
-    """What a date says without its offset; None for a 30 February."""
+    """Return a matched date without its offset; None for a 30 February."""
     try:
         year, month, day, hour, minute, second = (
             int(part or 0) for part in date.groups()[:6])

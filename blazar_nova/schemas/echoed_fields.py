@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a client puts back as the API has shown it, and means no change by."""
+"""Fields that a client sends back unchanged when it updates a lease."""
 
 import typing as ty
 
@@ -12,14 +12,13 @@ __all__ = ['without']
 
 _Shown: ty.TypeAlias = ty.Mapping[str, ty.Any]
 
-#: Of a reservation, what may be asked for in the same words and is shown as
-#: something else.
+#: Fields of a reservation that have other values in requests than in answers.
 _SHOWN_OTHERWISE = ('flavor_id', 'resource_properties')
 
 
 def without(body: object, shown: _Shown,
             types: resource_types.ResourceTypes) -> object:
-    """The body of a change of a lease, without what is only put back.
+    """Return the body of an update without fields that are sent unchanged.
 
     :param shown: the lease as the API shows it
     """
@@ -37,7 +36,7 @@ def without(body: object, shown: _Shown,
 
 
 def _of(value: object, own: ty.Mapping[str, _Shown]) -> _Shown | None:
-    """What is meant by its id."""
+    """Return the reservation or event with the id of a value."""
     its_id = value.get('id') if isinstance(value, dict) else None
     return own.get(its_id) if isinstance(its_id, str) else None
 
@@ -48,7 +47,7 @@ def _reservation(value: ty.Any, own: ty.Mapping[str, _Shown],
     if shown is None:
         return [value]
     kind = types.named.get(shown['resource_type'])
-    # Which servers are on hosts is Nova's, and has changed by then.
+    # Which servers are on the hosts may have changed since the answer.
     told = ('utilization', *(
         ('hosts', 'servers') if kind and kind.has_hosts else ()))
     asked = (kind.parameters.keys() if kind else set()) - {*_SHOWN_OTHERWISE}
@@ -59,8 +58,9 @@ def _reservation(value: ty.Any, own: ty.Mapping[str, _Shown],
 
 def _event(value: ty.Any, own: ty.Mapping[str, _Shown],
            _types: resource_types.ResourceTypes) -> list[ty.Any]:
-    """
-    :returns: nothing for one that is no user's, or has happened
+    """Return the event of a request in a list.
+
+    :returns: empty for an unchanged event that is not the user's, or is done
     """
     shown = _of(value, own)
     if shown is None:

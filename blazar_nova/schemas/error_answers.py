@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What errors are answered: their codes and names, which are stable.
+"""Answers to errors: their codes and names, which are stable.
 
-``error_name`` is what a program may go by, ``error_message`` is for people.
+Programs may rely on ``error_name``; ``error_message`` is for people.
 """
 
 import typing as ty
@@ -20,9 +20,9 @@ __all__ = ['ERRORS', 'Fault', 'Full', 'answer', 'code_of', 'facts_of',
 
 
 class Fault(Exception):
-    """A request that is answered with an error of HTTP's own.
+    """A request that is answered with one of HTTP's own errors.
 
-    :param name: as in :data:`HTTP`
+    :param name: a key of :data:`HTTP`
     """
 
     def __init__(self, name: str, message: str, **headers: str) -> None:
@@ -32,7 +32,7 @@ class Fault(Exception):
 
 
 class Full(errors.ReservationFull):
-    """:class:`errors.ReservationFull`, with when others could come.
+    """:class:`errors.ReservationFull` with an alternative for the servers.
 
     :param next_start: of a lease of their own; None: none was found
     """
@@ -46,14 +46,14 @@ class Full(errors.ReservationFull):
         self.next_start = next_start
 
 
-#: HTTP's own.
+#: HTTP's own errors.
 HTTP: dict[str, int] = {
     'URL_NOT_FOUND': 404,
     'METHOD_NOT_ALLOWED': 405,
     'INTERNAL_SERVER_ERROR': 500,
 }
 
-#: Ours, the more special ones first.
+#: Our errors, subclasses first.
 ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.InvalidLeaseParams, 400, 'INVALID_REQUEST'),
     (errors.Forbidden, 403, 'FORBIDDEN'),
@@ -70,16 +70,16 @@ ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
-#: What a request may be refused with because the clock is wrong.
+#: Errors that a wrong clock of this process may cause.
 _BY_CLOCK = (errors.InvalidLeaseParams, errors.LimitExceeded, errors.Conflict)
 
 
 def unless_skewed(exc: Exception, database: api.Database,
                   project_id: str = '', now: int = 0) -> Exception:
-    """The error to answer with: when the clock of this process is wrong, a
-    date that seems to be wrong may be right. Refusals are counted.
+    """Return the error to answer with: if the clock of this process is wrong,
+    that error takes precedence over an invalid date. Refusals are counted.
 
-    :param project_id: of the user, and the time; empty: not known
+    :param project_id: of the user, with ``now``; empty: unknown
     """
     if isinstance(exc, errors.Refused):
         database.counters.add('blazar_refusals',
@@ -100,7 +100,7 @@ def unless_skewed(exc: Exception, database: api.Database,
 
 
 def answer(exc: Exception) -> webob.Response:
-    """The answer to a request that ended in an error."""
+    """Return the answer to a request that ended in an error."""
     code, name = code_of(exc)
     message = str(exc) if code != 500 else (
         'Something went wrong; the log of nova-api says what.')
@@ -118,7 +118,7 @@ def answer(exc: Exception) -> webob.Response:
 
 
 def code_of(exc: Exception) -> tuple[int, str]:
-    """The code and the name with which an error is answered."""
+    """Return the code and the name of an error's answer."""
     if isinstance(exc, Fault):
         return HTTP[exc.name], exc.name
     return next(((code, name) for kind, code, name in ERRORS
@@ -126,12 +126,12 @@ def code_of(exc: Exception) -> tuple[int, str]:
 
 
 def sentence(refusal: refusals.Refusal) -> str:
-    """What a refusal says, in the words of the lease API."""
+    """Return the message of a refusal, with the keys of the lease API."""
     return refusal.sentence('start_date', 'end_date')
 
 
 def facts_of(exc: Exception) -> dict[str, ty.Any] | None:
-    """What a program wants to know of an error; None: no more than it says."""
+    """Return an error's details for programs; None: there are none."""
     if isinstance(exc, errors.Refused):
         return refusal_of(exc.refusal)
     if isinstance(exc, Full):
@@ -141,7 +141,7 @@ def facts_of(exc: Exception) -> dict[str, ty.Any] | None:
 
 
 def refusal_of(refusal: refusals.Refusal) -> dict[str, ty.Any]:
-    """What a program wants to know of a refusal."""
+    """Return a refusal's details for programs."""
     return {'reason': refusal.reason.value, 'fits_now': refusal.fits_now,
             **{name: None if time is None else clocks.iso(time)
                for name, time in (

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The events of a lease that its user has a say in, from JSON.
+"""Events of a lease that its user sets, from JSON.
 
-In lease_params and in the bodies of the lease API alike: ``events``, a list of
-objects, and ``before_end_action`` beside the date before the end.
+lease_params and the bodies of the lease API have them in the same form:
+``events``, a list of objects, and ``before_end_action`` with the date before
+the end.
 """
 
 import re
@@ -27,11 +28,11 @@ _KEYS = {
     'event_type': '"remind"',
     'event_date': '"2026-12-01 12:00"',
 }
-#: When it is; also in the word in which events are shown, and Heat writes it.
+#: Keys of an event's time; ``time`` is what answers have and Heat writes.
 DATES = ('event_date', 'time')
-#: Those that may be left out.
+#: Optional keys.
 _MORE = {'action': '"snapshot"', 'time': '"2026-12-01 12:00"'}
-#: Events that every lease has by itself, and what sets their time.
+#: Events that every lease has, and the parameter that sets their time.
 _OWN_EVENTS = {
     'start_lease': 'the start of the lease',
     'end_lease': 'its end or duration',
@@ -48,10 +49,10 @@ _Actions: ty.TypeAlias = ty.Sequence[states.Action]
 
 def read(events: object, window: model.Window, now: int, actions: _Actions,
          ) -> tuple[requests.EventRequest, ...]:
-    """Events of the user's own.
+    """Return the events that a user has set.
 
-    :param actions: what may be done at them
-    :raises InvalidLeaseParams: when they are none, or not within the window
+    :param actions: the available actions
+    :raises InvalidLeaseParams: if one is invalid or not within the window
     """
     if not isinstance(events, list):
         raise errors.InvalidLeaseParams(
@@ -105,9 +106,9 @@ def _event_type(text: str) -> str:
 
 
 def action_of(value: object, key: str, actions: _Actions) -> states.Action:
-    """What is done at an event.
+    """Return the action of an event.
 
-    :raises InvalidLeaseParams: when there is no such thing
+    :raises InvalidLeaseParams: if the action is not available
     """
     text = string(value, key, {key: '"snapshot"'})
     if text not in actions:
@@ -121,11 +122,11 @@ def action_of(value: object, key: str, actions: _Actions) -> states.Action:
 def before_end_action(values: ty.Mapping[str, object], time: int | None,
                       window: model.Window, actions: _Actions, date: str,
                       ) -> states.Action:
-    """What is done before the end of a new lease.
+    """Return the action before the end of a new lease.
 
-    :param time: when that is; None: never
-    :param date: by which key its time is set
-    :raises InvalidLeaseParams: when there is no such thing
+    :param time: of the action; None: never
+    :param date: the key that sets the time, for the message
+    :raises InvalidLeaseParams: if the action is not available
     """
     if 'before_end_action' not in values:
         return states.Action.NOTIFY
@@ -141,7 +142,7 @@ def before_end_action(values: ty.Mapping[str, object], time: int | None,
 
 
 def inside(time: int, window: model.Window, key: str) -> int:
-    """The time, if it is in the window or at its very end."""
+    """Return a time if it is in the window or at its end."""
     if not window.start <= time <= window.end:
         raise errors.InvalidLeaseParams(
             f'The {key} {clocks.minute(time)} is not within the lease. Write '
@@ -151,9 +152,9 @@ def inside(time: int, window: model.Window, key: str) -> int:
 
 
 def string(value: object, key: str, known: ty.Mapping[str, str]) -> str:
-    """The string at a key.
+    """Return a value that must be a string.
 
-    :param known: an example of it
+    :param known: examples by key
     """
     if not isinstance(value, str):
         raise errors.InvalidLeaseParams(

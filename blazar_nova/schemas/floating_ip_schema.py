@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the JSON of an API request to an address that is enrolled."""
+"""Parsing of the JSON body that enrolls an address for floating IPs."""
 
 from blazar_core.common import inputs
 
@@ -13,7 +13,7 @@ def create(body: object) -> tuple[str, str]:
     """Read the body of ``POST /floatingips``.
 
     :returns: the id of the network, and the address
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :raises InvalidLeaseParams: with the message for the user
     """
     values = inputs.json_object(body, 'The body of the request')
     known = {'floating_network_id': '', 'floating_ip_address': ''}

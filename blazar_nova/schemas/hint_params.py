@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""From the scheduler hints of a boot to a lease request.
+"""Parsing of the scheduler hints of a boot into a lease request.
 
-A user writes ``--hint reserved=True --hint lease_params='{...}'``; this file
-says what that means, or which sentence answers it. What was decided:
+A user writes ``--hint reserved=True --hint lease_params='{...}'``. The rules:
 
-* ``reserved`` alone asks for a lease of the default start and length.
-  ``reserved=False`` is an ordinary boot: ``lease_params`` is not even read.
-* ``lease_params`` is a string that holds a JSON object. Its keys are
+* ``reserved`` alone requests a lease of the default start and length.
+  ``reserved=False`` is an ordinary boot; ``lease_params`` is then not parsed.
+* ``lease_params`` is a string with a JSON object. Its keys are
   ``name``, ``start``, ``end`` or ``duration``, ``before_end``,
   ``before_end_action``, ``events``, ``on_end``, ``grace_period``,
   ``auto_extend``, ``lease_type``, ``retries``, ``retry_interval``,
-  ``timeout``, ``recurrence`` and ``server_status``. One that is null is left
+  ``timeout``, ``recurrence`` and ``server_status``. A null counts as left
   out.
-* Hints whose names begin with "blazar" are marks that the service makes.
+* Hints whose names begin with "blazar" are set by the service only.
 * Blanks around a name are cut, as Nova does for servers.
-* Dates and durations are what :mod:`blazar_nova.schemas.dates` says.
+* :mod:`blazar_nova.schemas.dates` defines dates and durations.
 """
 
 import collections.abc
@@ -46,7 +45,7 @@ __all__ = ['Defaults', 'check_defaults', 'default_before_end', 'defaults',
 MAX_BYTES = 16 * 1024
 MAX_NAME = 255
 MAX_TAGS = 20
-#: Nothing that ends a tag in a list, in JSON or in a table.
+#: No characters that end a tag in a list, in JSON or in a table.
 _TAG = re.compile(r'[\w .:=+#@()-]{1,60}')
 #: Seconds; 30 days.
 MAX_GRACE = 2592000
@@ -84,7 +83,7 @@ _Object: ty.TypeAlias = dict[str, object]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Defaults:
-    """The operator's choice for what a request leaves out.
+    """The operator's defaults for what a request leaves out.
 
     ``start`` is a date as in lease_params, ``length`` is in seconds;
     ``minutes_before_end`` of 0 means no before_end event.
@@ -93,7 +92,7 @@ class Defaults:
     start: str
     length: int
     minutes_before_end: int
-    #: What there is for ``on_end``; what is not said is the first of them.
+    #: Available values of ``on_end``; the first is the default.
     ends: tuple[str, ...] = (end_policies.DELETE,)
     #: Seconds.
     grace_period: int = 0
@@ -102,24 +101,26 @@ class Defaults:
     timeout: int = 1800
     max_occurrences: int = 100
     max_amount: int = 1000
-    #: Hints that mean something else here, whatever they look like.
+    #: Names of hints with another meaning in this cloud.
     allowed_hints: tuple[str, ...] = ()
     server_status: str = _RESERVED
 
     @property
     def shows_build(self) -> bool:
-        """Whether reserved servers are shown as being built."""
+        """Return whether reserved servers are shown with status BUILD."""
         return self.server_status == _BUILD
 
     @property
     def actions(self) -> tuple[states.Action, ...]:
-        """What there is for ``action``: images at the end, images before."""
+        """Return the available event actions: images only if ``on_end`` may
+        create images too.
+        """
         return tuple(one for one in states.Action if one in (
             states.Action.NOTIFY, *self.ends))
 
 
 def defaults(conf: ty.Any) -> Defaults:
-    """What a request for a lease leaves out, from the configuration."""
+    """Return the defaults of lease requests, from the configuration."""
     group = conf.blazar
     return Defaults(
         start=group.reservation_start_date,
@@ -137,9 +138,9 @@ def defaults(conf: ty.Any) -> Defaults:
 
 
 def check_defaults(made: Defaults, now: int) -> None:
-    """Make sure that ``reserved=True`` alone asks for a lease.
+    """Check that ``reserved=True`` alone requests a valid lease.
 
-    :raises ConfigurationError: when it does not
+    :raises ConfigurationError: if it does not
     """
     missing = set(made.ends) - installed_policies.available().keys()
     if missing or not made.ends:
@@ -159,11 +160,11 @@ def check_defaults(made: Defaults, now: int) -> None:
 def lease_request(
         hints: collections.abc.Mapping[str, object], now: int,
         defaults: Defaults) -> requests.LeaseRequest | None:
-    """Read the hints of a boot; None when they ask for no lease.
+    """Parse the hints of a boot; None: they request no lease.
 
-    :param hints: the scheduler hints as they stand in the request's body
+    :param hints: the scheduler hints as in the request's body
     :param now: seconds since the epoch, UTC
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :raises InvalidLeaseParams: with the message for the user
     """
     if not boot_hints.ask_for_lease(hints, defaults.allowed_hints):
         return None
@@ -180,12 +181,12 @@ def lease_request(
 # The JSON of lease_params
 
 def _load(text: object) -> _Object:
-    """The object in the string, with known keys only, without its nulls."""
+    """Return the parsed object, with known keys only, without nulls."""
     if not isinstance(text, str):
         raise errors.InvalidLeaseParams(
             f'The hint lease_params is {inputs.kind_of(text)}. Send it once, '
             f'as a string that holds a JSON object, such as \'{_EXAMPLE}\'.')
-    # A JSON body may hold lone surrogates, which have no strict UTF-8.
+    # JSON may have lone surrogates, which strict UTF-8 cannot encode.
     size = len(text.encode('utf-8', 'surrogatepass'))
     if size > MAX_BYTES:
         raise errors.InvalidLeaseParams(
@@ -235,7 +236,7 @@ def _constant(name: str) -> ty.NoReturn:
 
 
 def _text(params: _Object, key: str, default: str) -> str:
-    """The string at a key of lease_params."""
+    """Return the string at a key of lease_params."""
     return event_schema.string(params.get(key, default), key, _KEYS)
 
 
@@ -298,9 +299,9 @@ def _end(params: _Object, start: int, now: int) -> int:
 
 
 def window_of(start: int, end: int, now: int) -> model.Window:
-    """The window of a new lease.
+    """Return the window of a new lease.
 
-    :raises InvalidLeaseParams: when it cannot be one
+    :raises InvalidLeaseParams: if it is not valid
     """
     if start < now:
         raise errors.InvalidLeaseParams(
@@ -324,11 +325,11 @@ def _name(params: _Object) -> str | None:
 
 
 def name_of(text: str) -> str:
-    """The name of a lease, as a user wrote it.
+    """Return the name of a lease from a request.
 
-    :raises InvalidLeaseParams: when it is none
+    :raises InvalidLeaseParams: if it is not valid
     """
-    # Before the blanks are cut: a line break is no blank to be forgiven.
+    # Checked before blanks are cut: line breaks are not accepted as blanks.
     if any(unicodedata.category(char) in ('Cc', 'Cs') for char in text):
         raise errors.InvalidLeaseParams(
             f'The name "{inputs.shown(text)}" has control characters or '
@@ -342,9 +343,9 @@ def name_of(text: str) -> str:
 
 
 def description_of(values: _Object) -> str | None:
-    """The description of a lease; None: nothing is said of it.
+    """Return the description of a lease; None: the request has none.
 
-    :raises InvalidLeaseParams: when it cannot be one
+    :raises InvalidLeaseParams: if it is not valid
     """
     text = values.get('description')
     if text is None:
@@ -358,10 +359,10 @@ def description_of(values: _Object) -> str | None:
 
 
 def tags_of(values: _Object) -> tuple[str, ...] | None:
-    """The tags of a lease, in order and in lower case, as some databases
-    compare them without case; None: nothing is said of them.
+    """Return the tags of a lease, sorted, and in lower case as some databases
+    compare without case; None: the request has none.
 
-    :raises InvalidLeaseParams: when they cannot be such
+    :raises InvalidLeaseParams: if one is not valid
     """
     tags = values.get('tags')
     if tags is None:
@@ -384,7 +385,7 @@ def tags_of(values: _Object) -> tuple[str, ...] | None:
 
 def _before_end(params: _Object, window: model.Window, now: int,
                 defaults: Defaults) -> tuple[int | None, states.Action]:
-    """When it is told of the end, and what is done then."""
+    """Return the time of the notification before the end, and its action."""
     if 'before_end' in params:
         time: int | None = event_schema.inside(dates.parse_date(
             _text(params, 'before_end', ''), now), window, 'before_end')
@@ -396,8 +397,8 @@ def _before_end(params: _Object, window: model.Window, now: int,
 
 def default_before_end(window: model.Window, defaults: Defaults,
                        ) -> int | None:
-    """When a lease nears its end, if the request does not say so; one that is
-    no longer than that is near it from its start on.
+    """Return the default time of the notification before the end; None: a
+    lease has none if it is not longer than that.
     """
     time = window.end - 60 * defaults.minutes_before_end
     return time if defaults.minutes_before_end > 0 and (
@@ -405,10 +406,10 @@ def default_before_end(window: model.Window, defaults: Defaults,
 
 
 def on_end_of(value: object, defaults: Defaults) -> str:
-    """What becomes of the servers of a lease at its end.
+    """Return the end policy of a lease.
 
     :param value: a name, or several: a list, or a text with commas
-    :raises InvalidLeaseParams: when there is no such thing
+    :raises InvalidLeaseParams: if one is not available
     """
     known = defaults.ends
     names = value.split(',') if isinstance(value, str) else value
@@ -429,9 +430,9 @@ def on_end_of(value: object, defaults: Defaults) -> str:
 
 
 def grace_of(value: object) -> int:
-    """For how many seconds servers are left alone after the end of a lease.
+    """Return the seconds for which servers stay after the end of a lease.
 
     :param value: seconds, or a duration
-    :raises InvalidLeaseParams: when it is neither, or too long
+    :raises InvalidLeaseParams: if the value is neither, or too large
     """
     return dates.length(value, 'grace_period', 0, MAX_GRACE)

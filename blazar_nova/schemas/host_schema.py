@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the JSON of an API request to what is wanted of hosts.
+"""Parsing of the JSON of API requests about hosts.
 
-What an operator says of a host beside what Nova says, its extra capabilities,
-stands beside the other keys. They are texts; numbers and booleans become
-texts.
+Extra capabilities, the properties that an operator sets in addition to those
+that Nova reports, are keys at the top level. Values are strings; numbers and
+booleans become strings.
 """
 
 import collections.abc
@@ -19,11 +19,11 @@ __all__ = ['CHANGE', 'EXAMPLE', 'FACTS', 'FIELDS', 'MAX_KEY', 'MAX_VALUE',
            'POWER', 'PRIVATE', 'allocations', 'change', 'create',
            'maintenance_payload', 'page', 'private', 'properties']
 
-#: How long an extra capability may be, and its key, in characters.
+#: Maximum length of an extra capability's key and value, in characters.
 MAX_KEY = 64
 MAX_VALUE = 1024
 
-#: Bodies as they should be.
+#: Examples of bodies.
 EXAMPLE = '{"name": "compute1", "gpu": "A100"}'
 CHANGE = '{"gpu": "A100", "reservable": true}'
 PRIVATE = '{"private": true}'
@@ -33,13 +33,13 @@ _MAX_ID = 10 ** 18
 
 _BODY = 'The body of the request'
 
-#: What Nova says of every host.
+#: Properties of every host that Nova reports.
 FACTS = ('hypervisor_hostname', 'hypervisor_type', 'hypervisor_version',
          'vcpus', 'memory_mb', 'local_gb')
 #: The fields of every host in the API.
 FIELDS = ('id', *FACTS, 'cpu_info', 'service_name', 'reservable', 'status',
           'trust_id', 'availability_zone', 'created_at', 'updated_at')
-#: Those that it has where hosts are switched off and on.
+#: Additional fields where hosts are switched off and on.
 POWER = ('power_state', 'power_since', 'power_until')
 _OWN = frozenset(['name', *FIELDS, *POWER])
 
@@ -51,7 +51,7 @@ def create(body: object) -> tuple[str, dict[str, str]]:
     """Read the body of ``POST /os-hosts``.
 
     :returns: the name of the host, and its extra capabilities
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :raises InvalidLeaseParams: with the message for the user
     """
     values = inputs.json_object(body, _BODY)
     if 'name' not in values:
@@ -66,9 +66,9 @@ def create(body: object) -> tuple[str, dict[str, str]]:
 def change(body: object) -> tuple[dict[str, str | None], bool | None]:
     """Read the body of ``PUT /os-hosts/{id}``.
 
-    :returns: the extra capabilities that shall be otherwise (None: they go),
-        and whether the host is reservable (None: as before)
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :returns: the extra capabilities to change (None: to remove), and whether
+        the host is reservable (None: as before)
+    :raises InvalidLeaseParams: with the message for the user
     """
     known = inputs.json_object(body, _BODY)
     if not body:
@@ -85,7 +85,7 @@ def change(body: object) -> tuple[dict[str, str | None], bool | None]:
 def private(body: object) -> bool:
     """Read the body of ``PATCH /os-hosts/properties/{name}``.
 
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :raises InvalidLeaseParams: with the message for the user
     """
     values = inputs.json_object(body, _BODY)
     inputs.check_keys(values, {'private': 'true'}, 'a change of a property')
@@ -98,9 +98,9 @@ def private(body: object) -> bool:
 def page(query: _Query) -> tuple[int, int | None]:
     """Read the parameters of ``GET /os-hosts``.
 
-    :returns: after which id the page begins, and how many it has at most
+    :returns: the id after which the page begins, and its maximum length
         (None: all)
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :raises InvalidLeaseParams: with the message for the user
     """
     inputs.check_keys(dict(query), {
         'limit': '100', 'marker': 'the id of a host'}, 'the query of hosts')
@@ -111,9 +111,10 @@ def page(query: _Query) -> tuple[int, int | None]:
 
 
 def allocations(query: _Query) -> dict[str, str]:
-    """Read the parameters of ``GET /os-hosts/allocations`` and its like.
+    """Read the parameters of ``GET /os-hosts/allocations`` and
+    ``GET /os-hosts/{id}/allocation``.
 
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :raises InvalidLeaseParams: with the message for the user
     """
     inputs.check_keys(dict(query), {
         'lease_id': 'the id of a lease',
@@ -125,8 +126,8 @@ def allocations(query: _Query) -> dict[str, str]:
 def properties(query: _Query) -> dict[str, bool]:
     """Read the parameters of ``GET /os-hosts/properties``.
 
-    :returns: of ``detail`` and ``all``, whether they are asked for
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :returns: whether ``detail`` and ``all`` are requested
+    :raises InvalidLeaseParams: with the message for the user
     """
     known = {'detail': 'true', 'all': 'true'}
     inputs.check_keys(dict(query), known, 'the query of properties')
@@ -135,7 +136,7 @@ def properties(query: _Query) -> dict[str, bool]:
 
 
 def _key(key: str) -> str:
-    # By that it is asked for in the words of extra specs.
+    # The prefix by which extra specs of flavors refer to the key.
     key = key.removeprefix('capabilities:')
     if key in _OWN:
         raise errors.InvalidLeaseParams(
@@ -185,9 +186,9 @@ def _boolean(values: _Object, key: str) -> bool:
 
 def maintenance_payload(name: str, window: model.Window | None = None,
                         reason: str = '') -> dict[str, ty.Any]:
-    """Return what a notification says of the maintenance of a host.
+    """Return the payload of a notification about maintenance of a host.
 
-    :param window: None: it has none any more
+    :param window: None: the maintenance has ended
     """
     return {'id': None, 'name': name, 'message': reason,
             'start_date': window and clocks.iso(window.start),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a user says of an interruptible server: in hints, or in a body."""
+"""Parsing of interruptible servers' parameters, in hints or a body."""
 
 import collections.abc
 import typing as ty
@@ -25,8 +25,8 @@ _LONGEST = 31_536_000
 class InterruptibleParams(ty.NamedTuple):
     """How a server may be interrupted.
 
-    :ivar on_evict: what is done first to evict it
-    :ivar safe_for: seconds for which it is safe where it is placed
+    :ivar on_evict: the first action to evict it
+    :ivar safe_for: seconds for which it is safe on the host that it gets
     """
 
     on_evict: str
@@ -36,13 +36,12 @@ class InterruptibleParams(ty.NamedTuple):
 def of_hints(hints: collections.abc.Mapping[str, object],
              actions: ty.Sequence[str],
              by_flavor: bool = False) -> InterruptibleParams | None:
-    """Return what the hints of a boot say; None: the server is not to be
+    """Return what the hints of a boot request; None: the server is not to be
     interruptible.
 
-    :param actions: what may be done to evict a server; the first is the
-        default
-    :param by_flavor: whether its flavor makes it interruptible
-    :raises InvalidLeaseParams: when they are not what they seem
+    :param actions: the available eviction actions; the first is the default
+    :param by_flavor: whether the flavor makes the server interruptible
+    :raises InvalidLeaseParams: if a hint is invalid
     """
     asked = by_flavor
     if boot_hints.INTERRUPTIBLE in hints:
@@ -69,8 +68,8 @@ def of_hints(hints: collections.abc.Mapping[str, object],
 
 def check(hints: collections.abc.Mapping[str, object],
           actions: ty.Sequence[str]) -> None:
-    """Check hints before it is known whether the flavor of the servers makes
-    them interruptible.
+    """Check the hints before it is known whether the flavor makes the servers
+    interruptible.
 
     :raises InvalidLeaseParams: see :func:`of_hints`
     """
@@ -79,9 +78,9 @@ def check(hints: collections.abc.Mapping[str, object],
 
 
 def check_actions(actions: ty.Sequence[str]) -> None:
-    """Make sure that there is something by which servers are evicted.
+    """Check that there is an eviction action.
 
-    :raises ConfigurationError: when there is not
+    :raises ConfigurationError: if there is none
     """
     if not actions:
         raise errors.ConfigurationError(
@@ -90,16 +89,16 @@ def check_actions(actions: ty.Sequence[str]) -> None:
 
 
 def of_flavor(flavor: ty.Any) -> bool:
-    """Whether the servers of a flavor are interruptible."""
+    """Return whether the servers of a flavor are interruptible."""
     value = (flavor.extra_specs or {}).get(EXTRA_SPEC)
     return value is not None and str(value).strip().lower() in (
         'true', '1', 'yes')
 
 
 def of_body(body: object, actions: ty.Sequence[str]) -> InterruptibleParams:
-    """Return what a request says that makes a running server interruptible.
+    """Return the parameters in a request that makes a server interruptible.
 
-    :raises InvalidLeaseParams: when it cannot be understood
+    :raises InvalidLeaseParams: if the body is invalid
     """
     values = inputs.json_object(body, 'The body of the request')
     inputs.check_keys(values, {'on_evict': '"shelve"'},

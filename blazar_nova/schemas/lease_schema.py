@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the JSON of an API request to what is wanted of leases.
+"""Parsing of the JSON of API requests about leases.
 
-The names and formats are those that clients of reservations in OpenStack send.
-Dates are as in lease_params (:mod:`blazar_nova.schemas.dates`); null stands
-for what is left out; whole numbers and booleans may come as text.
+Names and formats are those that Blazar's clients send. Dates are as in
+lease_params (:mod:`blazar_nova.schemas.dates`); null counts as left out; whole
+numbers and booleans may be strings.
 """
 
 import collections.abc
@@ -28,9 +28,9 @@ __all__ = ['CHANGE_KEYS', 'ChangeRequest', 'CreateRequest', 'MAX_LIMIT',
            'MAX_RESERVATIONS', 'MAX_WHOLE', 'change', 'check_total', 'create',
            'query']
 
-#: No lease is for more reservations, or more servers in all of them together.
+#: Maximum number of reservations of a lease, and of hosts it may return.
 MAX_RESERVATIONS = 20
-#: Seconds that an offer may stand.
+#: Minimum and maximum seconds for which an offer is valid.
 OFFER = (60, 86400)
 
 
@@ -61,11 +61,11 @@ CHANGE_KEYS = {key: _CREATE_KEYS[key] for key in (
     'grace_period', 'auto_extend')} | {
         'end': _CREATE_KEYS['end_date'], 'duration': _CREATE_KEYS['duration'],
         'resources_changed': 'false', 'remove_hosts': '["compute-7"]'}
-#: By each of which a change may say when a lease ends: in the words of the
-#: API, and in those of lease_params.
+#: Keys by which an update may set the end: those of the API, and those of
+#: lease_params.
 _ENDS = ('end_date', 'end', 'duration')
 
-#: What a list may be sorted by.
+#: Keys by which a list may be sorted.
 _SORT_KEYS = ('start_date', 'end_date', 'created_at', 'updated_at', 'name',
               'status', 'id')
 _QUERY_KEYS = {
@@ -76,9 +76,9 @@ _QUERY_KEYS = {
     'limit': '100', 'marker': 'the id of a lease', 'fields': 'id,name',
     'ended': 'true', 'occurrences': 'true',
 }
-#: No page of a list is longer.
+#: Maximum length of a page.
 MAX_LIMIT = 1000
-#: So long is a list of which no page is asked for.
+#: Maximum length of a list without paging.
 MAX_WHOLE = 10_000
 
 _Object: ty.TypeAlias = dict[str, object]
@@ -87,7 +87,7 @@ Reservations: ty.TypeAlias = tuple[_Object, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """A lease that is asked for; its reservations as they were written."""
+    """A requested lease; its reservations as they were written."""
 
     lease: requests.LeaseRequest
     reservations: Reservations
@@ -96,8 +96,7 @@ class CreateRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChangeRequest:
-    """What a lease becomes; its reservations as they were written.
-    """
+    """A requested update; its reservations as they were written."""
 
     change: updates.LeaseChange
     reservations: Reservations
@@ -105,13 +104,13 @@ class ChangeRequest:
 
 def check_total(amounts: ty.Iterable[int], most: int, before: int = 0,
                 times: int = 1, others: int = 0) -> None:
-    """Make sure that a lease is not for too much.
+    """Check the total amount of a lease.
 
-    :param most: the operator's bound, over all occurrences
-    :param before: how many the lease has already
-    :param times: how many occurrences it has
-    :param others: how many its other occurrences have already
-    :raises InvalidLeaseParams: when it is
+    :param most: the operator's limit, over all occurrences
+    :param before: how many servers or hosts the lease has so far
+    :param times: the number of occurrences
+    :param others: how many the other occurrences have
+    :raises InvalidLeaseParams: if the lease exceeds the limit
     """
     each = sum(amounts)
     if each <= before or each * times + others <= most:
@@ -126,7 +125,7 @@ def create(body: object, now: int, defaults: hint_params.Defaults,
            ) -> CreateRequest:
     """Read the body of ``POST /leases``.
 
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :raises InvalidLeaseParams: with the message for the user
     """
     values = inputs.json_object(body, 'The body of the request')
     inputs.check_keys(values, _CREATE_KEYS, 'the lease')
@@ -174,11 +173,11 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
            defaults: hint_params.Defaults) -> ChangeRequest:
     """Read the body of ``PUT /leases/{id}``.
 
-    Dates without seconds compare at the minute: one that says the minute at
-    which the lease begins or ends anyway changes nothing.
+    Dates without seconds compare at the minute: one in the same minute as the
+    current start or end changes nothing.
 
-    :param lease: as :func:`blazar_core.leases.views.describe` has it
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :param lease: as :func:`blazar_core.leases.views.describe` returns it
+    :raises InvalidLeaseParams: with the message for the user
     """
     values = inputs.json_object(body, 'The body of the request')
     inputs.check_keys(values, CHANGE_KEYS, 'a change of a lease')
@@ -187,12 +186,12 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     end = _new_end(values, start, lease, now)
     before_end = _new_date(values, 'before_end_date', lease, now)
     if before_end is None and end is not None and 'before_end_date' in values:
-        # What is not said moves with the end; this is to stay.
+        # A date that is left out moves with the end; this one stays.
         before_end = ty.cast(int, lease['before_end_date'])
     first = max(now, lease['start_date'] if start is None else start)
     if end is not None and end > max(first, lease['end_date']) and (
             lease['before_end_date'] is None and before_end is None):
-        # It was too short to have one.
+        # The lease was too short to have one.
         before_end = hint_params.default_before_end(
             model.Window(first, end), defaults)
     if values.get('resources_changed', False) is not False:
@@ -233,9 +232,9 @@ def query(values: collections.abc.Mapping[str, str], now: int,
           list_ended: int) -> tuple[views.Query, list[str] | None]:
     """Read the parameters of ``GET /leases``.
 
-    :param list_ended: for how many seconds those that are over are listed
-    :returns: the query, and the fields that are wanted (None: all)
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :param list_ended: for how many seconds ended leases are listed
+    :returns: the query, and the requested fields (None: all)
+    :raises InvalidLeaseParams: with the message for the user
     """
     inputs.check_keys(dict(values), _QUERY_KEYS, 'the query of leases')
     found = {key: dates.parse_date(values[key + '_date'], now)
@@ -254,7 +253,7 @@ def query(values: collections.abc.Mapping[str, str], now: int,
         else now - list_ended,
         occurrences=inputs.boolean(
             values.get('occurrences', 'false'), 'occurrences'),
-        # Clients that know no pages take the first one for all.
+        # Clients without paging take the first page for the whole list.
         limit=inputs.integer(
             values.get('limit', MAX_LIMIT), 'limit', 1, MAX_LIMIT)
         if paged else MAX_WHOLE, paged=paged,
@@ -294,7 +293,7 @@ def _sort(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 def _end(values: _Object, start: int, now: int) -> int:
-    """When a new lease is to end."""
+    """Return the end of a new lease."""
     if 'duration' not in values:
         return dates.parse_date(_text(values, 'end_date'), now)
     if 'end_date' in values:
@@ -306,9 +305,9 @@ def _end(values: _Object, start: int, now: int) -> int:
 
 def _new_end(values: _Object, start: int | None,
              lease: ty.Mapping[str, ty.Any], now: int) -> int | None:
-    """When a lease is to end; None: when it does anyway.
+    """Return the new end of a lease; None: the end does not change.
 
-    :param start: when it is to start; None: when it does anyway
+    :param start: the new start; None: the start does not change
     """
     said = [key for key in _ENDS if key in values]
     if len(said) > 1:
@@ -321,16 +320,16 @@ def _new_end(values: _Object, start: int | None,
     start = lease['start_date'] if start is None else start
     end = start + dates.parse_duration(_text(values, 'duration'))
     if end >= model.LATEST:
-        # As every date is that is written.
+        # Check the computed end like a date that is written.
         hint_params.window_of(start, end, start)
     return None if end == lease['end_date'] else end
 
 
 def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
               now: int) -> int | None:
-    """The new value of a date; None: it stays as it is.
+    """Return the new value of a date; None: the date does not change.
 
-    :param key: that of the lease, or the first word of it
+    :param key: of the date, with or without "_date"
     """
     if key not in values:
         return None
@@ -344,7 +343,7 @@ def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
 def _before_end(values: _Object, window: model.Window, now: int,
                 defaults: hint_params.Defaults,
                 ) -> tuple[int | None, states.Action]:
-    """When it is told of the end, and what is done then."""
+    """Return the time of the notification before the end, and its action."""
     if 'before_end_date' in values:
         time: int | None = event_schema.inside(
             dates.parse_date(_text(values, 'before_end_date'), now),
@@ -370,16 +369,16 @@ def _text(values: _Object, key: str, default: str | None = None) -> str:
 
 
 def _joined(on_end: object) -> object:
-    """Several in a list, as they are shown."""
+    """Return end policies in a list as they are shown."""
     return ','.join(map(str, on_end)) if isinstance(on_end, list) else on_end
 
 
 def _with_snapshots(values: _Object,
                     before: ty.Iterable[ty.Mapping[str, ty.Any]]) -> _Object:
-    """A lease, with the images before its end that a reservation asks for.
+    """Add the images before the end that a reservation requests.
 
-    :param before: the reservations that it has
-    :raises InvalidLeaseParams: when the lease asks for something else
+    :param before: the current reservations
+    :raises InvalidLeaseParams: if the lease requests another action
     """
     said = [one['before_end'] for one in _reservations(values)
             if 'before_end' in one]

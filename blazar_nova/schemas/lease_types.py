@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The types of leases: what ``lease_type`` says, how often one is tried where
-there is no room, for how long some is made, and by how much one is prolonged.
+"""Lease types: ``lease_type``, the retries of a lease that does not fit, the
+timeout of best-effort leases, and automatic extension.
 """
 
 import typing as ty
@@ -19,19 +19,20 @@ from blazar_nova.schemas import dates
 __all__ = ['MAX_WAIT', 'check_extension', 'extension_of', 'retry_of',
            'timeout_of']
 
-#: Seconds; for so long, in all, room is waited for.
+#: Maximum seconds for which a lease may wait for capacity.
 MAX_WAIT = 2592000
-#: Seconds; less keeps the service busy, more is a year.
+#: Bounds in seconds; a shorter period would keep the service busy.
 MIN_EXTENSION, MAX_EXTENSION = 600, 31536000
 
 
 def retry_of(values: ty.Mapping[str, object], window: model.Window, now: int,
              default: requests.Retry) -> requests.Retry | None:
-    """How often a lease is tried again where there is no room; None: not.
+    """Return the retries of a lease that does not fit; None: it has none.
 
-    :param default: of what is not said
     :param values: may have ``lease_type``, ``retries``, ``retry_interval``
-    :raises InvalidLeaseParams: when they do not go together, or with the start
+    :param default: for values that are left out
+    :raises InvalidLeaseParams: if they conflict with each other, or with the
+        start
     """
     asked = values.get('lease_type')
     known = ', '.join(f'"{one}"' for one in requests.LeaseType)
@@ -65,11 +66,12 @@ def retry_of(values: ty.Mapping[str, object], window: model.Window, now: int,
 
 def timeout_of(values: ty.Mapping[str, object], window: model.Window,
                default: int) -> int | None:
-    """For how many seconds room is made for a lease; None: none is.
+    """Return the seconds for which capacity is freed for a best-effort lease;
+    None: it is of another type.
 
     :param values: may have ``lease_type`` and ``timeout``
-    :param default: of what is not said
-    :raises InvalidLeaseParams: when they do not go together
+    :param default: for a timeout that is left out
+    :raises InvalidLeaseParams: if they conflict with each other
     """
     if values.get('lease_type') != requests.LeaseType.BEST_EFFORT:
         if 'timeout' in values:
@@ -103,10 +105,10 @@ def _retry(values: ty.Mapping[str, object], window: model.Window,
 
 
 def extension_of(value: object) -> int:
-    """By how many seconds a lease is prolonged by itself; 0: it is not.
+    """Return the seconds of each automatic extension of a lease; 0: none.
 
     :param value: seconds, or a duration
-    :raises InvalidLeaseParams: when it is neither, or too short or long
+    :raises InvalidLeaseParams: if it is neither, or out of bounds
     """
     period = dates.length(value, 'auto_extend', 0, MAX_EXTENSION)
     if 0 < period < MIN_EXTENSION:
@@ -119,14 +121,14 @@ def extension_of(value: object) -> int:
 
 def check_extension(period: int, on_end: str, actions: ty.Collection[str],
                     ) -> None:
-    """Make sure that a lease may be prolonged by itself.
+    """Check that a lease may be extended automatically.
 
-    What is done in the name of its owner takes a trust until a date that is
-    known when he gives it.
+    Actions in the name of its owner need a trust until a date that is known
+    when the owner creates it.
 
-    :param period: seconds; 0: it is not to be
-    :param actions: what is done at its events
-    :raises InvalidLeaseParams: when it may not
+    :param period: seconds; 0: no automatic extension
+    :param actions: of the lease's events
+    :raises InvalidLeaseParams: if it may not
     """
     if period and (states.Action.SNAPSHOT in actions or
                    end_policies.needs_owner(

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases in the words of the API and of notifications.
+"""Representations of leases in the API and in notifications.
 
-The core says of a lease what there is to say
-(:func:`blazar_core.leases.views.describe`); the names and formats that
-clients of reservations in OpenStack know stand here.
+The core describes a lease (:func:`blazar_core.leases.views.describe`); the
+names and formats that Blazar's clients know are added here.
 """
 
 import typing as ty
@@ -19,7 +18,7 @@ __all__ = ['LeaseViews', 'FIELDS']
 
 LOG = logging.getLogger(__name__)
 
-#: What is said of a lease.
+#: The fields of a lease.
 FIELDS = ('id', 'name', 'description', 'tags', 'status', 'status_reason',
           'conditions', 'degraded', 'project_id', 'user_id', 'trust_id',
           'start_date', 'end_date', 'before_end_date', 'on_end',
@@ -33,24 +32,25 @@ _Format: ty.TypeAlias = ty.Callable[[int], str]
 
 
 class LeaseViews:
-    """Says what leases are."""
+    """Returns the representations of leases."""
 
     def __init__(self, types: resource_types.ResourceTypes) -> None:
         self._types = types
 
     def lease(self, described: _Lease) -> _Object:
-        """What the API says of a lease."""
+        """Return a lease as the API shows it."""
         return self._lease(described, clocks.stamp)
 
     def _lease(self, described: _Lease, stamp: _Format) -> _Object:
-        """
-        :param stamp: writes when something was made or changed
+        """Return a lease with all fields.
+
+        :param stamp: formats the times of creation and update
         """
         lease = _in_words(described, stamp) | {
-            # A secret of ours; clients expect the key.
+            # Clients expect the key, but the id is secret.
             'trust_id': None,
             'conditions': [_condition(one) for one in described['conditions']],
-            # Of what stands for all of its occurrences, and of nothing else.
+            # Only a lease that represents a series has these.
             'recurrence': described.get('recurrence'),
             'occurrences': [_in_words(one, stamp) for one in described.get(
                 'occurrences', ())],
@@ -61,11 +61,10 @@ class LeaseViews:
         return {name: lease[name] for name in FIELDS}
 
     def payload(self, described: _Lease) -> _Object:
-        """What a notification says of a lease.
+        """Return the payload of a notification.
 
-        ``version`` is that of this form: its second number changes with what
-        is added, its first with what is not there any more or means something
-        else.
+        ``version`` is that of the payload: an added field changes the minor
+        number, a removed or redefined field the major number.
         """
         told = self._lease(described, clocks.iso)
         for name in ('trust_id', 'recurrence', 'occurrences'):
@@ -80,13 +79,13 @@ class LeaseViews:
         said = _in_words(described, stamp)
         params = said.pop('params')
         said.pop('spec')
-        # A type may say that it is something else; nothing else of ours.
+        # Resource types may replace the resource_id, but no other field.
         its = {'resource_id': said['id']}
         if params is None:
             return {**its, **said}
         kind = self._types.named.get(described['resource_type'])
         try:
-            # Of one that is not installed any more, what was asked for.
+            # Of a type that is no longer installed, show the request.
             its |= params if kind is None else kind.show(described)
         except Exception:
             LOG.exception('Reservation %s: its resource type cannot be shown',
@@ -101,7 +100,7 @@ def _condition(row: conditions.Row) -> _Object:
 
 
 def _in_words(described: _Lease, stamp: _Format) -> _Object:
-    """With its times as text."""
+    """Return an object with its times as strings."""
     return {name: value if value is None else
             stamp(value) if name.endswith('_at') else
             clocks.iso(value) if (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The policy: which role may do what with leases and enrolled hosts.
+"""Policy: the roles required for leases and enrolled hosts.
 
-The rules are read from the same file as Nova's, by an enforcer of their own.
-The roles mean what they mean in Nova, by rules of our own names, so that an
-operator may change one without changing the other.
+The rules are in the same file as Nova's, but have an enforcer of their own.
+Roles have Nova's meaning, under names of our own, so that an operator may
+change our rules and Nova's independently.
 """
 
 import typing as ty
@@ -38,7 +38,7 @@ def _persona(name: str, check: str, description: str) -> policy.RuleDefault:
 
 def _rule(name: str, check: str, description: str, *operations: str,
           ) -> policy.DocumentedRuleDefault:
-    """A rule, for operations such as ``GET /v1/leases``."""
+    """Return a rule for operations such as ``GET /v1/leases``."""
     return policy.DocumentedRuleDefault(
         name=f'blazar:{name}', check_str=check, description=description,
         operations=[{'method': method, 'path': path} for method, path in (
@@ -46,7 +46,7 @@ def _rule(name: str, check: str, description: str, *operations: str,
         scope_types=['project'])
 
 
-#: Those that no rule uses are for an operator's rules.
+#: Roles that no rule uses are for rules of the operator.
 _PERSONAS = [
     _persona('admin', 'role:admin', 'Cloud administrator.'),
     _persona('service', 'role:service', 'Another service of the cloud.'),
@@ -173,8 +173,8 @@ _RULES = [
 ]
 
 
-#: What rules of an operator of Blazar are made of, unless the file says what
-#: one of them is: for Nova or for Blazar.
+#: Rules that an operator's rules for Blazar may refer to, unless the file
+#: defines them, for Nova or for Blazar.
 _BLAZARS = [policy.RuleDefault(name, check) for name, check in (
     ('admin', 'role:admin'),
     ('admin_or_owner', 'rule:admin or project_id:%(project_id)s'),
@@ -186,30 +186,30 @@ _BLAZARS = [policy.RuleDefault(name, check) for name, check in (
 
 
 def list_rules() -> list[policy.RuleDefault]:
-    """For oslopolicy-sample-generator and its like."""
+    """Return all rules, for oslopolicy-sample-generator and similar tools."""
     return [*_PERSONAS, *_RULES]
 
 
 def get_enforcer() -> policy.Enforcer:
-    """For the tools of oslo.policy that compare the file with the rules."""
+    """Return the enforcer for oslo.policy's tools that check the file."""
     cfg.CONF([], project='nova')
     return _enforcer(cfg.CONF)
 
 
 def _enforcer(conf: cfg.ConfigOpts) -> policy.Enforcer:
     enforcer = policy.Enforcer(conf)
-    # Nova's rules stand in the same file and speak of others of Nova's.
+    # Nova's rules in the same file refer to rules that are unknown here.
     enforcer.skip_undefined_check = True
     enforcer.register_defaults([*list_rules(), *_BLAZARS])
     return enforcer
 
 
 def check(conf: cfg.ConfigOpts) -> None:
-    """Make sure that our rules are made of rules that exist.
+    """Check that our rules refer to defined rules only.
 
-    oslo.policy denies everyone a rule that refers to an undefined one.
+    oslo.policy denies everything by a rule that refers to an undefined one.
 
-    :raises ConfigurationError: when one is not; it names both
+    :raises ConfigurationError: if one does not; names both
     """
     enforcer = _enforcer(conf)
     enforcer.load_rules()
@@ -220,7 +220,7 @@ def check(conf: cfg.ConfigOpts) -> None:
 
 def _undefined(conf: cfg.ConfigOpts, rules: ty.Mapping[str, ty.Any],
                ) -> dict[str, str]:
-    """Return a sentence for each of our rules that uses an undefined one."""
+    """Return a message for each of our rules that uses an undefined one."""
     if conf.oslo_policy.policy_default_rule in rules:
         return {}
     return {
@@ -233,7 +233,7 @@ def _undefined(conf: cfg.ConfigOpts, rules: ty.Mapping[str, ty.Any],
 
 def _named(rules: ty.Mapping[str, ty.Any], name: str, seen: set[str],
            ) -> set[str]:
-    """Return a rule, and those of which it is made."""
+    """Return a rule's name and the names of all rules that it uses."""
     if name not in seen:
         seen.add(name)
         left = [rules[name]] if name in rules else []
@@ -247,10 +247,10 @@ def _named(rules: ty.Mapping[str, ty.Any], name: str, seen: set[str],
 
 
 class Policy:
-    """The rules, as ``[oslo_policy] policy_file`` has changed them.
+    """The rules, with the changes of ``[oslo_policy] policy_file``.
 
-    A change of the file takes effect without a restart. Rules that use an
-    undefined one then allow nothing, and an error is logged for each.
+    A change of the file takes effect without a restart. Rules that then use
+    an undefined one allow nothing, and an error is logged for each.
 
     :raises ConfigurationError: see :func:`check`
     """
@@ -259,20 +259,20 @@ class Policy:
         check(conf)
         self._conf = conf
         self._enforcer = _enforcer(conf)
-        # By one thread, before there are several.
+        # Load them now, while there is only one thread.
         self._enforcer.load_rules()
-        #: The rules that were checked, and what is undefined in them.
+        #: The rules that were checked, and the messages about undefined ones.
         self._checked: tuple[ty.Any, dict[str, str]] = (
             self._enforcer.rules, {})
 
     def authorize(self, context: ty.Any, rule: str,
                   target: ty.Mapping[str, ty.Any]) -> None:
-        """Make sure that a user may do something.
+        """Check that a user may do something.
 
-        :param context: who, as oslo.context's RequestContext
-        :param rule: what, e.g. ``blazar:leases:get``
-        :param target: on what: its ``project_id``
-        :raises Forbidden: when he may not
+        :param context: the user, as oslo.context's RequestContext
+        :param rule: the action, such as ``blazar:leases:get``
+        :param target: the object: its ``project_id``
+        :raises Forbidden: if the user may not
         """
         if not context.project_id:
             raise errors.Forbidden(
@@ -284,12 +284,12 @@ class Policy:
 
     def allows(self, context: ty.Any, rule: str,
                target: ty.Mapping[str, ty.Any]) -> bool:
-        """Whether a user may do something; see :meth:`authorize`.
+        """Return whether a user may do something; see :meth:`authorize`.
 
-        A token that is not for a project may do nothing.
+        A token that is not project-scoped allows nothing.
         """
-        # A rule would compare the project of such a token with that of its
-        # request, which has none either.
+        # Without a project, a rule would match the missing project of the
+        # token with that of the request.
         return bool(context.project_id) and bool(
             self._enforcer.authorize(rule, dict(target), context)) and (
                 rule not in self._refused())

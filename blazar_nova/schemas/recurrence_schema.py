@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""How a lease recurs: ``recurrence``, in lease_params and in the lease API.
+"""Parsing of ``recurrence``, in lease_params and in the lease API.
 
-Where it names a time zone, the dates beside it are those of the wall there,
-unless they have an offset of their own.
+If it names a time zone, the other dates of the request are local to it,
+unless they have an offset.
 """
 
 import datetime
@@ -32,17 +32,17 @@ _KEYS = {
 }
 EXAMPLE = '{"rule": ' + _KEYS['rule'] + ', "timezone": "Europe/Berlin"}'
 
-#: The dates of a lease, in lease_params and in the API.
+#: Keys of dates of a lease, in lease_params and in the API.
 _DATES = ('start', 'end', 'before_end', 'start_date', 'end_date',
           'before_end_date')
 _Object: ty.TypeAlias = dict[str, object]
 
 
 class Local(ty.NamedTuple):
-    """Where the dates of a lease that recurs are meant.
+    """The time zone of a recurring lease.
 
-    :ivar first: those of its first occurrence, on the wall there; None: they
-        cannot be read, or nothing says when it ends
+    :ivar first: the local dates of the first occurrence; None: they are
+        invalid, or there is no end
     """
 
     zone: zoneinfo.ZoneInfo
@@ -51,11 +51,11 @@ class Local(ty.NamedTuple):
 
 def localized(values: _Object, now: int, start: str,
               ) -> tuple[_Object, Local | None]:
-    """What is asked for, its dates with the offsets of their time zone.
+    """Add the offsets of their time zone to the dates of a request.
 
-    :param start: if it is not said
-    :returns: that, and the dates before; None: it does not recur
-    :raises InvalidLeaseParams: when there is no such time zone
+    :param start: the default start
+    :returns: the values, and their time zone; None: the lease does not recur
+    :raises InvalidLeaseParams: if the time zone is unknown
     """
     if values.get('recurrence') is None:
         return values, None
@@ -80,16 +80,16 @@ def localized(values: _Object, now: int, start: str,
                 values[until], first.end,
                 recurrences.window(first, zone).end, zone)
     except (errors.InvalidLeaseParams, ValueError, OverflowError):
-        # The function that reads them later says what is wrong.
+        # The parser that reads these dates next reports what is invalid.
         return found, Local(zone, None)
     return found, Local(zone, first)
 
 
 def _wall(said: object, zone: zoneinfo.ZoneInfo, now: int,
           ) -> datetime.datetime:
-    """A date of the wall, with an offset of its own or without.
+    """Return a date, with or without an offset, as local time.
 
-    :raises InvalidLeaseParams: when it is none
+    :raises InvalidLeaseParams: if it is not a date
     """
     if not isinstance(said, str):
         raise errors.InvalidLeaseParams('It is no date.')
@@ -98,7 +98,7 @@ def _wall(said: object, zone: zoneinfo.ZoneInfo, now: int,
 
 
 def _dated(value: object, zone: zoneinfo.ZoneInfo) -> object:
-    """A date with its offset; what is none, or has one, stays."""
+    """Add its offset to a local date; return any other value unchanged."""
     try:
         date = dates.wall(value) if isinstance(value, str) else None
         return value if date is None else _written(
@@ -109,10 +109,10 @@ def _dated(value: object, zone: zoneinfo.ZoneInfo) -> object:
 
 def _written(said: object, date: datetime.datetime, time: int,
              zone: zoneinfo.ZoneInfo) -> str:
-    """A date with its offset, in the form in which it was written.
+    """Return a date with its offset, in the format in which it was written.
 
-    :param date: what was written
-    :param time: what it means
+    :param date: the local time that was written
+    :param time: the instant of that date
     """
     shown = recurrences.wall(time, zone)
     text = str(said).strip() if shown.replace(fold=0) == date else (
@@ -124,14 +124,14 @@ def _written(said: object, date: datetime.datetime, time: int,
 def recurrence_of(values: _Object, window: model.Window, most: int,
                   local: Local | None, known: ty.Collection[str] = (),
                   ) -> requests.Recurrence | None:
-    """How a lease recurs; None: it does not.
+    """Return how a lease recurs; None: it does not.
 
     :param window: of the first occurrence
-    :param most: how many there may be
-    :param local: as :func:`localized` has it
-    :param known: what may become of the servers of a boot; none: it comes
-        with no boot
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :param most: the maximum number of occurrences
+    :param local: as :func:`localized` returns it
+    :param known: the end policies available for the servers of a boot; empty:
+        the request is not a boot
+    :raises InvalidLeaseParams: with the message for the user
     """
     if local is None:
         return None
@@ -154,7 +154,7 @@ def recurrence_of(values: _Object, window: model.Window, most: int,
 
 
 def _between(wanted: str, known: ty.Collection[str]) -> str:
-    """What becomes of servers between two occurrences."""
+    """Return the end policy between two occurrences."""
     if wanted == end_policies.DELETE:
         return wanted
     if not known:
@@ -177,17 +177,17 @@ def _between(wanted: str, known: ty.Collection[str]) -> str:
 
 def multiplied(body: ty.Mapping[str, ty.Any], times: int, limit: int,
                ) -> dict[str, ty.Any]:
-    """The body of a boot that makes the servers of all occurrences.
+    """Return the body of a boot that creates the servers of all occurrences.
 
-    :param limit: how many these may be
-    :raises InvalidLeaseParams: when it leaves open how many each has, or
-        they are too many
+    :param limit: the maximum number of these servers
+    :raises InvalidLeaseParams: if the number of servers of an occurrence is
+        not fixed, or there are too many
     """
     server = dict(body['server'])
     each = _count(server.get('min_count', 1))
     most = _count(server.get('max_count', each))
     if each is None or most is None:
-        # Nova says what is wrong with it.
+        # Nova reports what is invalid.
         return dict(body)
     if each != most:
         raise errors.InvalidLeaseParams(
@@ -202,9 +202,9 @@ def multiplied(body: ty.Mapping[str, ty.Any], times: int, limit: int,
 
 def too_much(each: int, together: str, most: int,
              ) -> errors.InvalidLeaseParams:
-    """Return the refusal of a lease that is for too many servers or hosts.
+    """Return the error for a lease with too many servers or hosts.
 
-    :param together: how many it has in all occurrences; empty: it has one
+    :param together: the number in all occurrences; empty: there is only one
     """
     also = f', and to {together}' if together else ''
     return errors.InvalidLeaseParams(
@@ -214,13 +214,14 @@ def too_much(each: int, together: str, most: int,
 
 
 def _count(value: object) -> int | None:
-    """Read a count of servers as Nova does, which takes 2.0, "01" and "1\\n".
+    """Return a count of servers parsed as by Nova, which accepts 2.0, "01"
+    and "1\\n".
 
-    :returns: None for what Nova refuses
+    :returns: None if Nova refuses the value
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    # Of an int beyond these bounds not even the digits can be written.
+    # Python cannot convert larger ints to a string.
     if isinstance(value, bool) or isinstance(value, int) and not (
             0 < value < 10 ** 100):
         return None

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which leases were refused for want of capacity, and why, by project and day.
+"""Statistics of leases refused for lack of capacity, by project and day.
 
-They are counted as all else (:mod:`blazar_core.db.counters`): in memory by the
-request, and written later by a thread. What is kept of a project and a day is
-bounded: the first :data:`MOST` different demands that a process sees; of
-others only that there were some. They are forgotten after :data:`KEEP` days.
+As other counters (:mod:`blazar_core.db.counters`) they are counted in memory
+by the request and written later by a thread. Per project and day a process
+distinguishes the first :data:`MOST` different demands, and counts the others
+together. Records are deleted after :data:`KEEP` days.
 """
 
 import collections
@@ -26,26 +26,26 @@ __all__ = ['COUNTER', 'KEEP', 'MOST', 'RefusedDemand', 'count', 'found',
            'forget']
 
 COUNTER = 'refused_demands'
-#: Different demands of a project and a day that a process counts.
+#: Maximum number of different demands per project and day in a process.
 MOST = 20
-#: Days for which they are kept.
+#: Days after which they are deleted.
 KEEP = 31
-#: Characters of a demand, and ids of projects, that are kept: both together
-#: are never longer than the column.
+#: Maximum length of a demand, and format of project ids: together they fit
+#: into the column.
 _LONGEST = 80
 _PROJECT = re.compile(r'[A-Za-z0-9_.-]{1,36}')
 
 _COUNTERS = models.Counter.__table__.c
 _lock = threading.Lock()
-#: By project of the day, what this process has counted.
+#: The demands of the current day that this process has counted, by project.
 _known: dict[tuple[str, str], set[str]] = {}
 
 
 class RefusedDemand(ty.NamedTuple):
-    """What was refused.
+    """A refused demand.
 
-    :ivar parts: amounts and how many of them; empty: not known
-    :ivar window: None: not known
+    :ivar parts: amounts, each with the number of servers; empty: unknown
+    :ivar window: None: unknown
     :ivar tries: how often it was refused
     """
 
@@ -59,7 +59,7 @@ class RefusedDemand(ty.NamedTuple):
 
 def count(database: api.Database, exc: errors.Refused, project_id: str,
           now: int) -> None:
-    """Count a lease that is refused; costs no statement."""
+    """Count a refused lease; costs no statement."""
     day = f'{clocks.utc(now):%Y-%m-%d}'
     lot = _written(exc)
     if not _PROJECT.fullmatch(project_id):
@@ -72,14 +72,14 @@ def count(database: api.Database, exc: errors.Refused, project_id: str,
             if len(known) >= MOST:
                 lot = ''
             known.add(lot)
-    # The day comes first in the text of the labels.
+    # "day" must be the first label: forget() compares the text.
     database.counters.add(
         COUNTER, day=day, lot=lot, project=project_id,
         reason=exc.refusal.reason.value)
 
 
 def _written(exc: errors.Refused) -> str:
-    """A demand as text; empty: it is too long, or not known."""
+    """Return a demand as text; empty: it is too long, or unknown."""
     if exc.wanted is None:
         return ''
     demands, window = exc.wanted
@@ -106,7 +106,7 @@ def _read(lot: str) -> tuple[tuple[tuple[dict[str, int], int], ...],
 
 
 def found(connection: sa.Connection) -> list[RefusedDemand]:
-    """Return what was refused, by day."""
+    """Return the refused demands, by day."""
     return [RefusedDemand(one.labels['day'], one.labels['project'],
                           one.labels['reason'], *_read(one.labels['lot']),
                           one.value)
@@ -114,9 +114,9 @@ def found(connection: sa.Connection) -> list[RefusedDemand]:
 
 
 def forget(database: api.Database, now: int) -> None:
-    """Forget what is old.
+    """Delete old records.
 
-    :raises DatabaseUnavailable: when the database does not answer
+    :raises DatabaseUnavailable: if the database does not answer
     """
     before = f'{clocks.utc(now - KEEP * 86400):%Y-%m-%d}'
     with database.begin() as connection:

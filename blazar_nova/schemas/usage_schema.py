@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the query of a request for usage to what is summed up, and back."""
+"""Parsing of usage queries, and representation of their results."""
 
 import dataclasses
 import sys
@@ -20,17 +20,17 @@ from blazar_nova.schemas import hint_params
 __all__ = ['DEFAULT_DAYS', 'GROUPS', 'MAX_LIMIT', 'marker', 'query', 'rows',
            'utilization']
 
-#: What totals are grouped by, in the words of the API.
+#: Keys by which totals may be grouped, with the names of the API.
 GROUPS = {'project': 'project_id', 'lease': 'lease_id',
           'type': 'resource_type'}
 MAX_LIMIT = 1000
-#: How long the interval is if its start is not given.
+#: Default length of the interval in days.
 DEFAULT_DAYS = 30
 
-#: What is said of a lease that is purged.
+#: Fields of a lease that is purged.
 _PURGED: dict[str, ty.Any] = {
     'lease_name': None, 'description': None, 'tags': []}
-#: With examples.
+#: Known keys, with examples.
 _KEYS = {
     'start_date': '"2026-11-01"', 'end_date': '"2026-12-01"',
     'project_id': '"5f3c..."', 'lease_id': '"8b1d..."',
@@ -42,8 +42,8 @@ _KEYS = {
 def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
     """Read the query of ``GET /usage``, or the arguments of a command.
 
-    :returns: what is asked for, and how many rows at most
-    :raises InvalidLeaseParams: with the sentence that the user reads
+    :returns: the parsed query, and the maximum number of rows
+    :raises InvalidLeaseParams: with the message for the user
     """
     inputs.check_keys(values, _KEYS, 'the query')
     zone = recurrences.zone_of(values.get('timezone', 'UTC'))
@@ -53,7 +53,7 @@ def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
         if text is None:
             return default
         wall = dates.wall(text)
-        # Without an offset it is one of the time zone.
+        # Without an offset, the date is local to the time zone.
         return dates.parse_date(text, now) if wall is None else (
             recurrences.instant(wall, zone))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request says: its context, its body and its query."""
+"""Access to a request: its context, its body and its query."""
 
 import copy
 import typing as ty
@@ -15,7 +15,7 @@ from blazar_core.leases import idempotency
 __all__ = ['Answer', 'Handler', 'body', 'context', 'flag', 'for_project',
            'key', 'next_page', 'query']
 
-#: A code, and what the body says.
+#: The status code, and the content of the body.
 Answer: ty.TypeAlias = tuple[int, dict[str, ty.Any] | None]
 Handler: ty.TypeAlias = ty.Callable[..., Answer]
 
@@ -24,22 +24,22 @@ _LEASE = ('{"name": "lease1", "end_date": "2026-12-01 16:07", '
 
 
 def context(request: webob.Request) -> ty.Any:
-    """The RequestContext that Nova has made of the token."""
+    """Return the RequestContext that Nova has created from the token."""
     return request.environ['nova.context']
 
 
 def for_project(asks: ty.Any, project_id: str) -> ty.Any:
-    """The same for another project: an admin may ask for all of them."""
+    """Return a copy of a RequestContext for another project."""
     asks = copy.copy(asks)
     asks.project_id = project_id
     return asks
 
 
 def body(request: webob.Request, example: str = _LEASE) -> object:
-    """What the JSON of its body says.
+    """Return the parsed JSON body.
 
-    :param example: of what to write
-    :raises InvalidLeaseParams: when it is none
+    :param example: for the message
+    :raises InvalidLeaseParams: if the body is not JSON
     """
     try:
         return ty.cast(object, jsonutils.loads(request.body))
@@ -50,14 +50,17 @@ def body(request: webob.Request, example: str = _LEASE) -> object:
 
 
 def key(request: webob.Request) -> idempotency.Key | None:
-    """What the user calls his request, if he does."""
+    """Return the idempotency key of a request; None: it has none."""
     text, asks = request.headers.get('Idempotency-Key'), context(request)
     return None if text is None else idempotency.key_of(
         asks.project_id, asks.user_id, text, body(request))
 
 
 def query(request: webob.Request) -> dict[str, ty.Any]:
-    """The parameters of a request, each of which may be there once."""
+    """Return the query parameters of a request; each may be given once.
+
+    :raises InvalidLeaseParams: if the query is invalid
+    """
     try:
         values = request.GET.mixed()
     except UnicodeDecodeError as exc:
@@ -69,7 +72,7 @@ def query(request: webob.Request) -> dict[str, ty.Any]:
                 f'The parameter "{inputs.shown(key)}" is given twice. Write '
                 f'it once.')
         if '\0' in value:
-            # PostgreSQL takes no text with one in it.
+            # PostgreSQL rejects text that contains NUL.
             raise errors.InvalidLeaseParams(
                 f'The parameter "{inputs.shown(key)}" has a NUL in it. Leave '
                 f'it out.')
@@ -77,14 +80,14 @@ def query(request: webob.Request) -> dict[str, ty.Any]:
 
 
 def flag(request: webob.Request, name: str) -> bool:
-    """Whether its query, which has nothing else, says that it is so."""
+    """Return the boolean that is the only parameter of a query."""
     values = query(request)
     inputs.check_keys(values, {name: 'true'}, 'the query')
     return inputs.boolean(values.get(name, 'false'), name)
 
 
 def next_page(request: webob.Request, marker: str) -> list[dict[str, str]]:
-    """The link to what comes after a list that the request was answered."""
+    """Return the links of a list's answer to its next page."""
     values = {**query(request), 'marker': marker}
     return [{'rel': 'next',
              'href': f'{request.path_url}?{parse.urlencode(values)}'}]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Nova's api-paste.ini loads in the place of Nova's own application.
+"""The application that api-paste.ini loads in place of Nova's own.
 
 Under ``[app:osapi_compute_app_v21]`` an operator writes::
 
     paste.app_factory = blazar_nova.api.app:factory
 
-It is Nova's own application, built by Nova's own code; within it, behind
-Nova's router, stands the middleware that reads the hints, and behind that what
-holds the builds.
+It is Nova's own application, built by Nova's code, with two additions: a
+middleware behind Nova's router that reads the hints, and the interception of
+the build calls.
 """
 
 from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
@@ -38,10 +38,10 @@ LOG = logging.getLogger(__name__)
 
 
 def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
-    """Make the application; paste calls this once for each API version.
+    """Create the application; paste calls this once for each API version.
 
-    :raises ConfigurationError: when this Nova or its configuration is not
-        as it has to be; it says which line to write
+    :raises ConfigurationError: if this release of Nova or its configuration
+        is not as required; names the line to write
     """
     configuration_checks.refuse('nova-api', configuration_checks.nova_api() +
                                 server_lists.problems())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lease API says of what is reserved when."""
+"""Calendar of the lease API: what is reserved when."""
 
 import typing as ty
 
@@ -17,16 +17,16 @@ from blazar_nova.services import wiring
 
 __all__ = ['CalendarController']
 
-#: How far ahead it looks if that is not said.
+#: Default length in seconds.
 _AHEAD = 7 * 86400
-#: What it has a row for.
+#: What each row of the calendar may stand for.
 _ROWS = ('lease', 'project', 'type', 'host')
 _KEYS = {'start_date': '"now"', 'end_date': '"2026-12-08"', 'rows': '"host"',
          'project_id': '"5f3c..."'}
 
 
 class CalendarController:
-    """The handler; it is given a request whose user is known."""
+    """Request handler, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
@@ -81,7 +81,7 @@ def _window(values: ty.Mapping[str, str], now: int) -> model.Window:
 
 
 def _rows(bar: calendar.Bar, rows: str) -> tuple[str, ...]:
-    """The rows in which a bar is."""
+    """Return the rows of a bar."""
     return {'lease': (bar.name,), 'project': (bar.project_id,),
             'type': bar.types, 'host': (bar.host or '',)}[rows]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lease API does with the addresses that leases may reserve."""
+"""Lease API for the addresses that leases may reserve."""
 
 import webob
 
@@ -13,7 +13,7 @@ __all__ = ['FloatingIPController']
 
 
 class FloatingIPController:
-    """The handlers; each is given a request whose user is known."""
+    """Request handlers, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._policy = policy.Policy(parts.conf)
@@ -41,8 +41,9 @@ class FloatingIPController:
         return 204, None
 
     def _authorize(self, request: webob.Request, rule: str) -> None:
-        """
-        :raises Forbidden: when the user may not do this
+        """Check the policy.
+
+        :raises Forbidden: if the user may not do this
         """
         context = web_requests.context(request)
         self._policy.authorize(context, f'blazar:floatingips:{rule}',

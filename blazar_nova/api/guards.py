@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests that Nova would carry out, and that would break a lease.
+"""Requests that Nova would carry out although they break a lease.
 
-Each function answers one kind of them, or says None: then it may go on. Nova
-answers for those who must not know of what is asked about.
+Each function returns the answer to one kind of them; None: the request may
+continue. Users who may not see the object get Nova's answer.
 """
 
 import dataclasses
@@ -34,25 +34,25 @@ __all__ = ['Guards', 'body_of']
 
 Environ: ty.TypeAlias = dict[str, ty.Any]
 
-#: Characters that no database takes: NUL, and halves of surrogate pairs.
+#: Characters that databases reject: NUL, and unpaired surrogates.
 _UNSTORABLE = re.compile('[\x00\ud800-\udfff]')
 
-#: The actions on a server for which Nova looks for a host.
+#: Server actions for which Nova needs another host.
 _NEED_A_HOST = frozenset({
     'evacuate', 'migrate', 'os-migrateLive', 'resize', 'unshelve'})
 
 
 class Guards:
-    """Answers requests about what is in a lease."""
+    """Answers requests about servers and server groups of leases."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
         self._interruptible = interruptible_servers.InterruptibleServers(parts)
 
     def of_no_id(self, environ: Environ, action: nova_router.Action) -> ty.Any:
-        """The answer to a request about what cannot be the id of anything.
+        """Return the answer to a request about an id that is not valid.
 
-        Nova would ask its database, which may find something all the same.
+        Nova would query its database, which might find an object nevertheless.
         """
         what = 'Instance group' if (
             action.kind is nova_router.Kind.DELETE_GROUP) else 'Instance'
@@ -61,7 +61,7 @@ class Guards:
 
     def of_action(self, environ: Environ, server_id: str,
                   kind: nova_router.Kind) -> ty.Any:
-        """The answer to an action on a server."""
+        """Return the answer to an action on a server."""
         return (self._held_back(environ, server_id, kind) or
                 self._of_fixed_size(environ, server_id) or
                 self._evictable(environ, server_id) or
@@ -70,16 +70,14 @@ class Guards:
                 self._led_astray(environ, server_id))
 
     def of_update(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to a change of what a server is called."""
-        # The books are not asked about each server that is renamed.
+        """Return the answer to an update of a server's name or description."""
+        # Check the text first, to avoid a query for each renamed server.
         refused = self._unstorable(environ)
         return refused if refused and self._held(environ, server_id) else None
 
     def of_group(self, environ: Environ, group_id: str) -> ty.Any:
-        """The answer to the deletion of a reservation's server group, without
-        which no server could be booted in it; None for any other.
-
-        Nova answers for those who must not know of it.
+        """Return the answer to the deletion of a reservation's server group,
+        without which no server could be booted in the reservation.
         """
         context = environ['nova.context']
         try:
@@ -95,10 +93,8 @@ class Guards:
 
     def _held_back(self, environ: Environ, server_id: str,
                    kind: nova_router.Kind) -> ty.Any:
-        """The answer to an action on a held server; None for any other, and
-        for what it can have (:mod:`compat.reserved_edits`).
-
-        Nova answers for those who must not know that the server exists.
+        """Return the answer to an action on a reserved server, unless the
+        action is supported (:mod:`compat.reserved_edits`).
         """
         held = self._held(environ, server_id)
         if held is None:
@@ -119,13 +115,13 @@ class Guards:
 
     def _held(self, environ: Environ, server_id: str,
               ) -> dict[str, ty.Any] | None:
-        """The lease that holds a server; None for one that is not held, and
-        for those who must not know that it is.
+        """Return the lease of a reserved server; None if the server is not
+        reserved, or the user may not see it.
         """
         try:
             held = self._parts.leases.lookup.held([server_id]).get(server_id)
         except errors.DatabaseUnavailable:
-            # Ordinary servers must not suffer from it.
+            # Ordinary servers do not depend on the database.
             return None
         context = environ['nova.context']
         return held if held is not None and (
@@ -133,12 +129,12 @@ class Guards:
         ) else None
 
     def _unstorable(self, environ: Environ) -> ty.Any:
-        """The answer to a request with characters that no database takes.
+        """Return the answer to a request with characters that databases
+        reject.
 
-        Nova would only find that when it builds, and then build none of the
-        servers of a boot.
+        Nova would only fail at the build, for all servers of a boot.
         """
-        # As deep as it is: that is for Nova to refuse.
+        # Traversed without recursion: Nova refuses bodies that are too deep.
         left: list[object] = [body_of(environ)]
         while left:
             one = left.pop()
@@ -156,9 +152,8 @@ class Guards:
             'out.'))
 
     def _of_fixed_size(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to a resize out of a reservation, or into one.
-
-        Nova answers for those who must not know of it.
+        """Return the answer to a resize of a server out of a reservation, or
+        into one.
         """
         wanted = _resized(environ)
         if wanted is None:
@@ -180,11 +175,9 @@ class Guards:
             f'Boot a new one.'))
 
     def _evictable(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to a resize or a cold migration of an interruptible
-        server, or to a resize that would make one: until it is confirmed, Nova
-        keeps the capacity of both hosts, whoever needs it.
-
-        Nova answers for those who must not know of the server.
+        """Return the answer to a resize or a cold migration of an
+        interruptible server, or to a resize to a flavor that makes one: Nova
+        would keep the capacity of both hosts until it is confirmed.
         """
         wanted = _resized(environ)
         if wanted is None and 'migrate' not in body_of(environ):
@@ -197,11 +190,9 @@ class Guards:
         return why and nova_router.fault(environ, 409, why)
 
     def _beyond_limits(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to a resize, or to a resize that is reverted, by which
-        the leases of a project would have more than its limits allow.
-        nova-scheduler judges the former again when it chooses a host.
-
-        Nova answers for those who must not know of the server.
+        """Return the answer to a resize, or to the revert of one, by which a
+        project's leases would exceed its limits. nova-scheduler checks a
+        resize again when it chooses a host.
         """
         wanted, reverts = _resized(environ), 'revertResize' in body_of(environ)
         if wanted is None and not reverts:
@@ -236,11 +227,10 @@ class Guards:
         return None
 
     def _out_of_time(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to an action that needs a host, on a server within a
-        reservation of hosts whose lease is over: it is let onto none of them.
+        """Return the answer to an action that needs a host for a server in a
+        reservation of hosts whose lease has ended.
 
-        Nova would accept it, and then do nothing. It answers for those who
-        must not know of it.
+        Nova would accept it, but find no host.
         """
         if _NEED_A_HOST.isdisjoint(body_of(environ)):
             return None
@@ -259,8 +249,8 @@ class Guards:
         )) if over is not None else None
 
     def _led_astray(self, environ: Environ, server_id: str) -> ty.Any:
-        """The answer to a move that asks no scheduler, onto hosts that are
-        not for this server or away from those that are.
+        """Return the answer to a forced move, which no scheduler checks, to a
+        host that the server may not use.
         """
         target = _forced_onto(environ)
         if target is None or not environ['nova.context'].is_admin:
@@ -274,7 +264,7 @@ class Guards:
                         one.uuid for one in compute_hosts.on_service_host(
                             target)):
                     raise
-                # Ordinary servers must not suffer from it.
+                # Ordinary servers do not depend on the database.
                 return None
         except (errors.DatabaseUnavailable, errors.CloudUnavailable) as exc:
             return nova_router.fault(environ, 503, (
@@ -291,10 +281,10 @@ class Guards:
 
 
 def body_of(environ: Environ) -> dict[str, ty.Any]:
-    """The object in a request; one that Nova would refuse is empty."""
+    """Return the JSON object of a request; empty if Nova would refuse it."""
     request = webob.Request(environ)
     try:
-        # Reading the body leaves it to be read again.
+        # The body stays readable for the next application.
         body = jsonutils.loads(request.body)
     except (ValueError, RecursionError):
         return {}
@@ -302,8 +292,8 @@ def body_of(environ: Environ) -> dict[str, ty.Any]:
 
 
 def _leave_own(environ: Environ) -> None:
-    """Leave in a request for metadata what its user says himself; nothing of
-    one that Nova will refuse.
+    """Remove from a metadata request what a reserved server only shows;
+    requests that Nova will refuse stay unchanged.
     """
     body = body_of(environ)
     metadata = body.get('metadata')
@@ -314,17 +304,18 @@ def _leave_own(environ: Environ) -> None:
 
 
 def _resized(environ: Environ) -> str | None:
-    """The id of the flavor that an action wants a server to have."""
+    """Return the id of the flavor to which an action resizes a server."""
     resize = body_of(environ).get('resize')
     flavor = resize.get('flavorRef') if isinstance(resize, dict) else None
-    # Nova knows no flavor with such an id, and refuses it.
+    # Nova refuses an id like that: no flavor has it.
     return None if flavor is None or _UNSTORABLE.search(str(flavor)) else (
         str(flavor))
 
 
 def _forced_onto(environ: Environ) -> str | None:
-    """The host to which an action moves a server whatever the scheduler
-    says: in older microversions all that is named, later only with "force".
+    """Return the host to which an action moves a server without asking the
+    scheduler: before microversions 2.29 and 2.30 any named host, later only
+    with "force".
     """
     body, version = body_of(environ), nova_router.microversion(environ)
     for action, since in (('os-migrateLive', (2, 30)), ('evacuate', (2, 29))):

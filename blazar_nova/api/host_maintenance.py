@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The API by which operators take hosts for a time, for maintenance."""
+"""Lease API by which operators schedule host maintenance."""
 
 import typing as ty
 
@@ -29,7 +29,7 @@ _KNOWN = {'start_date': '"2026-12-01 12:00"', 'end_date': '"2026-12-01 16:07"',
 
 
 class HostMaintenance:
-    """The handlers; each is given a request whose user is known."""
+    """Request handlers, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._policy = policy.Policy(parts.conf)
@@ -95,9 +95,10 @@ class HostMaintenance:
 
     def _asked(self, name: str, body: object,
                ) -> tuple[maintenance.Planned, bool]:
-        """What a body asks for, and whether also where something stays.
+        """Return the requested maintenance, and whether it is forced even if
+        bookings cannot be moved.
 
-        :raises InvalidLeaseParams: with the sentence that the operator reads
+        :raises InvalidLeaseParams: with the message for the operator
         """
         values = inputs.json_object(body, 'The body of the request')
         inputs.check_keys(values, _KNOWN, 'a maintenance')
@@ -113,9 +114,9 @@ class HostMaintenance:
 
     def _whole(self, name: str, planned: maintenance.Planned,
                judged: bool = True) -> dict[str, ty.Any]:
-        """A maintenance, with what leases have on its host in its time.
+        """Return a maintenance with the bookings on its host in its window.
 
-        :param judged: whether it says what of that goes to other hosts
+        :param judged: whether to show which bookings can be moved
         """
         name = self._hosts.name_of(name)
         return {**_described(name, planned), 'promised': [
@@ -124,8 +125,9 @@ class HostMaintenance:
             for one in self._hosts.promised(name, planned.window, judged)]}
 
     def _authorize(self, request: webob.Request, rule: str) -> None:
-        """
-        :raises Forbidden: when the user may not do this
+        """Check the policy.
+
+        :raises Forbidden: if the user may not do this
         """
         context = web_requests.context(request)
         self._policy.authorize(context, _RULE + rule, {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lease API does with the hosts that serve leases only."""
+"""Lease API for the hosts that serve leases only."""
 
 import typing as ty
 
@@ -17,7 +17,7 @@ _RULE = 'blazar:oshosts:'
 
 
 class HostController:
-    """The handlers; each is given a request whose user is known."""
+    """Request handlers, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._policy = policy.Policy(parts.conf)
@@ -71,7 +71,7 @@ class HostController:
         self._enrolling.remove(int(host_id))
         return 204, None
 
-    # -- what is booked there ----------------------------------------------
+    # -- bookings ----------------------------------------------------------
 
     def allocations(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(request, 'get_allocations')
@@ -84,7 +84,7 @@ class HostController:
         return 200, {'allocation': self._enrolling.allocation(int(
             host_id), host_schema.allocations(web_requests.query(request)))}
 
-    # -- what may be asked for ---------------------------------------------
+    # -- properties --------------------------------------------------------
 
     def properties(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(request, 'get_resource_properties')
@@ -110,23 +110,24 @@ class HostController:
             'created_at': None, 'updated_at': None}}
 
     def _shown(self, host: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
-        """Return a host without the keys of its power, unless hosts are
-        switched here: Blazar's clients take each key that they do not know
-        for a capability of the host.
+        """Return a host, without the keys of its power unless hosts are
+        switched off and on in this cloud: Blazar's clients show unknown keys
+        as extra capabilities.
         """
         return {key: value for key, value in host.items()
                 if self._power.enabled or key not in host_schema.POWER}
 
     def _authorize(self, request: webob.Request, rule: str) -> None:
-        """
-        :raises Forbidden: when the user may not do this
+        """Check the policy.
+
+        :raises Forbidden: if the user may not do this
         """
         self._policy.authorize(*_who(request, rule))
 
 
 def _public(host: ty.Mapping[str, ty.Any], private: ty.Collection[str],
             ) -> dict[str, ty.Any]:
-    """A host as those see it who may not know which one it is."""
+    """Return a host for users who may not identify it."""
     return {**{key: value for key, value in host.items()
                if key not in private},
             'hypervisor_hostname': None, 'service_name': None,
@@ -135,6 +136,6 @@ def _public(host: ty.Mapping[str, ty.Any], private: ty.Collection[str],
 
 def _who(request: webob.Request, rule: str,
          ) -> tuple[ty.Any, str, dict[str, ty.Any]]:
-    """What the policy is asked."""
+    """Return the arguments of a policy check."""
     context = web_requests.context(request)
     return context, _RULE + rule, {'project_id': context.project_id}

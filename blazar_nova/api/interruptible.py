@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the lease API does with interruptible servers."""
+"""Lease API for interruptible servers."""
 
 import typing as ty
 
@@ -21,7 +21,7 @@ _EXAMPLE = '{"on_evict": "shelve"}'
 
 
 class InterruptibleController:
-    """The handlers; each is given a request whose user is known."""
+    """Request handlers, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions

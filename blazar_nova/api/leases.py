@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lease API does with leases."""
+"""Lease API for leases."""
 
 import dataclasses
 import typing as ty
@@ -36,7 +36,7 @@ from blazar_nova.services import wiring
 
 __all__ = ['LeaseController']
 
-#: How far ahead is looked for room, and for how many starts, if not said.
+#: Defaults of availability requests: seconds ahead, and number of starts.
 _AHEAD = 30 * 86400
 _STARTS = 100
 
@@ -45,7 +45,7 @@ _Lease: ty.TypeAlias = dict[str, ty.Any]
 
 
 class LeaseController:
-    """The handlers; each is given a request whose user is known."""
+    """Request handlers, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
@@ -57,7 +57,7 @@ class LeaseController:
         self._joining = running_servers.RunningServers(parts)
         self._recurring = lease_series.LeaseSeries(parts)
 
-    # -- looking -----------------------------------------------------------
+    # -- reading -----------------------------------------------------------
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
@@ -108,12 +108,12 @@ class LeaseController:
                ) -> list[_Lease]:
         """Return leases as every answer shows them.
 
-        One statement tells the utilization of all that have started.
+        Costs one statement for the utilization of all that have started.
         """
         now = self._parts.clock.now()
         shown = [self._parts.answers.lease(lease)
                  for lease in self._host_leases.complete(context, leases)]
-        # That of an occurrence is not the id that stands for all of them.
+        # lease_id is that of the occurrence, not of the series.
         started = {one['lease_id'] for lease in leases
                    if lease['start_date'] < now
                    for one in lease['reservations']}
@@ -128,7 +128,11 @@ class LeaseController:
 
     def _lease(self, request: webob.Request, lease_id: str, rule: str,
                ) -> dict[str, ty.Any]:
-        """A lease; to users who may not see it, there is none."""
+        """Return a lease.
+
+        :raises NotFound: if it does not exist, or the user may not see it
+        :raises Forbidden: if the policy does not allow the action
+        """
         try:
             lease = views.get(self._parts.database, lease_id)
         except errors.NotFound:
@@ -140,7 +144,7 @@ class LeaseController:
         self._policy.authorize(context, rule, target)
         return lease
 
-    # -- making ------------------------------------------------------------
+    # -- creation ----------------------------------------------------------
 
     def create(self, request: webob.Request) -> web_requests.Answer:
         key = None if web_requests.flag(
@@ -152,7 +156,7 @@ class LeaseController:
             try:
                 return self._create(request, key)
             except errors.BlazarError:
-                # It came twice at once, and the other one was faster?
+                # A concurrent request with the same key may have created it.
                 made = idempotency.made_by(self._parts.database, key)
                 if made is None:
                     raise
@@ -189,10 +193,10 @@ class LeaseController:
 
     def _new(self, context: ty.Any, asked: lease_schema.CreateRequest,
              key: idempotency.Key | None) -> creation.NewLease:
-        """The lease that is asked for, if the limits allow it; those of one
-        that recurs are asked about each occurrence.
+        """Return the requested lease if the limits allow it. Occurrences of a
+        recurring lease are checked later.
 
-        :raises Refused: when no host may be used at all
+        :raises Refused: if no host can be used at all
         """
         asking = lease_changes.asking(
             self._parts, context, asked.lease.window.start)
@@ -209,7 +213,7 @@ class LeaseController:
 
     def _quoted(self, context: ty.Any, asked: lease_schema.CreateRequest,
                 ) -> dict[str, ty.Any]:
-        """What would become of a request."""
+        """Return what a request to create a lease would result in."""
         quote = (self._parts.leases.creation.quote
                  if asked.lease.recurrence is None else self._recurring.quote)
         try:
@@ -234,7 +238,7 @@ class LeaseController:
         before = self._lease(request, lease_id, 'blazar:leases:offer')
         lease = self._parts.leases.creation.accept(lease_id)
         if before['status'] != states.Lease.OFFERED:
-            # The answer to the first request was lost.
+            # Repeated, as the answer to the first request was lost.
             return self._answer(request, 200, lease)
         if lease_changes.is_owner(web_requests.context(request), lease):
             lease_trusts.entrust(self._parts, web_requests.context(request),
@@ -244,7 +248,7 @@ class LeaseController:
             'reason': notifications.Reason.ACCEPTED})
         return self._answer(request, 200, lease)
 
-    # -- changing ----------------------------------------------------------
+    # -- updates -----------------------------------------------------------
 
     def update(self, request: webob.Request,
                lease_id: str) -> web_requests.Answer:
@@ -298,7 +302,7 @@ class LeaseController:
          self._parts.lifecycle.lease_end.delete)(lease_id)
         return 204, None
 
-    # -- asking what would fit ---------------------------------------------
+    # -- availability ------------------------------------------------------
 
     def availability(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
@@ -337,9 +341,9 @@ class LeaseController:
 
 def _rows(found: ty.Sequence[tuple[int, int]], end: int, wanted: int,
           ) -> list[dict[str, ty.Any]]:
-    """Each start with how many fit from there until the next one.
+    """Return each start with the amount that fits from there to the next one.
 
-    :param end: until when the last one holds
+    :param end: until when the last amount is valid
     """
     ends = [*(time for time, _fits in found[1:]), end]
     return [{'start_date': clocks.iso(time), 'end_date': clocks.iso(until),

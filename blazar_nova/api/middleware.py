@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Between Nova's router and its controllers: hints are read, refusals
-returned, reserved servers kept.
+"""Middleware between Nova's router and its controllers: parses hints, returns
+refusals, and protects reserved servers.
 
-Nova's router has found the action that a request is for, and only few actions
-are looked at: a boot (its hints, and the lease that it got), an action on a
-server (a reserved one cannot have it), the deletion of a server (Nova notifies
-of nothing when a reserved one is deleted) or of a server group (that of a
-reservation stays), and what Nova forbids about one server (a reserved one of
-another project does not exist). Everything else passes through untouched.
+It uses the action that Nova's router has found for a request, and handles few
+of them: a boot (its hints, and the lease that it got), an action on a server
+(refused for reserved ones), the deletion of a server (Nova sends no
+notification for reserved ones) or of a server group (refused for those of
+reservations), and Nova's refusals about one server (a reserved one of another
+project is reported as not found). All other requests pass through unchanged.
 """
 
 import collections.abc
@@ -42,17 +42,17 @@ Environ: ty.TypeAlias = dict[str, ty.Any]
 #: Headers of the answer to a boot with a lease.
 LEASE_ID, LEASE_END = 'OpenStack-Lease-Id', 'OpenStack-Lease-End'
 
-#: Where hints may stand in the body of a boot. Nova reads the first it finds.
+#: Keys of hints in the body of a boot. Nova uses the first that it finds.
 _HINT_KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 
 
-#: What Nova refuses where a reserved server may have to be hidden.
+#: Actions for which a refusal by Nova may have to hide a reserved server.
 _OF_ONE_SERVER = frozenset(nova_router.Kind) - {
     nova_router.Kind.BOOT, nova_router.Kind.DELETE_GROUP}
 
 
 class LeaseMiddleware:
-    """A WSGI application around what calls Nova's controllers."""
+    """A WSGI application that wraps the call of Nova's controllers."""
 
     def __init__(self, app: ty.Any, parts: wiring.Parts) -> None:
         self._app = app
@@ -76,7 +76,7 @@ class LeaseMiddleware:
         return answer(environ, start_response)
 
     def _handler(self, environ: Environ, action: nova_router.Action) -> ty.Any:
-        """What answers a request: Nova itself, as a rule."""
+        """Return the application that answers a request: mostly Nova's."""
         subject = action.subject
         if subject is None:
             return self._boot(environ)
@@ -96,11 +96,11 @@ class LeaseMiddleware:
 
     def _hidden(self, environ: Environ, action: nova_router.Action,
                 answer: ty.Any) -> ty.Any:
-        """An answer about a server; of a held one of another project, what is
-        said of one that does not exist.
+        """Return an answer about a server; for a reserved one of another
+        project, the answer about a server that does not exist.
 
-        Nova knows no project of a server that has no cell yet, and says that
-        it may not be seen, or that it is not there in other words.
+        Nova cannot know the project of a server without a cell, and would
+        answer 403, or 404 with another message.
         """
         request = webob.Request(environ)
         request.make_body_seekable()
@@ -123,7 +123,7 @@ class LeaseMiddleware:
             nobody.encode(), action.named.encode())
         return response
 
-    # -- booting -----------------------------------------------------------
+    # -- boots -------------------------------------------------------------
 
     def _boot(self, environ: Environ) -> ty.Any:
         hints = _hints(environ) or {}
@@ -134,7 +134,7 @@ class LeaseMiddleware:
             asked = hint_params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
             self._check_reservation(environ, hints, asked)
-            # Nova fails when it stores what is no text.
+            # Nova cannot store other types than text.
             interruptible_params.check(hints, self._actions)
             if asked is not None and asked.recurrence is not None and (
                     not asked.recurrence.keeps_servers):
@@ -162,10 +162,10 @@ class LeaseMiddleware:
     def _check_reservation(self, environ: Environ,
                            hints: collections.abc.Mapping[str, object],
                            asked: requests.LeaseRequest | None) -> None:
-        """``reservation`` names one of the project's own, or nothing.
+        """Check that ``reservation``, if any, is one of the project's own.
 
-        :param asked: the lease that the servers are to have for themselves
-        :raises InvalidLeaseParams: when it does not, or cannot be used so
+        :param asked: the lease that the servers get for themselves
+        :raises InvalidLeaseParams: if it is not, or cannot be used like this
         """
         if 'reservation' not in hints:
             return
@@ -201,9 +201,9 @@ class LeaseMiddleware:
             f'the lease API is used with the flavor {wanted}.')
 
     def _delete(self, environ: Environ, server_id: str) -> ty.Any:
-        """Delete a server; if that was all of it, the books know at once.
+        """Delete a server; if Nova has deleted it at once, update its lease.
 
-        What Nova deletes in its own time is told by a notification.
+        Nova sends a notification for deletions that it completes later.
         """
         response = webob.Request(environ).get_response(self._app)
         if response.status_int == 204:
@@ -214,15 +214,15 @@ class LeaseMiddleware:
                 LOG.info('Server %s was deleted; whether it had a lease is '
                          'seen to later: %s', server_id, exc)
             except Exception:
-                # The server is deleted; the books will find out.
+                # The server is deleted; the periodic sync will notice.
                 LOG.exception('Server %s was deleted, and its lease could '
                               'not be looked at', server_id)
         return response
 
 
 def _multiply(environ: Environ, times: int, limit: int) -> None:
-    """Have a boot make the servers of all occurrences of its lease; Nova
-    says what is wrong with one that is none.
+    """Make a boot create the servers of all occurrences of its lease; Nova
+    reports what is wrong with an invalid one.
     """
     body = guards.body_of(environ)
     if isinstance(body.get('server'), dict):
@@ -231,7 +231,7 @@ def _multiply(environ: Environ, times: int, limit: int) -> None:
 
 
 def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:
-    """The hints of a boot as Nova will read them; None without any.
+    """Return the hints of a boot as Nova will read them; None: there are none.
 
     A body that Nova would not accept is left to Nova.
     """
@@ -244,7 +244,7 @@ def _hints(environ: Environ) -> collections.abc.Mapping[str, object] | None:
 
 
 def _may_be_reserved(environ: Environ) -> bool:
-    """Whether the flavor of a boot may be that of a reservation."""
+    """Return whether the flavor of a boot may be that of a reservation."""
     server = guards.body_of(environ).get('server')
     return isinstance(server, dict) and uuidutils.is_uuid_like(
         server.get('flavorRef'))
@@ -252,7 +252,7 @@ def _may_be_reserved(environ: Environ) -> bool:
 
 def _add_refusal(response: webob.Response, refused: dict[str, ty.Any],
                  ) -> None:
-    """Put beside the sentence what a program wants to know."""
+    """Add the machine-readable details of a refusal to an answer."""
     body = jsonutils.loads(response.body)
     body['conflictingRequest'].update(refused)
     response.body = jsonutils.dump_as_bytes(body)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lease API, as nova-api serves it.
+"""The lease API, which nova-api serves.
 
-What an operator writes for it in Nova's api-paste.ini is in
-etc/nova-leases/api-paste.ini.
+The lines for Nova's api-paste.ini are in etc/nova-leases/api-paste.ini.
 """
 
 from blazar_nova.compat import require_seams  # noqa: F401  (first of all)
@@ -30,21 +29,21 @@ __all__ = ['Application', 'factory', 'versions']
 
 LOG = logging.getLogger(__name__)
 
-# PostgreSQL takes no text with a NUL in it.
+# PostgreSQL rejects text that contains NUL.
 _LEASE = r'/leases/(?P<lease_id>[^/\0]{1,255})'
-# No column holds more digits.
+# No column can hold more digits.
 _HOST = r'/os-hosts/(?P<host_id>[0-9]{1,18})'
 
 
 class Route(ty.NamedTuple):
-    """A path, and which methods of which class it is for."""
+    """A path, with the controller's method for each HTTP method."""
 
     path: re.Pattern[str]
     controller: type
     methods: dict[str, str]
 
 
-#: Which path is for what.
+#: The routes of the API.
 ROUTES = tuple(
     Route(re.compile(path), of, methods) for path, of, methods in (
         (r'/leases', leases.LeaseController,
@@ -85,7 +84,7 @@ _VERSION = 'reservation 1.0'
 
 
 class Application:
-    """A WSGI application behind Nova's authentication."""
+    """WSGI application behind Nova's authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._controllers: dict[type, object] = {
@@ -117,7 +116,7 @@ class Application:
         handler, named = self._handler(request)
         code, body = handler(request, **named)
         if body is None:
-            # Clients look for JSON in every answer that has a type.
+            # Clients parse JSON in every answer with a content type.
             return webob.Response(status=code, content_type=None)
         return webob.Response(
             status=code, content_type='application/json', charset='UTF-8',
@@ -130,7 +129,7 @@ class Application:
             match = pattern.fullmatch(path)
             if match is None:
                 continue
-            # The body of an answer to HEAD is left out by webob.
+            # webob leaves the body out of answers to HEAD.
             method = 'GET' if request.method == 'HEAD' else request.method
             if method not in methods:
                 raise error_answers.Fault(
@@ -145,7 +144,7 @@ class Application:
 
 
 def _path(request: webob.Request) -> str:
-    """The path, without slashes at its end; empty if it is not UTF-8."""
+    """Return the path without trailing slashes; empty if it is not UTF-8."""
     try:
         return ty.cast(str, request.path_info).rstrip('/')
     except UnicodeDecodeError:
@@ -153,16 +152,18 @@ def _path(request: webob.Request) -> str:
 
 
 def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
-    """Make the application; paste calls this.
+    """Create the application; paste calls this.
 
-    :raises ConfigurationError: when this Nova or its configuration is not
-        as it has to be; it says which line to write
+    :raises ConfigurationError: if this release of Nova or its configuration
+        is not as required; names the line to write
     """
     return Application(wiring.shared())
 
 
 def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
-    """Make what tells of the versions, without a token; paste calls this."""
+    """Create the application that lists the versions, without a token; paste
+    calls this.
+    """
     @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def tell(request: webob.Request) -> webob.Response:
         if request.environ['PATH_INFO'].rstrip('/') not in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lease API says of past and planned usage."""
+"""Lease API for past and planned usage."""
 
 import dataclasses
 import typing as ty
@@ -19,7 +19,7 @@ __all__ = ['UsageController']
 
 
 class UsageController:
-    """The handler; it is given a request whose user is known."""
+    """Request handler, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
@@ -57,10 +57,10 @@ class UsageController:
         return 200, body
 
     def _rates(self, context: ty.Any, asked: bool) -> prices.Rates | None:
-        """The prices, if costs are asked for.
+        """Return the prices, if costs are requested.
 
-        :raises Forbidden: when the user may not see costs
-        :raises InvalidLeaseParams: when there are no prices
+        :raises Forbidden: if the user may not see costs
+        :raises InvalidLeaseParams: if there are no prices
         """
         if not asked:
             return None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Until when a port or an address is in use, for which Nova refuses a boot.
+"""Adds to Nova's refusal of a boot until when a port or an address is in use.
 
-Nova refuses a boot with what another server has, also one whose lease starts
-when that server is gone. What it cannot say is when that is.
+Nova refuses a boot with a port or an address that another server has, even if
+the boot's lease starts after that server is deleted, and cannot say when that
+is.
 """
 
 import typing as ty
@@ -24,14 +25,14 @@ __all__ = ['CODES', 'explain']
 
 LOG = logging.getLogger(__name__)
 
-#: What Nova answers then: of an address, and of a port.
+#: Nova's answers in this case: for an address, and for a port.
 CODES = (400, 409)
 
 
 def explain(parts: wiring.Parts, environ: dict[str, ty.Any],
             response: webob.Response) -> None:
-    """Add to the refusal of a boot with a lease when it would not be refused,
-    if it asks for what servers of other leases of its project have.
+    """Add to the refusal of a boot with a lease when the boot would succeed,
+    if it uses ports or addresses of servers in other leases of its project.
     """
     context = environ['nova.context']
     ports, addresses = _asked(environ)
@@ -53,8 +54,8 @@ def explain(parts: wiring.Parts, environ: dict[str, ty.Any],
 
 def _asked(environ: dict[str, ty.Any],
            ) -> tuple[list[str], list[attachments.Address]]:
-    """The ports and the addresses that a boot names. What is written in
-    another way, Nova has refused for that.
+    """Return the ports and addresses that a boot names; malformed ones are
+    ignored, as Nova has refused the boot for them.
     """
     server = guards.body_of(environ).get('server')
     wanted = server.get('networks') if isinstance(server, dict) else None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that come with a boot, as a resource type."""
+"""Servers of a boot as a resource type."""
 
 import typing as ty
 
@@ -21,10 +21,10 @@ __all__ = ['BootedServers', 'demand_of', 'unreserved']
 
 
 class BootedServers(resource_types.BaseResourceType):
-    """What a boot asks for is the call that builds its servers.
+    """The resource type of a boot, whose request is the stored build call.
 
-    No request asks for it by its name, and to start and end it is to build its
-    servers and to delete them: that is done for all servers of leases.
+    No request names it. Its start and end are those of all servers of leases:
+    the build and the deletion.
     """
 
     for_servers = True
@@ -34,12 +34,12 @@ class BootedServers(resource_types.BaseResourceType):
 
     def demand(self,
                reserved: resource_types.ReservationContext) -> model.Demand:
-        """By the same rules as when the lease was made: what has changed of
-        hosts, aggregates, image types and server groups since then counts.
+        """Return the demand by the current hosts, aggregates, image types and
+        server groups, with the rules that applied when the lease was created.
         """
         with server_demand.refused(0, f'Lease {reserved.lease_id}'):
             if reserved.call is None:
-                # They are alike, and what they need is in their requests.
+                # All servers are alike, and Nova has their request specs.
                 spec, context = server_demand.spec_of(reserved.kept)
                 return _demand_of(context, context, [spec], reserved.kept,
                                   self._known, reserved.window)
@@ -58,15 +58,15 @@ class BootedServers(resource_types.BaseResourceType):
 def demand_of(context: ty.Any, call: build_calls.BuildCall,
               known: lookup.Lookup, window: model.Window | None,
               later: bool = False) -> model.Demand:
-    """What the servers of a boot need of hosts.
+    """Return the demand of the servers of a boot.
 
-    Within a reservation that has whole hosts they take nothing of anybody
-    else; which of the hosts they get is decided when they are built.
+    In a reservation of whole hosts they need no other resources; which of the
+    hosts they get is decided when they are built.
 
-    :param window: when they are there; None: that is not known yet
+    :param window: of the servers; None: unknown
     :param later: see :func:`server_demand.demand_of`
-    :raises NoSuchHost: when Nova's own rules leave no host
-    :raises CloudUnavailable: when placement does not answer
+    :raises NoSuchHost: if Nova's own rules leave no host
+    :raises CloudUnavailable: if placement does not answer
     """
     return _demand_of(context, call.context, call.request_spec,
                       call.server_ids, known, window, later)
@@ -74,10 +74,10 @@ def demand_of(context: ty.Any, call: build_calls.BuildCall,
 
 def unreserved(call: build_calls.BuildCall, demand: model.Demand,
                request: requests.LeaseRequest) -> tuple[str, ...]:
-    """What servers of a boot need and no lease reserves, in sentences.
+    """Return what servers of a boot need and no lease reserves, as messages.
 
-    :raises Conflict: when they have to be built now, and cannot be for that
-    :raises InvalidLeaseParams: when such leases are refused
+    :raises Conflict: if they must be built now, and no host has it
+    :raises InvalidLeaseParams: if leases of these servers are refused
     """
     accelerators.require_counted(call.request_spec[0])
     found, has_some = host_filters.notes(

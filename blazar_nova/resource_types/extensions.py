@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What an operator may add without a change here: entry points."""
+"""Loading of plugins by entry points, which operators may add."""
 
 import typing as ty
 
@@ -12,18 +12,18 @@ __all__ = ['load']
 
 T = ty.TypeVar('T')
 
-#: What the columns hold in which the names are kept.
+#: Length of the columns in which the names are stored.
 _LONGEST = 64
 
 
 def load(group: str, base: ty.Callable[..., T], required: str = '',
          ) -> dict[str, T]:
-    """An object of each class of a group of entry points, by its name.
+    """Return an object of each class of a group of entry points, by name.
 
-    :param base: the class that each of them derives from
-    :param required: the name of one that has to be there
-    :raises ConfigurationError: when one is missing, cannot be loaded, is
-        something else, or has the name of another
+    :param base: the base class that is required
+    :param required: the name of an entry point that is required
+    :raises ConfigurationError: if one is missing, cannot be loaded, has
+        another base class, or the same name as another
     """
     found: stevedore.ExtensionManager[ty.Any] = stevedore.ExtensionManager(
         group, on_load_failure_callback=_fail)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""flavor:instance: so many servers like those of a flavor."""
+"""flavor:instance: a number of servers like those of a flavor."""
 
 import typing as ty
 
@@ -16,7 +16,8 @@ __all__ = ['FlavorInstances']
 
 
 class FlavorInstances(server_slots.ServerSlots):
-    """Servers of what a flavor is when the lease is made."""
+    """Servers with the properties that a flavor has when the lease is created.
+    """
 
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'flavor_id': '"1"', **server_slots.ServerSlots.common}
@@ -24,23 +25,23 @@ class FlavorInstances(server_slots.ServerSlots):
     def read(self, values: resource_types.Values) -> resource_types.Values:
         flavor_id = inputs.needed(values, 'flavor_id')
         if isinstance(flavor_id, int) and not isinstance(flavor_id, bool):
-            # Clients make a number of what looks like one.
+            # Clients convert a string of digits to a number.
             flavor_id = str(flavor_id)
         if not isinstance(flavor_id, str) or not flavor_id.isprintable() or (
                 not 1 <= len(flavor_id) <= 255):
             raise errors.InvalidLeaseParams(
                 '"flavor_id" must be the id of a flavor, a string.')
-        # flavor_id is shown as that of the reserved flavor, as instances
-        # have it; what it is like stays beside it.
+        # Answers show the id of the reserved flavor as flavor_id, as
+        # virtual:instance does; the original one is source_flavor_id.
         asked = {**self._common(values), 'source_flavor_id': flavor_id}
-        # Those of before had none, and are what they were.
+        # Reservations of earlier releases have no such key.
         wanted = self._properties(values)
         return asked | (wanted if wanted['resource_properties'] else {})
 
     def show(self, reservation: ty.Mapping[str,
                                            ty.Any]) -> resource_types.Values:
         flavor = reservation['spec']
-        # Where no hosts were chosen by it, clients read the flavor in it.
+        # Without a requirement, clients read the flavor from this key.
         return {**flavors.amounts_shown(flavor),
                 'resource_properties': jsonutils.dumps(flavors.shown(
                     reservation['params']['source_flavor_id'], flavor)),

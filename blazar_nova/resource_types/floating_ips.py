@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""virtual:floatingip: so many floating IPs of an external network.
+"""virtual:floatingip: a number of floating IPs of an external network.
 
-The operator enrolls addresses outside of the allocation pools of its subnets,
-so that neutron gives them to nobody else. Each is a host of the pool of this
-type with one unit of a resource class of its own: so capacity over time, the
-next start, limits and usage records are those of all other hosts, and the
-choice of an address is the choice of a host. The id of a host follows from
-network and address, so that required addresses need no look-up.
+The operator enrolls addresses outside the allocation pools of its subnets, so
+that neutron does not allocate them itself. Each is a host of this type's pool
+with one unit of a resource class of its own: timelines, the next start, limits
+and usage records work as for all other hosts, and choosing an address is
+choosing a host. The id of a host is computed from network and address, so that
+required addresses need no query.
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ LOG = logging.getLogger(__name__)
 
 Values: ty.TypeAlias = resource_types.Values
 
-#: Of the entry point, and so of the pool.
+#: The name of the entry point, and of the pool.
 NAME = 'virtual:floatingip'
-#: Properties of its hosts.
+#: Properties of the hosts of the pool.
 NETWORK, SUBNET = 'floating_network_id', 'subnet_id'
-#: Addresses that one reservation requires, at most.
+#: Maximum number of addresses that one reservation may require.
 _MANY = 100
 _IDS = uuid.UUID('9b8f3d1c-5a57-4d0e-9f2a-6f6b1c2d3e4f')
 
 
 class Network(ty.Protocol):
-    """What is needed of neutron; see :class:`.network_api.Neutron`."""
+    """The part of :class:`.network_api.Neutron` that is used here."""
 
     def is_configured(self) -> bool:
         ...
@@ -73,7 +73,7 @@ class Network(ty.Protocol):
 
 
 def host_of(network_id: str, subnet_id: str, address: str) -> model.HostFacts:
-    """The host that an address is."""
+    """Return an address as a host of the pool."""
     return model.HostFacts(
         _uuid_of(network_id, address), address, address,
         {model.FLOATING_IP: 1}, {NETWORK: network_id, SUBNET: subnet_id},
@@ -85,8 +85,8 @@ def _uuid_of(network_id: str, address: str) -> str:
 
 
 class FloatingIPs(resource_types.ResourceType):
-    """Addresses that the project of a lease has as floating IPs while the
-    lease lasts.
+    """Addresses that the project of a lease owns as floating IPs from its
+    start to its end.
 
     :ivar network: neutron
     """
@@ -100,7 +100,7 @@ class FloatingIPs(resource_types.ResourceType):
     def __init__(self) -> None:
         self.network: Network = network_api.neutron()
 
-    # -- what is asked for -------------------------------------------------
+    # -- requests ----------------------------------------------------------
 
     def read(self, values: Values) -> Values:
         amount = inputs.integer(values.get('amount', 1), 'amount', 1)
@@ -142,12 +142,12 @@ class FloatingIPs(resource_types.ResourceType):
     def demand(self,
                reserved: resource_types.ReservationContext) -> model.Demand:
         demand = _demand_of(reserved.params)
-        # One that is lost is replaced by another, so that its server can be
+        # A lost address is replaced by any other, so that its server can be
         # reached again.
         return dataclasses.replace(
             demand, required=frozenset()) if reserved.hosts else demand
 
-    # -- what happens in neutron -------------------------------------------
+    # -- neutron -----------------------------------------------------------
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
         wanted = set(reserved.services.values())
@@ -166,7 +166,7 @@ class FloatingIPs(resource_types.ResourceType):
     def end(self, reserved: resource_types.ReservationContext) -> None:
         found = {one.id: one for one in self._tagged(reserved)}
         for address in sorted(set(reserved.services.values())):
-            # Its owner may have changed the tags.
+            # Users may have changed the tags of their floating IPs.
             found |= {one.id: one for one in self._of_address(
                 reserved, address) if one.project_id == (
                     reserved.project_id) and not _is_next(one, reserved)}
@@ -181,7 +181,7 @@ class FloatingIPs(resource_types.ResourceType):
 
     def _tagged(self, reserved: resource_types.ReservationContext,
                 ) -> list[network_api.FloatingIP]:
-        # Others may write such a tag, too.
+        # Users of other projects may set the same tag.
         return [one for one in self.network.of_reservation(reserved.id)
                 if reserved.may_own(one.project_id)]
 
@@ -193,11 +193,11 @@ class FloatingIPs(resource_types.ResourceType):
 
     def _allocate(self, reserved: resource_types.ReservationContext,
                   address: str) -> None:
-        """Give an address to the project of a lease; safe to repeat."""
+        """Allocate an address to the project of a lease; idempotent."""
         for one in self._of_address(reserved, address):
             if one.project_id == reserved.project_id:
                 if reserved.id not in one.reservations:
-                    # A process died before it had tagged it.
+                    # A process died before tagging it.
                     self.network.tag(one.id, reserved.id)
                 return
             if reserved.id not in one.reservations:
@@ -245,8 +245,8 @@ class FloatingIPs(resource_types.ResourceType):
 
 def _is_next(one: network_api.FloatingIP,
              reserved: resource_types.ReservationContext) -> bool:
-    """Whether a floating IP is that of the next lease of the same project,
-    and another process is done with this one.
+    """Return whether a floating IP is already that of the project's next
+    lease, as another process has completed the end of this one.
     """
     return reserved.window is not None and bool(one.reservations) and (
         reserved.id not in one.reservations) and (

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The operator's command that makes hosts ready for the next lease."""
+"""The operator's command that cleans hosts for the next lease."""
 
 from concurrent import futures
 import shlex
@@ -18,15 +18,15 @@ __all__ = ['command_of', 'run']
 
 LOG = logging.getLogger(__name__)
 
-#: What the command says of a host that is not ready yet (EX_TEMPFAIL).
+#: Exit status of the command for a host that is not ready yet (EX_TEMPFAIL).
 _NOT_YET = 75
 
 
 def command_of(conf: ty.Any) -> list[str]:
-    """The command and its own arguments; empty where there is none.
+    """Return the configured command and its arguments; empty: there is none.
 
     :param conf: ``[blazar]``
-    :raises ConfigurationError: when it cannot be read
+    :raises ConfigurationError: if it cannot be parsed
     """
     try:
         return shlex.split(conf.cleaning_command)
@@ -38,14 +38,14 @@ def command_of(conf: ty.Any) -> list[str]:
 
 def run(conf: ty.Any, reserved: resource_types.ReservationContext,
         hosts: ty.Mapping[str, str], deadline: cloud_api.Deadline) -> set[str]:
-    """Run the command for hosts side by side, if there is one.
+    """Run the command, if there is one, for hosts in parallel.
 
-    Takes ``cleaning_timeout`` at most, and a moment.
+    Takes at most ``cleaning_timeout`` and a few seconds.
 
     :param conf: ``[blazar]``
-    :param hosts: by uuid, what the host is called
-    :param deadline: none is begun after that
-    :returns: the uuids of those that are ready
+    :param hosts: the names of the hosts, by uuid
+    :param deadline: after which no command is started
+    :returns: the uuids of hosts that are ready
     """
     command = command_of(conf)
     if not command or not hosts:

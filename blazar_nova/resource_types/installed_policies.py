@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What may become of the servers of leases at their end."""
+"""The end policies that are installed."""
 
 import functools
 
@@ -12,9 +12,9 @@ __all__ = ['available']
 
 @functools.cache
 def available() -> end_policies.Policies:
-    """The end policies of this installation, by their names.
+    """Return the end policies of this installation by name.
 
-    :raises ConfigurationError: when there are none, or one cannot be loaded
+    :raises ConfigurationError: if there are none, or one cannot be loaded
     """
     return extensions.load('blazar_nova.end_policies', end_policies.EndPolicy,
                            end_policies.DELETE)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""virtual:network: a network on a segment (VLAN, VXLAN) that is reserved.
+"""virtual:network: a network on a reserved segment (VLAN, VXLAN).
 
-The operator enrolls segments by a network segment range of neutron that is
-for the project of our own user alone, so that neutron gives them to no one
-else. Each segment is a host of the pool of this type.
+The operator enrolls segments by a network segment range of neutron that only
+the service project may use, so that neutron allocates them to no other
+project. Each segment is a host of this type's pool.
 """
 
 import functools
@@ -28,14 +28,14 @@ LOG = logging.getLogger(__name__)
 Values: ty.TypeAlias = resource_types.Values
 
 _IDS = uuid.UUID('5f0c6c8e-6a3d-4a57-8f1e-2f6f0d8b7a11')
-#: What the ports of routers are called, whatever kind of router it is.
+#: Device owners of ports of routers, of any kind.
 _ROUTER = 'network:router_interface', 'network:ha_router_replicated_interface'
-#: Ports that go with the network.
+#: Device owners of ports that neutron deletes with the network.
 _OWN = ('network:dhcp', 'network:distributed')
 
 
 class NetworkService(ty.Protocol):
-    """What is needed of neutron; see :class:`.network_api.Neutron`."""
+    """The part of :class:`.network_api.Neutron` that is used here."""
 
     def is_configured(self) -> bool:
         ...
@@ -77,8 +77,8 @@ class NetworkService(ty.Protocol):
 
 
 class Networks(resource_types.ResourceType):
-    """A network that the project of a lease has while the lease lasts; its
-    name is the id of the reservation.
+    """A network that the project of a lease owns from its start to its end;
+    its name is the id of the reservation.
 
     :ivar network: neutron
     """
@@ -90,10 +90,10 @@ class Networks(resource_types.ResourceType):
     def __init__(self) -> None:
         self.network: NetworkService = network_api.neutron()
 
-    # -- what is asked for -------------------------------------------------
+    # -- requests ----------------------------------------------------------
 
     def read(self, values: Values) -> Values:
-        # Each network has a name of its own: that of its reservation.
+        # One network per reservation, as its name is the reservation's id.
         asked: Values = {'amount': inputs.integer(
             values.get('amount', 1), 'amount', 1, 1)}
         for key in ('network_type', 'physical_network'):
@@ -109,7 +109,7 @@ class Networks(resource_types.ResourceType):
                reserved: resource_types.ReservationContext) -> model.Demand:
         return _demand_of(reserved.params)
 
-    # -- what happens in neutron -------------------------------------------
+    # -- neutron -----------------------------------------------------------
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
         wanted = set(map(_segment_of, reserved.services.values()))
@@ -128,7 +128,7 @@ class Networks(resource_types.ResourceType):
     def end(self, reserved: resource_types.ReservationContext) -> None:
         found = {one.id: one for one in self._tagged(reserved)}
         for segment in map(_segment_of, reserved.services.values()):
-            # Its owner may have changed the tags.
+            # Users may have changed the tags of their networks.
             found |= {one.id: one for one in self.network.networks_on(segment)
                       if one.project_id == reserved.project_id and
                       not _is_next(one, reserved)}
@@ -143,24 +143,24 @@ class Networks(resource_types.ResourceType):
 
     def _tagged(self, reserved: resource_types.ReservationContext,
                 ) -> list[network_api.Network]:
-        # Others may write such a tag, too.
+        # Users of other projects may set the same tag.
         return [one for one in self.network.networks_of(reserved.id)
                 if reserved.may_own(one.project_id)]
 
     def _create(self, reserved: resource_types.ReservationContext,
                 segment: network_api.Segment) -> None:
-        """Give a project a network on a segment; safe to repeat."""
+        """Create the network of a project on a segment; idempotent."""
         for one in self.network.networks_on(segment):
             if one.project_id == reserved.project_id:
                 if reserved.id not in one.reservations:
-                    # A process died before it had tagged it.
+                    # A process died before tagging it.
                     self.network.tag_network(one.id, reserved.id)
                 return
             if reserved.id not in one.reservations:
                 raise errors.CloudUnavailable(
                     f'Segment {_name_of(segment)} is used by another project; '
                     f'an operator has to delete network {one.id} there.')
-            # The lease is another project's now.
+            # The lease was transferred to another project.
             self._take_apart(one, reserved)
         made = self.network.create_network(
             segment, reserved.id, reserved.project_id)
@@ -172,16 +172,16 @@ class Networks(resource_types.ResourceType):
     def _take_apart(self, one: network_api.Network,
                     reserved: resource_types.ReservationContext) -> None:
         """Delete a network: first its ports without a device, then the
-        interfaces of routers, last itself with its subnets; safe to repeat.
+        interfaces of routers, finally itself with its subnets; idempotent.
 
-        :raises CloudUnavailable: when something of the user's is in the way
+        :raises CloudUnavailable: if the user's servers still use it
         """
         ports = [port for port in self.network.ports(one.id)
                  if not port.device_owner.startswith(_OWN)]
         used = [port for port in ports if port.device_id and
                 not port.device_owner.startswith(_ROUTER)]
         if used:
-            # Its time is over, whatever keeps it.
+            # The lease has ended, even if its ports are in use.
             self.network.disable(one.id)
             raise errors.CloudUnavailable(
                 f'Network {one.id} has {words.count(len(used), "port")} in '
@@ -226,8 +226,8 @@ def _segment_of(name: str) -> network_api.Segment:
 
 def _is_next(one: network_api.Network,
              reserved: resource_types.ReservationContext) -> bool:
-    """Whether a network is that of the next lease of the same project, and
-    another process is done with this one.
+    """Return whether a network is already that of the project's next lease,
+    as another process has completed the end of this one.
     """
     return reserved.window is not None and bool(one.reservations) and (
         reserved.id not in one.reservations) and (

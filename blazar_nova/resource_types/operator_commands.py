@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Run a command of the operator, for so many seconds at most."""
+"""Execution of an operator's command with a timeout."""
 
 import os
 import signal
@@ -10,18 +10,19 @@ import typing as ty
 
 __all__ = ['LAST', 'Finished', 'run']
 
-#: Seconds in which a command ends that is killed.
+#: Seconds to wait for a command that was killed.
 LAST = 2
-#: Of what a command printed, so many bytes are kept: the last ones.
+#: Number of bytes kept of a command's output: the last ones.
 _KEPT = 1000
 
 
 class Finished(ty.NamedTuple):
-    """A command that is over.
+    """A command that has finished.
 
-    :ivar status: its exit status; None: it could not be killed, as it has
-        other rights than this process or hangs in the kernel, and goes on
-    :ivar printed: the end of what it has written to both outputs
+    :ivar status: its exit status; None: it still runs, as it could not be
+        killed (it has other privileges than this process, or hangs in the
+        kernel)
+    :ivar printed: the end of its output and error output
     """
 
     status: int | None
@@ -29,11 +30,11 @@ class Finished(ty.NamedTuple):
 
 
 def run(command: ty.Sequence[str], timeout: int) -> Finished:
-    """Run a command without a shell; one that takes too long is killed with
-    all processes that it has started.
+    """Run a command without a shell; kill it with all processes that it has
+    started if it takes too long.
 
     :param timeout: seconds
-    :raises OSError: when it cannot be run
+    :raises OSError: if it cannot be run
     """
     # A file: reading a pipe waits for all processes that inherited it.
     with tempfile.TemporaryFile() as printed:
@@ -49,7 +50,7 @@ def run(command: ty.Sequence[str], timeout: int) -> Finished:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """Kill a command with all that it has started; returns its status."""
+    """Kill a command with all that it has started; return its status."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
         return process.wait(LAST)

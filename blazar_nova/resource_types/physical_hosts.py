@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""physical:host: whole hosts, of those that serve leases only."""
+"""physical:host: whole enrolled hosts."""
 
 import dataclasses
 import re
@@ -27,21 +27,21 @@ __all__ = ['PhysicalHosts']
 
 Values: ty.TypeAlias = resource_types.Values
 
-#: What clients send of it. Users are told before the end in any case; images
-#: are made of all servers of the lease.
+#: Values that clients send. A notification before the end is sent in any case;
+#: images are created of all servers of the lease.
 _BEFORE_END = ('', 'default', 'email', 'snapshot')
 _TRAIT = re.compile('[A-Z0-9_]{1,255}')
-#: Traits, and projects, at most.
+#: Maximum number of traits, and of projects.
 _MANY = 20
-#: What limits the hosts beside their properties.
+#: Requirements of hosts other than their properties.
 _PLACES = ('availability_zone', 'aggregate', 'region')
 
 
 class PhysicalHosts(resource_types.ResourceType):
-    """So many whole hosts, for one lease alone while it lasts.
+    """A number of whole hosts, which one lease uses exclusively.
 
-    Its owner boots with the hint ``reservation``; so do other projects with
-    which the owner shares them.
+    Its owner boots servers there with the hint ``reservation``, as do other
+    projects with which the owner shares them.
     """
 
     has_hosts = True
@@ -152,7 +152,7 @@ class PhysicalHosts(resource_types.ResourceType):
               deadline: cloud_api.Deadline) -> ty.Collection[str]:
         there = {uuid: reserved.services[uuid] for uuid in hosts
                  if compute_hosts.on_service_host(reserved.services[uuid])}
-        # Nobody gets a host that Nova does not have any more.
+        # A host that no longer exists in Nova is assigned to no lease.
         return set(hosts) - there.keys() | host_cleaning.run(
             process.CONF.blazar, reserved, there, deadline)
 
@@ -161,7 +161,7 @@ class PhysicalHosts(resource_types.ResourceType):
         return pool.leave_after_lease()
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
-        # They would look for hosts that are nobody's any more.
+        # Otherwise unshelving them would require hosts of this reservation.
         for project_id in {reserved.project_id,
                            *reserved.params.get('projects', ())} - {''}:
             for server_id in host_servers.shelved(reserved.id, project_id):
@@ -174,10 +174,10 @@ class PhysicalHosts(resource_types.ResourceType):
 
 def _beside(placement: server_demand.Placement, reservation_id: str,
             demand: model.Demand) -> model.Demand:
-    """A demand for hosts that go together with those of a reservation."""
+    """Return a demand for hosts in addition to those of a reservation."""
     if aggregates.zone_of(reservation_id) is None:
         return demand
-    # Its hosts are in a zone of its own, and Nova has none in two.
+    # Its hosts are in a zone of its own, and Nova allows one zone per host.
     zoneless = _in_zone(process.CONF.default_availability_zone, placement)
     return dataclasses.replace(demand, hosts=frozenset(
         zoneless if demand.hosts is None else zoneless & demand.hosts))
@@ -190,10 +190,11 @@ def _members(reserved: resource_types.ReservationContext) -> list[pool.Member]:
 
 def _eligible(params: ty.Mapping[str, ty.Any],
               placement: server_demand.Placement) -> frozenset[str] | None:
-    """The uuids of the hosts within zone, aggregate, region and traits.
+    """Return the uuids of the hosts that match zone, aggregate, region and
+    traits.
 
-    :returns: None where none of these is asked for
-    :raises InvalidLeaseParams: when there is no such thing here
+    :returns: None if none of these is required
+    :raises InvalidLeaseParams: if one does not exist
     """
     region = params.get('region')
     here = process.CONF.placement.region_name
@@ -217,8 +218,8 @@ def _eligible(params: ty.Mapping[str, ty.Any],
 
 
 def _existing(traits: ty.Collection[str]) -> set[str]:
-    """Those of some traits that placement knows, but for our own: which
-    reservations there are is nobody's business.
+    """Return the traits that exist in placement, without our own: they would
+    reveal which reservations exist.
     """
     return host_traits.known([
         one for one in traits if _TRAIT.fullmatch(one) and
@@ -226,10 +227,10 @@ def _existing(traits: ty.Collection[str]) -> set[str]:
 
 
 def _in_zone(zone: str, placement: server_demand.Placement) -> set[str]:
-    """The uuids of the hosts of an availability zone.
+    """Return the uuids of the hosts of an availability zone.
 
-    Those of the default zone are in none: what a reservation gives them is
-    gone with it.
+    The default zone has the hosts without a zone; those of reservations do
+    not count, as they are temporary.
     """
     if zone != process.CONF.default_availability_zone:
         return _members_of(placement, _known(
@@ -240,7 +241,7 @@ def _in_zone(zone: str, placement: server_demand.Placement) -> set[str]:
 
 def _members_of(placement: server_demand.Placement, found: ty.Collection[str],
                 ) -> set[str]:
-    """The uuids of the hosts in any of these aggregates."""
+    """Return the uuids of the hosts in any of these aggregates."""
     if not found:
         return set()
     return {one for one, _root in placement.providers([
@@ -248,9 +249,9 @@ def _members_of(placement: server_demand.Placement, found: ty.Collection[str],
 
 
 def _known(key: str, name: str, found: set[str]) -> set[str]:
-    """The aggregates that were found by a name.
+    """Return the aggregates found by a name.
 
-    :raises InvalidLeaseParams: when there are none
+    :raises InvalidLeaseParams: if there are none
     """
     if not found:
         raise _unknown(key, name)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The resource types of an installation, and how they are asked for.
+"""The resource types of an installation, and requests for them.
 
-Each is an entry point of the group ``blazar_nova.resource_types``, so that an
-operator adds one without a change here.
+Each is an entry point of the group ``blazar_nova.resource_types``, so that
+operators can add others.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ class Asking:
     """One request of a user, for one or more reservations.
 
     :ivar context: of the request
-    :ivar public: says which properties of hosts may be asked for
-    :ivar types: what may be asked for
-    :ivar check_projects: refuses ids that are of no project
+    :ivar public: returns the properties of hosts that users may ask for
+    :ivar types: the resource types that may be requested
+    :ivar check_projects: refuses ids of projects that do not exist
     :ivar later: whether hosts that are disabled now are expected to be
         enabled when the lease starts
-    :ivar placement: what placement has said within this request
-    :ivar projects: the ids that were looked up within this request
+    :ivar placement: caches placement's answers within this request
+    :ivar projects: ids of projects checked within this request
     """
 
     context: ty.Any
@@ -49,23 +49,23 @@ class Asking:
 
     @property
     def project_id(self) -> str:
-        """Of the user of the request."""
+        """The project of the user of the request."""
         return ty.cast(str, self.context.project_id)
 
     @property
     def user_id(self) -> str:
-        """Of the user of the request."""
+        """The user of the request."""
         return ty.cast(str, self.context.user_id)
 
     def new_reservation(self, values: resource_types.Values,
                         old: ty.Mapping[str, ty.Any] | None = None,
                         ) -> creation.NewReservation:
-        """What an entry of "reservations" asks for.
+        """Return the reservation for an entry of "reservations".
 
         :param old: the reservation to change, as
-            :func:`blazar_core.leases.views.describe` has it
-        :raises InvalidLeaseParams: with the sentence that the user reads
-        :raises Refused: when no host may be used at all
+            :func:`blazar_core.leases.views.describe` returns it
+        :raises InvalidLeaseParams: with the message for the user
+        :raises Refused: if no host can be used at all
         """
         name = old['resource_type'] if old else values.get('resource_type')
         kind = self._kind_of(name)
@@ -79,7 +79,7 @@ class Asking:
         if old:
             kind.check_change(old, params)
         for key in kind.parameters:
-            # What was asked for when more was public stays what it is.
+            # Properties that are not public any longer stay if unchanged.
             if key.endswith('_properties') and (
                     given.get(key) != before.get(key)) and (
                     not self.context.is_admin):
@@ -98,8 +98,8 @@ class Asking:
             spec=wanted.spec, warnings=wanted.warnings)
 
     def guess(self, values: ty.Collection[str]) -> str:
-        """Which resource type is meant where none is named: the usual one,
-        unless it does not have these parameters and another one does.
+        """Return the resource type for parameters without one: the default,
+        unless only another one has these parameters.
         """
         names = [name for name, kind in sorted(self.types.named.items())
                  if kind.parameters.keys() >= set(values)]
@@ -107,9 +107,9 @@ class Asking:
             [*names, creation.RESOURCE_TYPE][0])
 
     def _kind_of(self, name: object) -> resource_types.ResourceType:
-        """The resource type of a name.
+        """Return the resource type of a name.
 
-        :raises InvalidLeaseParams: when there is none
+        :raises InvalidLeaseParams: if it does not exist
         """
         named = self.types.named
         kind = named.get(name) if isinstance(name, str) else None
@@ -125,13 +125,13 @@ class Asking:
 def _without_nothing(
         given: dict[str, ty.Any], kind: resource_types.ResourceType,
         name: str) -> dict[str, ty.Any]:
-    """What is asked for, without what asks for nothing.
+    """Return the values without those that request nothing.
 
-    :raises InvalidLeaseParams: when something is asked for that the resource
-        type does not have
+    :raises InvalidLeaseParams: if something else is requested by a parameter
+        that the resource type does not have
     """
     for key in kind.without.keys() & given.keys():
-        # Not as Python has it, for which False is 0.
+        # Compare the texts: in Python, False equals 0.
         if repr(given[key]) not in map(repr, kind.without[key]):
             raise errors.InvalidLeaseParams(
                 f'"{key}" cannot be reserved as {name}, but for '
@@ -143,15 +143,15 @@ def _without_nothing(
 
 @functools.cache
 def available() -> dict[str, resource_types.ResourceType]:
-    """The resource types of this installation, by their names.
+    """Return the resource types of this installation by name.
 
-    :raises ConfigurationError: when there are none, or one cannot be loaded
+    :raises ConfigurationError: if there are none, or one cannot be loaded
     """
     return extensions.load(
         'blazar_nova.resource_types', resource_types.ResourceType)
 
 
 def types(known: lookup.Lookup) -> resource_types.ResourceTypes:
-    """All of them, and what comes with a boot."""
+    """Return all resource types, with that of boots."""
     return resource_types.ResourceTypes(available(),
                                         booted_servers.BootedServers(known))

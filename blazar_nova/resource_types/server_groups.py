@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a server group adds to what a build asks for."""
+"""Requirements that a server group adds to a demand."""
 
 import collections
 import dataclasses
@@ -17,19 +17,19 @@ __all__ = ['check_apart', 'in_group']
 _APART = ('Another server of its server group, from which it has to be apart, '
           'is on its host then.')
 
-#: Where the servers of a group are, and when: the uuids of their hosts.
+#: The uuids of the hosts of a group's servers, with the windows.
 _Stays: ty.TypeAlias = list[tuple[str, model.Window]]
 
 
 def in_group(demand: model.Demand, context: ty.Any, spec: ty.Any,
              new: ty.Collection[str], known: lookup.Lookup,
              window: model.Window | None) -> model.Demand:
-    """A demand with what the server group of a request adds to it.
+    """Return a demand with the requirements of the request's server group.
 
-    :param new: the servers that come
-    :param window: when they are there; None: at any time. Nova looks at the
-        members that are on a host when it builds a server, so those that are
-        there at another time do not count
+    :param new: the servers to be placed
+    :param window: of these; None: any time. Nova considers the members that
+        are on a host when it builds a server, so members at other times do
+        not count
     """
     group = server_demand.group_of(context, spec)
     if group is None or group.policy is None:
@@ -48,19 +48,19 @@ def in_group(demand: model.Demand, context: ty.Any, spec: ty.Any,
     if affinity is model.Affinity.DIFFERENT:
         return dataclasses.replace(
             demand, affinity=affinity, per_host=group.per_host,
-            # With several to a host, Nova counts those that are there.
+            # With several per host, Nova counts the members on a host.
             avoid=frozenset(members) if group.per_host == 1 else frozenset())
     return dataclasses.replace(demand, affinity=affinity, members=members)
 
 
 def check_apart(server_ids: ty.Collection[str], hosts: ty.Collection[str],
                 window: model.Window, known: lookup.Lookup) -> None:
-    """Make sure that servers keep apart from others of their group on hosts
-    that they have, over another window.
+    """Check that servers stay apart from others of their group on their
+    current hosts, over another window.
 
     :param server_ids: of one boot
     :param hosts: their uuids
-    :raises Refused: when another one is there within the window
+    :raises Refused: if another one is there within the window
     """
     group = server_demand.group_of_server(min(server_ids))
     if group is None or group.per_host > 1 or (
@@ -75,12 +75,11 @@ def check_apart(server_ids: ty.Collection[str], hosts: ty.Collection[str],
 
 
 def _together(stays: _Stays, window: model.Window | None) -> frozenset[str]:
-    """The hosts on each of which one of the members is at any time at which
-    there are any.
+    """Return the hosts that have a member whenever there is any member.
     """
     hosts = [frozenset(host for host, _its in stays)]
     if window is not None:
-        # The members there change only when one comes or goes.
+        # The members change only at their starts and ends.
         instants = {window.start, *(
             when for _host, its in stays for when in (its.start, its.end)
             if window.start < when < window.end)}
@@ -92,10 +91,10 @@ def _together(stays: _Stays, window: model.Window | None) -> frozenset[str]:
 
 def _stays(group: server_demand.Group, new: set[str], known: lookup.Lookup,
            ) -> _Stays:
-    """Where the servers of a group are and when, but for those that come.
+    """Return the stays of the servers of a group, except of new ones.
 
-    On the host of its booking, and where it runs if that is another. One that
-    runs without a booking has no end.
+    A server is on the host of its booking, and on the one where it runs if
+    that differs. Without a booking it stays indefinitely.
     """
     booked = known.bookings(set(group.members) - new)
     services = known.hosts_of_services(set(group.running.values()))
@@ -105,6 +104,6 @@ def _stays(group: server_demand.Group, new: set[str], known: lookup.Lookup,
         (server_id, uuid): booked.get(server_id, without)[1]
         for server_id, service_host in group.running.items()
         for uuid, runs in services.items()
-        # One that is kept may run yet.
+        # A new server may still run, if its build is repeated.
         if runs == service_host and server_id not in new}
     return [(host, its) for (_server_id, host), its in places.items()]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What reservations of servers have in common, whatever they are asked by."""
+"""Base of the resource types for servers."""
 
 import dataclasses
 import typing as ty
@@ -20,19 +20,19 @@ Values: ty.TypeAlias = resource_types.Values
 
 
 class ServerSlots(resource_types.ResourceType):
-    """So many servers of one flavor, which is theirs while the lease lasts.
+    """A number of servers of one flavor that exists during the lease only.
 
-    What is kept of a reservation is that flavor: whatever becomes of the one
-    that it was made like, it stays what it was.
+    The reservation stores that flavor, so that later changes of the flavor
+    that it was made from do not matter.
     """
 
     for_servers = True
-    #: How the parameters are written that all of them have.
+    #: Parameters of all these types, with examples.
     common: ty.ClassVar[ty.Mapping[str, str]] = {
         'amount': '2', 'affinity': 'None',
         'resource_properties': '"[\\">=\\", \\"$vcpus\\", \\"8\\"]"'}
 
-    #: What is done before the end is done for the whole lease.
+    #: Actions before the end are parameters of the lease.
     without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {
         'before_end': ('', 'default', 'email', 'snapshot'),
         'hypervisor_properties': ('', '[]', [])}
@@ -70,20 +70,21 @@ class ServerSlots(resource_types.ResourceType):
     def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
         params, its_id = reservation['params'], reservation['id']
         affine = params.get('affinity') is not None
-        # It needs none; clients want the number of one until it is over.
+        # None is needed; clients expect the number of one until the end.
         is_over = reservation['status'] == states.Reservation.DELETED
         return {**params, 'flavor_id': its_id,
                 'server_group_id': its_id if affine else None,
                 'aggregate_id': None if is_over else blazar_freepool.number()}
 
     def _common(self, values: Values) -> Values:
-        """The parameters that all of them have."""
+        """Return the parameters of all these types."""
         return {
             'amount': inputs.integer(values.get('amount', 1), 'amount', 1),
             'affinity': inputs.affinity_of(values.get('affinity'))}
 
     def _properties(self, values: Values) -> Values:
-        """What the hosts must be like, as it was written."""
+        """Return the requirements of hosts' properties as they were written.
+        """
         wanted = values.get('resource_properties', '')
         host_properties.parse(wanted)
         return {'resource_properties': wanted}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""virtual:instance: so many servers of so much."""
+"""virtual:instance: a number of servers of given amounts."""
 
 import typing as ty
 
@@ -13,7 +13,7 @@ __all__ = ['Instances']
 
 
 class Instances(server_slots.ServerSlots):
-    """Servers of amounts that the user writes."""
+    """Servers whose amounts of resources are given in the request."""
 
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'vcpus': '2', 'memory_mb': '4096', 'disk_gb': '20',

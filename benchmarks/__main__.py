@@ -8,12 +8,12 @@
     python -m benchmarks search growth          some of them
     python -m benchmarks boots latency          on a whole OpenStack
     python -m benchmarks galera                 on three nodes of Galera
-    python -m benchmarks --output r.jsonl       where the records go
-    python -m benchmarks --quick                a hundredth: does it run?
+    python -m benchmarks --output r.jsonl       write the records there
+    python -m benchmarks --quick                a hundredth, as a smoke test
     python -m benchmarks check r.jsonl          compare with bounds.toml
 
 Every line of the records is an object with name, metric, value and bound
-(null where there is none).
+(null if there is none).
 """
 
 import argparse
@@ -25,11 +25,11 @@ import sys
 from benchmarks import bounds
 from benchmarks import records
 
-#: The modules that are run, in this order.
+#: Modules that run by default, in this order.
 NAMES = ('search', 'upkeep', 'growth', 'availability', 'abuse', 'coldload',
          'wide', 'devices', 'admission', 'large', 'due', 'healing', 'filters',
          'planning', 'comparison')
-#: Those that are run only when they are named.
+#: Modules that run only if named.
 ON_REQUEST = ('boots', 'latency', 'galera')
 
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(names: list[str], output: pathlib.Path, quick: bool) -> None:
-    """Run benchmarks; records are written as they come."""
+    """Run benchmarks; write each record at once."""
     allowed = bounds.read()
     with output.open('w') as lines:
         for name in names:
@@ -69,7 +69,7 @@ def run(names: list[str], output: pathlib.Path, quick: bool) -> None:
 
 
 def check(arguments: list[str]) -> int:
-    """Compare records with the bounds; 1 when something is too slow."""
+    """Compare records with the bounds; return 1 if one is exceeded."""
     parser = argparse.ArgumentParser(prog='python -m benchmarks check')
     parser.add_argument('results', type=pathlib.Path)
     options = parser.parse_args(arguments)

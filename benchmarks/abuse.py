@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Abuse: the most expensive request that a member can write.
+"""Abuse: the most expensive requests that a member can send.
 
-1,000 hosts, 100,000 bookings, SQLite. Of each kind of request many are drawn,
-and the worst ones are changed a little, again and again, as long as they
-become worse. cpu_s is what the worst one takes of a worker, wait_ms how long
-somebody else waits for the books meanwhile: the longest of many waits, of
-three rounds the best. x_plain and wait_x_plain are how many times that is of
-what a quote for one server takes in the same run. What Nova and placement
-take to say which hosts may be used is not in it.
+1,000 hosts, 100,000 bookings, SQLite. Requests of each kind are drawn at
+random, and the worst ones are varied repeatedly to find worse ones. cpu_s is
+the worker's CPU time for the worst one. wait_ms is the longest time for which
+another request waits for the index meanwhile (the best of three rounds).
+x_plain and wait_x_plain are the ratios to a quote for one server in the same
+run. The time that Nova and placement take to find the eligible hosts is not
+included.
 """
 
 import dataclasses
@@ -47,23 +47,23 @@ from tests import driven
 from tests.unit.blazar_core import racer
 
 HOSTS, BOOKINGS, LEASES = 1000, 100_000, 20_000
-#: Requests that are drawn of each kind, and changes of the worst one.
+#: Requests that are drawn of each kind, and variations of the worst one.
 DRAWN, CHANGED = 40, 40
-#: What one request may ask for, as [blazar] max_amount has it by default.
+#: The default of [blazar] max_amount.
 MAX_AMOUNT = 1000
-#: Seconds that the one who waits leaves the books alone.
+#: Seconds between two accesses of the waiting thread.
 PAUSE = 0.002
-#: How many plain requests are measured together.
+#: Number of plain requests that are measured together.
 PLAIN = 50
 
 PUBLIC = ('hypervisor_type', 'vcpus', 'hypervisor_hostname')
 DEFAULTS = hint_params.Defaults('now', 86400, 60)
 
-#: A request: what is chosen for each of its parameters.
+#: A request: the chosen value of each parameter.
 Request: ty.TypeAlias = dict[str, ty.Any]
 
-#: What can be chosen, by kind of request. All of it is within the bounds of
-#: what is let in; what is not costs nothing.
+#: The values to choose from, by kind of request. All are within the bounds of
+#: the API, as other requests are refused at no cost.
 DEMAND = {
     'vcpus': (1, 2, 8, 33, 64), 'affinity': (None, True, False),
     'hours': (1, 24, 24 * 7, 24 * 90, 24 * 365 * 3, 24 * 365 * 900),
@@ -98,16 +98,16 @@ SPACE: dict[str, dict[str, tuple[ty.Any, ...]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a request took, of the worker and of somebody else."""
+    """Costs of a request, for the worker and for another request."""
 
     cpu: float
     wait: float
 
 
 class Waiter:
-    """Somebody else, who asks the books again and again.
+    """Another request, which accesses the index repeatedly.
 
-    :ivar longest: how long he has waited at most, in seconds
+    :ivar longest: its longest wait, in seconds
     """
 
     def __init__(self, search: admissions.Admission) -> None:
@@ -127,14 +127,14 @@ class Waiter:
     def _ask(self) -> None:
         while not self._stop.wait(PAUSE):
             began = time.perf_counter()
-            # Whatever was read will do: it is the lock that he wants.
+            # The age does not matter, as the lock is measured.
             with self._search.index.fresh(worlds.YEAR):
                 self.longest = max(
                     self.longest, time.perf_counter() - began)
 
 
 class Member:
-    """Makes requests, as the API would understand them."""
+    """Makes requests with the parsers of the API."""
 
     def __init__(self, database: api.Database) -> None:
         self.database = database
@@ -157,7 +157,7 @@ class Member:
             pass
 
     def plain(self) -> None:
-        """What everybody does: a server for a day."""
+        """Make the most usual request: a server for a day."""
         self.search.quote(
             [self._demand(1, 1, None, None, 0)], _window(0, 24))
 
@@ -225,7 +225,7 @@ class Member:
             'project', 'user', request, reserved), None)['id'])
 
     def tidy(self) -> None:
-        """Take back what was made."""
+        """Delete the leases that were created."""
         while self.made:
             driven.withdraw(self.leases, self.made.pop())
 
@@ -256,7 +256,7 @@ class Member:
             hosts=self.hosts, properties=wanted)
 
     def cost(self, work: ty.Callable[[], None], times: int = 1) -> Cost:
-        """What some work takes; of several times, the mean and the worst."""
+        """Return the cost of some work: of several calls, mean and worst."""
         with Waiter(self.search) as waiter:
             began = time.thread_time()
             for _time in range(times):
@@ -267,7 +267,7 @@ class Member:
 
 
 class _Standing(clocks.SystemClock):
-    """A clock that always shows one date, and that time passes."""
+    """A clock with a fixed date, whose elapsed time runs."""
 
     def now(self) -> int:
         return worlds.NOW
@@ -298,7 +298,8 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 def _describe_hosts(database: api.Database) -> None:
-    """Nova's words of them, and half of the leases are over."""
+    """Give hosts the properties that Nova reports, and end half of the leases.
+    """
     with database.writer() as session:
         for host in session.scalars(sa.select(models.Host)):
             host.properties = {
@@ -309,7 +310,7 @@ def _describe_hosts(database: api.Database) -> None:
 
 
 def _search(member: Member, kind: str, part: int) -> tuple[Cost, Request]:
-    """The worst of all that was tried, for the worker and for others."""
+    """Return the worst costs found, for the worker and for others."""
     chance = random.Random(worlds.SEED)
     worst: dict[str, tuple[float, Request]] = {}
 
@@ -336,7 +337,7 @@ def _search(member: Member, kind: str, part: int) -> tuple[Cost, Request]:
 
 def _best(member: Member, work: ty.Callable[[], None], times: int = 1,
           ) -> Cost:
-    """Of some rounds, what cannot be the fault of somebody else."""
+    """Return the lowest costs of some rounds, to exclude other load."""
     rounds = [member.cost(work, times) for _round in range(records.ROUNDS)]
     return Cost(min(one.cpu for one in rounds),
                 min(one.wait for one in rounds))

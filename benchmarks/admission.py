@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Admissions: leases made by four processes at once, on each database.
+"""Admissions: leases created by four processes concurrently, per database.
 
-1,000 hosts; every process admits one server after the other for an hour to
-two weeks somewhere in the next year. admission is the search and the guarded
-decision, which writes a booking; lease is Leases.create, which also writes
-the lease, its reservation, three events and the held call: nine rows instead
-of three, in eight statements instead of four. pack is the default choice of
-hosts, for which all of them want the same ones; spread chooses at random. No
-commit waits for a disk (see benchmarks/servers.py); SQLite is in WAL mode
+1,000 hosts; each process admits one server after the other, for an hour to two
+weeks within the next year. admission is the search and the guarded decision,
+which writes a booking; lease is Leases.create, which also writes the lease,
+its reservation, three events and the deferred build: nine rows instead of
+three, in eight statements instead of four. pack is the default choice of
+hosts, by which all processes prefer the same ones; spread chooses at random.
+No commit waits for a disk (see benchmarks/servers.py); SQLite is in WAL mode
 with synchronous=OFF.
 
-retries_pct: transactions run again for every 100 admissions. wall_us: time
-for each admission, all processes together (1,000 us are 1,000/s). client_ms
-and server_ms: CPU time for each admission; cpu_bound_per_s is what two cores
-would do in that time if they did nothing else.
+retries_pct: repeated transactions per 100 admissions. wall_us: time per
+admission, all processes together (1,000 us are 1,000/s). client_ms and
+server_ms: CPU time per admission; cpu_bound_per_s is the rate of two cores
+without any idle time.
 
-Under .parts is what one of them is made of, where one process admits alone:
-microseconds of each part, and of those the ones in which this process was
-busy (cpu); the others it waited for the database. follow reads what others
-have decided, search finds hosts, read reads these with their bookings, take
-moves their generations, note writes down the changes, book the bookings; rest
-is all else, of a lease its other rows.
+The records with .parts are from one process that admits alone: microseconds
+of each part of an admission (us), and the CPU time in them (cpu_us); the
+difference is waiting for the database. follow reads the decisions of others,
+search finds hosts, read reads these with their bookings, take increases their
+generations, note writes the changes, book writes the bookings; rest is
+everything else, in particular the other rows of a lease.
 """
 
 import collections
@@ -67,7 +67,7 @@ DAY = 86_400
 CAPACITY = {'VCPU': 64, 'MEMORY_MB': 262_144, 'DISK_GB': 4000}
 SIZES = [{'VCPU': n, 'MEMORY_MB': 4096 * n, 'DISK_GB': 20 * n}
          for n in (1, 2, 4, 8)]
-#: Of how many it is measured what they are made of, and who does the parts.
+#: Number of admissions whose parts are measured, and the parts' functions.
 ALONE = 500
 PARTS: dict[str, tuple[ty.Any, str]] = {
     'follow': (booking_index.Index, '_refresh'),
@@ -93,7 +93,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 def add_hosts(url: str, count: int = HOSTS) -> None:
-    """Write hosts down, all alike."""
+    """Add identical hosts to the database."""
     database = api.Database(databases.configuration(url))
     with database.writer() as session:
         for number in range(count):
@@ -105,7 +105,7 @@ def add_hosts(url: str, count: int = HOSTS) -> None:
 
 def measure(name: str, place: servers.Place, work: ty.Sequence[str],
             seconds: float) -> ty.Iterator[records.Record]:
-    """Let the processes work for so long."""
+    """Run the processes for a number of seconds."""
     add_hosts(place.url)
     processes = [subprocess.Popen(
         [sys.executable, '-W', 'ignore', '-m', 'benchmarks.admission',
@@ -137,7 +137,7 @@ def measure(name: str, place: servers.Place, work: ty.Sequence[str],
 
 def parts(name: str, place: servers.Place, work: ty.Sequence[str],
           number: int) -> ty.Iterator[records.Record]:
-    """Admit in this process, alone."""
+    """Admit in this process only."""
     worker, meter = Worker(place.url, *work, 0), Meter()
     with contextlib.ExitStack() as stack:
         for part, (where, named) in {**PARTS, 'commit': (
@@ -156,10 +156,10 @@ def parts(name: str, place: servers.Place, work: ty.Sequence[str],
 
 
 class Meter:
-    """Seconds of parts, each without those of the parts within it.
+    """Seconds of each part, excluding the parts nested in it.
 
-    :ivar wall: that passed, by part
-    :ivar cpu: for which this thread had a processor
+    :ivar wall: elapsed time by part
+    :ivar cpu: CPU time of this thread by part
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Meter:
         self._part, self._since = '', (0.0, 0.0)
 
     def switch(self, part: str) -> str:
-        """Another part begins; returns the one that was."""
+        """Start another part; return the previous one."""
         now, was = (time.perf_counter(), time.thread_time()), self._part
         self.wall[was] += now[0] - self._since[0]
         self.cpu[was] += now[1] - self._since[1]
@@ -177,7 +177,7 @@ class Meter:
 
     def watching(self, part: str, call: ty.Callable[P, R],
                  ) -> ty.Callable[P, R]:
-        """The same function, as a part."""
+        """Return a function that is measured as a part."""
         @functools.wraps(call)
         def watched(*args: P.args, **kwargs: P.kwargs) -> R:
             was = self.switch(part)
@@ -205,18 +205,18 @@ class Worker:
         self.reservation = self.lease(self.window())['reservations'][0]['id']
         self.admit = {'lease': self.lease, 'admission': self.book}[what]
         self.disturbed: collections.Counter[str] = collections.Counter()
-        # Everything is read, connected and compiled.
+        # Warm up: caches, connections and compiled statements.
         for _time in range(20):
             self.admit(self.window())
 
     def window(self) -> model.Window:
-        """Some hours or days in the next year."""
+        """Return a window of some hours or days in the next year."""
         start = self.now + self.dice.randrange(DAY, 365 * DAY)
         return model.Window(start, start + int(
             3600 * 336 ** self.dice.random()))
 
     def book(self, window: model.Window) -> None:
-        """A server more for a reservation that there is."""
+        """Add a server to an existing reservation."""
         demand = model.Demand(self.dice.choice(SIZES))
 
         def write(connection: sa.Connection, picked: selection.Picked,
@@ -230,7 +230,7 @@ class Worker:
         self.search.admit([demand], window, write)
 
     def lease(self, window: model.Window) -> dict[str, ty.Any]:
-        """A lease of one server."""
+        """Create a lease of one server."""
         return self.leases.creation.create(creation.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=window, before_end=window.end - 600,
@@ -240,7 +240,7 @@ class Worker:
                 (uuidutils.generate_uuid(),)),)), 'sealed')
 
     def work(self, seconds: float) -> dict[str, ty.Any]:
-        """Admit until the time is over."""
+        """Admit for a number of seconds."""
         took = []
         cpu, start = time.process_time(), time.perf_counter()
         with mock.patch('blazar_core.db.api.is_disturbance',
@@ -260,7 +260,7 @@ class Worker:
 
 
 def main(arguments: ty.Sequence[str]) -> None:
-    """Without arguments the benchmark; with some, one of its processes."""
+    """Run the benchmark; with arguments, one of its processes."""
     if not arguments:
         table = records.Table()
         for record in run(quick=False):

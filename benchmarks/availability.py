@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Availability: what it costs to ask, with 1,000 hosts and 10,000 leases.
+"""Availability: costs of queries with 1,000 hosts and 10,000 leases.
 
-pick finds hosts; refusal is a quote for more than there is at that time,
-with its next_start; fits_for is what the scheduler asks for each server, and
-let_in the same with the claim of a host;
-hosts.alike looks for 200 of 1,200 whole hosts with properties (ratio: how
-many times longer than for any 200, which is hosts.any);
-free is what GET /availability asks, for ten starts; page is a hundred leases
-of the list of all, from anywhere in it, with their reservations and events.
-All of it with the database: statements are counted at the driver. A refusal
-says in the log which leases stand in the way, which it has to look up.
+pick finds hosts; refusal is a quote for more than there is in that window,
+with its next_start; fits_for is the query of the scheduler for each server,
+let_in the same with the claim of a host; hosts.alike searches 200 of 1,200
+whole hosts by properties (ratio: relative to any 200 hosts, hosts.any); free
+is the query of GET /availability for ten starts; page is a page of a hundred
+leases, anywhere in the list of all, with their reservations and events. All
+include the database: statements are counted at the driver. A refusal logs the
+conflicting leases, which costs a query.
 """
 
 import functools
@@ -35,7 +34,7 @@ from blazar_core.leases import views
 from tests import driven
 
 HOSTS, BOOKINGS = 1000, 10_000
-#: Those that can be leased whole, and how many of them are asked for.
+#: Whole hosts, and how many of them are requested.
 WHOLE, WANTED = 1200, 200
 DEMAND = {'VCPU': 8, 'MEMORY_MB': 32_768, 'DISK_GB': 160}
 SERVER = '00000000-0000-0000-0000-000000000001'
@@ -43,7 +42,7 @@ SERVER = '00000000-0000-0000-0000-000000000001'
 
 def run(quick: bool) -> ty.Iterator[records.Record]:
     size = 100 if quick else 1
-    # Ten bookings a host, for as much as a lane has.
+    # Ten bookings per host, as many as one lane has.
     world = _sparse(HOSTS // size, BOOKINGS // size * 8, BOOKINGS // size)
     for kind in servers.KINDS:
         try:
@@ -51,14 +50,14 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
                 filled.fill(place.url, world, BOOKINGS // size, events=True)
                 yield from measure(kind, place.url, world)
             with servers.place(kind) as place:
-                # With a hundredth of the hosts, too few would be alike.
+                # With a hundredth of the hosts, too few would match.
                 yield from whole(kind, place.url, min(size, 20))
         except unittest.SkipTest as skip:
             print(f'{kind}: {skip}')
 
 
 def _sparse(hosts: int, bookings: int, kept: int) -> worlds.World:
-    """Parts of hosts, and so many of the bookings, drawn at random."""
+    """Return a world with some of its bookings, drawn at random."""
     world = worlds.parts(hosts, bookings)
     for name in ('host', 'start', 'end'):
         setattr(world, name, getattr(world, name)[:kept])
@@ -68,9 +67,9 @@ def _sparse(hosts: int, bookings: int, kept: int) -> worlds.World:
 
 
 def whole(kind: str, url: str, size: int) -> ty.Iterator[records.Record]:
-    """Search for whole hosts, by what they are like; half of them are so."""
+    """Search whole hosts by properties that half of them have."""
     hosts = WHOLE // size
-    # Twenty of some 800 bookings a host: most hosts are free for a week.
+    # Twenty of some 800 bookings per host: most hosts are free for a week.
     world = _sparse(hosts, 800 * hosts, 20 * hosts)
     filled.fill(url, world, hosts)
     database = filled.connect(url)
@@ -106,7 +105,7 @@ def whole(kind: str, url: str, size: int) -> ty.Iterator[records.Record]:
 
 def measure(kind: str, url: str, world: worlds.World,
             ) -> ty.Iterator[records.Record]:
-    """Ask everything."""
+    """Measure all queries."""
     database = filled.connect(url)
     clock = driven.ManualClock(worlds.NOW)
     search = admissions.Admission(database, clock)
@@ -126,7 +125,7 @@ def measure(kind: str, url: str, world: worlds.World,
         host = search.index.hosts[min(search.index.hosts)]
         uuids = [*search.index.ids_by_uuid]
     fits = model.Demand(DEMAND, 4)
-    # As many whole hosts as there are: some are always in use.
+    # As many whole hosts as there are, of which some are always in use.
     refused = model.Demand(dict(world.capacity), world.hosts,
                            model.Affinity.DIFFERENT)
     markers = [lease['id'] for lease in views.page(database, views.Query(
@@ -156,7 +155,7 @@ def measure(kind: str, url: str, world: worlds.World,
 
 
 def expect(refusal: refusals.Refusal | None) -> None:
-    """It is a refusal, and says when."""
+    """Check that a refusal has a next start."""
     if refusal is None or refusal.next_start is None:
         raise RuntimeError(f'Not what was to be measured: {refusal}')
 

@@ -1,33 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Boots: what leases cost those who want none, and how late leases start.
+"""Boots: slowdown of boots without a lease, and lateness of leases.
 
-It starts a stack of its own (tests/stack, 26 hosts), takes half an hour and
-wants the machine to itself; so it runs only when it is named.
+Starts a stack of its own (tests/stack, 26 hosts), takes half an hour and needs
+the machine exclusively; so it runs only if it is named.
 
-boots.b0, boots.b100000: servers without a lease, with so many bookings in
-the books (they have no servers in Nova), four at a time. Blocks of them are
-made with the plugin and without it in the order A B B A: without it, Nova is
-started anew as it would be configured had nobody heard of leases (its own
+boots.b0, boots.b100000: servers without a lease, four at a time, with that
+many bookings in the reservation database (which have no servers in Nova).
+Blocks of boots run with the plugin and without it in the order A B B A.
+Without it, Nova is restarted as if it had never been installed (its own
 api-paste.ini, filters and weighers, no notifications), and no blazar-listener
-runs. Databases, message bus, hosts and all other services are the same. What
-a process does when it is new is not measured, nor are deletions, nor the
-comparison in full that a blazar-listener makes every five minutes.
+runs. Databases, message bus, hosts and all other services are the same. Not
+measured are the warm-up of processes, deletions, and the periodic sync of a
+blazar-listener every five minutes.
 
-slowdown is what a boot takes with the plugin for each that it takes without,
-p50_slowdown that of one boot until it is ACTIVE, post_slowdown that of the
-request, cpu_slowdown the processors' time of all services together; of each
-the median over the blocks, each compared with the one of the other kind beside
-it, as machines become faster and slower. spread is the slowest block for the
-fastest one of the same kind; where it is far more than the slowdown, the
-slowdown says little, and cpu_slowdown, which others on the machine disturb
-less, says more. Under .with and .without are the medians of what they were
-made from, and the processors' time that a boot takes of each service.
+Each slowdown is a ratio of with to without the plugin: slowdown of the time
+per boot, p50_slowdown of one boot until it is ACTIVE, post_slowdown of the
+request, cpu_slowdown of the CPU time of all services together; of each the
+median over pairs of neighboring blocks, as the speed of the machine varies.
+spread is the ratio of the slowest to the fastest block of the same kind; if it
+is much larger than slowdown, slowdown says little, and cpu_slowdown, which is
+less affected by other load, says more. The records .with and .without are the
+medians of the underlying times, and the CPU time per boot of each service.
 
-boots.late: leases that all begin in the same second, 200 of them; the seconds
-after it until the build was sent to the conductor (sent), until the guest was
-made (guest), and until the lease was ACTIVE (active).
+boots.late: 200 leases that start in the same second; the seconds after it
+until the build was sent to the conductor (sent), until the guest was created
+(guest), and until the lease was ACTIVE (active).
 """
 
 import collections
@@ -54,18 +53,18 @@ from blazar_core.db import models
 from tests.integration import base
 from tests import stack
 
-#: In one process, beside the two that have their own. All of the leases
-#: below have room at once.
+#: In one process, in addition to two with a process each. All leases below fit
+#: at the same time.
 HOSTS = 24
 AT_ONCE = 4
-#: Bookings of each of the leases that fill the books.
+#: Number of bookings of each lease in the reservation database.
 EACH = 10
 DAY = 86_400
-#: Seconds that anything may take.
+#: Timeout in seconds.
 PATIENCE = 120
-#: What a stack takes of a processor when nobody wants anything.
+#: CPU seconds per second of an idle stack.
 IDLE = 0.4
-#: Sections and options of nova.conf without which there is no plugin.
+#: Sections and options of nova.conf that the plugin needs.
 SECTIONS = re.compile(r'\[(blazar\w*|notifications'
                       r'|oslo_messaging_notifications)\]\n(.+\n)*\n')
 OPTIONS = re.compile(r'(available_filters|weight_classes) = .*\n'
@@ -74,13 +73,13 @@ OPTIONS = re.compile(r'(available_filters|weight_classes) = .*\n'
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of the benchmark."""
 
     blocks: int = 14
     boots: int = 30
     bookings: int = 100_000
     leases: int = 200
-    #: Seconds until they begin: all of them have to be made before.
+    #: Seconds until the leases start: all must be created before.
     notice: int = 90
 
 
@@ -105,7 +104,7 @@ def measure(cloud: 'Cloud', sizes: Sizes) -> ty.Iterator[records.Record]:
 
 def slowdown(name: str, cloud: 'Cloud', sizes: Sizes,
              ) -> ty.Iterator[records.Record]:
-    """Boots with and without the plugin, in turn."""
+    """Measure boots with and without the plugin, in turn."""
     blocks: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for plugin in itertools.islice(
             itertools.cycle((True, False, False, True)), sizes.blocks):
@@ -133,7 +132,7 @@ def slowdown(name: str, cloud: 'Cloud', sizes: Sizes,
 
 def lateness(name: str, cloud: 'Cloud', sizes: Sizes,
              ) -> ty.Iterator[records.Record]:
-    """Leases that begin at once."""
+    """Measure leases that start in the same second."""
     start = int(time.time()) + sizes.notice
     hints = base.IntegrationTestCase.lease_hints(start, 3600)
     made = cloud.each(lambda _number: cloud.boot(hints), range(sizes.leases))
@@ -162,7 +161,7 @@ def lateness(name: str, cloud: 'Cloud', sizes: Sizes,
 
 
 class Cloud:
-    """The stack, and what is done to it."""
+    """Controls the stack."""
 
     def __init__(self, nova: stack.Stack) -> None:
         self._nova = nova
@@ -178,7 +177,7 @@ class Cloud:
                 flavor['id'] for flavor in
                 self._demo('GET', '/flavors')['flavors']
                 if flavor['name'] == 'm1.nano')}
-        #: Whether the plugin is there; None: the processes are too old.
+        #: Whether the plugin is enabled; None: a restart is needed.
         self._plugin: bool | None = None
         self._files = {plugin: dict(self._configure(plugin))
                        for plugin in (True, False)}
@@ -187,10 +186,10 @@ class Cloud:
 
     def _configure(self, plugin: bool,
                    ) -> ty.Iterator[tuple[pathlib.Path, str]]:
-        """Nova's configuration files, and what they hold then."""
+        """Yield Nova's configuration files with their content."""
         etc = pathlib.Path(self._nova.folder, 'etc', 'nova')
         for path in etc.glob('*.conf'):
-            # For its tests the stack compares its books all the time.
+            # The stack syncs often, for its tests.
             text = path.read_text().replace('sync_interval = 10\n', '')
             if not plugin:
                 text = OPTIONS.sub('', SECTIONS.sub('', text))
@@ -200,7 +199,7 @@ class Cloud:
             self._nova.folder if plugin else sys.prefix, paste).read_text()
 
     def switch(self, plugin: bool) -> None:
-        """Have the plugin, or not, and processes that are not new."""
+        """Enable or disable the plugin, and warm up the processes."""
         if plugin == self._plugin:
             return
         names = [name for name in self._nova.names()
@@ -211,7 +210,7 @@ class Cloud:
         if not plugin:
             names = [name for name in names if 'blazar' not in name]
         self.each(self._nova.restart, names)
-        # What nobody can understand is refused by who reads it first.
+        # The first parser of an invalid request answers it.
         answer = self._demo.request('POST', '/servers', {
             'server': {}, 'os:scheduler_hints': {
                 'reserved': 'True', 'lease_params': '-'}})
@@ -226,7 +225,7 @@ class Cloud:
     def block(self, boots: int) -> dict[str, float]:
         """Boot servers, some at a time, and delete them.
 
-        :returns: what one of them took
+        :returns: the costs of one of them
         """
         self._wait_until_idle()
         cpu, begun = self._cpu(), time.perf_counter()
@@ -244,9 +243,9 @@ class Cloud:
                    if kind not in ('epmd', 'neutron')}}
 
     def _timed_boot(self) -> tuple[float, float]:
-        """Seconds until the answer, and until the server is ACTIVE.
+        """Return the seconds until the answer, and until the server is ACTIVE.
 
-        The database is asked whether it is, which costs next to nothing.
+        The status is read from the database, at hardly any cost.
         """
         begun = time.perf_counter()
         server_id = self.boot()
@@ -268,34 +267,34 @@ class Cloud:
         self.wait_for(lambda: not self._count(), 'all servers are gone')
 
     def _count(self, **values: str) -> int:
-        """How many servers there are, of an id or in a state."""
+        """Return the number of servers, of an id or in a state."""
         return int(self.ask('nova', sa.text(
             'SELECT count(*) FROM instances WHERE deleted = 0' + ''.join(
                 f' AND {name} = :{name}' for name in values)
         ).bindparams(**values))[0][0])
 
     def guests(self) -> ty.Iterator[pathlib.Path]:
-        """The files that were written when a guest was made."""
+        """Yield the files that were written when guests were created."""
         for host in self._nova.hosts():
             yield from pathlib.Path(self._nova.guests(host)).glob('*.json')
 
     # -- processors --------------------------------------------------------
 
     def _cpu(self) -> collections.Counter[str]:
-        """Seconds of processors that services have used."""
+        """Return the CPU seconds that each service has used."""
         kinds = {self._nova.pid(name): re.sub('(-[12]|s)$', '', name)
                  for name in self._nova.names()}
         used: collections.Counter[str] = collections.Counter()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                # Each service has a session of its own.
+                # Each service has its own session.
                 kind = kinds.get(os.getsid(process.pid))
                 if kind is not None:
                     used[kind] += sum(process.cpu_times()[:2])
         return used
 
     def _wait_until_idle(self) -> None:
-        """Until what came before has been worked off."""
+        """Wait until all services have finished their work."""
         pause = threading.Event()
 
         def idle() -> bool:
@@ -305,13 +304,13 @@ class Cloud:
 
         self.wait_for(idle, 'all services are idle')
 
-    # -- the books ---------------------------------------------------------
+    # -- the reservation database ------------------------------------------
 
     def book(self, bookings: int) -> None:
         """Write bookings of an hour each, one after the other on each host,
-        that begin in a month: what is booted fits beside them.
+        that start in a month, so that boots fit before them.
 
-        The processes are to be started after that: no change tells of it.
+        The processes must be restarted then, as the feed lacks the changes.
         """
         if not bookings:
             return
@@ -349,7 +348,7 @@ class Cloud:
             for model, each in rows.items():
                 connection.execute(model.__table__.insert(), each)
 
-    # -- whatever is needed for that ---------------------------------------
+    # -- helpers -----------------------------------------------------------
 
     def ask(self, database: str, query: sa.Executable,
             ) -> ty.Sequence[sa.Row[ty.Any]]:
@@ -359,7 +358,7 @@ class Cloud:
     @staticmethod
     def each(do: ty.Callable[..., ty.Any], what: ty.Iterable[ty.Any],
              ) -> list[ty.Any]:
-        """Do it to all of them, some at a time."""
+        """Call a function for all objects, some at a time."""
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(do, what))
 

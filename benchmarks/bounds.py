@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the figures must not exceed: bounds.toml, and the comparison."""
+"""Upper bounds of the results (bounds.toml), and their comparison."""
 
 import pathlib
 import tomllib
@@ -13,7 +13,7 @@ Key: ty.TypeAlias = tuple[str, str]
 
 
 def read() -> dict[Key, float]:
-    """The bounds: the largest value that is allowed."""
+    """Return the bounds: the largest allowed values."""
     with FILE.open('rb') as file:
         return {(name, metric): float(value)
                 for name, metrics in tomllib.load(file).items()
@@ -22,9 +22,9 @@ def read() -> dict[Key, float]:
 
 def complaints(found: ty.Mapping[Key, float], allowed: ty.Mapping[Key, float],
                optional: ty.Collection[str] = ()) -> list[str]:
-    """A sentence for each bound that is exceeded or was not measured.
+    """Return a message for each bound that is exceeded or was not measured.
 
-    :param optional: what the names begin with that need not be measured
+    :param optional: prefixes of names that need not be measured
     """
     answer = []
     for key, bound in allowed.items():

@@ -2,9 +2,8 @@
 
 """Cold load: 1,000,000 bookings of 10,000 hosts, read from MariaDB.
 
-The first question of a process; it says on the way how far it is. MiB is
-what the process has grown by, most_MiB on the way; index_MiB what the index
-says that it takes.
+The first query of a process, which logs its progress. MiB is the growth of the
+process, most_MiB its peak; index_MiB is the size that the index reports.
 """
 
 import json
@@ -39,7 +38,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 def measured(name: str, url: str) -> ty.Iterator[records.Record]:
-    """What it costs a process of its own to read all of a database."""
+    """Measure in a new process how the whole database is read."""
     done = subprocess.run(
         [sys.executable, '-W', 'ignore', '-m', 'benchmarks.coldload', url],
         stdout=subprocess.PIPE, text=True, check=True)
@@ -48,7 +47,7 @@ def measured(name: str, url: str) -> ty.Iterator[records.Record]:
 
 
 def load(url: str) -> dict[str, float]:
-    """Read everything, in a process that has done nothing else."""
+    """Load the index in a process that has done nothing else."""
     database = filled.connect(url)
     with database.reader() as session:
         session.connection()
@@ -64,7 +63,7 @@ def load(url: str) -> dict[str, float]:
 
 
 def main(arguments: ty.Sequence[str]) -> None:
-    """Without arguments the benchmark; with a URL, its process."""
+    """Run the benchmark; with a URL, its process."""
     if arguments:
         logging.basicConfig(level=logging.INFO, format='%(message)s')
         logging.getLogger('alembic').setLevel(logging.WARNING)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Comparisons in full: 1,000 hosts with 20 servers each, on MariaDB.
+"""Periodic sync of hosts: 1,000 hosts with 20 servers each, on MariaDB.
 
-Placement is a stand-in that counts what it is asked and answers at once; so
-requests are those for each host, and host_ms is what the listener and the
-database take for one. comparison.first is of a listener that has just started,
-comparison.steady is the next one when nothing has changed, comparison.busy
-when something has come to or left every tenth host.
+Placement is a fake that counts its requests and answers at once; requests is
+their number per host, and host_ms is the time of the listener and the database
+per host. comparison.first is the first sync of a listener, comparison.steady
+the next one without changes, comparison.busy the one after a server was placed
+on or left every tenth host.
 """
 
 import time
@@ -31,9 +31,9 @@ _TAKES = {'VCPU': 1, 'MEMORY_MB': 2048, 'DISK_GB': 20}
 
 
 class Placement:
-    """Answers for hosts with one provider each.
+    """Fake placement, for hosts with one provider each.
 
-    :ivar asked: how often it was
+    :ivar asked: the number of requests
     """
 
     def __init__(self, hosts: int) -> None:
@@ -45,12 +45,12 @@ class Placement:
             for _server in range(SERVERS)} for uuid in self.generations}
 
     def hosts(self) -> tuple[list[compute_hosts.ComputeHost], bool]:
-        """As Nova has them."""
+        """Return the hosts as Nova has them."""
         return [compute_hosts.ComputeHost(uuid, uuid, uuid, {})
                 for uuid in self.generations], True
 
     def ask(self, url: str) -> dict[str, ty.Any]:
-        """In the place of :func:`nova_hosts.ask_placement`."""
+        """Replace :func:`compute_hosts.ask_placement`."""
         self.asked += 1
         kind, _, what = url.removeprefix('/resource_providers').rpartition('/')
         uuid = kind.strip('/')
@@ -68,14 +68,15 @@ class Placement:
             if of_one in ('', one)]}
 
     def change(self) -> None:
-        """Let a server come to every tenth host, or leave it."""
+        """Add a server to every twentieth host, and remove one from as many.
+        """
         for number, uuid in enumerate(self.generations):
             if number % 20 == 0:
                 self.generations[uuid] += 1
                 self._consumers[uuid][uuidutils.generate_uuid()] = {
                     'resources': _TAKES}
             elif number % 20 == 10:
-                # The generation does not tell.
+                # The generation of the provider does not change.
                 self._consumers[uuid].popitem()
 
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts with devices: what eight child providers each add to what is asked.
+"""Hosts with devices: the costs of eight child providers each.
 
 The same 10,000 hosts with 1,000,000 bookings of parts of hosts, on SQLite,
 once plain and once with eight devices each: one resource class, four kinds of
-two providers. Every eighth booking has a device. What is asked of the plain
-hosts is asked of these together with a device of one kind.
+two providers. Every eighth booking has a device. Queries of the plain hosts
+are compared with the same queries plus a device of one kind.
 
-filter: what our filter asks for a leased server about as many hosts as Nova
-gets from placement, which gives it 1,000 candidates: with devices, eight for
-each host. pick: a host for a server of a lease. refusal: more servers than
-there is capacity for, with the earliest start. ratio is the median of these
-over that of the plain hosts in the same run.
+filter: the query of our filter for a leased server, for as many hosts as Nova
+gets from placement, which returns 1,000 candidates: with devices, eight per
+host. pick: a host for a server of a lease. refusal: more servers than there is
+capacity for, with the next start. ratio is that of the medians with devices
+and without, in the same run.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ from tests import driven
 
 HOSTS, BOOKINGS, LEASES = 10_000, 1_000_000, 50_000
 DEVICES, KINDS = 8, 4
-#: What placement gives Nova at most ([scheduler] max_placement_results).
+#: Placement's maximum for Nova ([scheduler] max_placement_results).
 CANDIDATES = 1000
 QUESTIONS = 50
 DEMAND = {'VCPU': 2, 'MEMORY_MB': 4096, 'DISK_GB': 20}
 
-#: What is asked, by name.
+#: Queries by name.
 Questions: ty.TypeAlias = dict[str, ty.Callable[[], object]]
 
 
@@ -66,7 +66,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 def add_devices(database: api.Database) -> None:
-    """Give hosts devices, and every eighth booking one."""
+    """Add devices to all hosts, and one to every eighth booking."""
     one = '[1, 1, 1, 1]'
     host = sa.literal('"host') + sa.cast(models.Host.id, sa.Text)
     units: ty.Any = sa.literal('{"": {}')
@@ -90,9 +90,9 @@ def add_devices(database: api.Database) -> None:
 
 def questions(database: api.Database, demand: model.Demand, each: int,
               ) -> Questions:
-    """What is asked of a database.
+    """Return the queries of a database.
 
-    :param each: how many candidates a host has
+    :param each: number of candidates per host
     """
     chance, clock = random.Random(worlds.SEED), driven.ManualClock(worlds.NOW)
     searching = admissions.Admission(database, clock)
@@ -121,14 +121,14 @@ def questions(database: api.Database, demand: model.Demand, each: int,
 
 def compare(plain: Questions, devices: Questions,
             ) -> ty.Iterator[records.Record]:
-    """Ask both in turn."""
+    """Run the queries of both in turn."""
     for name in plain:
         took: list[list[float]] = [[], []]
         for number in range(QUESTIONS + 1):
             for ask, times in zip((plain[name], devices[name]), took):
                 begin = time.perf_counter()
                 ask()
-                # At first everything is read and compiled.
+                # The first query is a warm-up.
                 if number:
                     times.append((time.perf_counter() - begin) * 1000)
         yield records.Record(

@@ -2,14 +2,14 @@
 
 """Leases that start in the same second, carried out by two listeners.
 
-Each of the two is a process with sixteen workers, as many leases of twenty
-projects wait for the second at which all of them are due, and what Nova does
-for each start takes so long: action is 0.2 s, free is nothing. A lease counts
-as started when its build is sent, by its own gate.
+Each listener is a process with sixteen workers. The leases of twenty projects
+are due in the same second, and each start takes Nova a fixed time: 0.2 s in
+action, none in free. A lease counts as started when its build is sent with its
+dispatch permit.
 
-seconds: from the second until the last one is started; per_second: starts in
-that time; p50_ms and p99_ms: how
-late they are; client_ms and server_ms: CPU time for each of them.
+seconds: from that second until the last lease is started; per_second: starts
+in that time; p50_ms and p99_ms: lateness; client_ms and server_ms: CPU time
+per lease.
 """
 
 import itertools
@@ -46,9 +46,9 @@ from tests import databases
 from tests.unit import base
 
 LISTENERS, WORKERS, PROJECTS, HOSTS = 2, 16, 20, 100
-#: By name: how many leases there are, and the seconds that each takes.
+#: By name: the number of leases, and the seconds that each start takes.
 CASES = {'action': (1000, 0.2), 'free': (1000, 0.0), 'hundred': (100, 0.0)}
-#: Seconds until what has not started is not waited for any more.
+#: Timeout in seconds for the starts.
 PATIENCE = 120
 
 
@@ -65,7 +65,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 def measure(name: str, place: servers.Place, count: int, action: float,
             ) -> ty.Iterator[records.Record]:
-    """Have so many leases start, each of which takes so long."""
+    """Start leases, each of which takes some time."""
     admission.add_hosts(place.url, HOSTS)
     key = encryption.new_key()
     due = int(time.time()) + 10 + count // 50
@@ -92,7 +92,7 @@ def measure(name: str, place: servers.Place, count: int, action: float,
 
 def book(url: str, key: str, count: int, due: int,
          strategy: selection.Strategy = selection.pack) -> None:
-    """Make leases that start in one second."""
+    """Create leases that start in the same second."""
     clock = clocks.SystemClock()
     database = api.Database(databases.configuration(url))
     kinds = resource_types.ResourceTypes({}, base.FakeType())
@@ -115,7 +115,7 @@ def book(url: str, key: str, count: int, due: int,
 
 
 class Cloud(base.FakeCloud):
-    """Takes its time for each build, and remembers when it was sent."""
+    """Takes some time for each build, and records when it was sent."""
 
     def __init__(self, action: float) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Cloud(base.FakeCloud):
 
 def listen(url: str, key: str, name: str, count: int, action: float,
            due: int) -> None:
-    """One of the listeners: carries out what is due until nothing is left."""
+    """Run one of the listeners until nothing is left to carry out."""
     logging.disable(logging.WARNING)
     clock = clocks.SystemClock()
     conf = databases.configuration(url, workers=WORKERS)

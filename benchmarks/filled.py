@@ -2,8 +2,8 @@
 
 """A database filled with a world (:mod:`benchmarks.world`), in bulk.
 
-Rows are written as they would be after all leases were made, without asking
-anybody; there are no changes, as after they have been trimmed.
+Rows are written as they are after all leases were created, without any check;
+there are no changes in the feed, as after trimming.
 """
 
 import typing as ty
@@ -22,17 +22,17 @@ CHUNK = 20_000
 
 
 def connect(url: str) -> api.Database:
-    """A connection, as a process of its own would have."""
+    """Return a connection like that of a separate process."""
     return api.Database(databases.configuration(url))
 
 
 def fill(url: str, world: worlds.World, leases: int,
          events: bool = False) -> None:
-    """Write the hosts, so many leases, and the bookings dealt out to them.
+    """Write hosts, leases, and the bookings, distributed over the leases.
 
     No booking has a server.
 
-    :param events: whether the leases have theirs, four each
+    :param events: whether to write four events for each lease
     """
     database = connect(url)
     ids = [uuidutils.generate_uuid() for _lease in range(leases)]
@@ -69,7 +69,7 @@ def fill(url: str, world: worlds.World, leases: int,
         _insert(connection, models.Booking, (
             _booking(world, number, ids[number % leases])
             for number in range(len(world.host))))
-    # As a database does by itself after a while.
+    # As databases do automatically after a while.
     analyze = {'mysql': 'ANALYZE TABLE bookings', 'postgresql': 'ANALYZE'}
     if database.engine.dialect.name in analyze:
         with database.engine.begin() as connection:

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The filter beside those of Nova: 1,000 hosts and 1,000,000 bookings.
+"""Our filter compared with Nova's: 1,000 hosts and 1,000,000 bookings.
 
-Each request goes through the filters that Nova enables by itself (filters.nova
-is all of them, and those that take long have a row of their own) and then
-through ours, as nova-scheduler has them do it: with Nova's own objects, the
-same hosts, and the books in MariaDB. Before each request somebody else's boot
-changes the usage of a host, which has to be read at once for a server with a
-lease, and within a second for any other. One of the hosts that are left is
-claimed then (any, if none is), in the books alone: nobody asks placement. It
-goes again, so that the cloud stays as full as it is: every fourth request, for
-the largest of the servers, finds no host.
+Each request passes the filters that Nova enables by default (filters.nova is
+their sum; slow ones have records of their own) and then ours, as in
+nova-scheduler: with Nova's own objects, the same hosts, and the reservation
+database in MariaDB. Before each request another boot changes the usage of a
+host, which must be read at once for a server with a lease, and within a second
+for others. Then one of the hosts that passed (any, if none did) is claimed, in
+the reservation database only, without placement. The claim is removed again,
+so that the load of the cloud does not change: every fourth request, for the
+largest servers, finds no host.
 
 filters.plain are requests without a lease, filters.leased those with one, and
-filters.claim.* what is claimed for them; ratio is what ours takes for each
-millisecond of Nova's filters, the median of all requests. cpu_p50_ms and
-cpu_ratio leave out what the database does, and what others on the machine do:
-the wait for it is most of what a busy one adds.
+filters.claim.* their claims; ratio is our time divided by that of Nova's
+filters, the median of all requests. cpu_p50_ms and cpu_ratio only count CPU
+time of this process, without the database and without waiting for other
+processes, which dominates on a busy machine.
 """
 
 import datetime
@@ -58,7 +58,7 @@ REQUESTS = 100
 SIZES = ((1, 1, 1), (2, 4, 20), (4, 16, 80), (8, 32, 160))
 
 Ask: ty.TypeAlias = ty.Callable[[objects.RequestSpec], ty.Any]
-#: By name, request and round: see :func:`timed`.
+#: By name, request and round: results of :func:`timed`.
 Times: ty.TypeAlias = dict[str, list[list[tuple[float, float]]]]
 
 
@@ -74,7 +74,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 def measure(url: str, requests: int) -> ty.Iterator[records.Record]:
-    """Ask all filters for servers without a lease, and for leased ones."""
+    """Run all filters for servers without a lease, and for leased ones."""
     chance = random.Random(worlds.SEED)
     database = filled.connect(url)
     leased = lease_servers(database, requests)
@@ -92,7 +92,7 @@ def measure(url: str, requests: int) -> ty.Iterator[records.Record]:
             'claim': lambda spec: claim(
                 spec, chance.choice(kept or hosts))}
     boots = itertools.cycle(host.service['host'] for host in hosts)
-    # Loads the books.
+    # Load the index.
     offer(hosts, request(uuidutils.generate_uuid(), 0))
     ask_ours(request(uuidutils.generate_uuid(), 0))
     for kind, ids in (
@@ -104,7 +104,7 @@ def measure(url: str, requests: int) -> ty.Iterator[records.Record]:
                 each.append([])
             for _round in range(records.ROUNDS):
                 boot(database, next(boots))
-                # As Nova does it: a request is not the same one twice.
+                # As in Nova, each request has a new object.
                 spec = request(server_id, number, kind == 'leased')
                 offer(hosts, spec)
                 for name, ask in asks.items():
@@ -115,7 +115,7 @@ def measure(url: str, requests: int) -> ty.Iterator[records.Record]:
 
 
 def told(kind: str, took: Times) -> ty.Iterator[records.Record]:
-    """The records of one kind of requests."""
+    """Yield the records of one kind of requests."""
     wall, cpu = ({name: [[one[part] for one in rounds] for rounds in each]
                   for name, each in took.items()} for part in (0, 1))
     rows = {'ours': f'filters.{kind}', 'claim': f'filters.claim.{kind}'}
@@ -135,17 +135,17 @@ def told(kind: str, took: Times) -> ty.Iterator[records.Record]:
 
 
 def timed(ask: Ask, spec: objects.RequestSpec) -> tuple[float, float]:
-    """Milliseconds, and those of them in which this process worked."""
+    """Return the elapsed milliseconds, and the CPU time in them."""
     start, cpu = time.perf_counter(), time.thread_time()
     ask(spec)
     return (1000 * (time.perf_counter() - start),
             1000 * (time.thread_time() - cpu))
 
 
-# -- the books ---------------------------------------------------------------
+# -- the reservation database ------------------------------------------------
 
 def lease_servers(database: api.Database, count: int) -> list[str]:
-    """Give servers to bookings of different hosts; returns their ids."""
+    """Assign servers to bookings of different hosts; return their ids."""
     table = models.Booking.__table__
     with database.begin() as connection:
         bookings = connection.scalars(sa.select(sa.func.min(table.c.id))
@@ -155,14 +155,14 @@ def lease_servers(database: api.Database, count: int) -> list[str]:
         for booking, server_id in ids.items():
             connection.execute(table.update().where(
                 table.c.id == booking).values(server_id=server_id))
-        # As placement was asked once what runs there.
+        # As if placement had been queried for the consumers.
         connection.execute(models.Host.__table__.update().values(
             consumers={}))
     return list(ids.values())
 
 
 def boot(database: api.Database, host: str) -> None:
-    """Somebody else's server has come to a host."""
+    """Record another server on a host."""
     with database.begin() as connection:
         inventory.record(connection, int(time.time()), host, host,
                          uuidutils.generate_uuid(),
@@ -172,15 +172,15 @@ def boot(database: api.Database, host: str) -> None:
 # -- Nova --------------------------------------------------------------------
 
 def configure(url: str) -> None:
-    """As an operator would in nova.conf."""
-    # What is logged is made, and written to nowhere, but for our own end.
+    """Configure the process as an operator would in nova.conf."""
+    # Log messages are formatted but written nowhere, except uncaught errors.
     hook = sys.excepthook
     process.configure(['nova-scheduler', '--config-file', os.devnull,
                        '--log-file', os.devnull], 'nova-scheduler')
     sys.excepthook = hook
     opts.register_opts(process.CONF)
     process.CONF.set_override('connection', url, 'blazar_database')
-    # Nobody reports here that he is up.
+    # No service reports here.
     process.CONF.set_override('service_down_time', 86_400)
     group = process.CONF.filter_scheduler
     for name, added in (
@@ -193,7 +193,7 @@ def configure(url: str) -> None:
 
 def nova_asks(hosts: list[host_manager.HostState],
               ) -> ty.Iterator[tuple[str, Ask]]:
-    """Each of the filters that Nova enables by itself."""
+    """Yield each of the filters that Nova enables by default."""
     classes = {one.__name__: one for one in nova_filters.HostFilterHandler(
     ).get_matching_classes(['nova.scheduler.filters.all_filters'])}
     for name in process.CONF.filter_scheduler.enabled_filters:
@@ -213,7 +213,7 @@ def offer(hosts: ty.Iterable[host_manager.HostState],
 
 
 def claim(spec: objects.RequestSpec, host: host_manager.HostState) -> None:
-    """As Nova's scheduler does it, with a placement that says yes."""
+    """Claim as Nova's scheduler does, with a placement that accepts."""
     placement = mock.Mock()
     placement.claim_resources.return_value = True
     utils.claim_resources(None, placement, spec, spec.instance_uuid, {
@@ -222,14 +222,14 @@ def claim(spec: objects.RequestSpec, host: host_manager.HostState) -> None:
 
 
 def release(server_id: str) -> None:
-    """As Nova's scheduler does it for a server whose request fails."""
+    """Clean up as Nova's scheduler does if the request of a server fails."""
     manager.SchedulerManager._cleanup_allocations(
         mock.Mock(), None, [server_id])
 
 
 def host_states(database: api.Database,
                 ) -> ty.Iterator[host_manager.HostState]:
-    """The hosts of the books as Nova's scheduler has them."""
+    """Yield the hosts of the reservation database as Nova's scheduler does."""
     now = datetime.datetime.now(datetime.UTC)
     with database.reader() as session:
         rows = session.execute(sa.select(models.Host.__table__)).all()
@@ -258,7 +258,7 @@ def host_states(database: api.Database,
 
 def request(server_id: str, number: int, leased: bool = False,
             ) -> objects.RequestSpec:
-    """For one server, as nova-conductor asks for it."""
+    """Return a request for one server like that of nova-conductor."""
     vcpus, memory, disk = SIZES[number % len(SIZES)]
     return objects.RequestSpec(
         instance_uuid=server_id, num_instances=1, is_bfv=False,

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Galera: the long race of tests/races on three MariaDB nodes at once.
+"""Galera: the long race of tests/races on three MariaDB nodes concurrently.
 
-The nodes replicate over 127.0.0.1, on free ports; clients use their Unix
-sockets. Two of the processes in three are on another node than who they race
-with. problems must be 0: what is wrong in the tables, in any process's index
-or in what was raised.
+The nodes replicate over 127.0.0.1, on free ports; clients use Unix sockets.
+Two of three processes use another node than their competitors. problems must
+be 0: it counts errors in the tables, in any process's index, and exceptions.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ class Node(servers.Mariadb):
     """One of the nodes."""
 
     package = 'mariadb-server and galera-4'
-    # rsync as root would serve as nobody, and that one may read nothing.
+    # As root, rsync would serve as user nobody, who cannot read the files.
     user = 'mysql'
 
     def __init__(self, port: int, members: ty.Sequence[int]) -> None:
@@ -55,9 +54,9 @@ class Node(servers.Mariadb):
                 '--wsrep-node-address=127.0.0.1',
                 f'--wsrep-node-name=node{self._port}',
                 '--wsrep-sst-method=rsync',
-                # Before it ends, a transaction waits for what the others
-                # have committed: a lease that one process made is seen by
-                # whoever it tells.
+                # Each transaction first waits for earlier commits of other
+                # nodes: processes see a lease that another one created and
+                # announced.
                 '--wsrep-sync-wait=1', '--wsrep-slave-threads=2',
                 f'--wsrep-sst-receive-address=127.0.0.1:{self._port + 2}',
                 '--wsrep-provider-options='
@@ -67,7 +66,7 @@ class Node(servers.Mariadb):
                 'gcache.size=64M']
 
     def size(self) -> int:
-        """How many nodes this one sees; 0 while it is not ready."""
+        """Return the number of nodes in the cluster; 0: it is not ready."""
         try:
             with self._administrator.connect() as connection:
                 status = {name: value for name, value in connection.execute(
@@ -96,11 +95,11 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 def measure(urls: list[str], seconds: float) -> ty.Iterator[records.Record]:
-    """The race, and what came of it."""
+    """Run the race and yield its results."""
     with contest.Contest(urls, seed=20) as race:
         race.run(seconds)
         problems = race.problems() + race.failures
-        # The nodes have the last writes when they answer (sync wait).
+        # The nodes answer after the last writes were applied (sync wait).
         problems += race.wrong_pictures()
         for problem in problems[:5]:
             print(problem)
@@ -112,7 +111,7 @@ def measure(urls: list[str], seconds: float) -> ty.Iterator[records.Record]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of which the two that follow are free as well."""
+    """Return ports that are free, with the two that follow each."""
     found: list[int] = []
     port = 24_567
     while len(found) < count:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Growth: what ten times as many hosts, or bookings, cost.
+"""Growth: the costs of ten times as many hosts or bookings.
 
-Whole hosts, a year at 70 % load; h: hosts, b: bookings. Where there are more
-bookings they are shorter, and so is what is asked for. load: what it costs a
-process of its own to read them all from SQLite (see coldload).
+Whole hosts, a year at 70 % load; h: hosts, b: bookings. With more bookings,
+these and the requested windows are shorter. load: reading all from SQLite in a
+new process (see coldload).
 """
 
 import typing as ty

@@ -2,17 +2,15 @@
 
 """Healing: 100 of 1,000 hosts fail, under a tenth of 10,000 leases.
 
-Each lease is one server that comes within the hour, so that all that were
-promised a host that has failed get another one at once. One listener looks
-after them, or two do; another process makes leases of its own meanwhile,
-since others go on.
+Each lease has one server and starts within the hour, so that the bookings on a
+failed host are reassigned at once. One or two listeners do that; another
+process creates leases meanwhile.
 
-first_s, last_s: from the moment at which it is seen that the hosts are down
-until the first lease has another one, and the last; per_second: leases in
-that time; beside_pct: leases that the other process makes meanwhile, of what
-it makes in as long a time when nothing fails; client_ms and server_ms: CPU
-time for each lease that gets another host (server_ms: with those that the
-other process makes).
+first_s, last_s: from the detection of the failure until the first and the last
+lease has another host; per_second: leases in that time; beside_pct: leases
+that the other process creates meanwhile, in percent of its rate without a
+failure; client_ms and server_ms: CPU time per lease that gets another host
+(server_ms: including the leases of the other process).
 """
 
 import itertools
@@ -46,11 +44,11 @@ from tests import databases
 from tests.unit import base
 
 HOSTS, FAILED, LEASES = 1000, 100, 10_000
-#: How many listeners there are, in turn.
+#: Numbers of listeners, in turn.
 LISTENERS = (1, 2)
 HOUR = 3600
-#: Seconds for which leases are made while nothing fails, and until what has
-#: no other host is not waited for any more.
+#: Seconds for which leases are created before the failure, and timeout for
+#: other hosts.
 BEFORE, PATIENCE = 5, 120
 
 
@@ -71,7 +69,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 def measure(name: str, place: servers.Place, key: str, listeners: int,
             failed: int) -> ty.Iterator[records.Record]:
-    """Have so many hosts fail."""
+    """Let hosts fail."""
     maker, *heard = processes = [subprocess.Popen(
         [sys.executable, '-W', 'ignore', '-m', 'benchmarks.healing', place.url,
          *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -109,7 +107,7 @@ def _go(process: subprocess.Popen[str]) -> None:
 
 
 def make(url: str) -> None:
-    """The other process: makes leases until nobody listens any more."""
+    """Run the other process: create leases until its input is closed."""
     worker = admission.Worker(url, 'lease', 'pack', 1)
     print('ready', flush=True)
     sys.stdin.readline()
@@ -122,7 +120,7 @@ def make(url: str) -> None:
 
 
 def listen(url: str, key: str, failed: int) -> None:
-    """One of the listeners: binds what is on hosts that have failed."""
+    """Run one of the listeners: reassign bookings on failed hosts."""
     clock = clocks.SystemClock()
     database = api.Database(databases.configuration(url))
     search = admissions.Admission(database, clock)
@@ -167,7 +165,7 @@ def listen(url: str, key: str, failed: int) -> None:
 
 
 def main(arguments: ty.Sequence[str]) -> None:
-    """Without arguments the benchmark; with some, one of its processes."""
+    """Run one of the benchmark's processes."""
     logging.disable()
     if len(arguments) > 1:
         url, key, failed = arguments

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases of many servers, and what a thousand hosts cost.
+"""Leases of many servers, and the costs of a thousand hosts.
 
-make: a lease of one server on each of 1,000 hosts; end: all of it, by its
-withdrawal. statements are those of the database, begin and commit not
-counted. run and gone: it is told of 400 servers of one lease, one after the
-other, that they run and that they are gone; seconds for all of them.
+make: a lease of one server on each of 1,000 hosts; end: its withdrawal.
+statements does not count begin and commit. run and gone: 400 servers of one
+lease are observed one after the other as running, and as deleted; seconds for
+all of them.
 
-beside: while another process books twenty servers a second on the same hosts,
-so many leases of all of them are made, one after the other. unmade_pct is how
-many of them were not; slowest_s how long the slowest took; others_unmade_pct
-how many of the small ones were not made meanwhile.
+``beside``: while another process books twenty servers a second on the same
+hosts, leases of all hosts are created, one after the other. unmade_pct: how
+many of them failed; slowest_s: time of the slowest; others_unmade_pct: how
+many of the other process's leases failed meanwhile.
 """
 
 import json
@@ -64,9 +64,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 class Books:
-    """The books, with somebody who makes leases of as many servers as there
-    are hosts.
-    """
+    """Creates leases of servers on different hosts in a database."""
 
     def __init__(self, url: str, strategy: str = 'pack') -> None:
         self.clock = clocks.SystemClock()
@@ -85,7 +83,7 @@ class Books:
         self.statements += not statement.startswith('BEGIN')
 
     def make(self, count: int, vcpus: int) -> dict[str, ty.Any]:
-        """A lease that starts tomorrow, of servers on different hosts."""
+        """Create a lease from tomorrow on, of servers on different hosts."""
         start = self.clock.now() + 86_400
         return self.leases.creation.create(creation.NewLease(
             'project', 'user', requests.LeaseRequest(
@@ -108,9 +106,9 @@ class Books:
 
 def measure(name: str, place: servers.Place, hosts: int, count: int,
             ) -> ty.Iterator[records.Record]:
-    """What a large lease costs."""
+    """Measure a large lease."""
     books = Books(place.url)
-    # Everything is read, connected and compiled.
+    # Warm up: caches, connections and compiled statements.
     driven.withdraw(books.leases, books.make(2, 1)['id'])
     made: list[dict[str, ty.Any]] = []
     for what, work in (('make', lambda: made.append(books.make(hosts, 8))),
@@ -140,7 +138,7 @@ def measure(name: str, place: servers.Place, hosts: int, count: int,
 
 def beside(name: str, place: servers.Place, hosts: int, count: int,
            ) -> ty.Iterator[records.Record]:
-    """Large leases, while small ones are made all the time."""
+    """Create large leases while another process creates small ones."""
     process = subprocess.Popen(
         [sys.executable, '-W', 'ignore', '-m', 'benchmarks.large', place.url],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -168,7 +166,7 @@ def beside(name: str, place: servers.Place, hosts: int, count: int,
 
 
 def small(url: str) -> None:
-    """The process beside: a small lease each time, until it is told to end."""
+    """Run the other process: create small leases until its input is closed."""
     logging.disable()
     books = Books(url, 'spread')
     books.make(1, 1)

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests: how long users wait for the lease API, beside Nova's own.
+"""Latency of the lease API, compared with Nova's own.
 
-It starts a stack of its own (tests/stack, a few hosts) and wants the machine
-to itself, so it runs only when it is named. All requests are made one after
-the other in each round, so that each has the others beside it, at the same
-load.
+Starts a stack of its own (tests/stack, a few hosts) and needs the machine
+exclusively, so it runs only if it is named. Each round sends all requests one
+after the other, so that they are measured under the same load.
 
 latency.servers, latency.boot: GET /servers, and POST /servers without a lease.
 latency.post, .get, .put, .delete: a lease of one server that starts in a day:
-it is made, shown, given a later end, and deleted before its start.
-latency.held: a boot with such a lease, the lease in its hints.
-latency.trust, latency.untrust: what keystone takes to make a trust, which POST
-and PUT ask of it while they do something else, and to delete one, which they
-and DELETE leave for after the answer. latency.providers: what placement takes
-to say which hosts a server may use, which POST waits for.
+it is created, shown, extended, and deleted before its start.
+latency.held: a boot with an equal lease in its hints.
+latency.trust, latency.untrust: keystone's creation of a trust, which POST and
+PUT do in another thread, and its deletion, which POST, PUT and DELETE do after
+the answer. latency.providers: placement's answer about the hosts that a server
+may use, for which POST waits.
 
-p50_ms is the median over the rounds; of_servers the median of the quotients
-with the GET /servers of the same round.
+p50_ms is the median over the rounds; of_servers the median of the ratios to
+GET /servers in the same round.
 """
 
 import collections
@@ -32,7 +31,7 @@ from tests import stack
 
 DAY = 86_400
 ROUNDS, QUICK = 30, 3
-#: Rounds before those that count: processes load things at first.
+#: Warm-up rounds, which do not count.
 WARM = 2
 
 
@@ -55,9 +54,9 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 class User:
-    """Makes requests one after the other.
+    """Sends requests one after the other.
 
-    :ivar took: by kind, the milliseconds of each request
+    :ivar took: the milliseconds of each request, by kind
     """
 
     def __init__(self, nova: stack.Stack) -> None:
@@ -73,11 +72,11 @@ class User:
                 self._client('GET', '/flavors')['flavors']
                 if flavor['name'] == 'm1.nano')}
         self.took: dict[str, list[float]] = collections.defaultdict(list)
-        # No two trusts of a user may expire in the same second.
+        # Keystone rejects two trusts of a user that expire in the same second.
         self._expiry = time.time() + DAY
 
     def round(self) -> None:
-        """Make each request once."""
+        """Send each request once."""
         self._ask('servers', 'GET', '/servers')
         plain = self._ask('boot', 'POST', '/servers', {
             'server': self._server})['server']['id']

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The plain scan: what it would cost to look through the list of bookings.
+"""The plain scan: the costs of searching a list of bookings.
 
-It does what a scan in a database does, with everything already in memory: go
-through all bookings, collect those that overlap the window by host, and see
-how full each host is at most.
+It does what a table scan in a database does, with all data in memory: iterate
+over all bookings, group those that overlap the window by host, and compute the
+peak usage of each host.
 """
 
 import collections
@@ -18,7 +18,7 @@ Row: ty.TypeAlias = tuple[int, int, int, dict[str, int]]
 
 
 def rows(world: worlds.World) -> list[Row]:
-    """The list of all bookings."""
+    """Return the list of all bookings."""
     classes = list(world.amounts)
     amounts = zip(*(world.amounts[rc].tolist() for rc in classes))
     return [(host, start, end, dict(zip(classes, amount)))
@@ -30,7 +30,7 @@ def rows(world: worlds.World) -> list[Row]:
 def fits(world: worlds.World, bookings: list[Row], demand: model.Demand,
          window: model.Window, hosts: ty.Collection[int] | None = None,
          ) -> dict[int, int]:
-    """How many servers fit, for each host."""
+    """Return how many servers fit on each host."""
     overlapping = collections.defaultdict(list)
     for host, start, end, amounts in bookings:
         if start < window.end and window.start < end:

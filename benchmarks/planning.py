@@ -2,13 +2,13 @@
 
 """Plans of migrations: 200 hosts, 2,000 servers, up to 20 hosts' worth.
 
-Hosts of 64 CPUs that are three quarters full; a fifth of the servers may go to
-half of the hosts only. What is wanted is whole hosts, halves or quarters of
-them, on hosts of which none has room for that now. ``planning.large`` has 320
-servers that want a sixteenth each. ``of_naive`` is how many servers the plans
-move, all together, against those of who empties one host after the other
-(fewest servers first, each server to the first host with room);
-``times_naive`` how many times longer a plan takes, in the middle.
+Hosts of 64 CPUs that are three quarters full; a fifth of the servers may use
+only half of the hosts. The demands are for whole hosts, halves or quarters of
+them, on hosts of which none has enough free capacity. ``planning.large`` has
+320 servers of a sixteenth each. ``of_naive`` is the number of servers that the
+plans move in all, relative to emptying one host after the other (fewest
+servers first, each server to the first host where it fits); ``times_naive`` is
+the ratio of the median times.
 """
 
 import random
@@ -24,7 +24,7 @@ CPUS = 64
 
 
 class Case(ty.NamedTuple):
-    """What a plan is made of."""
+    """The input of a plan."""
 
     places: list[move_planner.PlannedHost]
     movable: list[move_planner.Movable]
@@ -43,7 +43,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 def case(dice: random.Random, hosts: int, cpus: int) -> Case:
-    """A cloud, and a wish for up to a tenth of its hosts."""
+    """Return a cloud, and a demand for up to a tenth of its hosts."""
     ids = range(1, hosts + 1)
     places, movable = [], []
     for host_id in ids:
@@ -57,7 +57,7 @@ def case(dice: random.Random, hosts: int, cpus: int) -> Case:
                 f'{host_id}-{number}', host_id, _amounts(size),
                 None if dice.random() < .8 else frozenset(
                     dice.sample(ids, hosts // 2))))
-        # What else is there stays.
+        # All other servers cannot be moved.
         free = min(free, max(cpus - 1, 3)) if dice.random() < .7 else free
         later = dice.choice((0, 0, free // 4))
         places.append(move_planner.PlannedHost(
@@ -74,7 +74,7 @@ def _amounts(cpus: int) -> dict[str, int]:
 
 
 def naive(one: Case) -> int | None:
-    """How many servers move if one host after the other is emptied."""
+    """Return how many servers are moved if hosts are emptied in turn."""
     room = {place.id: {rc: min(amount, place.beyond[rc])
                        for rc, amount in place.within.items()}
             for place in one.places}

@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Measured values: how they are taken, written and printed."""
+"""Measured values: measuring, writing and printing them."""
 
 import dataclasses
 import time
 import typing as ty
 
-#: How often every question is asked.
+#: Number of rounds in which each query is measured.
 ROUNDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One figure. The unit is the end of the metric's name."""
+    """One result. The metric's name ends in its unit."""
 
     name: str
     metric: str
     value: float
 
     def line(self, bound: float | None) -> dict[str, ty.Any]:
-        """What is written to the file."""
+        """Return the line for the file."""
         return {**dataclasses.asdict(self), 'bound': bound}
 
 
 def times(name: str, ask: ty.Callable[..., ty.Any],
           questions: ty.Sequence[ty.Any], rounds: int = ROUNDS,
           ) -> ty.Iterator[Record]:
-    """Ask every question, several rounds; yields :func:`of_rounds`."""
+    """Run every query in several rounds; yield :func:`of_rounds`."""
     measured: list[list[float]] = [[] for _question in questions]
     for _round in range(rounds):
         for mine, question in zip(measured, questions):
@@ -38,11 +38,11 @@ def times(name: str, ask: ty.Callable[..., ty.Any],
 
 def of_rounds(name: str, measured: ty.Sequence[ty.Sequence[float]],
               ) -> ty.Iterator[Record]:
-    """The times in ms, given all that were measured, by question.
+    """Yield the times in ms, given all that were measured, by query.
 
-    p50, p95 and p99 are taken over the questions, of each the best round: so
-    what else the machine did in between is mostly left out, and what a
-    question costs is not. The last metric has every single one in it.
+    p50, p95 and p99 are taken over the best rounds of the queries, which
+    mostly excludes other load on the machine but not the costs of the queries.
+    The last metric includes every round.
     """
     best = [min(mine) for mine in measured]
     for percent in (50, 95, 99):
@@ -52,13 +52,13 @@ def of_rounds(name: str, measured: ty.Sequence[ty.Sequence[float]],
 
 
 def percentile(values: ty.Iterable[float], percent: int) -> float:
-    """The value that so many percent of all do not exceed."""
+    """Return the value that a percentage of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def memory() -> tuple[float, float]:
-    """What this process has in memory now, and had at most, in MiB."""
+    """Return the memory of this process, current and peak, in MiB."""
     with open('/proc/self/status') as file:
         said = dict(line.split(':', 1) for line in file)
     now, most = (int(said[name].split()[0]) / 1024
@@ -84,7 +84,7 @@ class Table:
         self._cells.append(cell)
 
     def close(self) -> None:
-        """Print what has come since the name changed."""
+        """Print the cells since the name changed."""
         if self._cells:
             print(f'{self._name:<34}', '  '.join(self._cells), flush=True)
         self._cells = []

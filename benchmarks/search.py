@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Searches: earliest start and rooms, 10,000 hosts, 1,000,000 bookings.
+"""Searches: next start and fitting hosts; 10,000 hosts, 1,000,000 bookings.
 
 A year at 70 % load. ``earliest.whole``: whole hosts; ``earliest.parts``:
-parts of hosts in three resource classes; n: how many servers; ``filtered``:
+parts of hosts in three resource classes; n: number of servers; ``filtered``:
 on a random fifth of the hosts. Durations are from an hour to a week, with
-``long`` from an hour to two months. ``ratio`` is how many times longer the
-plain scan takes to look at the wanted start alone, in the middle.
+``long`` from an hour to two months. ``ratio`` is the median time of the plain
+scan for the wanted start alone, relative to that of the index.
 """
 
 import functools
@@ -32,7 +32,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 def _measure(kind: str, world: worlds.World, number: int,
              ) -> ty.Iterator[records.Record]:
     index, bookings = world.timeline(), plain.rows(world)
-    # A real process does not have a million lists to collect garbage in.
+    # Exclude these lists from garbage collection, which real processes lack.
     gc.collect()
     gc.freeze()
     chance = random.Random(worlds.SEED)
@@ -74,7 +74,7 @@ def _ratio(name: str, ask: ty.Callable[[worlds.Question], ty.Any],
            questions: list[worlds.Question],
            look: ty.Callable[[worlds.Question], None],
            ) -> ty.Iterator[records.Record]:
-    """The times of questions, and of a few of them by the plain scan."""
+    """Yield the times of queries, and of a few of them by the plain scan."""
     fast = list(records.times(name, ask, questions))
     slow = next(records.times(name, look, questions[:5], 1))
     yield from fast

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Series: the largest lease that recurs, and who waits for it.
+"""Series: the largest recurring lease, and how long others wait for it.
 
-100 occurrences with 10 servers each, on hosts of their own, in a cloud of 300
-hosts and 30,000 bookings, on MariaDB and on PostgreSQL. It is made, renamed,
-and moved to another hour. Another process makes leases of one server and
-deletes them meanwhile; wait_ms is how much longer the slowest of them takes
-than the slowest in as long a time without the series, of three rounds the
-best, on the slower database. seconds is what the request takes itself, without
-Nova.
+100 occurrences with 10 servers each, on different hosts, in a cloud of 300
+hosts and 30,000 bookings, on MariaDB and on PostgreSQL. The series is created,
+renamed, and moved to another hour. Meanwhile another process creates and
+deletes leases of one server; wait_ms is how much longer its slowest lease
+takes than the slowest in the same time without the series (the best of three
+rounds, on the slower database). seconds is the time of the request itself,
+without Nova.
 """
 
 import contextlib
@@ -44,19 +44,19 @@ from tests.unit.blazar_core import racer
 
 HOSTS, BOOKINGS, LEASES = 300, 30_000, 6_000
 OCCURRENCES, SERVERS = 100, 10
-#: Seconds for which leases are made without the series at least.
+#: Minimum seconds for which leases are created without the series.
 ALONE = 1.5
 
 
 class Standing(clocks.SystemClock):
-    """A clock that always shows one date, and that time passes."""
+    """A clock with a fixed date, whose elapsed time runs."""
 
     def now(self) -> int:
         return worlds.NOW
 
 
 class Member:
-    """A project of its own."""
+    """A member of a project, who makes requests."""
 
     def __init__(self, url: str, project_id: str) -> None:
         self.database = filled.connect(url)
@@ -88,7 +88,7 @@ class Member:
         return [dataclasses.replace(one, granted=granted) for one in series]
 
     def plain(self) -> None:
-        """What everybody does: a server for an hour."""
+        """Make the most usual request: a server for an hour."""
         start = worlds.NOW + worlds.DAY
         new, = self.granted([self.new(requests.LeaseRequest(
             'lease', model.Window(start, start + 3600), None, (), 'delete',
@@ -97,7 +97,7 @@ class Member:
             self.leases, self.leases.creation.create(new, None)['id'])
 
     def make(self) -> str:
-        """Make the largest series; returns its id."""
+        """Create the largest series; return its id."""
         first = worlds.NOW + worlds.DAY // 2
         windows = tuple(model.Window(
             first + number * worlds.DAY, first + number * worlds.DAY + 3600)
@@ -139,8 +139,8 @@ class Member:
 
 
 def wait(url: str) -> None:
-    """Make leases until the input ends; prints what the slowest took of those
-    of each part, which a line of input begins.
+    """Create leases until the input ends; print the slowest time after each
+    line of input, and start over.
     """
     member = Member(url, 'other')
     member.plain()
@@ -165,7 +165,7 @@ def _has_input() -> bool:
 
 
 class Waiter:
-    """Another process, which makes leases all the time."""
+    """Another process, which creates leases all the time."""
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(
@@ -174,7 +174,7 @@ class Waiter:
         self._line()
 
     def longest(self) -> float:
-        """What the slowest took since this was last asked, in seconds."""
+        """Return the slowest time since the last call, in seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write('\n')
         self._process.stdin.flush()
@@ -198,7 +198,7 @@ class Cost(ty.NamedTuple):
 
 
 def measure(kind: str, size: int) -> dict[str, Cost]:
-    """What each kind of request takes on a database; the best of some rounds.
+    """Return the costs of each request on a database: the best of some rounds.
     """
     found: dict[str, list[Cost]] = {}
     with servers.place(kind) as place:

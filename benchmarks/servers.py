@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Database servers for benchmarks, set up as an operator would.
+"""Database servers for benchmarks, configured as in production.
 
-But one thing: no commit waits for a disk, since it is not the disk of this
-machine that is measured. Started and ended like those of the tests
-(:mod:`tests.databases`), and like those on Unix sockets only.
+There is one exception: no commit waits for a disk, as the disk of this machine
+is not to be measured. They are started and stopped like those of the tests
+(:mod:`tests.databases`), and also listen on Unix sockets only.
 """
 
 import contextlib
@@ -25,26 +25,26 @@ KINDS = ('sqlite', 'mariadb', 'postgresql')
 
 
 class Mariadb(databases.Mariadb):
-    """1 GiB of buffers, and a log that is synced once a second.
+    """A server with 1 GiB of buffers and a log that is synced once a second.
 
-    It is written at each commit (innodb_flush_log_at_trx_commit=2).
+    The log is written at each commit (innodb_flush_log_at_trx_commit=2).
     """
 
     def _serve(self) -> list[str]:
-        # Of two that contradict each other, the later one counts.
+        # If two of them conflict, the later one counts.
         return [*super()._serve(), '--innodb-flush-log-at-trx-commit=2',
                 '--innodb-flush-method=fsync',
                 '--innodb-buffer-pool-size=1G',
                 '--innodb-log-file-size=512M']
 
     def pid(self) -> int:
-        """The process that serves."""
+        """Return the id of the server's process."""
         with open(f'{self.folder}/pid') as file:
             return int(file.read())
 
 
 class Postgresql(databases.Postgresql):
-    """256 MiB of shared buffers, synchronous_commit=off."""
+    """A server with 256 MiB of shared buffers, and synchronous_commit=off."""
 
     def _serve(self) -> list[str]:
         settings = ['fsync=on', 'full_page_writes=on', 'max_wal_size=2GB',
@@ -53,22 +53,22 @@ class Postgresql(databases.Postgresql):
             word for setting in settings for word in ('-c', setting))]
 
     def pid(self) -> int:
-        """The process that serves."""
+        """Return the id of the server's process."""
         with open(f'{self.folder}/data/postmaster.pid') as file:
             return int(file.readline())
 
 
 class Place(ty.NamedTuple):
-    """A database with the schema in it.
+    """A database with the schema.
 
-    :ivar pid: of its server; None where there is none
+    :ivar pid: process id of its server; None: there is no server
     """
 
     url: str
     pid: int | None
 
     def cpu(self) -> float:
-        """Seconds of CPU that the server and its children have used."""
+        """Return the CPU seconds of the server and its children."""
         return 0 if self.pid is None else _cpu(self.pid, with_past=True) + sum(
             _cpu(child, with_past=False) for child in _children(self.pid))
 
@@ -80,9 +80,9 @@ def _server(server_class: type[ty.Any]) -> ty.Any:
 
 @contextlib.contextmanager
 def place(kind: str) -> ty.Iterator[Place]:
-    """A database of its own.
+    """Provide a database.
 
-    :raises unittest.SkipTest: when its server is not installed
+    :raises unittest.SkipTest: if its server is not installed
     """
     if kind == 'sqlite':
         with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def place(kind: str) -> ty.Iterator[Place]:
 
 def answers(place: Place, processes: ty.Sequence[subprocess.Popen[str]],
             ) -> tuple[list[dict[str, ty.Any]], float]:
-    """Wait until processes have done their work.
+    """Wait until processes have finished.
 
     :returns: the JSON that each has printed, and the CPU seconds of the
         server meanwhile
@@ -123,7 +123,9 @@ def _stat(pid: int) -> list[str]:
 
 
 def _cpu(pid: int, with_past: bool) -> float:
-    """Of a process, and if wanted of its children that have ended."""
+    """Return the CPU seconds of a process, with those of ended children if
+    requested.
+    """
     try:
         return sum(int(ticks) for ticks in _stat(pid)[
             11:15 if with_past else 13]) / _TICKS

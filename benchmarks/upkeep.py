@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Upkeep of the index: load, memory, changes, forgetting.
+"""Upkeep of the index: load, memory, changes, removal of the past.
 
 10,000 hosts, 1,000,000 bookings; whole hosts, and parts of hosts in three
-classes. Load is from arrays in memory. A change takes a booking of some days
-away, or adds it again; the slowest ones lay everything out anew.
+classes. Loads from arrays in memory. A change removes a booking of some days,
+or adds it again; the slowest ones rebuild the arrays.
 """
 
 import time

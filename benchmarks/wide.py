@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A hundred thousand hosts: the questions of one boot, and a cold load.
+"""A hundred thousand hosts: the queries of one boot, and a cold load.
 
-800,000 bookings of parts of hosts, on SQLite: what is in memory is measured.
-Before each question somebody else's boot has changed the usage of a host.
+800,000 bookings of parts of hosts, on SQLite, as the index in memory is
+measured. Before each query another boot changes the usage of a host.
 
-filter.plain and filter.leased: what our filter asks for a server without a
-lease and for one with, about the thousand hosts that placement gives Nova at
-most. pick: a host for a server of a lease; pick.properties: for one that goes
-only to a fifth of the hosts. load: all of it, in a process of its own, which
-has grown by MiB then, and by most_MiB on the way. Each host has a name and a
-usage of its own.
+filter.plain and filter.leased: the query of our filter for a server without a
+lease and with one, for the thousand hosts that placement returns at most.
+pick: a host for a server of a lease; pick.properties: for a server that fits
+on a fifth of the hosts only. load: all of it in a new process; MiB is the
+growth of the process, most_MiB its peak. Each host has a name and a usage of
+its own.
 """
 
 import random
@@ -35,7 +35,7 @@ from blazar_core.db import models
 from tests import driven
 
 HOSTS, BOOKINGS, LEASES = 100_000, 800_000, 50_000
-#: What placement gives Nova at most ([scheduler] max_placement_results).
+#: Placement's maximum for Nova ([scheduler] max_placement_results).
 ASKED = 1000
 QUESTIONS = 50
 DEMAND = {'VCPU': 2, 'MEMORY_MB': 4096, 'DISK_GB': 20}
@@ -60,7 +60,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 
 
 def ask(database: api.Database) -> ty.Iterator[records.Record]:
-    """What is asked, one after the other."""
+    """Run the queries one after the other."""
     chance, clock = random.Random(worlds.SEED), driven.ManualClock(worlds.NOW)
     searching = admissions.Admission(database, clock)
     eligible_hosts = eligibility.Eligibility(database, clock, searching.index)
@@ -80,7 +80,7 @@ def ask(database: api.Database) -> ty.Iterator[records.Record]:
                                                            asked),
         'pick': lambda: searching.pick(plain, window),
         'pick.properties': lambda: searching.pick(special, window)}
-    # Everything is read and compiled.
+    # Warm up: caches and compiled statements.
     for question in what.values():
         question()
     for name, question in what.items():

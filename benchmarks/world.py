@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The world that is measured: hosts, their bookings, questions.
+"""The world of the benchmarks: hosts, bookings, queries.
 
-Everything is drawn with a fixed seed. A host has *lanes*; in each of them,
-bookings and gaps follow each other, so that no host is ever overbooked and
-each is taken for the same part of the year, on average.
+All of it is random with a fixed seed. A host has *lanes*, in which bookings
+and gaps alternate, so that no host is overbooked and each is used for the same
+part of the year on average.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ DAY = 86_400
 YEAR = 365 * DAY
 LOAD = 0.7
 
-#: The class of a whole host, and the demand for one.
+#: The class of a whole host, and the capacity in parts of hosts.
 WHOLE = 'CUSTOM_HOST'
 PARTS = {'VCPU': 64, 'MEMORY_MB': 64 * 4096, 'DISK_GB': 64 * 50}
 
@@ -33,8 +33,7 @@ Ints: ty.TypeAlias = npt.NDArray[np.int64]
 class World:
     """Hosts 1..n with the same capacity, and arrays of bookings.
 
-    :ivar usual: how long a booking lasts on average where it takes all of a
-        host, in seconds
+    :ivar usual: the average seconds of a booking, if each took all of a host
     """
 
     hosts: int
@@ -46,7 +45,7 @@ class World:
     usual: float
 
     def timeline(self) -> timelines.Timeline:
-        """All of it in an index."""
+        """Return an index with all hosts and bookings."""
         index = timelines.Timeline()
         for host in range(1, self.hosts + 1):
             index.set_host(host, self.capacity, {})
@@ -56,14 +55,14 @@ class World:
 
     def booking(self, number: int,
                 ) -> tuple[int, model.Window, dict[str, int]]:
-        """One of the bookings."""
+        """Return one of the bookings."""
         return (int(self.host[number]), model.Window(
             int(self.start[number]), int(self.end[number])),
             {rc: int(amount[number]) for rc, amount in self.amounts.items()})
 
 
 def whole(hosts: int, bookings: int) -> World:
-    """Bookings of whole hosts."""
+    """Return a world with bookings of whole hosts."""
     chance = np.random.default_rng(SEED)
     host, start, end, usual = _lanes(chance, hosts, bookings, 1)
     return World(hosts, {WHOLE: 1}, host, start, end,
@@ -71,7 +70,9 @@ def whole(hosts: int, bookings: int) -> World:
 
 
 def parts(hosts: int, bookings: int) -> World:
-    """Bookings of up to an eighth of a host, in three classes."""
+    """Return a world with bookings of up to an eighth of a host, in three
+    classes.
+    """
     chance = np.random.default_rng(SEED)
     host, start, end, usual = _lanes(chance, hosts, bookings, 8)
     size = chance.choice([2, 4, 8], len(host), p=[0.1, 0.2, 0.7])
@@ -83,10 +84,10 @@ def parts(hosts: int, bookings: int) -> World:
 
 def _lanes(chance: np.random.Generator, hosts: int, bookings: int, lanes: int,
            ) -> tuple[Ints, Ints, Ints, float]:
-    """Bookings and gaps in turn; both are short mostly and long sometimes.
+    """Return alternating bookings and gaps, mostly short and sometimes long.
 
-    A booking lasts from 1 to 336 parts, each length as likely as its double
-    (from an hour to two weeks with 100 bookings a year).
+    A booking lasts from 1 to 336 units, and each length is as likely as its
+    double (from an hour to two weeks with 100 bookings a year).
     """
     each = bookings // (hosts * lanes)
     shape = (hosts * lanes, each)
@@ -104,26 +105,26 @@ def _lanes(chance: np.random.Generator, hosts: int, bookings: int, lanes: int,
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A demand that is to fit for a time, not before an instant."""
+    """A demand for a duration, not before an instant."""
 
     demand: model.Demand
     duration: int
     not_before: int
 
     def window(self) -> model.Window:
-        """The first one that would do."""
+        """Return the first window that would do."""
         return model.Window(self.not_before, self.not_before + self.duration)
 
 
 def questions(world: World, count: int, number: int, days: float = 7,
               sizes: ty.Sequence[int] = (4, 8, 16, 32, 48),
               ) -> list[Question]:
-    """``number`` questions for so many servers.
+    """Return queries for a number of servers.
 
     They are for an hour to ``days`` days (with 100 bookings of a host a year;
-    otherwise in proportion to what is usual), each length as likely as its
-    double, and begin in the first three quarters of the year. Servers have a
-    size of ``sizes`` VCPUs, or are whole hosts.
+    otherwise in proportion to ``usual``), each length as likely as its double,
+    and start in the first three quarters of the year. Servers have a number of
+    VCPUs from ``sizes``, or are whole hosts.
     """
     chance = np.random.default_rng(SEED + count)
     scale = world.usual / (2.555 * DAY)

@@ -2,8 +2,8 @@
 
 """The Nova of the functional tests, on HTTP ports of the loopback.
 
-So that the real `openstack` client works with it, a few lines stand in for
-keystone (any password will do) and for glance (one image, read only).
+For the real `openstack` client, it includes minimal fakes of keystone (which
+accepts any password) and of glance (one image, read only).
 """
 
 import collections.abc
@@ -19,10 +19,10 @@ import typing as ty
 import urllib.parse
 from wsgiref import simple_server
 
-# Before what reads it: this is no test, it may run for days.
+# Set before it is read: the cloud may run for days.
 os.environ['OS_TEST_TIMEOUT'] = '0'
 
-# Before Nova: it says that there shall be no eventlet.
+# Imported before Nova, as it disables eventlet.
 from tests.functional import nova_box  # noqa: E402, I100
 from tests import samples  # noqa: E402
 
@@ -51,10 +51,10 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 class _Handler(simple_server.WSGIRequestHandler):
     def log_message(self, *_args: ty.Any) -> None:
-        """Requests are in Nova's log."""
+        """Log nothing: Nova's log has the requests."""
 
     def address_string(self) -> str:
-        """Without a look-up of the client's name."""
+        """Return the address without a look-up of the client's name."""
         return ty.cast(str, self.client_address[0])
 
 
@@ -84,11 +84,11 @@ def not_found(start: Start, service: str) -> list[bytes]:
 
 
 class Keystone:
-    """Tokens for everybody; the user called admin has the admin role."""
+    """Fake keystone: tokens for every user; user admin has the admin role."""
 
     def __init__(self) -> None:
         self.url = serve(self)
-        #: service type -> endpoint
+        #: Endpoints by service type.
         self.catalog = {'identity': self.url + '/v3'}
 
     def __call__(self, environ: Environ, start: Start) -> list[bytes]:
@@ -149,7 +149,7 @@ class Keystone:
 
 
 class Glance:
-    """The images of Nova's Glance fixture, for looking at."""
+    """Fake glance: the images of Nova's Glance fixture, read only."""
 
     FIELDS = ('id', 'name', 'status', 'size', 'container_format',
               'disk_format', 'min_ram', 'min_disk', 'protected',
@@ -183,7 +183,7 @@ class Glance:
 
 
 class PlacementAuth:
-    """Turns a token of ours into one of placement's `noauth2` strategy."""
+    """Converts our tokens to those of placement's `noauth2` strategy."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -205,16 +205,16 @@ class Cloud(nova_box.NovaBox):
              'host2': nova_box.Capacity(4, 8192, 100)}
 
     def runTest(self) -> None:
-        """A test case has to have a test."""
+        """Do nothing: a test case must have a test."""
 
     def _make_folder(self) -> str:
-        # Outlives this object: whoever made it decides what to keep.
+        # Not removed by cleanups: close() decides whether to keep it.
         return tempfile.mkdtemp(prefix='blazar-demo-')
 
     def open(self) -> None:
-        """Start everything, and serve it.
+        """Start all services, and serve them.
 
-        :raises Exception: whatever the start of a service raised
+        :raises Exception: any error of their start
         """
         self.setUp()
         self._log_to_file()
@@ -229,7 +229,7 @@ class Cloud(nova_box.NovaBox):
         self.listener.start()
 
     def _log_to_file(self) -> None:
-        """Nova's test harness keeps its log in memory; this goes on."""
+        """Log to a file: Nova's test harness would keep the log in memory."""
         self.log_file = os.path.join(self.folder, 'nova.log')
         handler = logging.FileHandler(self.log_file)
         handler.setLevel(logging.INFO)
@@ -238,7 +238,7 @@ class Cloud(nova_box.NovaBox):
         logging.root.handlers[:] = [handler]
 
     def _offer_little(self) -> None:
-        """One image and two flavors; those of the tests are for tests."""
+        """Offer one image and two flavors, without those of the tests."""
         self.glance.images.clear()
         self.glance.create(nova_context.get_admin_context(), dict(IMAGE))
         admin = self.client()
@@ -247,12 +247,12 @@ class Cloud(nova_box.NovaBox):
                 admin.delete_flavor(flavor['id'])
 
     def member(self) -> nova_box.ApiClient:
-        """A client for the user who has no rights but an ordinary one's."""
+        """Return the client of an ordinary user."""
         return self.client(nova_box.Identity('demo'))
 
     def close(self, keep_folder: bool) -> None:
         """Stop what was started."""
-        # The cleanups take the attributes away.
+        # The cleanups delete attributes.
         folder = self.folder
         self.listener.stop()
         self.listener.wait()
@@ -262,7 +262,8 @@ class Cloud(nova_box.NovaBox):
 
     @staticmethod
     def paste_changes() -> list[str]:
-        """The lines of api-paste.ini that turn the plugin on, as a diff."""
+        """Return the lines of api-paste.ini that enable the plugin, as a diff.
+        """
         before = samples.nova_paste()
         after = samples.with_leases(before)
         return [line for line in difflib.ndiff(before.splitlines(),
@@ -270,7 +271,7 @@ class Cloud(nova_box.NovaBox):
                 if line.startswith(('- ', '+ '))]
 
     def exports(self, user: str = 'demo') -> dict[str, str]:
-        """The environment in which the openstack client finds this cloud."""
+        """Return the openstack client's environment for this cloud."""
         return {'OS_AUTH_URL': self.keystone.url + '/v3',
                 'OS_USERNAME': user, 'OS_PASSWORD': 'any',
                 'OS_PROJECT_NAME': 'demo', 'OS_REGION_NAME': 'RegionOne',

@@ -2,8 +2,8 @@
 
 """The tour of ./tools/demo: leases on a real Nova, by the real client.
 
-It checks what it shows. The exit status is 0 when all was as it should be,
-1 when something was not (the summary says what), 2 when Nova did not start.
+It checks what it shows. The exit status is 0 if all checks succeed, 1 if one
+fails (the summary names it), 2 if Nova does not start.
 """
 
 import time
@@ -25,31 +25,31 @@ import traceback  # noqa: E402
 import typing as ty  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: Seconds after BEGUN at which the tour gives up whatever it is doing.
+#: Seconds after BEGUN at which the tour is aborted.
 LIMIT = 85
-#: Seconds between two looks at something that is waited for.
+#: Seconds between two checks of a condition that is waited for.
 LOOK = 0.25
 
-#: Options that stay on one line with what follows them.
+#: Options that stay on one line with their value.
 WITH_VALUE = ('--hint', '--image', '--flavor', '--config-file', '-c')
 
-#: What is shown of the wide table of leases.
+#: Columns that are shown of the wide table of leases.
 LEASE_COLUMNS = ('Name', 'Status', 'Start (UTC)', 'End (UTC)')
 
-#: What the openstack command says each time where python-blazarclient 4.6 is
-#: installed, too: one of its commands does not exist.
+#: Warning of the openstack command if python-blazarclient 4.6 is installed,
+#: which names a command that does not exist.
 NOT_OURS = "Could not load 'reservation_host_unset'"
 
 Command = ty.Literal['openstack', 'blazar-nova-manage']
 
 
-#: How a terminal is told of each.
+#: Escape codes of each style.
 STYLES = {'title': '1', 'look': '36', 'command': '1;32', 'right': '32',
           'wrong': '1;31'}
 
 
 def say(text: str = '', style: str | None = None) -> None:
-    """Print a line, on a terminal that has colours in one of them."""
+    """Print a line, in a style if the terminal supports colors."""
     if style is not None and sys.stdout.isatty() and (
             'NO_COLOR' not in os.environ and
             os.environ.get('TERM') not in (None, 'dumb')):
@@ -58,26 +58,26 @@ def say(text: str = '', style: str | None = None) -> None:
 
 
 def title(text: str) -> None:
-    """What a step of the tour is about."""
+    """Print the title of a step of the tour."""
     say()
     say(f'== {text}', 'title')
 
 
 def look(text: str) -> None:
-    """What to look at in what comes next."""
+    """Print what to look at in the next output."""
     say()
     say(textwrap.fill(text, 79, initial_indent='# ', subsequent_indent='# '),
         'look')
 
 
 def date(seconds: float) -> str:
-    """As lease_params takes it, UTC."""
+    """Return a time in UTC as lease_params accepts it."""
     return datetime.datetime.fromtimestamp(
         seconds, datetime.UTC).strftime('%Y-%m-%d %H:%M:%S')
 
 
 def quoted(word: str) -> str:
-    """A word of a command as one writes it for the shell."""
+    """Return a word of a command, quoted for the shell."""
     name, equals, value = word.partition('=')
     if equals and shlex.quote(name) == name:
         return f'{name}={shlex.quote(value)}'
@@ -85,7 +85,7 @@ def quoted(word: str) -> str:
 
 
 def as_typed(words: collections.abc.Sequence[str]) -> str:
-    """The command as somebody would type it, in lines of 79 columns."""
+    """Return a command as it would be typed, in lines of 79 columns."""
     parts: list[str] = []
     for word in words:
         if parts and parts[-1] in WITH_VALUE:
@@ -94,7 +94,7 @@ def as_typed(words: collections.abc.Sequence[str]) -> str:
             parts.append(quoted(word))
     lines = ['$']
     for part in parts:
-        # What stands in quotes may go on in another line.
+        # Quoted text may continue in the next line.
         first, *more = part.replace('", "', '",\n        "').split('\n') if (
             len(part) > 72) else [part]
         if len(lines[-1]) + len(first) > 76:
@@ -106,14 +106,14 @@ def as_typed(words: collections.abc.Sequence[str]) -> str:
 
 
 def written(line: str) -> str:
-    """A line of a configuration file, as one may write a long one."""
+    """Return a line of a configuration file, wrapped if it is long."""
     return '\n'.join(textwrap.wrap(
         line.replace(',', ', '), 75, subsequent_indent='    ')).replace(
             ', ', ',') if len(line) > 75 else line
 
 
 def show(output: str) -> None:
-    """Show what a command wrote: its long lines wrapped, tables narrowed."""
+    """Show the output of a command, with lines wrapped and tables narrowed."""
     lines = [line for line in output.strip().splitlines()
              if not line.startswith(NOT_OURS)]
     cells = [[cell.strip() for cell in line.strip('|').split('|')]
@@ -128,7 +128,7 @@ def show(output: str) -> None:
 
 
 def table(rows: list[list[str]]) -> list[str]:
-    """Rows, the first of which has the titles, as the clients draw them."""
+    """Return rows, the first with the titles, as a table of the client."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = '+' + ''.join('-' * (width + 2) + '+' for width in widths)
     drawn = ['|' + ''.join(f' {cell:{width}} |' for cell, width in
@@ -137,7 +137,8 @@ def table(rows: list[list[str]]) -> list[str]:
 
 
 class Waiting:
-    """Shows what is waited for: one line that changes, or some lines."""
+    """Shows what is waited for: one changing line on a terminal, or several.
+    """
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -154,7 +155,10 @@ class Waiting:
             say(text)
 
     def done(self) -> float:
-        """:returns: the seconds it took"""
+        """Show the end of the wait.
+
+        :returns: the seconds it took
+        """
         if self.terminal:
             print('\r\033[K', end='')
         took = time.monotonic() - self.since
@@ -163,7 +167,7 @@ class Waiting:
 
 
 class Tour:
-    """Shows commands, runs them, and notes what was not as it should be."""
+    """Shows commands, runs them, and records which checks fail."""
 
     def __init__(self, cloud: ty.Any) -> None:
         self.cloud = cloud
@@ -181,14 +185,14 @@ class Tour:
             'right' if right else 'wrong')
 
     def left(self) -> float:
-        """Seconds until the tour has to be over."""
+        """Return the seconds until the tour is aborted."""
         return BEGUN + LIMIT - time.monotonic()
 
     def run(self, command: Command, *words: str, see: str) -> tuple[int, str]:
-        """Run a command as it is shown.
+        """Show a command and run it.
 
         :param see: what to look at
-        :returns: its exit status, and what it wrote
+        :returns: its exit status and output
         """
         look(see)
         say(as_typed([command, *words]), 'command')
@@ -243,7 +247,7 @@ class Tour:
     def wait(self, name: str, *statuses: str, about: str = '') -> str:
         """Wait until a server has one of the statuses, or is in ERROR.
 
-        :returns: the status that it has then, or has when time is up
+        :returns: its status then, or at the timeout
         """
         waiting = Waiting(f'{name} to be {statuses[0]}{about}')
         statuses += ('ERROR',)
@@ -256,15 +260,15 @@ class Tour:
         return status
 
     def host(self, name: str) -> str | None:
-        """Where a server is, as an admin sees it."""
+        """Return the host of a server, as an admin sees it."""
         (server,) = self.admin.get_servers(search_opts={'name': f'^{name}$'})
         return ty.cast('str | None', server['OS-EXT-SRV-ATTR:host'])
 
 
 class Leases(Tour):
-    """The steps, in their order."""
+    """The steps of the tour in their order."""
 
-    #: Seconds that the lease of the second step lasts.
+    #: Duration in seconds of the lease of the second step.
     LENGTH = 15
 
     def walk(self) -> None:
@@ -291,8 +295,8 @@ class Leases(Tour):
                        '-c', 'RAM', see=(
                            'There are two hosts of 4 VCPUs: a medium flavor '
                            'takes half of a host, a large one all of it.'))
-        # What a command costs on this machine decides how much later
-        # 'later' is: six of them are typed before that lease starts.
+        # The start of that lease depends on how fast commands are on this
+        # machine: six of them run before it.
         self.ahead = max(20, round(9 * (time.monotonic() - begun)))
 
     def lease_now(self) -> None:
@@ -317,7 +321,7 @@ class Leases(Tour):
         _, text = self.servers('vm-later exists, and is RESERVED: no host '
                                'works for it yet.')
         self.check('RESERVED' in text, 'vm-later is RESERVED')
-        # This client's --status knows no states but its own.
+        # The --status of this client only accepts Nova's own states.
         found = self.member.get_servers(search_opts={'status': 'RESERVED'})
         self.check([server['name'] for server in found] == ['vm-later'],
                    'GET /servers?status=RESERVED finds it')
@@ -385,7 +389,10 @@ class Leases(Tour):
 
 
 def summarize(tour: Tour) -> bool:
-    """:returns: whether all was as it should be"""
+    """Print the summary.
+
+    :returns: whether all checks have succeeded
+    """
     wrong = [what for right, what in tour.results if not right]
     title(f'{len(tour.results) - len(wrong)} of {len(tour.results)} '
           f'as it should be, after {time.monotonic() - BEGUN:.0f} s')
@@ -395,7 +402,7 @@ def summarize(tour: Tour) -> bool:
 
 
 def go_on() -> None:
-    """Three commands that come next."""
+    """Print three suggestions."""
     say('''
 To go on:
     ./tools/demo --keep                 the same, and the cloud stays for you
@@ -468,16 +475,16 @@ def main() -> int:
 
 
 def run() -> ty.NoReturn:
-    """main(), and then the end, whatever happened.
+    """Run main() and exit in any case.
 
-    Threads of Nova's that are still busy would keep the process for ever.
+    Busy threads of Nova would otherwise keep the process running.
     """
     status = 1
     try:
         status = main()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read this has seen enough.
+        # The reader has closed the pipe.
         pass
     except Exception:
         traceback.print_exc()

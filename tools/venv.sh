@@ -1,19 +1,18 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Sourced by the commands beside it. `use_venv` makes .venv in the top folder
-# of the repository, with everything of constraints.txt that running and
-# testing need, or finds that it has been made before; it sets VENV.
-# `use_venv stack-requirements.txt` adds what that file asks for.
-# `need_databases` and `need_stack_servers` install the servers that are
-# started, `need_browser` what Horizon is looked at with. `use_nova 33 ...` is
-# use_venv for an environment of its own, with that release of Nova in the
-# place of the other.
+# Sourced by the other commands in this folder. `use_venv` creates .venv in the
+# top folder of the repository, with the packages of constraints.txt that are
+# needed to run and to test, unless it is up to date; it sets VENV.
+# `use_venv stack-requirements.txt` also installs the packages of that file.
+# `need_databases` and `need_stack_servers` install servers, `need_browser` the
+# browser of the Horizon tests. `use_nova 33 ...` is use_venv for a separate
+# environment with that release of Nova.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
 CONSTRAINTS=constraints.txt
-# What the packages installed in .venv depend on.
+# Files that determine the packages in .venv.
 INPUTS=(constraints.txt requirements.txt test-requirements.txt setup.cfg
     setup.py pyproject.toml)
 IS_NEW='import sys; sys.exit(sys.version_info < (3, 11))'
@@ -27,7 +26,7 @@ die() {
     exit 1
 }
 
-# The first Python of at least 3.11; PYTHON=... names one.
+# Prints the first Python of at least 3.11, or the one of PYTHON=...
 find_python() {
     local name
     for name in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
@@ -44,8 +43,7 @@ can_make_venv() {
     "$1" -c 'import ensurepip, venv; ensurepip.version()' >/dev/null 2>&1
 }
 
-# Debian and Ubuntu have the part of Python that makes environments in a
-# package of its own.
+# Debian and Ubuntu have a separate package for Python's venv module.
 need_venv_module() {
     local python=$1 package
     can_make_venv "$python" && return
@@ -66,7 +64,7 @@ apt_install() {
         "$@"; } >/dev/null || true
 }
 
-# The packages of servers that are missing here.
+# Prints the packages of missing database servers.
 missing_databases() {
     local path=$PATH:/usr/sbin:/usr/local/sbin
     PATH=$path command -v mariadbd >/dev/null || echo mariadb-server
@@ -74,15 +72,15 @@ missing_databases() {
         command -v postgres >/dev/null || echo postgresql
 }
 
-# The same for a stack on one of them, mariadb or postgresql, whose nova-api is
-# served by waitress or uwsgi.
+# Prints the packages of missing servers of a stack, given its database
+# (mariadb or postgresql) and the server of nova-api (waitress or uwsgi).
 missing_stack_servers() {
     missing_databases | grep "^$1" || true
     [[ ${2-} != uwsgi ]] || missing_nginx
     [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || echo rabbitmq-server
 }
 
-# In front of uWSGI.
+# nginx is the proxy of uWSGI.
 missing_nginx() {
     PATH=$PATH:/usr/sbin command -v nginx >/dev/null || echo nginx-light
 }
@@ -92,8 +90,8 @@ missing_browser() {
     command -v chromedriver >/dev/null || echo chromium-driver
 }
 
-# Runs a command during which packages start nothing, in the way of invoke-rc.d
-# and deb-systemd-invoke: they ask this file first.
+# Runs a command in which installed packages start no services: invoke-rc.d
+# and deb-systemd-invoke run this file first.
 without_services() (
     policy=/usr/sbin/policy-rc.d
     if [[ ! -e $policy ]]; then
@@ -104,8 +102,7 @@ without_services() (
     "$@"
 )
 
-# Tests start servers of their own, privately; as services of the machine
-# they must not run.
+# Tests start private servers; the packages must not start services.
 need_databases() {
     need_or_skip missing_databases
 }
@@ -118,7 +115,8 @@ need_nginx() {
     need_or_skip missing_nginx
 }
 
-# Installs what a function names; tests can do without.
+# Installs the packages that a function prints. Failures are not fatal, as
+# tests that need them are skipped.
 need_or_skip() {
     local missing
     mapfile -t missing < <("$1")
@@ -136,7 +134,7 @@ need_or_skip() {
             "will be skipped."
 }
 
-# The same for a stack, which can do without none of its servers.
+# Installs the servers of a stack, which are all required.
 need_stack_servers() {
     local missing
     mapfile -t missing < <(missing_stack_servers "$@")
@@ -152,8 +150,8 @@ need_stack_servers() {
         die "apt-get could not install ${missing[*]}."
 }
 
-# What identifies an environment that still does: where it stands (its
-# scripts name their folder), its Python, and what was to be installed.
+# An environment is valid for its path (its scripts contain it), its Python,
+# and the files of packages to install.
 place_stamp() {
     printf '%s %s\n' "$VENV" "$("$1" -V)"
 }
@@ -162,7 +160,7 @@ input_stamp() {
     (cd "$ROOT" && sha256sum -- "$@")
 }
 
-# Reads pip's output, and shows how far it is.
+# Reads pip's output, and shows its progress.
 show_pip() {
     local line count=0 shown=$SECONDS
     while IFS= read -r line; do
@@ -178,8 +176,8 @@ show_pip() {
     done
 }
 
-# pbr asks git for the version. A tarball has no git to ask, and neither has
-# a machine without git or a folder that belongs to somebody else.
+# pbr gets the version from git. That fails in a tarball, without git, and in a
+# folder of another user.
 need_version() {
     [[ -e $ROOT/PKG-INFO ]] && return
     git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 && return
@@ -188,7 +186,7 @@ need_version() {
 
 run_pip() {
     cd "$ROOT" || return
-    # The constraints hold for what builds a package as well.
+    # The constraints also apply to build dependencies.
     PIP_CONSTRAINT=$ROOT/$CONSTRAINTS PIP_DISABLE_PIP_VERSION_CHECK=1 \
         "$VENV/bin/python" -m pip install --no-compile \
         -c "$CONSTRAINTS" "$@"
@@ -203,8 +201,8 @@ install_packages() {
     fi
 }
 
-# Installs what pip is told to unless it has been done for these files; what
-# has been is written down in the first argument.
+# Installs packages with pip unless that was done for the same contents of
+# these files; the file named by the first argument records it.
 need_installed() {
     local record=$VENV/$1 files stamp
     read -ra files <<<"$2"
@@ -220,7 +218,7 @@ need_installed() {
 use_venv() {
     local python lock place more
     python=$(find_python) || exit 1
-    # One at a time, when two commands are started together.
+    # Only one of several concurrent commands at a time.
     exec {lock}<"$ROOT"
     flock "$lock"
     place=$(place_stamp "$python")
@@ -238,7 +236,7 @@ use_venv() {
     exec {lock}<&-
 }
 
-# Without a release, or with that of constraints.txt, use_venv itself.
+# Equals use_venv without a release, or with that of constraints.txt.
 use_nova() {
     local release=$1 CONSTRAINTS=constraints.txt
     shift

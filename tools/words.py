@@ -24,7 +24,7 @@ import sys
 
 __all__ = ['lines', 'main', 'phrases']
 
-#: Each with what is meant by it in most texts, which is what to write.
+#: Regular expressions of the phrases.
 PHRASES = (
     r'he|him|his|himself|he who',
     r'nobody', r'any ?more', r'beside', r'away', r'told', r'said',
@@ -32,17 +32,17 @@ PHRASES = (
     r'whoever', r'one that', r'who asks?', r'com(?:es?|ing) to (?:its|their) '
     r'ends?', r'(?:falls?|fell) free', r'for ?ever', r'room', r'the books',
     r'(?:gives?|given|gave) (?:it |them )?back', r'goes', r'stands?')
-#: A phrase may go on in the next line.
+#: A phrase may continue in the next line.
 _PHRASE = re.compile(rf'\b(?:{"|".join(PHRASES)})\b'.replace(' ', r'\s+'),
                      re.IGNORECASE)
 
-#: What a reader does not read as prose: code, targets of links, quotations.
+#: Text that is not prose: code, targets of links, quotations.
 _LITERAL = re.compile(r'``.*?``|:[\w:-]+:`[^`]*`|`[^`]*`_|https?://\S+',
                       re.DOTALL)
 #: A directive with its arguments.
 _DIRECTIVE = re.compile(r' *\.\. [\w-]+::')
-#: What has no prose below it: some directives, and the end of a paragraph
-#: that announces a literal block.
+#: Directives without prose below them, and the end of a paragraph that
+#: introduces a literal block.
 _BLOCK = re.compile(
     r' *\.\. (?:code-block|parsed-literal|math|toctree|literalinclude|'
     r'program-help|autoprogram-cliff|show-options|show-policy)::.*|'
@@ -55,7 +55,7 @@ Lines = collections.abc.Iterator[tuple[int, str]]
 def lines(path: pathlib.Path, docstrings: bool = True) -> Lines:
     """Return the numbered lines of a file that people read.
 
-    :param docstrings: whether those of Python count too
+    :param docstrings: whether to include the docstrings of Python
     """
     text = path.read_text(encoding='utf-8')
     if path.suffix == '.py':
@@ -64,8 +64,8 @@ def lines(path: pathlib.Path, docstrings: bool = True) -> Lines:
 
 
 def _of_text(text: str) -> Lines:
-    """Yield what is neither blank nor literal."""
-    # Literals keep their line ends, so that numbers stay right.
+    """Yield the lines that are neither blank nor literal."""
+    # Literals keep their line ends, so that line numbers stay right.
     text = _LITERAL.sub(
         lambda literal: '_' + '\n' * literal[0].count('\n'), text)
     depth: int | None = None

@@ -191,7 +191,7 @@ class Waiter:
 
 
 class Cost(ty.NamedTuple):
-    """Seconds."""
+    """Costs of a request in seconds."""
 
     wait: float
     own: float

@@ -37,7 +37,7 @@ Environ: ty.TypeAlias = dict[str, ty.Any]
 #: Characters that databases reject: NUL, and unpaired surrogates.
 _UNSTORABLE = re.compile('[\x00\ud800-\udfff]')
 
-#: Server actions for which Nova needs another host.
+#: Server actions for which Nova chooses a host.
 _NEED_A_HOST = frozenset({
     'evacuate', 'migrate', 'os-migrateLive', 'resize', 'unshelve'})
 
@@ -216,7 +216,7 @@ class Guards:
                     asked, current=words, described=words,
                     server_ids=(server_id,)))
                 if revert is not None and granted is not None:
-                    # No scheduler claims a host for it.
+                    # No scheduler claims a host for a revert.
                     server_growth.revert(parts.database, parts.clock, granted,
                                          lease.id, server_id, revert)
         except (errors.DatabaseUnavailable, errors.NotFound):

@@ -104,6 +104,6 @@ def _stays(group: server_demand.Group, new: set[str], known: lookup.Lookup,
         (server_id, uuid): booked.get(server_id, without)[1]
         for server_id, service_host in group.running.items()
         for uuid, runs in services.items()
-        # A new server may still run, if its build is repeated.
+        # A kept server of a recurring lease may still run.
         if runs == service_host and server_id not in new}
     return [(host, its) for (_server_id, host), its in places.items()]

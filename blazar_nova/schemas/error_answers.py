@@ -76,8 +76,8 @@ _BY_CLOCK = (errors.InvalidLeaseParams, errors.LimitExceeded, errors.Conflict)
 
 def unless_skewed(exc: Exception, database: api.Database,
                   project_id: str = '', now: int = 0) -> Exception:
-    """Return the error to answer with: if the clock of this process is wrong,
-    that error takes precedence over an invalid date. Refusals are counted.
+    """Return the error to answer with: that the clock of this process is
+    wrong, if that may have caused the given one. Refusals are counted.
 
     :param project_id: of the user, with ``now``; empty: unknown
     """

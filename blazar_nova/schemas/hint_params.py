@@ -47,7 +47,7 @@ MAX_NAME = 255
 MAX_TAGS = 20
 #: No characters that end a tag in a list, in JSON or in a table.
 _TAG = re.compile(r'[\w .:=+#@()-]{1,60}')
-#: Seconds; 30 days.
+#: Maximum grace period in seconds: 30 days.
 MAX_GRACE = 2592000
 
 

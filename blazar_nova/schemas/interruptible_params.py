@@ -18,7 +18,7 @@ EXTRA_SPEC = 'blazar:interruptible'
 #: The hints that are read here.
 ARE = frozenset({boot_hints.INTERRUPTIBLE, boot_hints.SAFE_FOR,
                  boot_hints.ON_EVICT})
-#: Seconds; a year.
+#: Maximum of safe_for in seconds: a year.
 _LONGEST = 31_536_000
 
 

@@ -28,7 +28,7 @@ __all__ = ['CHANGE_KEYS', 'ChangeRequest', 'CreateRequest', 'MAX_LIMIT',
            'MAX_RESERVATIONS', 'MAX_WHOLE', 'change', 'check_total', 'create',
            'query']
 
-#: Maximum number of reservations of a lease, and of hosts it may return.
+#: Maximum number of reservations of a lease, and of hosts in remove_hosts.
 MAX_RESERVATIONS = 20
 #: Minimum and maximum seconds for which an offer is valid.
 OFFER = (60, 86400)

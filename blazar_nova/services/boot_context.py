@@ -36,7 +36,7 @@ _current: contextvars.ContextVar[Boot | None] = contextvars.ContextVar(
 
 
 def current() -> Boot | None:
-    """Return the boot that this thread handles; None: there is none."""
+    """Return the boot of this thread; None: none that may get a lease."""
     return _current.get()
 
 

@@ -134,7 +134,7 @@ class External:
 
         :returns: False if the service does not know the lease
         :raises LimitExceeded: if the service refuses, with its message
-        :raises CloudUnavailable: if its answer is none of these
+        :raises CloudUnavailable: if it does not answer, or incorrectly
         """
         if url is None:
             return True
@@ -233,9 +233,9 @@ def _requests(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
 def _reservation(described: ty.Mapping[str, ty.Any]) -> dict[str, ty.Any]:
     """Return a reservation as Blazar sends it: as the user has written it.
 
-    ``allocations`` is there for services that read it, but is always empty
-    unless given: a new lease has no hosts, and Nova may move servers later. A
-    reservation of a boot or of added servers has the amounts of its servers.
+    ``allocations`` is there for services that read it, and may be empty: a
+    new lease has no hosts, and Nova may move its servers later. A reservation
+    of a boot or of added servers has the amounts of its servers.
     """
     said = {'allocations': [], **described}
     resources = described.get('resources') or {}

@@ -311,8 +311,8 @@ class HostEnrollment:
 
 def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,
             ) -> Pause:
-    """Return a pause that waits for a number of seconds in all, counted from
-    its first call.
+    """Return a pause that raises a Conflict when so many seconds have passed
+    since its first call.
 
     :param say: called with the servers that are waited for
     """

@@ -106,7 +106,7 @@ class LeaseChanges:
         :param ids: of the leases that are updated together
         """
         change = asked.change
-        # Hosts that are disabled now may be usable when the lease starts.
+        # All leases of the request share its caches.
         asks = dataclasses.replace(
             asks, context=web_requests.for_project(
                 asks.context, lease['project_id']),
@@ -260,9 +260,9 @@ class LeaseChanges:
         A reservation whose demand is no longer valid, or has another size by
         now, keeps its hosts.
 
-        :param whole: True: reservations of whole hosts, which may get other
-            hosts in any case; False: the others, which get other hosts only
-            if they do not fit on their own
+        :param whole: True: reservations of whole hosts, which may get more
+            hosts then; False: the others, which get other hosts only if they
+            do not fit on their own
         """
         same = {}
         for one in lease['reservations']:

@@ -121,7 +121,7 @@ class Guards:
         try:
             held = self._parts.leases.lookup.held([server_id]).get(server_id)
         except errors.DatabaseUnavailable:
-            # Ordinary servers do not depend on the database.
+            # Ordinary servers must not depend on the database.
             return None
         context = environ['nova.context']
         return held if held is not None and (
@@ -264,7 +264,7 @@ class Guards:
                         one.uuid for one in compute_hosts.on_service_host(
                             target)):
                     raise
-                # Ordinary servers do not depend on the database.
+                # Ordinary servers must not depend on the database.
                 return None
         except (errors.DatabaseUnavailable, errors.CloudUnavailable) as exc:
             return nova_router.fault(environ, 503, (

@@ -134,7 +134,8 @@ class External:
 
         :returns: False if the service does not know the lease
         :raises LimitExceeded: if the service refuses, with its message
-        :raises CloudUnavailable: if it does not answer, or incorrectly
+        :raises CloudUnavailable: if it does not answer, or with another
+            status
         """
         if url is None:
             return True

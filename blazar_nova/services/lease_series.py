@@ -211,7 +211,7 @@ class LeaseSeries:
 
     def update(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
         """Rename and move all future occurrences: all, or none. They are moved
-        by the same local time as the lease that represents them.
+        by as much local time as the lease that represents them.
 
         :param lease: as :meth:`blazar_core.leases.series.Series.get`
             returns it

@@ -45,8 +45,8 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
     possible.
 
     Nothing is raised: the lease is reserved, and its build may have been
-    sent. Without a trust its servers are deleted by the service user, until
-    its owner extends it, which creates a trust.
+    sent. Without a trust the service user deletes its servers, unless the
+    owner extends the lease, which creates a trust.
 
     :param context: of a request of the owner
     :param lease: as it was created and recorded

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command blazar-nova-manage: what an operator does by hand."""
+"""The command blazar-nova-manage, for tasks of operators."""
 
 import argparse
 import collections

@@ -133,7 +133,7 @@ def amounts_of(facts: ty.Mapping[str, ty.Any]) -> model.Resources:
             nova_context.get_admin_context(), facts))
     except (exception.Invalid, ValueError) as exc:
         raise errors.InvalidLeaseParams(
-            f'Nova can make nothing of the flavor: {exc}') from exc
+            f'Nova rejects the flavor: {exc}') from exc
 
 
 def unreserved(context: ty.Any, facts: ty.Mapping[str, ty.Any],
@@ -166,7 +166,7 @@ def _spec_of(context: ty.Any, facts: ty.Mapping[str, ty.Any]) -> ty.Any:
                 facts.get(_DEVICES, [])))
     except (exception.NovaException, ValueError) as exc:
         raise errors.InvalidLeaseParams(
-            f'Nova can make nothing of the flavor: {exc}') from exc
+            f'Nova rejects the flavor: {exc}') from exc
 
 
 def reservation_of(flavor: ty.Any) -> str | None:

@@ -55,14 +55,15 @@ _OPTS: list[cfg.Opt] = [
                     'which project has it.'),
     cfg.StrOpt('blazar_az_prefix', default='blazar_',
                deprecated_opts=blazar_freepool.of_blazar('blazar_az_prefix'),
-               help='How the availability zone of a reservation begins; the '
-                    'rest is its id. Hosts that are in a zone of the '
-                    'operator stay in that.'),
+               help='Prefix of the availability zone of a reservation; the '
+                    'rest is its id. Hosts in a zone of the operator stay '
+                    'in it.'),
     cfg.StrOpt('after_lease', default='freepool', choices=[
-        ('freepool', 'They wait for the next one.'),
-        ('common', 'They serve everybody again, as soon as no other lease has '
-                   'booked them. To be leased again they are enrolled again.'),
-    ], help='What becomes of hosts when a lease is over that had them.'),
+        ('freepool', 'They stay enrolled, for other leases.'),
+        ('common', 'They become available to all workloads as soon as no '
+                   'other lease has booked them; they are no longer '
+                   'enrolled.'),
+    ], help='Use of the hosts of a lease after its end.'),
 ]
 
 

@@ -15,7 +15,7 @@ __all__ = ['Availability']
 
 
 class Availability(command.Lister):
-    """Show from when how many servers of a size could be leased.
+    """Show how many servers of a size can be leased, by start time.
 
     Each row holds for starts from its start_date to its end_date. If "more"
     is true in the last row, the list was cut there.

@@ -48,7 +48,7 @@ background: Canvas; color: CanvasText; font-family: sans-serif }}</style>
 
 
 class Calendar(command.Command):
-    """Draw what is reserved when, and how much capacity is free.
+    """Draw reservations and free capacity over time.
 
     Each row is a lease; for administrators also a host or a project. The last
     rows show how much is free of each resource class, from nothing to all.

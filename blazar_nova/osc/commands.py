@@ -297,7 +297,7 @@ def is_at(lease: Json, wanted: str) -> bool:
 # The commands
 
 class Quote(command.ShowOne):
-    """Ask whether a lease would fit, without making it.
+    """Check whether a lease would fit, without creating it.
 
     Exit code: 0 it fits, 3 it does not, 1 an error, 2 wrong arguments.
     """
@@ -323,7 +323,7 @@ class Quote(command.ShowOne):
 
 
 class Offer(LeaseCommand):
-    """Hold a lease for some minutes, to be accepted or to expire."""
+    """Reserve capacity until the offer is accepted or expires."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -342,7 +342,7 @@ class Offer(LeaseCommand):
 
 
 class Request(LeaseCommand):
-    """Ask for a lease, which may wait for capacity."""
+    """Create a lease, which may wait for capacity."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -391,7 +391,7 @@ class Accept(LeaseCommand):
 
 
 class Acknowledge(command.ShowOne):
-    """Say that you have seen that a lease got other hosts than at first."""
+    """Acknowledge a host change of a lease."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)

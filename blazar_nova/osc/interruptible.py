@@ -16,7 +16,7 @@ _COLUMNS = ('server_id', 'safe_until', 'evict_at', 'on_evict', 'project_id')
 
 
 class List(command.Lister):
-    """List interruptible servers, and until when they are safe."""
+    """List interruptible servers, with the time until which they are safe."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)

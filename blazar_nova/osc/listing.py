@@ -27,7 +27,7 @@ _UNITS = (('w', 604800), ('d', 86400), ('h', 3600), ('m', 60), ('s', 1))
 
 
 class List(command.Lister):
-    """List leases, with their servers and what is left of their time."""
+    """List leases, with their servers and remaining time."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)

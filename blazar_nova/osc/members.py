@@ -63,7 +63,7 @@ def _server_id(app: ty.Any, name: str) -> str:
 
 
 class Adopt(_Members):
-    """Put servers that run under a lease of their own, from now on."""
+    """Create a lease for running servers."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument('--name', metavar='<name>',
@@ -80,14 +80,14 @@ class Adopt(_Members):
 
 
 class AddServer(_Members):
-    """Put servers that run under a lease that has begun."""
+    """Add running servers to a lease that has started."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
         return self.change(parsed_args, 'add_servers')
 
 
 class RemoveServer(_Members):
-    """Let servers leave their lease, and stay as ordinary ones."""
+    """Remove servers from their lease; they keep running without one."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> commands.Shown:
         return self.change(parsed_args, 'remove_servers')

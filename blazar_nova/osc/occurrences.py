@@ -17,7 +17,7 @@ _COLUMNS = ('id', 'start_date', 'end_date', 'status', 'reason')
 
 
 class Occurrences(command.Lister):
-    """List the occurrences of a lease that recurs.
+    """List the occurrences of a recurring lease.
 
     The lease is the whole series, or one of its occurrences.
     """

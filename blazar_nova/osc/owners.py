@@ -47,7 +47,7 @@ def project_params(app: ty.Any, name: str | None) -> commands.Json:
 
 
 class HandOver(command.ShowOne):
-    """Give a lease to another project or user (admin only).
+    """Transfer a lease to another project or user (admin only).
 
     For another project, none of its servers may exist.
     """

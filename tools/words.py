@@ -6,13 +6,12 @@
 ::
 
     python tools/words.py --limit 1 README.rst doc releasenotes/notes
-    python tools/words.py blazar_core blazar_nova
-    python tools/words.py --no-docstrings --limit 1 blazar_nova/osc
+    python tools/words.py --limit 1 blazar_core blazar_nova
 
 Reads reStructuredText without literals, the texts of YAML, and of Python the
 docstrings and the sentences: option help, errors, log messages. Prints each
 phrase with its file and line, and fails if there are more than ``--limit`` in
-a thousand lines. With ``--no-docstrings``, of Python only the other sentences.
+a thousand lines.
 """
 
 import argparse
@@ -36,9 +35,11 @@ PHRASES = (
 _PHRASE = re.compile(rf'\b(?:{"|".join(PHRASES)})\b'.replace(' ', r'\s+'),
                      re.IGNORECASE)
 
-#: Text that is not prose: code, targets of links, quotations.
-_LITERAL = re.compile(r'``.*?``|:[\w:-]+:`[^`]*`|`[^`]*`_|https?://\S+',
-                      re.DOTALL)
+#: Text that is not prose: code, names of fields, targets of links,
+#: quotations.
+_LITERAL = re.compile(
+    r'``.*?``|:[\w:-]+:`[^`]*`|`[^`]*`_|https?://\S+|:(?:param|ivar) \w+:',
+    re.DOTALL)
 #: A directive with its arguments.
 _DIRECTIVE = re.compile(r' *\.\. [\w-]+::')
 #: Directives without prose below them, and the end of a paragraph that
@@ -52,14 +53,11 @@ _SUFFIXES = ('.rst', '.yaml', '.py')
 Lines = collections.abc.Iterator[tuple[int, str]]
 
 
-def lines(path: pathlib.Path, docstrings: bool = True) -> Lines:
-    """Return the numbered lines of a file that people read.
-
-    :param docstrings: whether to include the docstrings of Python
-    """
+def lines(path: pathlib.Path) -> Lines:
+    """Return the numbered lines of a file that people read."""
     text = path.read_text(encoding='utf-8')
     if path.suffix == '.py':
-        return _of_python(text, docstrings)
+        return _of_python(text)
     return _of_text(text)
 
 
@@ -80,14 +78,12 @@ def _of_text(text: str) -> Lines:
                 yield number, line
 
 
-def _of_python(text: str, docstrings: bool) -> Lines:
+def _of_python(text: str) -> Lines:
     """Yield the lines of docstrings and of other sentences."""
     tree = ast.parse(text)
-    skipped = frozenset() if docstrings else {
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if (node not in skipped and isinstance(node, ast.Constant) and
-                isinstance(node.value, str) and len(node.value.split()) > 3):
+        if (isinstance(node, ast.Constant) and isinstance(node.value, str) and
+                len(node.value.split()) > 3):
             for number, line in _of_text(node.value):
                 yield node.lineno + number - 1, line
 
@@ -113,15 +109,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         '--limit', type=float, metavar='N',
         help='fail above so many phrases in a thousand lines')
-    parser.add_argument(
-        '--no-docstrings', action='store_false', dest='docstrings',
-        help='of Python read only the sentences that are not docstrings')
     parser.add_argument('paths', nargs='+', type=pathlib.Path, metavar='PATH')
     parsed = parser.parse_args(arguments)
     read = count = 0
     for path in _files(parsed.paths):
-        read += sum(1 for _ in lines(path, parsed.docstrings))
-        for number, phrase in phrases(lines(path, parsed.docstrings)):
+        read += sum(1 for _ in lines(path))
+        for number, phrase in phrases(lines(path)):
             count += 1
             print(f'{path}:{number}: {phrase}')
     share = 1000 * count / max(read, 1)

@@ -335,7 +335,7 @@ class Power:
         try:
             step(work)
         except errors.DatabaseUnavailable as exc:
-            LOG.info('Host %s: goes on later: %s', work.row.name, exc)
+            LOG.info('Host %s: continued later: %s', work.row.name, exc)
         except Exception as exc:
             # A driver may raise anything.
             LOG.warning('Host %s: %s', work.row.name, exc, exc_info=not (

@@ -47,8 +47,8 @@ class TestWords(base.BaseTestCase):
             'Besides the theme, such as this, a bedroom understands.\n'))
 
     def test_python_has_docstrings_and_sentences(self):
-        self.assertEqual([(1, 'room'), (3, 'for ever')], self.found(
-            '"""What makes room for it."""\nroom = "room"\n'
+        self.assertEqual([(1, 'room'), (4, 'for ever')], self.found(
+            '"""What makes room for it.\n\n:param beside: the next one"""\n'
             'raise E("It would last for ever.")\n', '.py'))
 
     def test_it_fails_above_the_limit(self):

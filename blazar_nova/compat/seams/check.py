@@ -174,7 +174,7 @@ def _names(function: ty.Any) -> ty.Collection[str]:
 
 
 def _innermost(function: ty.Any) -> ty.Any:
-    """A function without its decorators, and without what stands for it."""
+    """Return a function without its decorators and its replacements."""
     return inspect.unwrap(getattr(function, 'original_fn', function))
 
 

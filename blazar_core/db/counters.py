@@ -102,8 +102,9 @@ class Counters:
                                    'Counters', self.flush)).start()
 
 
-def read(connection: sa.Connection) -> list[Counted]:
-    """Return the counters of all processes."""
+def read(connection: sa.Connection, prefix: str) -> list[Counted]:
+    """Return the counters of all processes whose names begin with a prefix."""
     return [Counted(row.name, json.loads(row.labels), row.value)
-            for row in connection.execute(sa.select(_COUNTERS).order_by(
-                _COUNTERS.c.name, _COUNTERS.c.labels))]
+            for row in connection.execute(sa.select(_COUNTERS).where(
+                _COUNTERS.c.name.startswith(prefix, autoescape=True),
+            ).order_by(_COUNTERS.c.name, _COUNTERS.c.labels))]

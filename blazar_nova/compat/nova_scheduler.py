@@ -29,11 +29,14 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
 
-__all__ = ['HostFilter', 'HostWeigher', 'candidates_of', 'explain', 'install',
-           'is_rebuild', 'keep_candidates', 'may_be_leased', 'on_start',
-           'servers_of', 'takes']
+__all__ = ['CLAIMS', 'HostFilter', 'HostWeigher', 'candidates_of', 'explain',
+           'install', 'is_rebuild', 'keep_candidates', 'may_be_leased',
+           'on_start', 'servers_of', 'takes']
 
 LOG = logging.getLogger(__name__)
+
+#: The counter of claims.
+CLAIMS = 'blazar_scheduler_claims'
 
 HostFilter: ty.Any = filters.BaseHostFilter
 HostWeigher: ty.Any = weights.BaseHostWeigher
@@ -151,8 +154,11 @@ def explain(spec: ty.Any, why: ty.Callable[[], str | None]) -> None:
     setattr(spec, _WHY, why)
 
 
-def install(books: scheduler_claims.Claims) -> None:
+def install(books: scheduler_claims.Claims,
+            count: ty.Callable[..., None]) -> None:
     """Make this process claim in the reservation database first. Idempotent.
+
+    :param count: counts claims by their result
     """
     granted: collections.OrderedDict[str, scheduler_claims.Undo] = (
         collections.OrderedDict())
@@ -175,6 +181,7 @@ def install(books: scheduler_claims.Claims) -> None:
                 alloc_req['allocations'].items()}, _is_forced(spec_obj),
                 within)
         except scheduler_claims.Denied as exc:
+            count(CLAIMS, result='denied')
             LOG.info('Server %s does not go to host %s: %s', instance_uuid,
                      ' or '.join(alloc_req['allocations']), exc)
             return False
@@ -185,7 +192,9 @@ def install(books: scheduler_claims.Claims) -> None:
                          '%s: it has just ended, or returned this one',
                          instance_uuid, within)
                 client.delete_allocation_for_instance(ctx, instance_uuid)
+                count(CLAIMS, result='denied')
                 return False
+            count(CLAIMS, result='granted')
             granted[instance_uuid] = undo
             if len(granted) > _REMEMBERED:
                 granted.popitem(last=False)

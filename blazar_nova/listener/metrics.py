@@ -34,7 +34,6 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import eviction
 from blazar_nova.compat import aggregates
 from blazar_nova.listener import power
-from blazar_nova.schemas import refused_demands
 from blazar_nova.services import wiring
 
 __all__ = ['MOST', 'Metrics', 'PAUSE']
@@ -251,11 +250,11 @@ class Metrics:
 
     def _counted(self) -> ty.Iterator[_Family]:
         with self._parts.database.connection() as connection:
-            rows = counters.read(connection)
+            # Not the demands that were refused: these may be very many.
+            rows = counters.read(connection, 'blazar_')
         families: dict[str, core.CounterMetricFamily] = {}
         for row in rows:
-            if row.name.startswith((engine.LATENESS,
-                                    refused_demands.COUNTER)):
+            if row.name.startswith(engine.LATENESS):
                 continue
             names = sorted(row.labels)
             families.setdefault(row.name, core.CounterMetricFamily(
@@ -346,7 +345,9 @@ _COUNTED = {
     power.OFF_SECONDS: 'Seconds for which hosts were switched off.',
     power.WAITED: 'Hosts that a lease needed before they were on again.',
     'blazar_notifications': 'Notifications about leases, by their type.',
-    'blazar_refusals': 'Requests that were refused, by the reason.'}
+    'blazar_refusals': 'Requests that were refused, by the reason.',
+    'blazar_scheduler_claims': 'Claims of hosts by nova-scheduler, by the '
+                               'result.'}
 
 
 def _add(family: core.GaugeMetricFamily, zone_of: ty.Mapping[int, str],

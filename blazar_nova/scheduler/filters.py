@@ -73,8 +73,14 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         self._alone = process.CONF.blazar.on_database_failure == 'allow'
         nova_scheduler.install(scheduler_claims.Claims(
             books, clock, index, self._alone, server_growth.ServerGrowth(
-                limits.Limits(process.CONF, books, clock))))
-        nova_scheduler.on_start(index.follow)
+                limits.Limits(process.CONF, books, clock))),
+            books.counters.add)
+
+        def follow() -> None:
+            index.follow()
+            books.counters.follow(clock)
+
+        nova_scheduler.on_start(follow)
 
     def filter_all(self, filter_obj_list: ty.Iterable[ty.Any],
                    spec_obj: ty.Any) -> list[ty.Any]:

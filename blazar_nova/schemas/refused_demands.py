@@ -5,10 +5,12 @@
 As other counters (:mod:`blazar_core.db.counters`) they are counted in memory
 by the request and written later by a thread. Per project and day a process
 distinguishes the first :data:`MOST` different demands, and counts the others
-together. Records are deleted after :data:`KEEP` days.
+together; :func:`forget` does the same with what several processes have
+written. Records are deleted after :data:`KEEP` days.
 """
 
 import collections
+import json
 import re
 import threading
 import typing as ty
@@ -26,7 +28,7 @@ __all__ = ['COUNTER', 'KEEP', 'MOST', 'RefusedDemand', 'count', 'found',
            'forget']
 
 COUNTER = 'refused_demands'
-#: Maximum number of different demands per project and day in a process.
+#: Maximum number of different demands per project and day.
 MOST = 20
 #: Days after which they are deleted.
 KEEP = 31
@@ -110,16 +112,41 @@ def found(connection: sa.Connection) -> list[RefusedDemand]:
     return [RefusedDemand(one.labels['day'], one.labels['project'],
                           one.labels['reason'], *_read(one.labels['lot']),
                           one.value)
-            for one in counters.read(connection) if one.name == COUNTER]
+            for one in counters.read(connection, COUNTER)]
+
+
+def _since(now: int, days: int) -> str:
+    """How the labels of the first demand of a day begin."""
+    return f'{{"day": "{clocks.utc(now - days * 86400):%Y-%m-%d}"'
 
 
 def forget(database: api.Database, now: int) -> None:
-    """Delete old records.
+    """Delete old records, and add up those of a project and a day beyond
+    :data:`MOST`.
 
     :raises DatabaseUnavailable: if the database does not answer
     """
-    before = f'{clocks.utc(now - KEEP * 86400):%Y-%m-%d}'
     with database.begin() as connection:
         connection.execute(sa.delete(models.Counter).where(
-            _COUNTERS.name == COUNTER,
-            _COUNTERS.labels < f'{{"day": "{before}"'))
+            _COUNTERS.name == COUNTER, _COUNTERS.labels < _since(now, KEEP)))
+        known: dict[tuple[str, str], set[str]] = {}
+        beyond = []
+        for row in connection.execute(sa.select(
+                _COUNTERS.labels, _COUNTERS.value).where(
+                    _COUNTERS.name == COUNTER,
+                    _COUNTERS.labels.not_like('%"lot": ""%'),
+                    # Processes write late, but not much.
+                    _COUNTERS.labels >= _since(now, 1),
+        ).order_by(_COUNTERS.labels)):
+            labels = json.loads(row.labels)
+            lots = known.setdefault((labels['day'], labels['project']), set())
+            if len(lots) < MOST:
+                lots.add(labels['lot'])
+            elif labels['lot'] not in lots:
+                beyond.append((row, {**labels, 'lot': ''}))
+        if beyond:
+            connection.execute(sa.delete(models.Counter).where(
+                _COUNTERS.name == COUNTER, _COUNTERS.labels.in_(
+                    [row.labels for row, _labels in beyond])))
+    for row, labels in beyond:
+        database.counters.add(COUNTER, row.value, **labels)

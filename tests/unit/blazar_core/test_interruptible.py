@@ -561,7 +561,7 @@ class TestEvictions(InterruptibleTestCase):
         with self.database.connection() as connection:
             self.assertIn(counters.Counted(
                 eviction.COUNTER, {'action': 'delete'}, 1),
-                counters.read(connection))
+                counters.read(connection, 'blazar_'))
 
     def test_a_lease_that_is_given_up_evicts_nobody(self):
         self.host('one', VCPU=4)

@@ -95,6 +95,22 @@ class TestRefused(ForecastTestCase):
         self.assertEqual(len(found) + 1, len(self.found()))
         self.assertEqual(1, len(refused_demands._known))
 
+    def test_nor_by_many_processes(self):
+        for process in range(3):
+            refused_demands._known.clear()
+            for number in range(refused_demands.MOST):
+                start = 1000 * process + number
+                self.refuse(start, start + 50, self.places(9, 8))
+            self.database.counters.flush()
+        self.refuse(0, 50, self.places(9, 8), now=NOW + DAY)
+        tries = 3 * refused_demands.MOST + 1
+        self.assertEqual(tries, len(self.found()))
+        for _time in range(2):
+            refused_demands.forget(self.database, NOW + DAY)
+            found = self.found()
+            self.assertEqual(refused_demands.MOST + 2, len(found))
+            self.assertEqual(tries, sum(one.tries for one in found))
+
     def test_what_is_old_is_forgotten(self):
         self.refuse(0, 100, self.places(9, 8))
         self.refuse(0, 100, self.places(9, 8), now=NOW + DAY)
@@ -104,7 +120,7 @@ class TestRefused(ForecastTestCase):
         self.assertEqual(['2027-01-16'], [one.day for one in self.found()])
         with self.database.connection() as connection:
             self.assertIn('blazar_refusals', {
-                one.name for one in counters.read(connection)})
+                one.name for one in counters.read(connection, 'blazar_')})
 
     def test_the_longest_that_is_kept_fits_into_its_column(self):
         for reason in refusals.Reason:

@@ -173,7 +173,7 @@ class TestMetrics(MetricsTestCase):
         with self.database.connection() as connection:
             self.assertEqual([counters.Counted(
                 'blazar_refusals', {'reason': 'limit'}, 1)],
-                counters.read(connection))
+                counters.read(connection, 'blazar_'))
 
     def test_how_events_went_and_how_late_they_were(self):
         self.lease(100, 200)

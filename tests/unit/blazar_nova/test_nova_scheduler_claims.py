@@ -25,6 +25,7 @@ class TestInstall(base.TestCase):
 
     def setUp(self):
         super().setUp()
+        objects.register_all()
         self.nova = self.useFixture(fixtures.MockPatchObject(
             nova_scheduler, '_novas', autospec=True, return_value=True)).mock
         self.useFixture(fixtures.MockPatchObject(
@@ -44,7 +45,8 @@ class TestInstall(base.TestCase):
         self.books = mock.create_autospec(scheduler_claims.Claims,
                                           instance=True)
         self.books.claim.return_value = self.undo
-        nova_scheduler.install(self.books)
+        self.count = mock.Mock()
+        nova_scheduler.install(self.books, self.count)
 
     def claim(self, extra_specs=None, client='client', **spec):
         return utils.claim_resources(
@@ -61,6 +63,8 @@ class TestInstall(base.TestCase):
             'context', 'client', mock.ANY, 'server',
             {'allocations': {'host': {'resources': {'VCPU': 1}}}}, '1.36')
         self.undo.assert_not_called()
+        self.count.assert_called_once_with(
+            nova_scheduler.CLAIMS, result='granted')
 
     def test_on_the_hosts_of_a_lease_they_are_asked_once_more(self):
         """It may have ended since; what Nova has granted is given back."""
@@ -114,6 +118,8 @@ class TestInstall(base.TestCase):
             'it is reserved')
         self.assertFalse(self.claim())
         self.nova.assert_not_called()
+        self.count.assert_called_once_with(
+            nova_scheduler.CLAIMS, result='denied')
 
     def test_what_nova_refuses_is_taken_back(self):
         self.nova.return_value = False
@@ -140,7 +146,7 @@ class TestInstall(base.TestCase):
 
     def test_installed_again_the_new_books_are_asked_alone(self):
         others = mock.create_autospec(scheduler_claims.Claims, instance=True)
-        nova_scheduler.install(others)
+        nova_scheduler.install(others, self.count)
         self.claim()
         self.books.claim.assert_not_called()
         self.nova.assert_called_once()

@@ -1,31 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reserved and free capacity of the next days, and of additional hosts."""
+"""What is reserved and free in the days to come, and what more hosts would do.
+"""
 
 import collections
 import json
 import typing as ty
 
+import numpy as np
+import numpy.typing as npt
 import sqlalchemy as sa
 
+from blazar_core.capacity import timelines
+from blazar_core.capacity import usage_records
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import models
 from blazar_nova.schemas import refused_demands
 
-__all__ = ['Day', 'Replay', 'days', 'replay']
+__all__ = ['Day', 'MOST', 'Replay', 'days', 'replay']
 
+#: Maximum number of demands in a replay: the latest.
+MOST = 5000
 _DAY = 86400
 _HOST, _BOOKING = models.Host.__table__.c, models.Booking.__table__.c
+_RECORD = models.UsageRecord.__table__.c
 
 
 class Day(ty.NamedTuple):
-    """The planned amounts of one resource class on one day.
+    """A day of one resource class; amounts are as planned now.
 
-    :ivar without_lease: used by servers without a lease
+    :ivar without_lease: what servers without a lease use
     :ivar reserved: on average
-    :ivar peak: the maximum that is reserved at a time
-    :ivar peak_at: when the peak starts
-    :ivar free: the capacity that is left during the peak
+    :ivar peak: the most that is reserved at a time
+    :ivar peak_at: when that begins
+    :ivar free: what is left at that time
     """
 
     start: int
@@ -39,7 +48,7 @@ class Day(ty.NamedTuple):
 
 
 def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
-    """Return the next days, for each resource class."""
+    """Return the days to come, for each resource class."""
     end = start + number * _DAY
     capacity: collections.Counter[str] = collections.Counter()
     usage: collections.Counter[str] = collections.Counter()
@@ -84,11 +93,10 @@ def _days_of(rc: str, capacity: int, usage: int,
 
 
 class Replay(ty.NamedTuple):
-    """The refused demands that additional hosts would have admitted.
+    """What some more hosts would have admitted.
 
-    :ivar demands: the number of all refused demands
-    :ivar admitted: the number that would have been admitted
-    :ivar servers: the number of servers of these
+    :ivar admitted: of the demands that were refused
+    :ivar servers: how many these ask for
     """
 
     hosts: int
@@ -97,68 +105,150 @@ class Replay(ty.NamedTuple):
     servers: int
 
 
-def replay(connection: sa.Connection, hosts: int) -> list[Replay]:
-    """Return what 1, 2, ... more hosts would have admitted of the refused
-    demands.
+#: Amounts of a part of a demand, and how many of them.
+_Part: ty.TypeAlias = tuple[dict[str, int], int]
 
-    The hosts have the most common capacity and start empty. Demands are
-    booked on them in the order of their starts, by first fit, for their whole
-    windows. Capacity of the real hosts is not counted, as the demands did not
-    fit there, so the numbers are lower bounds. A demand that was sent several
-    times counts once.
+
+def replay(connection: sa.Connection, hosts: int) -> list[Replay]:
+    """Return what 0, 1, 2, ... more hosts would have admitted of the refused
+    demands, in the order of their days and starts, by first fit.
+
+    The real hosts have the reservations of the usage records, past and future,
+    and the usage without a lease of today. The further hosts have the most
+    common capacity and start empty. A demand that is admitted is booked for
+    its window; one that was sent several times counts once. The demands that 0
+    more hosts admit fit because other leases were deleted or ended early.
+    Properties and affinity are ignored.
     """
-    sizes = collections.Counter(
-        tuple(sorted(model.plain(row.capacity).items()))
-        for row in connection.execute(sa.select(_HOST.capacity).where(
-            _HOST.pool == model.COMPUTE))
-        if row.capacity and any(row.capacity.values()))
-    if not sizes:
+    asked: dict[tuple[model.Window, str], list[_Part]] = {}
+    for one in sorted(refused_demands.found(connection), key=lambda one: (
+            one.day, one.window.start if one.window else 0, str(one.parts),
+            one.project_id)):
+        if one.window is not None and one.parts:
+            asked.setdefault((one.window, f'{one.project_id} {one.parts}'),
+                             [*one.parts])
+    demands = [(window, parts) for (window, _text), parts in asked.items()
+               ][-MOST:]
+    world = _World(connection, hosts, [window for window, _parts in demands])
+    if not world.sizes:
         return []
-    size = dict(sizes.most_common(1)[0][0])
-    wanted = sorted({
-        (one.window.start, one.window.end, one.project_id,
-         json.dumps(one.parts)) for one in refused_demands.found(connection)
-        if one.window is not None and one.parts})
     found = []
-    for number in range(1, hosts + 1):
-        booked: list[list[tuple[model.Window, dict[str, int]]]] = [
-            [] for _host in range(number)]
-        admitted = servers = 0
-        for start, end, _project_id, text in wanted:
-            parts = json.loads(text)
-            if _place(booked, size, model.Window(start, end), parts):
-                admitted += 1
-                servers += sum(count for _amounts, count in parts)
-        found.append(Replay(number, len(wanted), admitted, servers))
+    for number in range(hosts + 1):
+        placed = [parts for window, parts in demands
+                  if world.place(window, parts, number)]
+        world.undo()
+        found.append(Replay(number, len(demands), len(placed), sum(
+            count for parts in placed for _amounts, count in parts)))
     return found
 
 
-def _place(booked: list[list[tuple[model.Window, dict[str, int]]]],
-           size: ty.Mapping[str, int], window: model.Window,
-           parts: ty.Sequence[tuple[dict[str, int], int]]) -> bool:
-    """Book all servers of a demand, or nothing."""
-    before = [len(host) for host in booked]
-    for amounts, count in parts:
-        # A whole host takes its full capacity.
-        needed = dict(size) if model.HOST in amounts else amounts
-        for _server in range(min(count, 1 + sum(size.values()))):
-            host = next((one for one in booked if _fits(
-                one, size, window, needed)), None)
-            if host is None:
-                for one, length in zip(booked, before, strict=True):
-                    del one[length:]
+class _World:
+    """Real and further hosts with their reservations.
+
+    :ivar sizes: number of real hosts by capacity
+    """
+
+    def __init__(self, connection: sa.Connection, more: int,
+                 windows: ty.Sequence[model.Window]) -> None:
+        self._timeline = timelines.Timeline()
+        self._placed: list[tuple[int, model.Window, dict[str, int]]] = []
+        self.sizes: collections.Counter[tuple[tuple[str, int], ...]] = (
+            collections.Counter())
+        enrolled, common = set(), set()
+        for row in connection.execute(sa.select(
+                _HOST.id, _HOST.capacity, _HOST.usage, _HOST.enrollment,
+                _HOST.reservable).where(_HOST.pool == model.COMPUTE)):
+            capacity = model.plain(row.capacity or {})
+            if not any(capacity.values()):
+                continue
+            self.sizes[tuple(sorted(capacity.items()))] += 1
+            self._timeline.set_host(row.id, capacity, model.plain(row.usage))
+            if row.enrollment is None:
+                common.add(row.id)
+            elif row.enrollment == states.Enrollment.ENROLLED and (
+                    row.reservable):
+                enrolled.add(row.id)
+        if self.sizes:
+            size = dict(self.sizes.most_common(1)[0][0])
+            for number in range(more):
+                self._timeline.set_host(-1 - number, size, {})
+        self._usable = {True: self._timeline.mask(enrolled),
+                        False: self._timeline.mask(common)}
+        self._real = len(self._timeline) - more
+        if self.sizes and windows:
+            self._timeline.load(self._reserved(connection, model.Window(
+                min(one.start for one in windows),
+                max(one.end for one in windows))))
+
+    def _reserved(self, connection: sa.Connection, window: model.Window,
+                  ) -> ty.Iterator[timelines.Block]:
+        """Yield the reservations of each host as a block."""
+        changes: dict[int, dict[int, collections.Counter[str]]] = (
+            collections.defaultdict(lambda: collections.defaultdict(
+                collections.Counter)))
+        known = {*self._timeline.ids}
+        capacity = self._timeline.capacity
+        for row in connection.execute(sa.select(
+                _RECORD.sign, _RECORD.start_date, _RECORD.end_date,
+                _RECORD.resources, _RECORD.hosts).where(
+                    _RECORD.kind != usage_records.Kind.USED,
+                    _RECORD.end_date > window.start,
+                    _RECORD.start_date < window.end)):
+            for host_id in known.intersection(row.hosts):
+                of_host, count = changes[host_id], row.hosts.count(host_id)
+                for rc, amount in row.resources.items():
+                    # Only whole hosts differ from each other in a record.
+                    amount = (
+                        int(capacity[rc][self._timeline.index(host_id)])
+                        if model.HOST in row.resources and rc in capacity
+                        else amount * count // len(row.hosts))
+                    of_host[row.start_date][rc] += row.sign * amount
+                    of_host[row.end_date][rc] -= row.sign * amount
+        for host_id, of_host in changes.items():
+            times, level = sorted(of_host), collections.Counter[str]()
+            levels = []
+            for time in times[:-1]:
+                level.update(of_host[time])
+                levels.append(dict(level))
+            yield timelines.Block(
+                [host_id] * len(levels), times[:-1], times[1:], {
+                    rc: [one.get(rc, 0) for one in levels] for rc in level})
+
+    def place(self, window: model.Window, parts: ty.Sequence[_Part],
+              more: int) -> bool:
+        """Book all servers of a demand, or nothing.
+
+        :param more: number of further hosts
+        """
+        timeline = self._timeline
+        beside = timelines.Tentative(len(timeline))
+        found = []
+        for amounts, count in parts:
+            whole = model.HOST in amounts
+            usable = self._usable[whole].copy()
+            usable[self._real:self._real + more] = True
+            rooms = timeline.fits(
+                model.Demand(amounts, count), window, usable, beside)
+            taken: npt.NDArray[np.int64] = np.clip(
+                count - (np.cumsum(rooms) - rooms), 0, rooms)
+            if taken.sum() < count:
                 return False
-            host.append((window, needed))
-    return True
+            # A whole host takes its full capacity.
+            takes = timeline.capacity if whole else {
+                rc: np.full(len(timeline), amount)
+                for rc, amount in amounts.items()}
+            beside.add(taken, takes)
+            found.append((taken, takes))
+        for taken, takes in found:
+            for index in np.flatnonzero(taken):
+                booked = {rc: int(of[index] * taken[index])
+                          for rc, of in takes.items()}
+                timeline.apply(timeline.ids[index], window, booked, 1)
+                self._placed.append((timeline.ids[index], window, booked))
+        return True
 
-
-def _fits(host: ty.Sequence[tuple[model.Window, ty.Mapping[str, int]]],
-          size: ty.Mapping[str, int], window: model.Window,
-          needed: ty.Mapping[str, int]) -> bool:
-    beside = [(one, amounts) for one, amounts in host if one.overlaps(window)]
-    times = {window.start, *(one.start for one, _amounts in beside
-                             if one.start > window.start)}
-    return all(
-        amount + sum(amounts.get(rc, 0) for one, amounts in beside
-                     if one.start <= time < one.end) <= size.get(rc, 0)
-        for rc, amount in needed.items() for time in times)
+    def undo(self) -> None:
+        """Remove what was booked."""
+        for host_id, window, booked in self._placed:
+            self._timeline.apply(host_id, window, booked, -1)
+        del self._placed[:]

@@ -151,20 +151,50 @@ class TestReplay(ForecastTestCase):
             return [one[1:] for one in forecast.replay(connection, hosts)]
 
     def test_so_many_of_the_refused_fit_on_more_hosts(self):
+        self.refuse(0, 100, self.places(5, 8))
         self.refuse(0, 100, self.places(4, 8))
-        self.refuse(0, 100, self.places(3, 8))
         # Asked again: it counts once.
-        self.refuse(0, 100, self.places(3, 8))
-        self.refuse(50, 200, self.places(5, 4))
+        self.refuse(0, 100, self.places(4, 8))
+        self.refuse(50, 200, self.places(9, 4))
         self.refuse(0, 100, self.places(1, 99))
-        self.assertEqual([(4, 0, 0), (4, 0, 0), (4, 1, 3), (4, 1, 3)],
-                         self.replayed(4)[:4])
+        # One of the hosts has 8 VCPU, and the other 7.
+        self.assertEqual([(4, 0, 0), (4, 0, 0), (4, 0, 0), (4, 1, 4),
+                          (4, 1, 4)], self.replayed(4))
+
+    def test_what_is_reserved_on_the_real_hosts_counts(self):
+        self.reserve(0, 100, self.places(1, 7), self.places(1, 8))
+        self.refuse(0, 100, self.places(2, 4))
+        self.refuse(100, 200, self.places(3, 8))
+        self.assertEqual([(2, 0, 0), (2, 1, 2), (2, 2, 5)],
+                         self.replayed(2))
+
+    def test_who_has_made_way_since_admits_without_a_host(self):
+        lease = self.reserve(0, 100, self.places(2, 7))
+        self.refuse(20, 100, self.places(1, 8))
+        self.refuse(30, 90, self.places(1, 4))
+        self.assertEqual((2, 0, 0), self.replayed(0)[0])
+        self.clock.advance(25)
+        self.lifecycle.lease_end.delete(lease['id'])
+        # From then on. It stays so when nothing of it is booked any more.
+        self.assertEqual([(2, 1, 1), (2, 2, 2)], self.replayed(1))
+
+    def test_whole_hosts_take_all_of_theirs(self):
+        for window in ((0, 100), (50, 150)):
+            exc = errors.Refused(refusals.Refusal(
+                refusals.Reason.NO_ROOM, 1, 0, None), (
+                    [model.Demand({model.HOST: 1})],
+                    model.Window(NOW + window[0], NOW + window[1])))
+            refused_demands.count(self.database, exc, 'p', NOW)
+        self.refuse(0, 200, self.places(17, 1))
+        # The real ones do not serve whole hosts, but servers.
+        self.assertEqual([(3, 0, 0), (3, 1, 1), (3, 2, 18), (3, 3, 19)],
+                         self.replayed(3))
 
     def test_demands_one_after_the_other_use_the_same_hosts(self):
         for start in (0, 100, 200):
-            self.refuse(start, start + 100, self.places(3, 8))
-        self.refuse(250, 300, self.places(3, 8))
-        self.assertEqual((4, 3, 9), self.replayed(3)[-1])
+            self.refuse(start, start + 100, self.places(4, 8))
+        self.refuse(250, 300, self.places(4, 8))
+        self.assertEqual((4, 3, 12), self.replayed(3)[-1])
 
     def test_hosts_are_compute_hosts(self):
         """However many floating IPs or networks are enrolled."""
@@ -174,7 +204,7 @@ class TestReplay(ForecastTestCase):
                     f'address{number}', 'a', 'a', {'FLOATING_IP': 1},
                     pool='floatingip'), {}, None)
         self.refuse(0, 100, self.places(3, 8))
-        self.assertEqual([(1, 0, 0), (1, 0, 0), (1, 1, 3)], self.replayed(3))
+        self.assertEqual([(1, 0, 0), (1, 0, 0), (1, 1, 3)], self.replayed(2))
 
     def test_without_hosts_there_is_nothing_to_say(self):
-        self.assertEqual([(0, 0, 0)], self.replayed(1))
+        self.assertEqual([(0, 0, 0)] * 2, self.replayed(1))

@@ -20,6 +20,7 @@ from blazar_core.capacity import inventory
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import migration
@@ -33,9 +34,11 @@ from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import orphans
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
+from blazar_nova.cmd import forecast
 from blazar_nova.cmd import maintenance as maintain
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import purge
+from blazar_nova.schemas import refused_demands
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -53,6 +56,8 @@ class Terminal(io.StringIO):
 class ManageTest(base.TestCase):
 
     now = NOW
+    #: Further lines of [blazar].
+    more = ''
 
     def setUp(self):
         super().setUp()
@@ -86,7 +91,8 @@ class ManageTest(base.TestCase):
         path = os.path.join(self.folder, 'nova.conf')
         with open(path, 'w') as file:
             file.write(f'[blazar]\nencryption_keys = {",".join(self.keys)}\n'
-                       f'[blazar_database]\nconnection = {self.url}\n')
+                       f'{self.more}[blazar_database]\n'
+                       f'connection = {self.url}\n')
         return path
 
     def manage(self, *words):
@@ -242,6 +248,60 @@ class ManageTest(base.TestCase):
         self.assertEqual((10, 10, 0), (
             row['planned'], row['reserved'], row['used']))
         self.assertIn('| Reserved |', self.manage('usage', *words)[1])
+
+    def test_usage_has_costs_by_the_rates(self):
+        self.manage('db', 'sync')
+        self.hold(self.database())
+        words = ('usage', '--start', '2027-01-15T08:00Z', '--end',
+                 '2027-01-15T09:00Z', '--costs', '--format', 'csv')
+        code, text = self.manage(*words)
+        self.assertEqual((1, True), (code, 'Set [blazar] rates_file' in text))
+        path = os.path.join(self.folder, 'rates.toml')
+        self.more = f'rates_file = {path}\n'
+        code, text = self.manage(*words)
+        self.assertEqual((1, True), (code, 'cannot be used' in text), text)
+        with open(path, 'w') as file:
+            file.write('version = "=7"\ncurrency = "EUR"\n[rates.default]\n'
+                       'flat = 2\nVCPU = {reserved = 36}\n')
+        self.assertEqual((0, [
+            'start_date,end_date,project_id,resource_class,planned,reserved,'
+            'used,cost,currency,rates_version',
+            "2027-01-15T08:00:00,2027-01-15T09:00:00,project,VCPU,0.0028,"
+            "0.0028,0.0,0.100000,EUR,'=7",
+            "2027-01-15T08:00:00,2027-01-15T09:00:00,project,flat,0.0,0.0,0.0,"
+            "2.000000,EUR,'=7"]), (
+                (found := self.manage(*words))[0], found[1].splitlines()))
+
+    def test_the_forecast(self):
+        self.manage('db', 'sync')
+        database = self.database()
+        self.hold(database)
+        exc = errors.Refused(refusals.Refusal(
+            refusals.Reason.NO_ROOM, 2, 0, None), (
+                [model.Demand({'VCPU': 1}, 2)], model.Window(NOW, NOW + 60)))
+        for project in ('=p', 'p'):
+            refused_demands.count(database, exc, project, NOW)
+        database.counters.flush()
+        with mock.patch.object(forecast.clocks, 'SystemClock',
+                               lambda: driven.ManualClock(NOW)):
+            day, *others = self.json('forecast', '--days', '2')
+        self.assertEqual({
+            'start': '2027-01-15T08:00:00', 'resource_class': 'VCPU',
+            'capacity': 1, 'without_lease': 0, 'reserved': 0.0, 'peak': 1,
+            'peak_at': '2027-01-15T08:00:10', 'free': 0}, day)
+        self.assertEqual(1, len(others))
+        code, text = self.manage('forecast', '--refused', '--format', 'csv')
+        self.assertEqual((0, [
+            'day,project_id,reason,demand,start,end,tries',
+            # No project has such an id.
+            '2027-01-15,,no_room,,,,1',
+            '2027-01-15,p,no_room,2 x VCPU 1,2027-01-15T08:00:00,'
+            '2027-01-15T08:01:00,1']), (code, text.splitlines()))
+        self.assertEqual([
+            {'hosts': number, 'demands': 1, 'admitted': number // 2,
+             'servers': number // 2 * 2} for number in range(3)],
+            self.json('forecast', '--hosts', '2'))
+        self.assertIn('| Free at peak |', self.manage('forecast')[1])
 
     def test_usage_that_cannot_be_shown_is_a_sentence(self):
         self.manage('db', 'sync')

@@ -214,6 +214,16 @@ class UsageTest(osc_base.OwnersTestCase):
             one.path for one in self.cloud.requests
             if one.path.startswith('/reservation')])
 
+    def test_what_it_costs(self):
+        self.cloud.sees('GET /usage', (200, {'usage': [{
+            **self.ROW, 'cost': '1.25', 'costs': {
+                'VCPU': '1.00', 'flat': '0.25'}}]}))
+        found = self.reservation('usage', '--costs')
+        self.assertEqual({'costs': 'true'}, self.cloud.requests[-1].query)
+        self.assertEqual([('VCPU', 2.0, '1.00'), ('flat', 0.0, '0.25')], [
+            (one['resource_class'], one['planned'], one['cost'])
+            for one in found])
+
     def test_whole_seconds(self):
         self.cloud.sees('GET /usage', (200, {'usage': [self.ROW]}))
         (row,) = self.reservation('usage', '--seconds')

@@ -30,9 +30,9 @@ _WIDTH, _LEFT, _ROW, _TOP = 1000, 240, 20, 44
 _STYLE = """
 text { font: 12px sans-serif; fill: #222 }
 .axis { stroke: #bbb } .even { fill: #f4f4f6 } .ground { fill: #fff }
-.bar { fill: #8a8f98 } .PENDING, .OFFERED { fill: #4a90d9 }
+.bar { fill: #7d828c } .PENDING, .OFFERED { fill: #4a90d9 }
 .ACTIVE, .STARTING { fill: #3a9d5d } .ERROR { fill: #d0443e }
-.free { fill: #b58900 }
+.free { fill: #a67d00 }
 @media (prefers-color-scheme: dark) {
 text { fill: #ddd } .axis { stroke: #555 } .even { fill: #22252b }
 .ground { fill: #17191d } }

@@ -10,7 +10,6 @@ import typing as ty
 
 import requests
 
-from tests import stack
 from tests.stack import processes
 from tests.stack import stack as stacks
 
@@ -34,15 +33,20 @@ def missing() -> list[str]:
     return [name for name in COMMANDS if shutil.which(name) is None]
 
 
+class Folder(ty.Protocol):
+
+    folder: str
+
+
 class Browser:
     """One window; somebody has to stop it.
 
-    :param cloud: the stack in whose folder its log is
+    :param cloud: the stack, or anything else, in whose ``folder`` its log is
     :param url: where all paths begin
     :param shots: the folder for its pictures
     """
 
-    def __init__(self, cloud: stack.Stack, url: str, shots: str) -> None:
+    def __init__(self, cloud: Folder, url: str, shots: str) -> None:
         self._url, self._shots = url, shots
         port = stacks.free_ports(1)[0]
         self._driver = f'http://127.0.0.1:{port}/session'
@@ -106,6 +110,12 @@ class Browser:
         """How many elements there are at the moment."""
         return ty.cast(int, self.run(
             'return document.querySelectorAll(arguments[0]).length', css))
+
+    def prefer(self, scheme: str) -> None:
+        """Have pages ask for ``light`` or ``dark`` colours."""
+        self._send('POST', '/goog/cdp/execute', {
+            'cmd': 'Emulation.setEmulatedMedia', 'params': {'features': [{
+                'name': 'prefers-color-scheme', 'value': scheme}]}})
 
     def shoot(self, name: str) -> None:
         """Keep a picture of what one sees."""

@@ -45,8 +45,8 @@ def add(nouns: ty.Any) -> argparse.ArgumentParser:
     what.add_argument(
         '--hosts', type=int, choices=range(1, 101), metavar='NUMBER',
         help='show how many of these leases 1, 2, ... NUMBER more hosts of '
-             'the most frequent size would have admitted beside the real '
-             'ones; at most 100')
+             'the most frequent size would have admitted in addition to the '
+             'real ones; at most 100')
     listings.add_format(parser, listings.CSV)
     return parser
 

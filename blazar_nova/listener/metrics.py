@@ -250,7 +250,7 @@ class Metrics:
 
     def _counted(self) -> ty.Iterator[_Family]:
         with self._parts.database.connection() as connection:
-            # Not the demands that were refused: these may be very many.
+            # Refused demands are left out: there may be very many.
             rows = counters.read(connection, 'blazar_')
         families: dict[str, core.CounterMetricFamily] = {}
         for row in rows:

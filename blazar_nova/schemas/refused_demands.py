@@ -116,7 +116,7 @@ def found(connection: sa.Connection) -> list[RefusedDemand]:
 
 
 def _since(now: int, days: int) -> str:
-    """How the labels of the first demand of a day begin."""
+    """Return the beginning of the labels of all demands of a day."""
     return f'{{"day": "{clocks.utc(now - days * 86400):%Y-%m-%d}"'
 
 
@@ -135,7 +135,7 @@ def forget(database: api.Database, now: int) -> None:
                 _COUNTERS.labels, _COUNTERS.value).where(
                     _COUNTERS.name == COUNTER,
                     _COUNTERS.labels.not_like('%"lot": ""%'),
-                    # Processes write late, but not much.
+                    # Processes write with a delay of some seconds.
                     _COUNTERS.labels >= _since(now, 1),
         ).order_by(_COUNTERS.labels)):
             labels = json.loads(row.labels)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is reserved and free in the days to come, and what more hosts would do.
-"""
+"""Reserved and free capacity of the next days, and of additional hosts."""
 
 import collections
 import json
@@ -28,13 +27,13 @@ _RECORD = models.UsageRecord.__table__.c
 
 
 class Day(ty.NamedTuple):
-    """A day of one resource class; amounts are as planned now.
+    """The planned amounts of one resource class on one day.
 
-    :ivar without_lease: what servers without a lease use
+    :ivar without_lease: used by servers without a lease
     :ivar reserved: on average
-    :ivar peak: the most that is reserved at a time
-    :ivar peak_at: when that begins
-    :ivar free: what is left at that time
+    :ivar peak: the maximum that is reserved at a time
+    :ivar peak_at: when the peak starts
+    :ivar free: the capacity that is left during the peak
     """
 
     start: int
@@ -48,7 +47,7 @@ class Day(ty.NamedTuple):
 
 
 def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
-    """Return the days to come, for each resource class."""
+    """Return the next days, for each resource class."""
     end = start + number * _DAY
     capacity: collections.Counter[str] = collections.Counter()
     usage: collections.Counter[str] = collections.Counter()
@@ -93,10 +92,10 @@ def _days_of(rc: str, capacity: int, usage: int,
 
 
 class Replay(ty.NamedTuple):
-    """What some more hosts would have admitted.
+    """The refused demands that additional hosts would have admitted.
 
-    :ivar admitted: of the demands that were refused
-    :ivar servers: how many these ask for
+    :ivar admitted: the number that would have been admitted
+    :ivar servers: the number of servers of these
     """
 
     hosts: int
@@ -105,20 +104,20 @@ class Replay(ty.NamedTuple):
     servers: int
 
 
-#: Amounts of a part of a demand, and how many of them.
+#: The amounts of a server of a part of a demand, and the number of servers.
 _Part: ty.TypeAlias = tuple[dict[str, int], int]
 
 
 def replay(connection: sa.Connection, hosts: int) -> list[Replay]:
-    """Return what 0, 1, 2, ... more hosts would have admitted of the refused
-    demands, in the order of their days and starts, by first fit.
+    """Return what 0, 1, 2, ... additional hosts would have admitted of the
+    refused demands, in the order of their days and starts, by first fit.
 
     The real hosts have the reservations of the usage records, past and future,
-    and the usage without a lease of today. The further hosts have the most
-    common capacity and start empty. A demand that is admitted is booked for
-    its window; one that was sent several times counts once. The demands that 0
-    more hosts admit fit because other leases were deleted or ended early.
-    Properties and affinity are ignored.
+    and today's usage without a lease. The additional hosts have the most
+    common capacity and start empty. An admitted demand is booked for its
+    window; repeated demands count once. Demands that 0 additional hosts admit
+    fit because other leases were deleted or ended early. Properties and
+    affinity are ignored.
     """
     asked: dict[tuple[model.Window, str], list[_Part]] = {}
     for one in sorted(refused_demands.found(connection), key=lambda one: (
@@ -143,7 +142,7 @@ def replay(connection: sa.Connection, hosts: int) -> list[Replay]:
 
 
 class _World:
-    """Real and further hosts with their reservations.
+    """Real and additional hosts with their reservations.
 
     :ivar sizes: number of real hosts by capacity
     """
@@ -218,7 +217,7 @@ class _World:
               more: int) -> bool:
         """Book all servers of a demand, or nothing.
 
-        :param more: number of further hosts
+        :param more: number of additional hosts
         """
         timeline = self._timeline
         beside = timelines.Tentative(len(timeline))
@@ -248,7 +247,7 @@ class _World:
         return True
 
     def undo(self) -> None:
-        """Remove what was booked."""
+        """Remove the bookings of demands."""
         for host_id, window, booked in self._placed:
             self._timeline.apply(host_id, window, booked, -1)
         del self._placed[:]

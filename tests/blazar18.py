@@ -2,8 +2,8 @@
 
 """A database as OpenStack Blazar 18 leaves it, for tests.
 
-The columns are those that its migrations make on MariaDB; SQLite has the same
-here. What nobody reads of them has values as Blazar writes them.
+The columns are those of Blazar's migrations on MariaDB; SQLite gets the same
+ones here. Columns that our code never reads have values as Blazar writes them.
 """
 
 import datetime
@@ -36,7 +36,7 @@ def _table(metadata: sa.MetaData, name: str, *columns: sa.Column[ty.Any],
 
 def _column(name: str, kind: ty.Any, of: str | None = None,
             needed: bool = False, **more: ty.Any) -> sa.Column[ty.Any]:
-    """A column; ``of``: that of which table it names."""
+    """Return a column; ``of`` is the table that a foreign key refers to."""
     return sa.Column(name, kind, *(
         [sa.ForeignKey(f'{of}.id')] if of else []), nullable=not needed,
         **more)
@@ -106,9 +106,9 @@ SCHEMA = _schema()
 
 
 class BlazarDatabase(fixtures.Fixture):
-    """One, empty at first.
+    """A Blazar database, empty at first.
 
-    :ivar url: where it is
+    :ivar url: its URL
     """
 
     def __init__(self, kind: str = 'sqlite') -> None:
@@ -136,7 +136,7 @@ class BlazarDatabase(fixtures.Fixture):
         self._names: dict[str, str] = {}
 
     def insert(self, table: str, **values: ty.Any) -> str:
-        """Write a row; returns its id."""
+        """Write a row and return its id."""
         values.setdefault('id', uuidutils.generate_uuid())
         with self.engine.begin() as connection:
             connection.execute(SCHEMA.tables[table].insert(), {
@@ -147,13 +147,13 @@ class BlazarDatabase(fixtures.Fixture):
         return ty.cast(str, values['id'])
 
     def execute(self, statement: str, **values: ty.Any) -> None:
-        """Change something."""
+        """Execute a statement."""
         with self.engine.begin() as connection:
             connection.execute(sa.text(statement), values)
 
     def host(self, name: str, host_id: str, reservable: bool = True,
              **extra: str) -> str:
-        """A host, with its extra capabilities."""
+        """Add a host with its extra capabilities."""
         self.insert(
             'computehosts', id=host_id, vcpus=4, cpu_info='{}',
             hypervisor_type='QEMU', hypervisor_version=1, memory_mb=8192,
@@ -171,7 +171,7 @@ class BlazarDatabase(fixtures.Fixture):
         return host_id
 
     def hide(self, name: str) -> None:
-        """Have users not ask for a capability."""
+        """Make a capability private, so that users cannot ask for it."""
         self.execute('UPDATE resource_properties SET private = :yes '
                      'WHERE property_name = :name', yes=True, name=name)
 
@@ -182,7 +182,7 @@ class BlazarDatabase(fixtures.Fixture):
               most: int | None = None, before_end: str = '',
               created_at: int | None = None, **asked: ty.Any,
               ) -> tuple[str, str]:
-        """A lease with a reservation of these hosts; returns their ids.
+        """Add a lease with a reservation of these hosts and return their ids.
 
         :param asked: properties, as JSON
         """
@@ -219,10 +219,10 @@ class BlazarDatabase(fixtures.Fixture):
                 memory_mb: int = 1, disk_gb: int = 0,
                 amount: int | None = None, affinity: bool | None = None,
                 status: str = 'pending', **asked: ty.Any) -> str:
-        """Give a lease places for servers, one for each of these hosts;
-        returns the id of the reservation.
+        """Add a reservation of servers to a lease, one for each host.
 
         :param asked: properties or a flavor, as JSON
+        :returns: the id of the reservation
         """
         reservation_id = self.insert(
             'reservations', lease_id=lease_id, status=status,
@@ -240,7 +240,7 @@ class BlazarDatabase(fixtures.Fixture):
 
     def lease_of_servers(self, start: int, end: int, *hosts: str,
                          **values: ty.Any) -> tuple[str, str]:
-        """A lease of nothing but these; returns the ids, as for any."""
+        """Add a lease with only such a reservation; return both ids."""
         of_lease = {key: values.pop(key) for key in (
             'status', 'project', 'name', 'created_at') if key in values}
         lease_id, reservation_id = self.lease(start, end, **of_lease)
@@ -252,7 +252,7 @@ class BlazarDatabase(fixtures.Fixture):
             'status': of_lease.get('status', 'pending').lower(), **values})
 
 
-#: A flavor as Blazar keeps it: as Nova's API has told it.
+#: A flavor as Blazar stores it: as Nova's API represents it.
 FLAVOR = {
     'id': '7', 'name': 'big', 'ram': 64, 'disk': 3, 'vcpus': 2, 'swap': '',
     'OS-FLV-EXT-DATA:ephemeral': 4, 'OS-FLV-DISABLED:disabled': False,
@@ -261,6 +261,6 @@ FLAVOR = {
 
 
 def _date(value: ty.Any) -> ty.Any:
-    """Seconds since the epoch as Blazar writes them."""
+    """Convert seconds since the epoch to a date as Blazar writes it."""
     return value if value is None else datetime.datetime.fromtimestamp(
         value, datetime.UTC).replace(tzinfo=None)

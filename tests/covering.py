@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Chooses the functional tests of the gate, by what they reach.
+"""Choose the functional tests of the gate by the code that they reach.
 
 Most functional tests reach the same code. The gate runs the cheapest of them
 that, together with the unit tests, reach nearly all statements and branches
-that all tests reach: of no file is more than one in a hundred left to ``all``.
-Those of :data:`KEPT` are run whatever they reach. ::
+that all tests reach: of each file, at most one in a hundred is left to
+``all``. Tests that match :data:`KEPT` are always run. ::
 
     BLAZAR_COVERAGE=/tmp/reached ./tools/test unit --exclude-regex \
         '\\((mariadb|snapshot|postgresql)\\)$'
@@ -14,7 +14,7 @@ Those of :data:`KEPT` are run whatever they reach. ::
         >tests/tiers/gate-functional.txt
     python -m tests.covering compare /tmp/reached
 
-``compare`` prints what is lost of each file.
+``compare`` prints the coverage of each file by all tests and by the gate.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tests import times
 
 __all__ = ['KEPT', 'switch_to']
 
-#: What of a file may be left to ``all``.
+#: The share of a file that may be left to ``all``.
 LOSS = 0.01
 #: Tests that are worth more than the lines that they reach; ninety
 #: microversions are not.
@@ -46,24 +46,25 @@ LISTED = os.path.join('tests', 'tiers', 'gate-functional.txt')
 
 #: A statement, or a branch.
 Part: ty.TypeAlias = int | tuple[int, int]
-#: By file, the parts that it has.
+#: By file, its parts.
 Parts: ty.TypeAlias = dict[str, set[Part]]
 
 
 def switch_to(test: str) -> None:
-    """Have what is reached from now on be of a test, if it is measured."""
+    """Attribute the coverage from now on to a test, if it is measured."""
     measured = coverage.Coverage.current()
     if measured is not None:
         measured.switch_context(test)
 
 
-#: By test, what it reaches of a file: from which line to which.
+#: By test, the arcs that it reaches in a file: from which line to which.
 _ByTest: ty.TypeAlias = dict[str, set[tuple[int, int]]]
 
 
 def _arcs(path: str) -> dict[str, _ByTest]:
-    """By file, what is in a data file of coverage.py (its documentation has
-    the schema).
+    """Return, by file, what a data file of coverage.py records.
+
+    The documentation of coverage.py has the schema.
     """
     found: dict[str, _ByTest] = {}
     with contextlib.closing(sqlite3.connect(path)) as data:
@@ -76,12 +77,12 @@ def _arcs(path: str) -> dict[str, _ByTest]:
 
 
 class Reached:
-    """What tests have reached.
+    """The parts that tests have reached.
 
-    :ivar names: of all functional tests
-    :ivar parts: all there is in each file
-    :ivar others: what the unit tests reach
-    :ivar tests: what each functional test reaches beside that
+    :ivar names: the names of all functional tests
+    :ivar parts: all parts of each file
+    :ivar others: the parts that the unit tests reach
+    :ivar tests: the other parts that each functional test reaches
     """
 
     def __init__(self, folder: str) -> None:
@@ -120,7 +121,7 @@ class Reached:
                     parts(arcs) - self.others[name])
 
     def lacking(self, chosen: ty.Collection[str]) -> dict[str, int]:
-        """By file, how many parts too many only other tests reach."""
+        """Return, by file, how many parts too many only other tests reach."""
         found = {}
         for name, known in self.parts.items():
             left = set().union(*(one.get(name, ()) for one in
@@ -132,10 +133,11 @@ class Reached:
 
 
 def choose(reached: Reached, seconds: ty.Mapping[str, float]) -> set[str]:
-    """The cheapest tests that are enough, one after the other: the one that
-    reaches the most of what is lacking for its time (Chvatal's greedy set
-    cover, of at most the logarithm of the best cost; cost: tests chosen x
-    tests x parts).
+    """Return the cheapest tests that reach enough.
+
+    Each step takes the test that reaches the most missing parts for its time:
+    Chvatal's greedy set cover, at most the logarithm of the best cost. Cost:
+    tests chosen x tests x parts.
     """
     chosen = {test for test in reached.names if KEPT.match(test)}
     left = {test: {name: set(parts) for name, parts in

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Databases for tests: SQLite, and a MariaDB and a PostgreSQL of our own.
+"""SQLite databases, and MariaDB and PostgreSQL servers, for tests.
 
-The servers are the ones that a distribution packages. They are started when
-the first test of a process wants them, speak on a Unix socket in a temporary
-folder of theirs, and end with the process, however it ends. Every test gets
-a database of its own. Where a server is not installed, its tests are skipped
-with a sentence that names the package.
+The servers are those that a distribution packages. A process starts each of
+them for its first test that needs it, on a Unix socket in a temporary folder;
+the server ends with the process, however it ends. Every test gets a database
+of its own. If a server is not installed, its tests are skipped with a message
+that names the package. ::
 
     class TestIt(base.DatabaseTestCase):       # tests/unit/base.py
         scenarios = databases.SCENARIOS
@@ -48,25 +48,25 @@ __all__ = ['Books', 'EACH', 'RACES', 'SCENARIOS', 'SERVERS', 'SQL',
            'compile_once', 'configuration', 'keep_connections', 'load_tests',
            'migrated_file', 'server']
 
-#: What a test of the books is multiplied by: see :func:`load_tests`.
+#: Scenarios of tests of the reservation database: see :func:`load_tests`.
 SCENARIOS = [(kind, {'kind': kind}) for kind in (
     'sqlite', 'mariadb', 'postgresql')]
-#: The same for what is about SQL: statements, locks, who sees what and when.
+#: The same for tests about SQL: statements, locks, visibility of changes.
 SQL = [*SCENARIOS]
-#: What a test is multiplied by that is run on each of them every time.
+#: Scenarios of tests that always run on all of these.
 EACH = [*SCENARIOS]
-#: Databases for long tests of writers that meet (on SQLite they wait for each
+#: Databases for long tests of concurrent writers (on SQLite they wait for each
 #: other): see :func:`load_tests`. ``snapshot`` is MariaDB as it behaves from
 #: 11.6 on, where innodb_snapshot_isolation is on by default.
 RACES = [(kind, {'kind': kind}) for kind in (
     'mariadb', 'snapshot', 'postgresql')]
-#: Databases for short ones, which run on each of these every time.
+#: Databases for short ones, which always run on each of these.
 SERVERS = [one for one in RACES if (
     one[0] != 'snapshot' or os.environ.get('BLAZAR_DATABASES') == 'all')]
 
 #: Seconds that a server may take to answer for the first time.
 _PATIENCE = 60
-#: How many wait for a lock, by the dialect.
+#: By dialect, the query that counts the sessions that wait for a lock.
 _WAITING = {
     'mysql': "SELECT count(*) FROM information_schema.processlist "
              "WHERE time_ms > 200 AND db = database() AND "
@@ -74,10 +74,10 @@ _WAITING = {
     'postgresql': "SELECT count(*) FROM pg_stat_activity WHERE "
                   "wait_event_type = 'Lock' AND datname = current_database()",
 }
-#: Folders of servers outlive a test, and so must not stand in its own.
+#: Folders of servers outlive a test, and so must not be in its folder.
 _TEMPORARY = tempfile.gettempdir()
-#: Starts a server, ends it when its own input ends - this process has closed
-#: it or is dead - and tidies up.
+#: Starts a server, kills it when its own input ends (this process has closed
+#: it or is dead), and removes the folder.
 _KEEPER = '''
 "$@" </dev/null &
 read -r _
@@ -90,15 +90,15 @@ rm -rf "$FOLDER"
 class Server(abc.ABC):
     """A database server of this process.
 
-    :param folder: for its files, if somebody else installs, starts and ends
-        it (see :mod:`tests.stack`), by :meth:`install` and :meth:`command`
-    :raises unittest.SkipTest: when it cannot be had here
+    :param folder: for its files, if the caller installs, starts and stops it
+        (see :mod:`tests.stack`), by :meth:`install` and :meth:`command`
+    :raises unittest.SkipTest: if it is not available here
     """
 
     package: str
     driver: str
     signal = 'KILL'
-    #: Who has to run it if we are root; None: root may.
+    #: The user that has to run it if we are root; None: root may.
     user: str | None = None
 
     def __init__(self, folder: str | None = None) -> None:
@@ -110,13 +110,13 @@ class Server(abc.ABC):
             raise unittest.SkipTest(
                 f'The package {self.package} is not installed.')
         self._numbers = itertools.count(1)
-        #: Databases that have the schema and nothing else.
+        #: Databases that have the schema and no rows.
         self._emptied: list[str] = []
-        #: What empties them; to connect takes longer than that.
+        #: The engines that empty them; connecting takes longer than emptying.
         self._emptying: dict[str, sa.Engine] = {}
         self.folder = folder or tempfile.mkdtemp(
             prefix='blazar-', dir=_TEMPORARY)
-        #: What :class:`subprocess.Popen` has to be told of the user.
+        #: The arguments of :class:`subprocess.Popen` for the user.
         self.as_user: dict[str, ty.Any] = {}
         if self.user and os.geteuid() == 0:
             self.as_user = {'user': self.user, 'group': self.user,
@@ -133,27 +133,27 @@ class Server(abc.ABC):
         self._run(self._install())
 
     def command(self) -> list[str]:
-        """What serves it, in the foreground."""
+        """Return the command that serves it, in the foreground."""
         return self._serve()
 
     @abc.abstractmethod
     def _find(self) -> dict[str, str] | None:
-        """The paths of the binaries, if they are installed."""
+        """Return the paths of the binaries, if they are installed."""
 
     @abc.abstractmethod
     def _install(self) -> list[str]:
-        """The command that fills the data folder."""
+        """Return the command that fills the data folder."""
 
     @abc.abstractmethod
     def _serve(self) -> list[str]:
-        """The command that serves it, in the foreground."""
+        """Return the command that serves it, in the foreground."""
 
     @abc.abstractmethod
     def url(self, name: str) -> str:
-        """The URL of a database on this server."""
+        """Return the URL of a database on this server."""
 
     def create(self) -> str:
-        """Make a database with the schema in it; returns its name."""
+        """Create a database with the schema and return its name."""
         if self._emptied:
             return self._emptied.pop()
         name = f'books_{next(self._numbers)}'
@@ -164,10 +164,11 @@ class Server(abc.ABC):
         return name
 
     def drop(self, name: str) -> None:
-        """Empty a database for the next test, if it has the tables it had.
+        """Empty a database for the next test, if its tables are unchanged.
 
-        To make one takes a hundred times as long. A test that changes a table
-        renames or removes one, too; ids go on from where they were.
+        Creating a database takes a hundred times as long. Only the names of
+        tables are compared: a test that changes a table also renames or
+        removes one. Ids continue from where they were.
         """
         engine = self._emptying.setdefault(name, sa.create_engine(
             self.url(name), pool_size=1))
@@ -190,8 +191,9 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def disconnect(self, connection: sa.Connection) -> None:
-        """End what is connected to the database of a connection beside it:
-        it would keep others from its rows.
+        """Close the other connections to the database of a connection.
+
+        They could hold locks on its rows.
         """
 
     def execute(self, *statements: str) -> None:
@@ -215,14 +217,14 @@ class Server(abc.ABC):
             raise RuntimeError(f'{command} failed: {done.stdout[-2000:]}')
 
     def _keep(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it answers."""
         with open(self._log, 'wb') as log:
             self._keeper = subprocess.Popen(
                 ['sh', '-c', _KEEPER, 'keeper', *self._serve()],
                 cwd='/', stdin=subprocess.PIPE, stdout=log, stderr=log,
                 env={**os.environ, 'SIGNAL': self.signal,
                      'FOLDER': self.folder},
-                # What interrupts the tests must not interrupt the keeper.
+                # A signal that interrupts the tests must not reach the keeper.
                 start_new_session=True, **self.as_user)
         atexit.register(self.stop)
         deadline = time.monotonic() + _PATIENCE
@@ -237,7 +239,7 @@ class Server(abc.ABC):
         try:
             self.execute('SELECT 1')
         except sa.exc.OperationalError:
-            # Not a sleep: the keeper ends, or nothing happens for a moment.
+            # Not a sleep: returns at once if the keeper ends.
             try:
                 self._keeper.wait(0.05)
             except subprocess.TimeoutExpired:
@@ -246,7 +248,7 @@ class Server(abc.ABC):
         return True
 
     def stop(self) -> None:
-        """End the server and remove its folder."""
+        """Stop the server and remove its folder."""
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
         self._keeper.wait(_PATIENCE)
@@ -267,9 +269,9 @@ class Mariadb(Server):
 
     @property
     def _common(self) -> list[str]:
-        # It refuses to run as root unless it is told to.
+        # MariaDB refuses to run as root without this option.
         root = ['--user=root'] if os.geteuid() == 0 else []
-        # A server that starts removes the temporary tables of others.
+        # A server that starts removes the temporary tables of other servers.
         return ['--no-defaults', *root, f'--datadir={self.folder}/data',
                 f'--tmpdir={self.folder}',
                 '--innodb-flush-method=nosync', '--innodb-log-file-size=16M']
@@ -292,7 +294,7 @@ class Mariadb(Server):
                 'SELECT id FROM information_schema.processlist '
                 'WHERE db = DATABASE() AND id <> CONNECTION_ID()')).all():
             with contextlib.suppress(sa.exc.DBAPIError):
-                # It may have gone meanwhile.
+                # The connection may be closed already.
                 connection.exec_driver_sql(f'KILL {one}')
 
     def url(self, name: str, **options: str) -> str:
@@ -308,7 +310,7 @@ class Postgresql(Server):
 
     package = 'postgresql'
     driver = 'psycopg2'
-    #: Ends the children too, at once.
+    #: Ends the child processes too, at once.
     signal = 'QUIT'
     user = 'postgres'
 
@@ -347,14 +349,14 @@ class Postgresql(Server):
 
 def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite,
                pattern: str | None) -> unittest.TestSuite:
-    """The tests of a module, multiplied by their scenarios.
+    """Return the tests of a module, multiplied by their scenarios.
 
-    A test on :data:`SQL` is run on SQLite and on one of the servers, always on
-    the same one; of those on :data:`SCENARIOS` every other one is, as
-    different tests cover the same statements. One on :data:`RACES` is run on
-    one of the servers, always on the same one too.
-    ``BLAZAR_DATABASES=one`` runs what would be run on SQLite and on MariaDB
-    on MariaDB only, and ``all`` runs them on all databases.
+    A test with :data:`SQL` runs on SQLite and on one of the servers, always
+    the same one. Of the tests with :data:`SCENARIOS` every other one does, as
+    different tests cover the same statements. A test with :data:`RACES` runs
+    on one of the servers, always the same one too. ``BLAZAR_DATABASES=one``
+    runs on MariaDB only what would run on SQLite and on MariaDB, and ``all``
+    runs all tests on all databases.
     """
     multiplied = testscenarios.load_tests_apply_scenarios(
         loader, tests, pattern)
@@ -366,7 +368,7 @@ def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite,
 
 
 def _is_run(test: ty.Any) -> bool:
-    """Whether a test is run on the database that it has got."""
+    """Return whether a test is run on the database of its scenario."""
     several = getattr(type(test), 'scenarios', None)
     number = zlib.crc32(test.id().rpartition('(')[0].encode())
     if several is RACES:
@@ -395,9 +397,9 @@ def _started(server_class: type[Server]) -> Server | str:
 
 
 def server(kind: str) -> Server:
-    """The server of this process, started if need be.
+    """Return the server of this process, and start it if necessary.
 
-    :raises unittest.SkipTest: when it is not installed
+    :raises unittest.SkipTest: if it is not installed
     """
     found = _started(_SERVERS[kind])
     if isinstance(found, str):
@@ -406,7 +408,7 @@ def server(kind: str) -> Server:
 
 
 def configuration(url: str, **values: ty.Any) -> cfg.ConfigOpts:
-    """A configuration of its own.
+    """Return a new configuration.
 
     :param values: of options in the group [blazar]
     """
@@ -415,7 +417,7 @@ def configuration(url: str, **values: ty.Any) -> cfg.ConfigOpts:
          default_config_dirs=[])
     opts.register_opts(conf)
     conf.set_override('connection', url, 'blazar_database')
-    # What is written need not survive a power failure.
+    # Data need not survive a power failure.
     conf.set_override('sqlite_synchronous', False, 'blazar_database')
     for name, value in values.items():
         conf.set_override(name, value, 'blazar')
@@ -423,9 +425,9 @@ def configuration(url: str, **values: ty.Any) -> cfg.ConfigOpts:
 
 
 class Books(fixtures.Fixture):
-    """A database of its own, with the schema in it.
+    """A new reservation database with the schema.
 
-    :ivar url: for other processes
+    :ivar url: its URL, for other processes
     :ivar conf: a configuration that names it
     :ivar database: a connection to it
     :param kind: ``sqlite``, ``mariadb``, ``snapshot`` or ``postgresql``
@@ -438,8 +440,8 @@ class Books(fixtures.Fixture):
         self._values = values
 
     def setUp(self) -> None:
-        # Whether there is a server is asked here: what is raised further on
-        # counts as an error of the fixture, even a skip.
+        # Check here that there is a server: an exception in _setUp(), even a
+        # skip, counts as an error of the fixture.
         if self.kind != 'sqlite':
             server(self.kind)
         super().setUp()
@@ -450,7 +452,7 @@ class Books(fixtures.Fixture):
         self.database = self.connect()
 
     def connect(self) -> api.Database:
-        """One more connection to it, as another process would have."""
+        """Return another connection to it, as another process would have."""
         database = api.Database(self.conf)
         compile_once(database.engine)
         keep_connections(database.engine)
@@ -459,9 +461,9 @@ class Books(fixtures.Fixture):
         return database
 
     def meanwhile(self, work: ty.Callable[[], None]) -> threading.Thread:
-        """Have somebody else do something.
+        """Do something in another thread.
 
-        :returns: his thread, as soon as he has done it or waits for a lock
+        :returns: the thread, as soon as it is done or waits for a lock
         """
         thread = threading.Thread(target=work)
         thread.start()
@@ -495,34 +497,35 @@ class Books(fixtures.Fixture):
             name, init_command='SET SESSION innodb_snapshot_isolation = ON')
 
 
-#: By dialect, that of the first engine of this process and what its statements
-#: were compiled to.
+#: By dialect, the dialect object of the first engine of this process and its
+#: compiled statements.
 _COMPILED: dict[str, tuple[ty.Any, ty.Any]] = {}
 
 
 def compile_once(engine: sa.Engine) -> None:
-    """Let an engine use what others before it have compiled.
+    """Let an engine use the statements that earlier engines have compiled.
 
-    Every test has engines of its own, and to compile all statements for each
-    of them anew took half of the time of all unit tests. Who asks such an
-    engine for the tables of its database is told of those of the first one:
-    that wants an engine of its own.
+    Every test has engines of its own, and compiling all statements for each of
+    them took half of the time of all unit tests. The dialect is shared too, so
+    inspecting the tables of such an engine returns those of the first one: a
+    test that inspects tables needs an engine without this.
     """
     if engine.dialect.name not in _COMPILED:
-        # A dialect knows its database only from the first connection on.
+        # A dialect knows its database only after the first connection.
         engine.connect().close()
         _COMPILED[engine.dialect.name] = (
             engine.dialect, {})
     engine.dialect, engine._compiled_cache = _COMPILED[engine.dialect.name]
-    # They go by what each other has done.
+    # The pool has a reference to the dialect of its own.
     engine.pool._dialect = engine.dialect
 
 
 def keep_connections(engine: sa.Engine) -> None:
-    """Let an engine keep those to a SQLite file, as those to a server.
+    """Let an engine keep connections to a SQLite file, as it does to a server.
 
-    oslo.db opens one for each transaction. To read the tables anew, and to
-    remove the log when it was the only one, took a quarter of a test's time.
+    oslo.db opens one for each transaction. Reading the schema again, and
+    removing the log after the last connection, took a quarter of a test's
+    time.
     """
     if isinstance(engine.pool, sa.NullPool):
         engine.pool = Kept(
@@ -531,8 +534,9 @@ def keep_connections(engine: sa.Engine) -> None:
 
 
 class Kept(sa.Pool):
-    """Connections that are kept, however many: the one that was used last is
-    used next, as it knows most of what is asked.
+    """A pool that keeps all connections and reuses the last one first.
+
+    That connection has most of what is asked in its cache.
     """
 
     def __init__(self, *args: ty.Any, **kwargs: ty.Any) -> None:
@@ -562,7 +566,7 @@ class Kept(sa.Pool):
 
 @functools.cache
 def migrated_file() -> bytes:
-    """What is in an SQLite file that has the schema."""
+    """Return the content of an SQLite file that has the schema."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'migrated.sqlite')
         database = api.Database(configuration(f'sqlite:///{path}'))

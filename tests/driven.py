@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What only tests and benchmarks do with the core: drive its clock and its
-engine, read its dates, and take leases out of its database.
+"""Helpers of tests and benchmarks that drive the core.
+
+A manual clock, a way to carry out events in the calling thread, a parser of
+dates, and deletion of leases from the database.
 """
 
 import contextlib
@@ -21,7 +23,7 @@ __all__ = ['ManualClock', 'parse_iso', 'run_due', 'withdraw']
 
 
 class ManualClock:
-    """A clock that moves only when it is told to."""
+    """A clock that only :meth:`advance` and :meth:`step` move."""
 
     def __init__(self, now: int = 1_800_000_000) -> None:
         self._now, self._ahead = now, 0
@@ -36,13 +38,13 @@ class ManualClock:
             return float(self._now)
 
     def step(self, seconds: int) -> None:
-        """Set the clock to another time, while none passes."""
+        """Set the clock to another time, although no time elapses."""
         with self._moved:
             self._ahead += seconds
             self._moved.notify_all()
 
     def advance(self, seconds: int) -> int:
-        """Move forward, wake everything that waits, return the new time."""
+        """Move forward, wake all waiting threads, and return the new time."""
         with self._moved:
             self._now += seconds
             self._moved.notify_all()
@@ -52,7 +54,7 @@ class ManualClock:
         with self._moved:
             while not event.is_set() and (
                     self._now + self._ahead < until):
-                # The event cannot wake a condition: look at it now and then.
+                # The event cannot notify a condition, so it is polled.
                 self._moved.wait(0.02)
 
 
@@ -65,7 +67,7 @@ def parse_iso(text: str) -> int:
 def run_due(worker: engine.Engine) -> int:
     """Carry out, in this thread, the events that are due.
 
-    :returns: how many they were
+    :returns: the number of events
     """
     count = 0
     while claims := worker._claim_due(1):
@@ -77,9 +79,9 @@ def run_due(worker: engine.Engine) -> int:
 
 
 def withdraw(leases: leases.Leases, lease_id: str) -> None:
-    """Delete a lease whose servers were never asked for, with all its rows.
+    """Delete a lease whose servers were never requested, with all its rows.
 
-    Safe to repeat.
+    Idempotent.
     """
     database, clock = leases.creation._database, leases.creation._clock
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How many examples the tests of properties try, and which.
+"""Which examples the tests of properties try, and how many.
 
-The same ones in every run, however slow, with no memory of others: what fails
-once fails again. Others, and more, are tried where somebody asks for them:
-``BLAZAR_EXAMPLES=20`` tries twenty times as many.
+Every run tries the same ones, however slow, without an example database: a
+test that fails once fails again. ``BLAZAR_EXAMPLES=20`` tries twenty times as
+many.
 """
 
 import os
@@ -17,12 +17,12 @@ _TIMES = int(os.environ.get('BLAZAR_EXAMPLES', '1'))
 
 
 def many(count: int) -> int:
-    """How many are tried where usually so many are."""
+    """Return how many examples are tried instead of the usual count."""
     return count * _TIMES
 
 
 def repeatable(count: int) -> hypothesis.settings:
-    """For a test that usually tries so many examples."""
+    """Return the settings of a test that usually tries this many examples."""
     return hypothesis.settings(
         derandomize=True, deadline=None, database=None,
         max_examples=many(count),

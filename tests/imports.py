@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the files of a package import: for tests, and for the documentation.
-"""
+"""The imports of the files of a package, for tests and the documentation."""
 
 import ast
 import functools
@@ -15,7 +14,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..'))
 
 
 def sources(*folders: str) -> list[str]:
-    """The Python files in folders, by their path from the root."""
+    """Return the Python files in folders, by their path from the root."""
     found = [os.path.relpath(os.path.join(path, name), ROOT)
              for folder in folders
              for path, _folders, names in os.walk(os.path.join(ROOT, folder))
@@ -30,7 +29,7 @@ def parsed(path: str) -> ast.Module:
 
 
 def imports(path: str) -> ty.Iterator[str]:
-    """The full names of what a file imports, wherever in it that stands."""
+    """Return the full names that a file imports, anywhere in the file."""
     package = path.removesuffix('.py').split('/')[:-1]
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -48,19 +47,19 @@ def imports(path: str) -> ty.Iterator[str]:
 
 
 def name_of(function: ast.expr) -> str:
-    """What is called: the last part of its name."""
+    """Return the last part of the name of a called function."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ''
 
 
 def room(path: str) -> str:
-    """Where a file of a package is."""
+    """Return the subpackage or top-level module of a file."""
     return path.split('/')[1].removesuffix('.py')
 
 
 def arrows(package: str) -> dict[str, set[str]]:
-    """By file, which others of its package it imports."""
+    """Return, by file, the other files of its package that it imports."""
     paths = [path for path in sources(package) if '/alembic/' not in path]
     modules = {path.removesuffix('.py').removesuffix('/__init__').replace(
         '/', '.'): path for path in paths}

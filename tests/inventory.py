@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What of a cloud has to be the same after changing over from Blazar.
+"""Compare a cloud before and after the change from Blazar.
 
 python -m tests.inventory save FILE
 python -m tests.inventory compare BEFORE AFTER
 
-The first writes down the leases, hosts, servers, allocations, aggregates and
-trusts, as an administrator with the usual OS_ variables sees them. The second
-prints a line for each difference, and ends with 1 if there is any.
+``save`` writes the leases, hosts, servers, allocations, aggregates and trusts,
+as an administrator with the usual OS_ variables sees them. ``compare`` prints
+a line for each difference, and exits with 1 if there is any.
 """
 
 import json
@@ -22,9 +22,9 @@ __all__ = ['compare', 'main', 'take']
 
 Json: ty.TypeAlias = dict[str, ty.Any]
 
-#: Dates of a lease have microseconds with the one service only.
+#: Dates of a lease: only one of the services shows microseconds.
 _DATES = ('start_date', 'end_date', 'time')
-#: What both services show of a lease, and what it is called.
+#: The attributes of a lease that both services show.
 _LEASE = ('name', 'user_id', 'project_id', 'start_date', 'end_date', 'status',
           'degraded', 'trust_id')
 _RESERVATION = (
@@ -32,7 +32,7 @@ _RESERVATION = (
     'amount', 'vcpus', 'memory_mb', 'disk_gb', 'affinity', 'flavor_id', 'min',
     'max', 'hypervisor_properties', 'resource_properties', 'before_end')
 _HOST = ('vcpus', 'memory_mb', 'local_gb', 'reservable')
-#: What every host of either service has, beside its extra capabilities.
+#: The attributes of a host that are not extra capabilities, in either service.
 _BUILT_IN = {
     *_HOST, 'id', 'hypervisor_hostname', 'hypervisor_type', 'cpu_info',
     'hypervisor_version', 'availability_zone', 'service_name', 'status',
@@ -40,7 +40,7 @@ _BUILT_IN = {
 
 
 def take(environ: ty.Mapping[str, str]) -> Json:
-    """Read what there is, with the credentials of an administrator."""
+    """Read the state of the cloud with the credentials of an administrator."""
     session = sessions.Session(v3.Password(
         environ['OS_AUTH_URL'], username=environ['OS_USERNAME'],
         password=environ['OS_PASSWORD'], user_domain_id='default',
@@ -103,7 +103,7 @@ def _host(one: Json) -> Json:
 
 
 def compare(before: Json, after: Json) -> list[str]:
-    """Return a line for each difference, from the outside in."""
+    """Return a line for each difference, sorted by path."""
     return sorted(_differences('', before, after))
 
 
@@ -128,7 +128,7 @@ def _read(path: str) -> Json:
 
 
 def main(words: list[str]) -> int:
-    """Do what the words say; returns the exit code."""
+    """Run the command and return the exit code."""
     if len(words) == 2 and words[0] == 'save':
         with open(words[1], 'w') as file:
             json.dump(take(os.environ), file, indent=1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The lines of a log, as the process of the listener has them."""
+"""The lines of a log, formatted as the listener's process formats them."""
 
 import logging
 
@@ -12,9 +12,9 @@ __all__ = ['Lines']
 
 
 class Lines(fixtures.Fixture):
-    """Lines of at least INFO.
+    """Log lines of at least INFO.
 
-    :param names: of which loggers; none: of all
+    :param names: of the loggers; none: all
     :ivar all: the messages
     """
 

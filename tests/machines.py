@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Machines for tests of power: what switches them, and their nova-compute.
+"""Fakes of the BMCs and nova-computes of machines, for tests of power.
 
-They are in a file, so that several processes have the same ones. Their time
-is that of the test.
+Their state is in a file, so that several processes share it. They use the
+clock of the test.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ __all__ = ['Machines', 'policy', 'switcher']
 
 
 def policy(**values):
-    """Return what an operator wants."""
+    """Return a policy as an operator configures it."""
     return power_planner.Policy(**{
         'spare_hosts': 0, 'minimum_off': 1800, 'minimum_on': 900,
         'boot_time': 600, 'boot_time_floor': 120, 'margin': 180,
@@ -31,9 +31,9 @@ def policy(**values):
 
 def switcher(database, clock, machines, notify=lambda event, payload: None,
              later=None, **values):
-    """Return what switches machines, as a listener has it.
+    """Return the power management as a listener has it.
 
-    :param values: of the policy that are others
+    :param values: of the policy that differ from its defaults
     """
     parts = types.SimpleNamespace(
         database=database, clock=clock, host_status=host_status.HostStatus(
@@ -44,7 +44,9 @@ def switcher(database, clock, machines, notify=lambda event, payload: None,
 
 
 class Machines:
-    """All of them; stands for :class:`power_services.Computes` and
+    """All machines.
+
+    Replaces :class:`power_services.Computes` and
     :class:`power_hosts.PowerHosts`.
 
     :ivar boots: seconds that a boot takes
@@ -70,7 +72,7 @@ class Machines:
             file.flush()
 
     def add(self, name, **values):
-        """Have one more; it is on."""
+        """Add a machine that is on."""
         with self._all() as known:
             known['all'][name] = {
                 'on': True, 'up_at': 0, 'silent_at': None, 'reason': None,
@@ -86,17 +88,17 @@ class Machines:
             return known['all'][name]
 
     def commands(self, *names):
-        """Return what was done to machines, in order."""
+        """Return the commands that machines got, in order."""
         with self._all() as known:
             return [what for _at, name, what in known['log']
                     if not names or name in names]
 
     def times(self):
-        """Return when what was done to which machine."""
+        """Return all commands, each with its time and machine."""
         with self._all() as known:
             return [tuple(one) for one in known['log']]
 
-    # -- what switches them ---------------------------------------------------
+    # -- PowerHosts ----------------------------------------------------------
 
     def known(self, host, service):
         return True
@@ -135,7 +137,7 @@ class Machines:
                     known['log'].append((now, host, 'killed servers'))
                 one.update(on=False, silent_at=now)
 
-    # -- their nova-compute ---------------------------------------------------
+    # -- Computes ------------------------------------------------------------
 
     def services(self):
         now, found = self.clock.now(), {}
@@ -174,5 +176,5 @@ class Machines:
         return ', '.join(self.get(service)['servers'])
 
 
-#: For those who break them.
+#: For tests that set ``broken``.
 Error = errors.PowerUnavailable

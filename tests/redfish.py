@@ -2,8 +2,8 @@
 
 """BMCs for tests: the Redfish emulator of sushy-tools, on the loopback.
 
-Its systems change their state at once, and call a function of the test when
-they do. It may hang, fail or lie, and asks for a password if there is one.
+Its systems change their state at once, and then call a function of the test.
+The emulator can hang, fail or lie, and requires a password if it has one.
 """
 
 import base64
@@ -25,7 +25,7 @@ _SESSIONS = '/redfish/v1/SessionService/Sessions'
 class _Systems(fakedriver.FakeDriver):
     """Systems whose state is that of the test.
 
-    :param systems: by its UUID, the name and whether it is on
+    :param systems: by UUID, the name and whether the system is on
     """
 
     def __init__(self, emulator):
@@ -51,19 +51,19 @@ class _Systems(fakedriver.FakeDriver):
 
 
 class Emulator(fixtures.Fixture):
-    """Switches systems. A process has one at a time: the last one.
+    """Emulate the power of systems. Only the last one of a process works.
 
-    :param names: of the systems; by the uuids that they get
+    :param names: of the systems; by the UUIDs that they get
     :param on_switch: called with the name of a system and whether it is on
-    :param password: of the user ``blazar``; None: everybody is let in
-    :param ssl_context: by which it is served; None: without encryption
-    :ivar url: at which it is served
+    :param password: of the user ``blazar``; None: no authentication
+    :param ssl_context: None: without encryption
+    :ivar url: of the server
     :ivar on: the names of the systems that are on
     :ivar requested: each reset, by its name and type
-    :ivar stubborn: the names of systems that no shutdown reaches
-    :ivar mode: ``hang``, ``500``, ``garbage`` or ``lie`` (it does nothing and
-        says that it is done)
-    :ivar sessions: the tokens of those that are open
+    :ivar stubborn: the names of systems that ignore a graceful shutdown
+    :ivar mode: ``hang``, ``500``, ``garbage`` or ``lie`` (answers a request as
+        done without doing it)
+    :ivar sessions: the tokens of open sessions
     """
 
     def __init__(self, *names, on_switch=lambda name, on: None, password=None,
@@ -83,7 +83,7 @@ class Emulator(fixtures.Fixture):
     def _setUp(self):
         self.useFixture(fixtures.MonkeyPatch(
             'sushy_tools.emulator.main.Application.systems', _Systems(self)))
-        # What it has made of the systems of another one.
+        # The cache of the previous emulator of this process.
         vars(main.app).pop('_cache', None)
         server = serving.make_server(
             '127.0.0.1', 0, self._serve, threaded=True,
@@ -155,4 +155,4 @@ class Emulator(fixtures.Fixture):
 
 class _Quiet(serving.WSGIRequestHandler):
     def log(self, *args):
-        """Tests capture what is printed."""
+        """Do nothing: tests capture what is printed."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A Nova that lacks something, for a moment."""
+"""Remove or replace a part of Nova for a moment."""
 
 import contextlib
 import functools
@@ -20,8 +20,8 @@ __all__ = ['replaced', 'removed', 'resolve']
 
 
 def resolve(name: str) -> ty.Any:
-    """What a dotted name stands for."""
-    # Nova's objects are found in their module once they are registered.
+    """Return the object of a dotted name."""
+    # Nova's objects are attributes of their module once they are registered.
     objects.register_all()
     first, *parts = name.split('.')
     return functools.reduce(_member, parts, importlib.import_module(first))
@@ -35,7 +35,7 @@ def _member(owner: ty.Any, part: str) -> ty.Any:
 
 @contextlib.contextmanager
 def removed(seam: entry.Seam) -> ty.Iterator[None]:
-    """Within this block Nova does not have it."""
+    """Remove what a seam names within this block."""
     path, _, name = seam.name.rpartition('.')
     owner = resolve(path)
     if seam.kind is entry.Kind.REFERS:
@@ -82,7 +82,7 @@ def _without_attribute(owner: ty.Any, name: str) -> ty.Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: ty.Any, name: str, value: ty.Any) -> ty.Iterator[None]:
-    """Within this block something else is there."""
+    """Replace an attribute within this block."""
     holder, _delete, put = _holder(owner, name)
     before = vars(holder)[name]
     put(holder, name, value)
@@ -93,9 +93,9 @@ def replaced(owner: ty.Any, name: str, value: ty.Any) -> ty.Iterator[None]:
 
 
 def _holder(owner: ty.Any, name: str) -> tuple[ty.Any, ty.Any, ty.Any]:
-    """Where an attribute is, and what deletes and sets it there.
+    """Return the object that has an attribute, and how to delete and set it.
 
-    Past what its metaclass says to that: SQLAlchemy's refuses.
+    Bypasses the metaclass: SQLAlchemy's refuses.
     """
     if inspect.ismodule(owner):
         return owner, delattr, setattr

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Shows the results of a run of tests, and writes what its failures logged.
+"""Show the results of a run of tests, and write what its failures logged.
 
 ::
 
     stestr run --subunit | python -m tests.report NAME FOLDER
 
 One dot per test. A failed test takes one screen: its name, the end of its
-traceback, the last lines that it logged, and the path of a file in FOLDER
-that has all of it. ``FOLDER/NAME.json`` counts the results, and
+traceback, the last lines that it logged, and the path of a file in FOLDER that
+has all of it. ``FOLDER/NAME.json`` counts the results, and
 ``FOLDER/NAME.times`` has the seconds of each test. ::
 
     python -m tests.report --total FOLDER NAME...
 
-prints what became of several suites; the last line is the sum.
+prints the results of several suites; the last line is the sum.
 """
 
 import argparse
@@ -36,14 +36,14 @@ WIDTH = 300
 #: One character per status.
 MARKS = {'success': '.', 'xfail': '.', 'skip': 's', 'fail': 'F',
          'uxsuccess': 'F', 'inprogress': 'F', 'unknown': 'F'}
-#: What a failed test attaches that no person reads.
+#: Details of a failed test that are not part of its log.
 _NOISE = ('traceback', 'reason')
 
 
 class Report:
     """The results of one suite.
 
-    :param folder: where the files go
+    :param folder: in which the files are written
     :ivar count: how many tests passed, failed and were skipped
     :ivar failed: the names of the failed tests
     """
@@ -63,7 +63,7 @@ class Report:
         :param test: as :class:`testtools.StreamToDict` describes it
         """
         if test['status'] == 'exists':
-            # It is only listed.
+            # The test is only listed.
             return
         mark = MARKS.get(test['status'], 'F')
         kind = {'.': 'passed', 's': 'skipped', 'F': 'failed'}[mark]
@@ -78,9 +78,7 @@ class Report:
                 f'{(stop - start).total_seconds():.3f} {test["id"]}\n')
 
     def on_text(self, data: bytes) -> None:
-        """Show what was written beside the results: why a module cannot be
-        imported, for example.
-        """
+        """Show output that is not a result, such as an import error."""
         self._line(bytes(data).decode(errors='replace'), end='')
 
     def close(self) -> None:
@@ -131,7 +129,7 @@ class Report:
         self._out.flush()
 
     def _line(self, text: str, end: str = '\n') -> None:
-        """Write a line that begins on the left."""
+        """Write a line that begins in the first column."""
         if self._column % 72:
             self._out.write('\n')
         self._column = 0
@@ -140,7 +138,7 @@ class Report:
 
 
 def ends_of(text: str, count: int) -> list[str]:
-    """The lines of a long text at its beginning and, mostly, at its end."""
+    """Return the first line of a long text and the lines at its end."""
     lines = text.splitlines()
     if len(lines) <= count:
         return lines
@@ -148,7 +146,7 @@ def ends_of(text: str, count: int) -> list[str]:
 
 
 def total(folder: pathlib.Path, names: ty.Iterable[str]) -> int:
-    """Print what became of suites, and the sum as the last line."""
+    """Print the results of suites, and the sum as the last line."""
     passed = failed = 0
     print(f'{"suite":12} {"passed":>7} {"failed":>7} {"skipped":>7} '
           f'{"seconds":>8}')
@@ -160,7 +158,7 @@ def total(folder: pathlib.Path, names: ty.Iterable[str]) -> int:
             found = {'passed': 0, 'failed': 0, 'skipped': 0, 'seconds': 0,
                      'names': []}
         if not found['passed'] and not found['failed']:
-            # It cannot be loaded, or was ended.
+            # The suite cannot be loaded, or was killed.
             found['failed'] = 1
             found['names'] = [f'{name}: no test has been run']
         elif not found['failed'] and (folder / f'{name}.broken').exists():
@@ -196,7 +194,7 @@ def main(arguments: ty.Sequence[str]) -> int:
 
 
 def read(stream: ty.BinaryIO, report: Report) -> None:
-    """Report all that a stream of results says."""
+    """Report all results of a stream."""
     tests = testtools.StreamToDict(report.on_test)
     text = _Text(report.on_text)
     both = testtools.CopyStreamResult([tests, text])
@@ -209,7 +207,7 @@ def read(stream: ty.BinaryIO, report: Report) -> None:
 
 
 class _Text(testtools.StreamResult):
-    """Passes on what belongs to no test."""
+    """Pass on output that belongs to no test."""
 
     def __init__(self, work: ty.Callable[[bytes], None]) -> None:
         self._work = work

@@ -16,11 +16,11 @@ _ADDED = os.path.join(_FOLDER, 'api-paste.ini')
 
 
 def nova_conf(connection: str, encryption_keys: str) -> str:
-    """The lines that an operator adds to nova.conf.
+    """Return the lines that an operator adds to nova.conf.
 
     :param connection: URL of the reservation database
-    :param encryption_keys: what `blazar-nova-manage key create` printed
-    :raises ValueError: when the sample lacks one of the two options
+    :param encryption_keys: the output of `blazar-nova-manage key create`
+    :raises ValueError: if the sample lacks one of the two options
     """
     with open(_CONF) as file:
         text = file.read()
@@ -34,22 +34,22 @@ def nova_conf(connection: str, encryption_keys: str) -> str:
 
 
 def sections() -> dict[str, dict[str, list[str]]]:
-    """The sample nova.conf: section, option, its values in order."""
+    """Return the sample nova.conf: section, option, its values in order."""
     found: dict[str, dict[str, list[str]]] = {}
     cfg.ConfigParser(_CONF, found).parse()
     return found
 
 
 def nova_paste() -> str:
-    """The api-paste.ini that Nova's package installs below the prefix."""
+    """Return the api-paste.ini that Nova's package installs."""
     with open(os.path.join(sys.prefix, 'etc', 'nova', 'api-paste.ini')) as f:
         return f.read()
 
 
 def with_leases(paste: str) -> str:
-    """A file of Nova's with the lines of etc/nova-leases/api-paste.ini.
+    """Return Nova's api-paste.ini with the lines of etc/nova-leases added.
 
-    :raises ValueError: when a section that should be there is not
+    :raises ValueError: if a section that is required is missing
     """
     added = configparser.RawConfigParser(strict=True)
     added.read(_ADDED)

@@ -2,9 +2,9 @@
 
 """The statements that tests send to the reservation database.
 
-Where ``BLAZAR_STATEMENTS`` names a folder, each process of a run of unit tests
+If ``BLAZAR_STATEMENTS`` names a folder, each process of a run of unit tests
 writes the statements of its tests there when it ends; ``test_plans`` explains
-them. Each is kept once for each function that sends it.
+them. Each statement is kept once for each function that sends it.
 """
 
 import atexit
@@ -26,7 +26,7 @@ _FOLDER = os.environ.get('BLAZAR_STATEMENTS')
 
 
 class Asked(ty.NamedTuple):
-    """A statement, and where it was asked.
+    """A statement, and the code that sent it.
 
     :ivar where: a file and the function
     """
@@ -37,14 +37,14 @@ class Asked(ty.NamedTuple):
 
 
 class Statements:
-    """Those that were sent, by the dialect."""
+    """The statements that were sent, by dialect."""
 
     def __init__(self) -> None:
         self.asked: dict[tuple[str, tuple[str, str], str], Asked] = {}
 
     def note(self, connection: ty.Any, _cursor: ty.Any, statement: str,
              parameters: ty.Any, _context: ty.Any, many: bool) -> None:
-        """Listens to ``before_cursor_execute``."""
+        """Record a statement: a listener of ``before_cursor_execute``."""
         if statement.split(None, 1)[0] not in (
                 'SELECT', 'WITH', 'UPDATE', 'DELETE'):
             return
@@ -55,7 +55,7 @@ class Statements:
                     where, statement, parameters[0] if many else parameters))
 
     def write(self, folder: str) -> None:
-        """Write them, for :func:`recorded`."""
+        """Write the statements for :func:`recorded`."""
         os.makedirs(folder, exist_ok=True)
         with tempfile.NamedTemporaryFile(
                 dir=folder, suffix='.pickle', delete=False) as file:
@@ -63,8 +63,9 @@ class Statements:
 
 
 def _function() -> tuple[str, str] | None:
-    """The file and the function of ours that send a statement; None when a
-    test does.
+    """Return the file and our function that send a statement.
+
+    :returns: None if a test or a migration sends it
     """
     frame: ty.Any = sys._getframe(2)
     while frame is not None:
@@ -73,7 +74,7 @@ def _function() -> tuple[str, str] | None:
             path = path.removeprefix(_ROOT)
             if path.startswith('tests/') or '/alembic/' in path:
                 return None
-            # What is installed may be there, too.
+            # Installed packages may be below the root, too.
             if path.startswith('blazar_') and path != 'blazar_core/db/api.py':
                 return path, frame.f_code.co_qualname
         frame = frame.f_back
@@ -82,21 +83,21 @@ def _function() -> tuple[str, str] | None:
 
 @functools.cache
 def _of_this_process(folder: str) -> Statements:
-    """What this process sends; written when it ends."""
+    """Return the statements of this process; they are written when it ends."""
     sent = Statements()
     atexit.register(sent.write, folder)
     return sent
 
 
 def record(engine: sa.Engine) -> None:
-    """Record what an engine sends, if a folder is named."""
+    """Record the statements of an engine if ``BLAZAR_STATEMENTS`` is set."""
     if _FOLDER is not None:
         sa.event.listen(engine, 'before_cursor_execute',
                         _of_this_process(_FOLDER).note)
 
 
 def recorded(dialect: str) -> list[Asked] | None:
-    """What the tests before have sent; None when nothing was recorded."""
+    """Return the recorded statements, or None if nothing was recorded."""
     if _FOLDER is None or not os.path.isdir(_FOLDER):
         return None
     found: dict[ty.Any, Asked] = {}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How long tests take, so that the workers of a run end together.
+"""How long tests take, so that the workers of a run end at the same time.
 
-``tests/tiers/times.txt`` has it for a clone that has not run any tests: one
-test of each group that takes long, with the seconds of the whole group. After
-a run the times of that clone are used instead. ::
+``tests/tiers/times.txt`` has the times for a clone that has not run any tests:
+one test of each group that takes long, with the seconds of the whole group.
+After a run the times of that clone are used instead. ::
 
     python -m tests.times load REPOSITORY FILE...   into a stestr repository
     python -m tests.times longest FILE...           lines for times.txt
@@ -20,14 +20,14 @@ import typing as ty
 
 __all__ = ['load', 'long', 'longest', 'read']
 
-#: Groups that take less, in seconds, are dealt out in turns.
+#: Groups that take less, in seconds, are distributed round-robin.
 LEAST = 1.5
 #: Unit tests that take longer, in seconds, are not in ``quick``.
 LONG = 0.2
 
 
 def read(path: str) -> dict[str, float]:
-    """The seconds of tests, by their names; nothing when there is no file."""
+    """Return the seconds of tests by name; empty without the file."""
     try:
         with open(path) as file:
             lines = [line.split(None, 1) for line in file
@@ -38,7 +38,7 @@ def read(path: str) -> dict[str, float]:
 
 
 def load(repository: str, paths: ty.Iterable[str]) -> None:
-    """Write times where stestr looks for them; later files win."""
+    """Write times where stestr reads them; later files win."""
     times = {name: seconds for path in paths
              for name, seconds in read(path).items()}
     with dbm.dumb.open(os.path.join(
@@ -48,7 +48,10 @@ def load(repository: str, paths: ty.Iterable[str]) -> None:
 
 
 def group(name: str) -> str:
-    """What goes to one worker: a test with its databases, or a class."""
+    """Return the group of tests that one worker runs.
+
+    A group is a test with all its databases, or a class.
+    """
     name = name.partition('(')[0]
     if name.startswith('tests.functional.'):
         return name.rpartition('.')[0]
@@ -56,7 +59,7 @@ def group(name: str) -> str:
 
 
 def longest(paths: ty.Iterable[str]) -> ty.Iterator[str]:
-    """One line for each group that takes long, the longest first."""
+    """Return a line for each group that takes long, the longest first."""
     seconds: collections.Counter[str] = collections.Counter()
     of: dict[str, str] = {}
     for path in paths:
@@ -69,8 +72,9 @@ def longest(paths: ty.Iterable[str]) -> ty.Iterator[str]:
 
 
 def long(paths: ty.Iterable[str]) -> ty.Iterator[str]:
-    """A regular expression for each test that ``quick`` leaves out because of
-    its time; those of database servers are left out anyway.
+    """Return a regular expression for each test too long for ``quick``.
+
+    Tests on database servers are left out anyway.
     """
     for path in paths:
         for name, value in sorted(read(path).items()):

@@ -2,14 +2,13 @@
 
 """A week in two hours: the whole stack with a load and with faults.
 
-``python -m tests.endurance FOLDER`` starts a stack of twenty hosts there, has
-its users boot servers and make leases of every type, kills, freezes and
-restarts what it consists of, and writes down once a minute what all of that
-costs: memory, open files, connections, rows and latencies. Nobody looks on.
-When all is over ``blazar-nova-manage verify`` has to find nothing.
-``python -m tests.endurance.picture FOLDER`` says what is more at the end than
-after the first half hour, and draws it.
+``python -m tests.endurance FOLDER`` starts a stack of twenty hosts there. Its
+users boot servers and create leases of every type; its processes are killed,
+frozen and restarted; memory, open files, connections, rows and latencies are
+recorded once a minute. At the end ``blazar-nova-manage verify`` must find
+nothing. ``python -m tests.endurance.picture FOLDER`` compares the end with the
+first half hour, and draws a picture.
 
-No test of a run of CI: it takes hours. Its first minutes show whether it
-still works.
+CI does not run it: it takes hours. Its first minutes show whether it still
+works.
 """

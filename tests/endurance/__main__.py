@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Runs all of it, and says how it went."""
+"""Run everything and report the results."""
 
 import argparse
 import collections
@@ -27,11 +27,11 @@ __all__ = ['Run']
 
 #: Seconds between two samples.
 EVERY = 60
-#: At most so many stories at once.
+#: The most users that are active at once.
 CROWD = 200
-#: Seconds after the last boot in which all leases have come to their end.
+#: Seconds after the last boot in which all leases must have ended.
 DRAIN = 900
-#: So many of the hosts are leased as a whole.
+#: The number of hosts that are leased as a whole.
 WHOLE = 4
 
 
@@ -48,9 +48,7 @@ class Run:
         self._writing = threading.Lock()
 
     def for_minutes(self, minutes: float) -> None:
-        """Have users and faults for so many minutes; then wait until all is
-        over.
-        """
+        """Run users and faults for so long; then wait until all leases end."""
         self._enrol()
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
@@ -77,13 +75,13 @@ class Run:
         self.world.stop()
 
     def _enrol(self) -> None:
-        """Some hosts serve leases of whole hosts."""
+        """Enroll the hosts that serve leases of whole hosts."""
         for name in sorted(self.world.cloud.hosts())[-WHOLE:]:
             self.world.admin('POST', '/os-hosts', {'name': name},
                              service='reservation')
 
     def _tell(self, story: stories.Story, seed: str) -> None:
-        """One story, and how it ended."""
+        """Run one story and record how it ended."""
         one, begun = stories.Telling(self.world, seed), time.time()
         said = ''
         try:
@@ -98,7 +96,7 @@ class Run:
         except Exception:
             how, said = 'failed', traceback.format_exc()
         for server_id in one.servers:
-            # What it has not come to delete itself.
+            # Servers that the story has not deleted itself.
             with contextlib.suppress(worlds.Refused,
                                      requests.RequestException):
                 one.delete(server_id)
@@ -116,14 +114,14 @@ class Run:
                       sorted(self.outcomes.items())), flush=True)
 
     def _drained(self) -> bool:
-        """Whether all servers and leases come to their end."""
+        """Return whether all servers and leases end in time."""
         return self.world.wait(
             lambda: not self.world.servers and all(
                 status in ('TERMINATED', 'ERROR') for status in
                 self.world.leases.values()), DRAIN)
 
     def _verify(self) -> str:
-        """What ``verify`` says, if it finds anything."""
+        """Return the output of ``verify`` if it finds anything."""
         done = subprocess.run(
             [os.path.join(os.path.dirname(sys.executable),
                           'blazar-nova-manage'), '--config-file',

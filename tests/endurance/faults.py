@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Faults, one after the other: what dies, freezes, restarts or is away."""
+"""Faults, one after the other: processes and the database fail."""
 
 import collections.abc
 import os
@@ -15,10 +15,10 @@ __all__ = ['FAULTS', 'Faults']
 
 #: Seconds from the end of a fault until the next one.
 PAUSE = 150, 300
-#: Seconds after a fault in which Nova may be busy with it yet.
+#: Seconds after a fault in which Nova may still be recovering.
 AFTER = 90
-#: Seconds for which something is away; above and below those after which Nova
-#: believes that a nova-compute is down.
+#: Seconds for which something is unavailable; above and below those after
+#: which Nova regards a nova-compute as down.
 AWAY = 5, 60
 COMPUTES = 'nova-compute-1', 'nova-compute-2'
 LISTENERS = 'blazar-listener-1', 'blazar-listener-2'
@@ -28,9 +28,9 @@ Fault = collections.abc.Callable[['Faults'], str]
 
 
 class Faults:
-    """Makes them, and says when there was one.
+    """Cause faults, and record when.
 
-    :ivar made: those made so far: what, from when, until when
+    :ivar made: the faults so far: what, from when, until when
     """
 
     def __init__(self, world: worlds.World, seed: int) -> None:
@@ -41,7 +41,7 @@ class Faults:
         self._since: float | None = None
 
     def run(self) -> None:
-        """Make faults until the end."""
+        """Cause faults until the run is over."""
         while not self._world.over.wait(self.dice.uniform(*PAUSE)):
             self._since = begun = time.time()
             what = self.dice.choice(FAULTS)(self)
@@ -49,7 +49,7 @@ class Faults:
             self._since = None
 
     def was_one(self, since: float) -> bool:
-        """Whether there was one in a time until now, or just before it."""
+        """Return whether a fault was near the time since an instant."""
         return self._since is not None or any(
             until + AFTER > since for _what, _begun, until in self.made)
 
@@ -58,7 +58,7 @@ class Faults:
 
 
 def killed(faults: Faults, names: tuple[str, ...]) -> str:
-    """By signal 9; it is started again later."""
+    """Kill a process with SIGKILL; restart it later."""
     name = faults.dice.choice(names)
     faults.cloud.kill(name)
     faults.pause()
@@ -79,14 +79,14 @@ def frozen(faults: Faults, names: tuple[str, ...]) -> str:
 
 
 def restarted(faults: Faults, names: tuple[str, ...]) -> str:
-    """As an operator does it."""
+    """Restart a process as an operator does it."""
     name = faults.dice.choice(names)
     faults.cloud.restart(name)
     return f'{name} restarted'
 
 
 def cut(faults: Faults) -> str:
-    """The books are away."""
+    """Make the reservation database unavailable."""
     faults.cloud.cut('blazar_nova')
     try:
         faults.pause()

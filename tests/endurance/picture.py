@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a run cost: at its end as after its first half hour, and a picture.
+"""The costs at the end of a run and after its first half hour, and a picture.
 
-``python -m tests.endurance.picture FOLDER`` prints the first and writes
+``python -m tests.endurance.picture FOLDER`` prints the costs and writes
 ``picture.svg``; it needs the extra ``simulation``.
 """
 
@@ -17,14 +17,14 @@ from matplotlib import pyplot
 __all__ = ['draw', 'table']
 
 Entry: ty.TypeAlias = dict[str, ty.Any]
-#: Seconds: what is compared at the end of each is this long before it.
+#: Seconds: when the first costs are read, and over how long each is averaged.
 HALF_HOUR, LAST = 1800, 600
-#: Whose latencies are drawn.
+#: Requests whose latencies are drawn.
 ASKED = ('boot leased', 'boot plain', 'lease capacity', 'list leases')
 
 
 def read(folder: str) -> list[Entry]:
-    """The lines of a run, ``at`` in seconds since it began."""
+    """Return the lines of a run, ``at`` in seconds since it began."""
     with open(os.path.join(folder, 'log.jsonl')) as file:
         entries = [json.loads(line) for line in file]
     begin = entries[0]['at']
@@ -32,7 +32,7 @@ def read(folder: str) -> list[Entry]:
 
 
 def _series(entries: list[Entry]) -> dict[str, list[tuple[float, float]]]:
-    """What is drawn and compared: name -> instants and values."""
+    """Return what is drawn and compared: name -> instants and values."""
     found: dict[str, list[tuple[float, float]]] = {}
     for one in entries:
         sample = one.get('sample', {})
@@ -52,8 +52,9 @@ def _series(entries: list[Entry]) -> dict[str, list[tuple[float, float]]]:
 
 
 def table(entries: list[Entry]) -> list[tuple[str, float, float]]:
-    """Each figure after the first half hour and at the end: the medians of
-    ten minutes.
+    """Return each figure after the first half hour and at the end.
+
+    Each is the median of ten minutes.
     """
     end = max(one['at'] for one in entries if 'story' in one)
 
@@ -70,7 +71,7 @@ def table(entries: list[Entry]) -> list[tuple[str, float, float]]:
 
 
 def draw(entries: list[Entry], path: str) -> None:
-    """Memory, files, latencies and rows over time, with the faults."""
+    """Draw memory, files, latencies and rows over time, with the faults."""
     series = _series(entries)
     figure, panels = pyplot.subplots(2, 2, figsize=(12, 8), sharex=True)
     for panel, title, names in zip(panels.flat, (
@@ -99,7 +100,7 @@ def draw(entries: list[Entry], path: str) -> None:
 
 
 def _begin(entries: list[Entry]) -> float:
-    """When a run began, in seconds since the epoch."""
+    """Return when a run began, in seconds since the epoch."""
     return float(entries[-1]['ended'] - entries[-1]['at'])
 
 

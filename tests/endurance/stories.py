@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What users do: each a function that returns when it is over."""
+"""What users do: functions that return when their servers or leases end."""
 
 import collections.abc
 import json
@@ -13,26 +13,26 @@ from tests.integration import base
 
 __all__ = ['STORIES', 'Broken', 'Story', 'Telling']
 
-#: Seconds within which a server is there, or gone, after it should be.
+#: Seconds within which a server must run or be deleted after it is due.
 SOON = 60
 MINUTE = 60
 #: Seconds for which servers and leases last.
 SHORT, LONG = 60, 300
-#: One in so many leases is prolonged, and one ended early.
+#: One in so many leases is extended, and one ended early.
 SOME = 4
 
 Story: ty.TypeAlias = collections.abc.Callable[['Telling'], None]
 
 
 class Broken(Exception):
-    """A promise was not kept."""
+    """A server or a lease was not as it should be in time."""
 
 
 class Telling:
-    """One story of a user, with dice of its own.
+    """One story of a user, with a random generator of its own.
 
-    :ivar delays: what waited for how many seconds, after it was due
-    :ivar servers: the ids of those that are not known to be gone
+    :ivar delays: seconds between what was due and its completion, by kind
+    :ivar servers: the ids of servers that are not known to be deleted
     """
 
     def __init__(self, world: worlds.World, seed: str) -> None:
@@ -50,7 +50,7 @@ class Telling:
 
     def boot(self, what: str, hints: base.Json | None = None,
              flavor: str | None = None) -> str:
-        """Returns the id of the server."""
+        """Boot a server and return its id."""
         body: base.Json = {'server': {
             'name': what, 'imageRef': self.world.image, 'networks': 'none',
             'flavorRef': flavor or self.world.flavors[
@@ -64,9 +64,9 @@ class Telling:
         return server_id
 
     def runs(self, server_id: str, due: float) -> None:
-        """Wait until a server is there.
+        """Wait until a server is active.
 
-        :param due: since when it should be
+        :param due: the instant at which it should be
         """
         states = worlds.GONE, 'building', 'reserved'
         if not self.world.wait(lambda: self.world.state(server_id)
@@ -78,7 +78,7 @@ class Telling:
         self.delays['runs'] = time.time() - due
 
     def goes(self, server_id: str, due: float) -> None:
-        """Wait until a server is gone."""
+        """Wait until a server is deleted."""
         if not self.world.wait(lambda: self.world.state(server_id)
                                == worlds.GONE, due + SOON - time.time()):
             raise Broken(f'{server_id} does not go, '
@@ -91,7 +91,7 @@ class Telling:
 
     def lease(self, what: str, start: float | None, lasts: int,
               reservation: base.Json, **more: ty.Any) -> base.Json:
-        """POST /leases; returns the lease."""
+        """Create a lease by POST /leases and return it."""
         begin = start or time.time()
         return ty.cast(base.Json, self.world.ask(
             f'lease {what}', self.user, 'POST', '/leases', {
@@ -130,7 +130,7 @@ def plain(one: Telling) -> None:
 
 
 def leased(one: Telling) -> None:
-    """A boot with a lease, now or soon; some are prolonged, some deleted."""
+    """A boot with a lease, now or soon; some are extended, some deleted."""
     lasts = one.lasts()
     start = time.time() + one.dice.choice((0, 0, 30, 90, 200))
     params: base.Json = {'duration': f'{lasts}s'}
@@ -159,7 +159,7 @@ def leased(one: Telling) -> None:
 
 
 def capacity(one: Telling) -> None:
-    """A lease of room for two servers, and two servers in it."""
+    """A lease of capacity for two servers, and two servers in it."""
     kind: base.Json = {'resource_type': 'virtual:instance', 'vcpus': 1,
                        'memory_mb': 256, 'disk_gb': 1}
     if one.sometimes():
@@ -201,12 +201,12 @@ def whole(one: Telling) -> None:
 
 
 def lists(one: Telling) -> None:
-    """Somebody looks at all that is theirs."""
+    """A user lists leases and servers."""
     one.world.ask('list leases', one.user, 'GET', '/leases',
                   service='reservation')
     one.world.ask('list servers', one.user, 'GET', '/servers/detail')
 
 
-#: How often each is told.
+#: The weight of each story.
 STORIES: dict[Story, int] = {
     plain: 8, leased: 8, capacity: 3, whole: 1, lists: 6}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What all of it costs, once a minute."""
+"""What the stack costs, sampled once a minute."""
 
 import collections.abc
 import os
@@ -12,14 +12,14 @@ from tests.endurance import world as worlds
 
 __all__ = ['sample']
 
-#: Whose figures are of interest: those of what we are in, and one to compare
-#: with that has next to nothing of ours.
+#: Processes that are measured: those that run our code, and nova-conductor,
+#: which runs nearly none of it, for comparison.
 OURS = ('blazar-listener', 'nova-api', 'nova-scheduler', 'nova-conductor')
 MIB = 1 << 20
 
 
 def _tree(pid: int) -> collections.abc.Iterator[int]:
-    """A process and all that it has started."""
+    """Return a process and its descendants."""
     yield pid
     for thread in os.listdir(f'/proc/{pid}/task'):
         with open(f'/proc/{pid}/task/{thread}/children') as file:
@@ -28,7 +28,7 @@ def _tree(pid: int) -> collections.abc.Iterator[int]:
 
 
 def _memory(pid: int) -> int:
-    """Bytes that a process has for itself, by far the most of them."""
+    """Return the anonymous memory of a process in bytes."""
     with open(f'/proc/{pid}/status') as file:
         for line in file:
             if line.startswith('RssAnon:'):
@@ -37,7 +37,7 @@ def _memory(pid: int) -> int:
 
 
 def _process(pid: int) -> dict[str, float]:
-    """Memory in MiB, open files, and threads, with those of its children."""
+    """Return the memory in MiB, open files, and threads of a process tree."""
     found = {'MiB': 0.0, 'files': 0, 'threads': 0}
     for one in _tree(pid):
         try:
@@ -50,7 +50,7 @@ def _process(pid: int) -> dict[str, float]:
 
 
 def _connections(world: worlds.World) -> int:
-    """Those to the books, of all that is there."""
+    """Return how many connections the reservation database has."""
     query = ("SELECT count(*) FROM pg_stat_activity "
              "WHERE datname = 'blazar_nova'"
              if world.engines['blazar_nova'].dialect.name == 'postgresql' else
@@ -60,7 +60,7 @@ def _connections(world: worlds.World) -> int:
 
 
 def _rows(world: worlds.World) -> dict[str, int]:
-    """How many rows each table of the books has."""
+    """Return how many rows each table of the reservation database has."""
     engine = world.engines['blazar_nova']
     with engine.connect() as connection:
         return {name: connection.execute(sa.select(
@@ -73,10 +73,10 @@ def _quantile(values: list[float], part: float) -> float:
 
 
 def sample(world: worlds.World) -> dict[str, ty.Any]:
-    """One look; what is away right now is left out.
+    """Measure everything that is available now.
 
     :returns: ``processes``: by name; ``rows``: by table; ``latencies``: by
-        what was asked, its number, median and 95th percentile in seconds
+        kind of request, its number, median and 95th percentile in seconds
     """
     found: dict[str, ty.Any] = {'processes': {}, 'latencies': {
         what: {'number': len(taken), 'median': _quantile(taken, 0.5),
@@ -88,13 +88,13 @@ def sample(world: worlds.World) -> dict[str, ty.Any]:
             try:
                 found['processes'][name] = _process(pid)
             except FileNotFoundError:
-                # It has just ended.
+                # The process has just ended.
                 continue
     try:
         found['rows'] = _rows(world)
         found['connections'] = _connections(world)
     except sa.exc.SQLAlchemyError:
-        # The books are away.
+        # The reservation database is unavailable.
         pass
     found['servers'] = len(world.servers)
     return found

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What all of it looks at and asks: the stack, its users, and the time."""
+"""What users and measurements share: the stack, its users, and the time."""
 
 import collections.abc
 import dataclasses
@@ -17,11 +17,11 @@ from tests import stack
 
 __all__ = ['GONE', 'Latencies', 'Refused', 'World', 'note']
 
-#: Of a server that is not there, or not any more.
+#: The state of a server that does not exist.
 GONE = 'gone'
-#: Seconds between two looks at all servers and leases.
+#: Seconds between two reads of all servers and leases.
 LOOK = 1
-#: That many of whatever a project may have.
+#: A quota that is never reached.
 PLENTY = 100_000
 QUOTAS = {name: PLENTY for name in ('instances', 'cores', 'ram')}
 _SERVERS = ('SELECT uuid, vm_state FROM instances WHERE deleted = 0 '
@@ -32,12 +32,12 @@ _LEASED = ('SELECT server_id, lease_id FROM bookings JOIN reservations '
 
 
 class Refused(Exception):
-    """What was asked for is refused, and said to be."""
+    """A request was answered with a 4xx."""
 
 
 @dataclasses.dataclass
 class Latencies:
-    """Seconds that requests took, by what they were, since the last look."""
+    """Seconds that requests took, by kind, since they were last read."""
 
     _taken: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -53,14 +53,14 @@ class Latencies:
 
 
 class World:
-    """The stack as its users have it, until :meth:`stop`.
+    """The stack as its users see it, until :meth:`stop`.
 
-    What servers and leases there are is read once a second, from the
-    databases, for all who wait for something: hundreds of them would be a load
-    of their own upon the APIs.
+    The servers and leases are read once a second, from the databases, for all
+    users that wait for something: hundreds of clients that poll would be a
+    considerable load on the APIs.
 
     :ivar over: no user begins anything new after this is set
-    :ivar servers: id -> ``vm_state`` of Nova, of those in a cell
+    :ivar servers: id -> ``vm_state`` of Nova, of servers in a cell
     :ivar leases: id -> status
     :ivar lease_of: the id of a server -> that of its lease
     """
@@ -98,13 +98,13 @@ class World:
 
     def ask(self, what: str, user: base.Client, method: str, path: str,
             body: ty.Any = None, **options: str) -> ty.Any:
-        """Ask, and note how long that took; returns what the answer holds.
+        """Send a request and return the body of its answer.
 
-        A service that restarts is asked again, as clients do it, for a
-        minute.
+        The latency is recorded. A request that a restarting service does not
+        answer is repeated, as clients do it, for a minute; a POST is not.
 
         :param what: the kind of request
-        :raises Refused: when the answer is a 4xx
+        :raises Refused: if the answer is a 4xx
         """
         deadline = time.monotonic() + 60
         while True:
@@ -120,20 +120,20 @@ class World:
                 said = f'{answer.status_code} {answer.text[:300]}'
                 if answer.status_code < 500:
                     raise Refused(f'{what}: {said}')
-            # Whether a boot was done is not known; so that is not repeated.
+            # A POST may have been carried out, so it is not repeated.
             if method == 'POST' or time.monotonic() > deadline:
                 raise requests.RequestException(f'{what}: {said}')
             self._stopped.wait(LOOK)
 
     def state(self, server_id: str) -> str:
-        """``vm_state`` of a server, or :data:`GONE`."""
+        """Return ``vm_state`` of a server, or :data:`GONE`."""
         return self.servers.get(server_id, GONE)
 
     def wait(self, condition: collections.abc.Callable[[], bool],
              seconds: float) -> bool:
-        """Whether something comes to be true within so many seconds."""
+        """Return whether a condition becomes true within so many seconds."""
         with self._seen:
-            # What was asked for before may not have been seen yet.
+            # The last read may have begun before the request.
             least = self._looks + 2
             return self._seen.wait_for(
                 lambda: self._looks >= least and condition(), seconds)
@@ -154,7 +154,8 @@ class World:
                 leases = dict(self.rows(_LEASES))
                 lease_of = dict(self.rows(_LEASED))
             except sa.exc.SQLAlchemyError:
-                # A fault of ours: nobody sees anything until it is over.
+                # The test caused this fault: the last state is kept until it
+                # is over.
                 continue
             with self._seen:
                 self.servers, self.leases = servers, leases
@@ -164,6 +165,6 @@ class World:
 
 
 def note(file: ty.TextIO, **what: ty.Any) -> None:
-    """Write a line of what happened."""
+    """Write a line to the log of the run."""
     file.write(json.dumps({'at': time.time(), **what}) + '\n')
     file.flush()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Judges the tables after a race; knows nothing of the code that wrote them.
+"""Check the tables after a race, independently of the code that wrote them.
 
-Nothing of the project is imported here. What is asked:
+Nothing of the project is imported here. The rules:
 
-* no instant at which a host is promised more of anything than it has,
-* no booking without its lease, and none with other dates or amounts,
+* at no instant is more reserved of a host than its capacity,
+* no booking is without its lease, or has other dates or amounts than it,
 * every lease has all of its bookings or none,
-* for each host an unbroken row of changes from generation 1 to the one it
-  has, which come to exactly the bookings that stand there.
+* for each host there is a change of every generation from 1 to its own, and
+  the changes sum up to its bookings.
 """
 
 import collections
@@ -24,7 +24,7 @@ LIVE = ('OFFERED', 'PENDING', 'STARTING', 'ACTIVE')
 
 
 class Tables(ty.NamedTuple):
-    """All that counts, from one snapshot."""
+    """All rows that are checked, from one snapshot."""
 
     hosts: Rows
     leases: Rows
@@ -33,7 +33,7 @@ class Tables(ty.NamedTuple):
 
 
 def read(url: str) -> Tables:
-    """Read everything at once, even while others write."""
+    """Read all tables in one snapshot, even while others write."""
     engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
     options = {} if url.startswith('sqlite') else {
         'isolation_level': 'REPEATABLE READ'}
@@ -56,18 +56,18 @@ def read(url: str) -> Tables:
 
 
 def decoded(value: ty.Any) -> ty.Any:
-    """JSON, which only some drivers decode by themselves."""
+    """Return decoded JSON, which only some drivers decode themselves."""
     return json.loads(value) if isinstance(value, str) else value
 
 
 def problems(tables: Tables) -> list[str]:
-    """What is wrong; nothing if all is well."""
+    """Return all violations of the rules."""
     return [*overbooked(tables), *orphans(tables), *halves(tables),
             *broken_rows(tables)]
 
 
 def booked(tables: Tables, host_id: int, rc: str) -> dict[int, int]:
-    """How much is booked from each instant at which that changes."""
+    """Return how much is booked from each instant at which that changes."""
     steps: dict[int, int] = collections.defaultdict(int)
     for one in tables.bookings:
         if one.host_id == host_id:
@@ -82,7 +82,7 @@ def booked(tables: Tables, host_id: int, rc: str) -> dict[int, int]:
 
 
 def overbooked(tables: Tables) -> list[str]:
-    """Where more is promised than there is."""
+    """Return where more is reserved than the capacity."""
     found = []
     for host in tables.hosts:
         capacity, usage = decoded(host.capacity), decoded(host.usage)
@@ -95,7 +95,7 @@ def overbooked(tables: Tables) -> list[str]:
 
 
 def orphans(tables: Tables) -> list[str]:
-    """Bookings without a lease of theirs, or unlike it."""
+    """Return bookings that have no live lease or differ from it."""
     leases = {one.reservation_id: one for one in tables.leases}
     found = []
     for one in tables.bookings:
@@ -110,9 +110,9 @@ def orphans(tables: Tables) -> list[str]:
 
 
 def halves(tables: Tables) -> list[str]:
-    """Leases that have a part of their bookings.
+    """Return leases that have only a part of their bookings.
 
-    One whose servers are all gone may have none for a moment.
+    A lease whose servers are all deleted may have none for a moment.
     """
     counts = collections.Counter(
         one.reservation_id for one in tables.bookings)
@@ -123,7 +123,7 @@ def halves(tables: Tables) -> list[str]:
 
 
 def broken_rows(tables: Tables) -> list[str]:
-    """Hosts whose changes do not lead to their bookings."""
+    """Return hosts whose changes do not sum up to their bookings."""
     found = []
     generations: dict[int, set[int]] = collections.defaultdict(set)
     sums: dict[int, collections.Counter[ty.Any]] = collections.defaultdict(
@@ -150,6 +150,6 @@ def broken_rows(tables: Tables) -> list[str]:
 
 
 def entry(row: ty.Any) -> tuple[int, int, str]:
-    """What a change and a booking have in common."""
+    """Return what a change and a booking have in common."""
     return (row.start_date, row.end_date,
             json.dumps(decoded(row.resources), sort_keys=True))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A process that does to the books, for a while, whatever comes to its mind.
+"""A process that changes the reservation database at random for a while.
 
-It reads tasks as lines of JSON and answers each with one: ``open`` a
-database, ``race`` until an instant, tell the ``picture`` that its index
-has; it ends when its input does.
+It reads tasks as lines of JSON and answers each with one: ``open`` a database,
+``race`` until an instant, return the ``picture`` that its index has. It ends
+when its input does.
 """
 
 import collections
@@ -44,12 +44,12 @@ from tests import driven
 from tests.unit import base
 from tests.unit.blazar_core import racer
 
-#: What may happen, and how often compared with the others.
+#: The operations and their weights.
 WEIGHTS = {
     'create': 30, 'prolong': 8, 'shorten': 8, 'move': 10, 'resize': 8,
     'rebind': 12, 'release': 14, 'leave': 6, 'offer': 8, 'accept': 4,
     'report': 2}
-#: What may come of it.
+#: The outcomes of expected errors.
 ANSWERS = {errors.Refused: 'refused', errors.ConcurrentUpdate: 'busy',
            errors.NotFound: 'missing', errors.InvalidLeaseParams: 'invalid'}
 #: Leases lie within so many seconds from now.
@@ -57,15 +57,15 @@ HORIZON = 1200
 
 
 class NoLease(Exception):
-    """There is nothing that this could be done to."""
+    """There is no lease for this operation."""
 
 
 class Contender:
-    """What one process does.
+    """The operations of one process.
 
-    :ivar outcomes: how often each thing had each outcome
+    :ivar outcomes: how often each operation had each outcome
     :ivar disturbed: how often a transaction had to be run again, and why
-    :ivar failures: what should never have happened
+    :ivar failures: tracebacks of unexpected errors
     """
 
     def __init__(self, url: str, seed: int, retries: int) -> None:
@@ -89,7 +89,7 @@ class Contender:
             self.host_ids = list(timeline.ids)
 
     def race(self, until: float) -> dict[str, ty.Any]:
-        """Do one thing after the other."""
+        """Carry out random operations one after the other."""
         names, weights = list(WEIGHTS), list(WEIGHTS.values())
         with mock.patch('blazar_core.db.api.is_disturbance',
                         functools.partial(self._note, api.is_disturbance)):
@@ -115,12 +115,12 @@ class Contender:
             outcome = 'nothing'
         except Exception:
             outcome = 'failed'
-            # The first ten say enough.
+            # The first ten are enough.
             if len(self.failures) < 10:
                 self.failures.append(f'{name}: {traceback.format_exc()}')
         self.outcomes[f'{name} {outcome}'] += 1
 
-    # -- what may be done ----------------------------------------------------
+    # -- operations -----------------------------------------------------------
 
     def create(self) -> None:
         new = self._new_lease()
@@ -151,7 +151,7 @@ class Contender:
             lease.start_date + later, lease.end_date + later))
 
     def resize(self) -> None:
-        """Servers that come later, so that they may be others."""
+        """Resize a lease whose servers come later."""
         lease, count = self._lease('PENDING', 'OFFERED')
         if lease.params is None:
             raise NoLease
@@ -161,7 +161,7 @@ class Contender:
                     1, count + self.dice.randint(-1, 1))))}))
 
     def rebind(self) -> None:
-        """The bookings of a lease that has not begun go anywhere."""
+        """Move the bookings of a pending lease to random hosts."""
         lease, _count = self._lease('PENDING')
         with self.database.reader() as session:
             row = session.get(models.Lease, lease.id)
@@ -180,11 +180,11 @@ class Contender:
                 refusals.Reason.NO_ROOM, len(ids), 0, None)) from full
 
     def release(self) -> None:
-        """Its bookings go with it."""
+        """Delete a lease with its bookings."""
         driven.withdraw(self.leases, self._lease()[0].id)
 
     def leave(self) -> None:
-        """The only server of a lease is found to be gone."""
+        """Observe that the only server of a lease is deleted."""
         lease, count = self._lease()
         if count != 1:
             raise NoLease
@@ -197,7 +197,7 @@ class Contender:
                 server, cloud_api.ObservedServer(cloud_api.ServerState.GONE))
 
     def report(self) -> None:
-        """A host changes in what does not matter for its bookings."""
+        """Change a property of a host that no booking depends on."""
         def work() -> None:
             with self.database.writer() as session:
                 row = session.get_one(
@@ -208,7 +208,7 @@ class Contender:
 
         self.database.retried(work)
 
-    # -- what it is done to --------------------------------------------------
+    # -- their arguments ------------------------------------------------------
 
     def _resources(self) -> dict[str, int]:
         return {'VCPU': self.dice.randint(1, 4),
@@ -232,13 +232,13 @@ class Contender:
                  uuidutils.generate_uuid() for _server in range(count))),))
 
     def _later(self, demand: model.Demand) -> creation.NewReservation:
-        """Servers that come later."""
+        """Return a reservation whose servers come later."""
         return creation.NewReservation(demand, params={
             'amount': demand.count, 'vcpus': demand.resources['VCPU'],
             'affinity': None})
 
     def _lease(self, *states: str) -> tuple[ty.Any, int]:
-        """Any lease, whoever made it, and how many bookings it has."""
+        """Return any lease, of any process, and the number of its bookings."""
         query = (
             sa.select(models.Lease.id, models.Lease.start_date,
                       models.Lease.end_date, models.Reservation.resources,
@@ -258,11 +258,13 @@ class Contender:
                     models.Booking.reservation_id ==
                     lease.reservation_id)) or 0
 
-    # -- what it believes ----------------------------------------------------
+    # -- its index ------------------------------------------------------------
 
     def picture(self, instants: list[int]) -> dict[str, ty.Any]:
-        """What the index says that has followed all along: of each host its
-        row, and the most that is booked from each instant to the next.
+        """Return what the index contains that has followed the whole race.
+
+        For each host: its row, and the most that is booked from each instant
+        to the next.
         """
         return picture(self.search, instants)
 
@@ -271,7 +273,7 @@ def picture(search: admissions.Admission, instants: ty.Sequence[int],
             ) -> dict[str, ty.Any]:
     """See :meth:`Contender.picture`."""
     with search.index.fresh() as timeline:
-        # Of all hosts at once: one by one took a tenth of a simulation.
+        # For all hosts at once: one by one took a tenth of a simulation.
         booked = [[amounts.tolist() for amounts in timeline.peaks(
             model.Window(start, end))] for start, end in zip(
                 instants, instants[1:])]
@@ -287,7 +289,7 @@ def picture(search: admissions.Admission, instants: ty.Sequence[int],
 
 
 def main() -> None:
-    # Nobody reads it, and a full pipe would stop us.
+    # The parent does not read the log, and a full pipe would block.
     logging.disable()
     contender = None
     with contextlib.ExitStack() as stack:

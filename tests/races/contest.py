@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A race of many processes on one database, and what came of it.
+"""A race of many processes on one database, and its results. ::
 
     with contest.Contest(urls, seed=1) as race:
         race.run(30)
@@ -29,9 +29,9 @@ from tests.races import contender
 __all__ = ['Contest', 'PROCESSES']
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
-#: How many race.
+#: How many processes race.
 PROCESSES = 8
-#: What each of the hosts that they fight for has.
+#: The capacity of each host.
 CAPACITY = {'VCPU': 16, 'MEMORY_MB': 32768}
 HOSTS = 4
 
@@ -39,12 +39,12 @@ HOSTS = 4
 class Contest:
     """The processes, on the same hosts.
 
-    :ivar outcomes: how often each thing had each outcome
+    :ivar outcomes: how often each operation had each outcome
     :ivar disturbed: how often a transaction had to be run again, and why
-    :ivar failures: tracebacks of what should never have happened
-    :param urls: of one database, by whatever servers; the processes are
-        dealt out to them
-    :param without: guards that are taken out (:data:`racer.GUARDS`)
+    :ivar failures: tracebacks of unexpected errors
+    :param urls: of one database, through any servers; the processes are
+        distributed over them
+    :param without: guards that are disabled (:data:`racer.GUARDS`)
     :param retries: the option admission_retries
     """
 
@@ -87,7 +87,7 @@ class Contest:
         database.engine.dispose()
 
     def _ask(self, tasks: ty.Sequence[ty.Any]) -> list[ty.Any]:
-        """Give each process a task; returns their answers."""
+        """Give each process a task; return their answers."""
         for process, task in zip(self._processes, tasks, strict=True):
             assert process.stdin is not None
             process.stdin.write(json.dumps(task) + '\n')
@@ -114,16 +114,16 @@ class Contest:
             self.failures += answer['failures']
 
     def done(self) -> dict[str, int]:
-        """How often each thing was done."""
+        """Return how often each operation succeeded."""
         return {name: self.outcomes[f'{name} done']
                 for name in contender.WEIGHTS}
 
     def problems(self) -> list[str]:
-        """What is wrong in the tables."""
+        """Return all violations in the tables."""
         return checker.problems(checker.read(self.urls[0]))
 
     def wrong_pictures(self) -> list[str]:
-        """Whose index differs from the tables; the last is a new one."""
+        """Return where an index differs from the tables; the last one is new."""
         tables = checker.read(self.urls[0])
         now = int(time.time())
         instants = sorted({now, *(
@@ -141,7 +141,7 @@ class Contest:
 
 def true_picture(tables: checker.Tables, instants: ty.Sequence[int],
                  ) -> dict[str, ty.Any]:
-    """What an index should say (:meth:`contender.Contender.picture`)."""
+    """Return the correct :meth:`contender.Contender.picture`."""
     pictures = {}
     for host in tables.hosts:
         levels = {rc: checker.booked(tables, host.id, rc) for rc in CAPACITY}
@@ -156,14 +156,14 @@ def true_picture(tables: checker.Tables, instants: ty.Sequence[int],
 
 
 def level_at(levels: ty.Mapping[int, int], instant: int) -> int:
-    """What the last step until an instant led to."""
+    """Return the level that the last step until an instant led to."""
     return levels[max(at for at in levels if at <= instant)] if any(
         at <= instant for at in levels) else 0
 
 
 def difference(number: int, told: dict[str, ty.Any],
                true: dict[str, ty.Any]) -> str:
-    """Where a picture is wrong first."""
+    """Return where a picture is wrong first."""
     for host_id, host in true.items():
         mine = told.get(host_id, {'host': None, 'booked': []})
         if mine['host'] != host['host']:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The long race: many processes book, change and release for a while, and
-the tables are right all the same.
+"""The long race: many processes book, change and release for a while.
 
-BLAZAR_RACE_SECONDS says for how long (30); less is for development.
+The tables must be right all the same. BLAZAR_RACE_SECONDS is its duration
+(30); less is for development.
 """
 
 import os
@@ -19,8 +19,8 @@ load_tests = testscenarios.load_tests_apply_scenarios
 
 LOG = logging.getLogger(__name__)
 SECONDS = float(os.environ.get('BLAZAR_RACE_SECONDS', '30'))
-#: Without the guard: how long it is tried to see something go wrong, and
-#: after how many seconds each time the tables are looked at.
+#: Seconds in which an overbooking must appear without the guard, and seconds
+#: between two checks of the tables.
 PATIENCE = 90
 SLICE = 2
 
@@ -45,7 +45,7 @@ class LongRaceTest(RaceTestCase):
                  dict(race.outcomes), dict(race.disturbed))
         self.assertEqual(([], [], []), (
             race.problems(), race.wrong_pictures(), race.failures))
-        # It was a race, and nothing was left out.
+        # The processes did meet, and no operation was left out.
         self.assertEqual(
             [], [name for name, times in race.done().items() if not times])
         self.assertGreater(race.outcomes['create refused'], 0)
@@ -54,12 +54,12 @@ class LongRaceTest(RaceTestCase):
 
 class WithoutTheGuardTest(RaceTestCase):
 
-    #: The writers of SQLite wait for each other, guard or not.
+    #: The writers of SQLite wait for each other, with the guard or without.
     scenarios = [one for one in databases.SERVERS if one[0] != 'snapshot']
 
-    # Without generations no index follows, so that most is found to be full
-    # only by the decision: after a few tries it is somebody else's turn.
-    # They fight for one host, so that it is seen soon.
+    # Without generations no index follows, so most hosts are found to be full
+    # only by the ledger: a few retries are enough. There is only one host, so
+    # that overbooking appears soon.
     def test_it_is_seen_that_the_guard_is_missing(self):
         race = self.contest(without=['generation'], retries=4, hosts=1)
         for _slice in range(PATIENCE // SLICE):

@@ -123,7 +123,7 @@ class Contest:
         return checker.problems(checker.read(self.urls[0]))
 
     def wrong_pictures(self) -> list[str]:
-        """Return where an index differs from the tables; the last one is new."""
+        """Return where an index differs from the tables; the last is new."""
         tables = checker.read(self.urls[0])
         now = int(time.time())
         instants = sorted({now, *(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Runs seeds: ``python -m tests.simulation 1 2 3``, or ``1-1000``."""
+"""Run seeds: ``python -m tests.simulation 1 2 3``, or ``1-1000``."""
 
 import argparse
 from concurrent import futures
@@ -16,7 +16,7 @@ from tests.simulation import run as runs
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be said."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog='python -m tests.simulation', description=__doc__)
     parser.add_argument('seeds', nargs='+', help='7, or 1-1000')
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 def results(args: argparse.Namespace) -> ty.Iterator[
         tuple[bool, str] | None]:
-    """What became of each seed, in their order."""
+    """Return the result of each seed, in the order of the seeds."""
     seeds: list[int] = []
     for text in args.seeds:
         first, _dash, last = text.partition('-')
@@ -69,7 +69,7 @@ def results(args: argparse.Namespace) -> ty.Iterator[
 def main() -> int:
     args = parser().parse_args()
     if os.environ.get('PYTHONHASHSEED') != '0':
-        # What a set is gone through by would differ from run to run.
+        # The iteration order of sets would differ from run to run.
         os.execve(sys.executable, [sys.executable, '-m', 'tests.simulation',
                                    *sys.argv[1:]],
                   {**os.environ, 'PYTHONHASHSEED': '0'})

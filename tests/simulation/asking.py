@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases for which servers of others are moved, and leases that recur: who
-asks for them.
-"""
+"""Users who ask for best-effort and recurring leases."""
 
 import dataclasses
 import itertools
@@ -23,7 +21,7 @@ __all__ = ['Asking', 'recurrence', 'window_of_moves']
 
 def window_of_moves(baton: batons.Baton, window: model.Window,
                     ) -> dict[str, ty.Any]:
-    """For how long room may be made for a lease."""
+    """Return how long servers may be migrated for a lease."""
     dice = baton.dice
     return {'timeout': dice.choice([60, 300, 1200]),
             'duration': dice.choice([None, window.end - window.start])}
@@ -31,7 +29,7 @@ def window_of_moves(baton: batons.Baton, window: model.Window,
 
 def recurrence(baton: batons.Baton, first: model.Window, booted: bool,
                ) -> requests.Recurrence:
-    """How a lease recurs: soon, as what comes of days comes of minutes.
+    """Return how a lease recurs: minutes apart, where users would choose days.
 
     :param booted: whether it has servers, which may be kept
     """
@@ -46,7 +44,7 @@ def recurrence(baton: batons.Baton, first: model.Window, booted: bool,
 
 
 class Asking:
-    """What users ask for.
+    """The requests of users.
 
     :param core: of their API process
     """
@@ -59,15 +57,16 @@ class Asking:
 
     def recur(self, project: str, request: requests.LeaseRequest,
               reservation: creation.NewReservation) -> ty.Any:
-        """Ask for all occurrences, as
-        :class:`blazar_nova.services.lease_series.Series` does.
+        """Create all occurrences of a recurring lease.
 
-        :param reservation: of each; one without params is of a boot
+        Like :class:`blazar_nova.services.lease_series.Series`.
+
+        :param reservation: of each; without params it is that of a boot
         :returns: the first lease
         """
         asked, dice = request.recurrence, self._baton.dice
         assert asked is not None
-        # Not from those of which other processes make theirs.
+        # Not from the generator that other processes use for theirs.
         recurrence_id = str(uuid.UUID(int=dice.getrandbits(128), version=4))
         parts = self._parts(project, asked, reservation)
         servers = [one for part in parts for one in part]
@@ -84,7 +83,7 @@ class Asking:
                 new, credential=self._credential(), reservations=(
                     dataclasses.replace(reservation, server_ids=_ids(
                         part or ())),)) for new, part in paired]
-            # Where it is not told that it is written, it may be.
+            # If the commit is not confirmed, the leases may exist.
             self._world.recurring[recurrence_id] = (
                 [one.request.window for one in leases], _ids(kept))
             made = self._core.leases.series.create(
@@ -108,7 +107,7 @@ class Asking:
     def _parts(self, project: str, asked: requests.Recurrence,
                reservation: creation.NewReservation,
                ) -> list[list[clouds.Server]]:
-        """The servers of each occurrence; of the first where they are kept."""
+        """Return the servers of each occurrence; of the first if kept."""
         if reservation.params is not None:
             return []
         demand = reservation.demand
@@ -127,8 +126,9 @@ class Asking:
         return credential
 
     def stop(self) -> None:
-        """End all occurrences, the last first, as
-        :class:`blazar_nova.services.lease_series.Series` does.
+        """End all occurrences, the last first.
+
+        Like :class:`blazar_nova.services.lease_series.Series`.
         """
         if not self._world.recurring:
             raise errors.NotFound('nothing recurs')

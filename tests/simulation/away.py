@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts that fail, and those that their operator takes for a time."""
+"""Hosts that fail, and hosts in maintenance."""
 
 import contextlib
 import typing as ty
@@ -16,10 +16,10 @@ from tests.simulation import world as worlds
 
 __all__ = ['Away', 'Operator', 'fail_hosts', 'left']
 
-#: Seconds within which what is promised on a host that is away is bound to
-#: another one, or to none, if all can do their work.
+#: Seconds within which bookings of an unavailable host must be reassigned, or
+#: lose their host, if no fault interferes.
 HEALED = 120
-#: The bookings that may be bound elsewhere, as the watch has it.
+#: The bookings that may be reassigned, as in the overbooking check.
 MOVABLE = """
     bookings.dispatched_at IS NULL AND bookings.claimed_at IS NULL
     AND leases.deleted_at IS NULL AND (
@@ -31,9 +31,9 @@ MOVABLE = """
 
 
 def fail_hosts(world: worlds.World, end: float) -> None:
-    """Hosts fail for a day or two, alone or two at a time, and come back.
+    """Let hosts fail for a day or two, one or two at a time, and recover.
 
-    A week of it takes twice as long to simulate, and shows no more.
+    A week of failures takes twice as long to simulate, and finds nothing more.
     """
     baton, faults = world.baton, world.faults
     rate = faults.rates.get('failure', 0)
@@ -42,7 +42,7 @@ def fail_hosts(world: worlds.World, end: float) -> None:
         faults.count['failure'] += 1
         hosts = [*world.cloud.hosts.values()]
         if world.relocates:
-            # What runs where it fails has to leave.
+            # A host whose failure requires evacuations.
             runs = {server.host.uuid for server in
                     world.cloud.servers.values()
                     if server.is_there and server.leased and server.host}
@@ -58,9 +58,9 @@ def fail_hosts(world: worlds.World, end: float) -> None:
 
 
 class Operator:
-    """Takes hosts for a time now and then, and gives some back early.
+    """An operator who announces maintenance and ends some of it early.
 
-    :param moments: when that is announced
+    :param moments: when maintenance is announced
     """
 
     def __init__(self, core: worlds.Core, moments: ty.Sequence[float],
@@ -108,22 +108,21 @@ class Operator:
 
 
 class Away:
-    """Looked at after each commit: what a host that is away is relied on for.
-    """
+    """A check after each commit: no booking depends on an unavailable host."""
 
     def __init__(self, world: worlds.World) -> None:
         self._world = world
         self._seen = -1
-        #: By id of a booking, where it was bound when we looked last; and the
-        #: outages by then.
+        #: By id of a booking, its host at the last check; and the outages
+        #: known then.
         self._bound: dict[int, int] = {}
         self._known: set[int] = set()
-        #: By id of an outage's booking and that of another: since when that
-        #: is there in spite of it.
+        #: By ids of an outage's booking and of another one: since when both
+        #: are on the same host.
         self._since: dict[tuple[int, int], float] = {}
 
     def wrong(self) -> ty.Iterator[str]:
-        """What does not hold."""
+        """Return all violations."""
         versions = self._world.books.versions
         seen = versions['bookings'] + versions['leases'] + versions['hosts']
         if seen == self._seen:
@@ -148,20 +147,20 @@ class Away:
             for id, (where, begins, ends, lease_id) in rows.items():
                 if where != host_id or begins >= end or ends <= start:
                     continue
-                # It was there before the host was away.
+                # The booking was there before the outage.
                 if outage in self._known and self._bound.get(id) != host_id:
                     yield (f'lease {lease_id[:8]} is bound to host '
                            f'{host_id}, which is away')
                 self._since[outage, id] = since.get(
                     (outage, id), self._world.baton.now)
-        # A place that a server has left is where it was before, too.
+        # A slot whose server left is on its previous host again.
         self._bound = dict(self._world.look(
             'SELECT id, host_id FROM bookings WHERE host_id IS NOT NULL'))
         self._known = {*away}
         yield from self._too_long()
 
     def _too_long(self) -> ty.Iterator[str]:
-        """What may be bound elsewhere is, when all can do their work."""
+        """Return bookings that should have been reassigned by now."""
         excused = self._world.faults.last + HEALED + 600
         for (_outage, id), since in self._since.items():
             if self._world.baton.now > max(since + HEALED, excused):
@@ -171,7 +170,7 @@ class Away:
 
 
 def left(world: worlds.World) -> ty.Iterator[str]:
-    """What is wrong when all hosts are back, and none is taken."""
+    """Return what is wrong when all hosts are back."""
     for name, kind in world.look(
             f"SELECT hosts.name, outages.kind FROM outages "
             f"JOIN hosts ON hosts.id = outages.host_id "

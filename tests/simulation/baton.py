@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Processes that take turns, and a time that passes when nobody has one.
+"""Processes that run in turn, in a time that passes while all of them wait.
 
-A *task* is what one thread of a process does. One task runs at a time, and
-gives its turn away at each *point*: before a statement and a commit, when it
-calls the cloud, when it waits. Who is next is a matter of dice, which one seed
-has thrown, and so is what becomes of a process at a point: it may die there,
-or stand still for a while.
+A *task* is the work of one thread of a process. One task runs at a time, and
+yields at each *point*: before a statement and a commit, when it calls the
+cloud, when it waits. The random generator of the seed chooses the next task,
+and what happens to a process at a point: it may die there, or freeze for a
+while.
 
-A task is a greenlet: to take turns costs a microsecond, and a process that
-dies is one that never has its turn again. No cleanup of its code is run.
+A task is a greenlet: a switch costs a microsecond, and a process that dies is
+never resumed. No cleanup of its code is run.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ import greenlet
 
 __all__ = ['Baton', 'Clock', 'Lock', 'Process']
 
-#: When it begins: seconds since the epoch.
+#: The start of the simulation, in seconds since the epoch.
 START = 1_800_000_000
 #: Seconds that pass at each point.
 STEP = 0.0005
-#: Seconds after which who waits looks again by himself.
+#: Seconds after which a waiting task wakes up without an event.
 LOOK = 10
 
 
@@ -37,10 +37,10 @@ class Gone(greenlet.GreenletExit):
 
 @dataclasses.dataclass(eq=False)
 class Task:
-    """What one thread of a process does.
+    """The work of one thread of a process.
 
-    :ivar ready: whether what it waits for is there
-    :ivar wakes: until when it waits for that at most
+    :ivar ready: whether the task can continue
+    :ivar wakes: when the task continues at the latest
     """
 
     name: str
@@ -52,13 +52,12 @@ class Task:
 
 
 class Process:
-    """Some tasks that live and die together.
+    """Tasks that live and die together.
 
-    :param boot: makes its tasks, when it starts and each time that it is
-        started again
+    :param boot: creates its tasks, each time that the process starts
     :ivar offset: seconds that its clock was set ahead
-    :ivar frozen: until when it stands still
-    :ivar mortal: whether it may die or stand still
+    :ivar frozen: until when it is frozen
+    :ivar mortal: whether it may die or freeze
     """
 
     def __init__(self, baton: 'Baton', name: str,
@@ -70,11 +69,11 @@ class Process:
         self.offset = 0
         self.frozen = 0.0
         self.lives = 0
-        #: How many seconds its clock gains in each, and since when; and what
-        #: it had gained in all before that.
+        #: Seconds that its clock gains in each second, since when, and what it
+        #: had gained in total before that.
         self._rate, self.drifts_since, self._gained = 0.0, baton.now, 0.0
         self.tasks: list[Task] = []
-        #: What is to be done when it dies, by others.
+        #: Called when it dies.
         self.wills: list[ty.Callable[[], None]] = []
         self._boot = boot
         self.start()
@@ -85,7 +84,7 @@ class Process:
 
     def spawn(self, name: str, work: ty.Callable[[], None],
               after: float = 0) -> Task:
-        """One more task."""
+        """Add a task."""
         task = Task(f'{self.name}.{name}', self, work,
                     self.baton.now + after)
         self.tasks.append(task)
@@ -94,32 +93,31 @@ class Process:
 
     @property
     def gained(self) -> float:
-        """Seconds that its clock has gained since it was last put right."""
+        """Return the seconds that its clock gained since it was last set."""
         return self._rate * (self.baton.now - self.drifts_since)
 
     @property
     def elapsed(self) -> float:
-        """Its monotonic clock, which gains as much and is never put right.
-        """
+        """Return its monotonic clock, which drifts too and is never set."""
         return self.baton.now + self._gained + self.gained
 
     def drift(self, rate: float) -> None:
-        """Put its clock right, and have it gain from now on.
+        """Set its clock to the correct time, and let it drift from now on.
 
-        :param rate: seconds in each second
+        :param rate: seconds gained in each second
         """
         self._gained += self.gained
         self._rate, self.drifts_since = rate, self.baton.now
 
     def when(self, shown: int) -> float:
-        """When its clock will show a time."""
+        """Return when its clock will show a time."""
         when = (shown - self.offset + self._rate * self.drifts_since) / (
             1 + self._rate)
         # And not just before that.
         return when + STEP if self._rate else when
 
     def die(self) -> None:
-        """It does nothing any more; what it had locked is free."""
+        """End all tasks and free their locks."""
         for task in self.tasks:
             self.baton.bury(task)
         self.tasks = []
@@ -129,12 +127,12 @@ class Process:
 
 
 class Baton:
-    """Whose turn it is, and what time it is.
+    """The scheduler of the tasks, and the time.
 
     :ivar dice: decides everything
     :ivar now: seconds since the epoch
-    :ivar fate: what becomes of a task at a point; see :class:`faults.Faults`
-    :ivar story: what has happened
+    :ivar fate: what happens to a task at a point; see :class:`faults.Faults`
+    :ivar story: the events so far
     """
 
     def __init__(self, seed: int) -> None:
@@ -153,35 +151,35 @@ class Baton:
         self._init = Process(self, 'init', lambda _process: None, False)
 
     def alarm(self, when: float) -> None:
-        """What somebody waits for may be there then."""
+        """Check the waiting tasks at that time."""
         heapq.heappush(self._alarms, when)
 
     def later(self, seconds: float, work: ty.Callable[[], None]) -> None:
-        """Have something done by nobody in particular."""
+        """Schedule work that is part of no process."""
         self._init.spawn('later', work, seconds)
 
     # -- for tasks ---------------------------------------------------------
 
     def tell(self, what: str) -> None:
-        """Something has happened."""
+        """Add an event to the story."""
         who = self.current.name if self.current is not None else '-'
         self.story.append(f'{self.now - START:12.3f} {who}: {what}')
 
     def point(self, what: str) -> None:
-        """Others may have their turn; this task may not live on."""
+        """Let other tasks run; the process of this one may die."""
         task = self.current
         if task is None:
             return
         self.points += 1
         self.now += STEP
         self.fate(task, what)
-        # Half of the time it simply goes on.
+        # In half of the cases the task continues.
         if task.process.frozen > self.now or self.dice.random() < 0.5:
             self._switch(task)
 
     def wait(self, ready: ty.Callable[[], bool] | None,
              seconds: float) -> bool:
-        """Wait until something is there; says whether it is."""
+        """Wait until something is ready, and return whether it is."""
         task = self.current
         assert task is not None
         task.ready, task.wakes = ready, self.now + max(0, seconds)
@@ -197,7 +195,7 @@ class Baton:
         self.current = task
 
     def end_turn_for_ever(self) -> None:
-        """The process of this task has died."""
+        """Suspend the task of a process that has died."""
         while True:
             self._main.switch()
 
@@ -207,12 +205,12 @@ class Baton:
         # Its greenlet must not be collected: that would run its cleanups.
         self._buried.append(task)
 
-    # -- for the one who runs it -------------------------------------------
+    # -- for the caller ----------------------------------------------------
 
     def run(self, until: float) -> None:
-        """Let tasks have their turns until a time, or until one fails.
+        """Run tasks until a time, or until one of them fails.
 
-        :raises BaseException: what a task has raised
+        :raises BaseException: the exception of a task
         """
         self._main = greenlet.getcurrent()
         while self.failure is None:
@@ -243,7 +241,7 @@ class Baton:
         return body
 
     def _next(self, until: float) -> Task | None:
-        """Any of those that may go on; or the first that may, later."""
+        """Return any task that can continue, or the first that can later."""
         while True:
             able, first = self._able()
             if able:
@@ -263,8 +261,8 @@ class Baton:
             return first[1]
 
     def _able(self) -> tuple[list[Task], tuple[float, Task] | None]:
-        """Who may go on now, and the first one who may later, and when."""
-        # At each turn all of them are asked.
+        """Return the tasks that can continue, and the first later one."""
+        # This loop runs at each switch.
         able, first, soonest, now = [], None, math.inf, self.now
         for task in self.tasks:
             at, frozen = task.wakes, task.process.frozen
@@ -279,7 +277,7 @@ class Baton:
         return able, first and (soonest, first)
 
     def close(self) -> None:
-        """End all tasks; what they still do to the world is in vain."""
+        """End all tasks; what they still do to the cloud has no effect."""
         for task in [*self.tasks, *self._buried]:
             if task.let is not None and not task.let.dead:
                 try:
@@ -292,9 +290,9 @@ class Baton:
 class Clock:
     """The clock of a process.
 
-    :ivar version: a number that changes when there may be something to do
-        for who waits
-    :ivar is_idle: whether time alone brings nothing to do
+    :ivar version: returns a number that changes when a waiting thread may have
+        something to do
+    :ivar is_idle: returns whether nothing becomes due as time passes
     """
 
     def __init__(self, process: Process) -> None:
@@ -312,8 +310,8 @@ class Clock:
     def wait(self, event: threading.Event, until: int) -> None:
         baton, seen, most = self._process.baton, self.version(), LOOK
         if self.is_idle():
-            # To look every few seconds, and to find nothing, takes long to
-            # simulate: he looks when there may be something.
+            # Waking up every few seconds for nothing takes long to simulate,
+            # so the task wakes up when something has changed.
             baton.wait(lambda: event.is_set() or self.version() != seen,
                        until - self.now())
             most = baton.dice.randint(0, LOOK)
@@ -321,7 +319,7 @@ class Clock:
 
 
 class Lock:
-    """A lock between the tasks of a process, for which others have turns."""
+    """A lock between the tasks of a process; other tasks run meanwhile."""
 
     def __init__(self, baton: Baton) -> None:
         self._baton = baton

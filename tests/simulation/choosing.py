@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Chooses seeds again, when the core has changed.
+"""Choose the seeds of the gate again, after the core has changed.
 
 ::
 
     python -m tests.simulation.choosing fixed           what the gate runs
     python -m tests.simulation.choosing guards [NAME...]
 
-``fixed`` measures which lines and branches of the core each of the first
-seeds reaches and how long it takes, and prints those that together reach the
-most in a minute. ``guards`` prints, for each guard or for those named, the
-first seed that goes wrong without it. Both print lines for ``test_seeds.py``.
+``fixed`` measures which lines and branches of the core each of the first seeds
+reaches and how long it takes, and prints those that together reach the most in
+a minute. ``guards`` prints, for each guard or for the named ones, the first
+seed that fails without it. Both print lines for ``test_seeds.py``.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import coverage
 from tests.simulation import guards
 from tests.simulation import run as runs
 
-#: How many seeds are tried, by their days; and so many seconds of them are
+#: How many seeds are tried, by their days, and how many seconds of them are
 #: chosen.
 TRIED = {0.05: 60, 7: 12}
 SECONDS = 60
@@ -39,7 +39,7 @@ Reached: ty.TypeAlias = frozenset[tuple[str, tuple[int, int]]]
 
 
 class Tried(ty.NamedTuple):
-    """A seed, and what it is good for."""
+    """A seed, its duration and the arcs that it reaches."""
 
     days: float
     seed: int
@@ -74,7 +74,7 @@ def _arguments(days: float, without: ty.Sequence[str] = ()
 
 
 def choose(tried: ty.Iterable[Tried], seconds: float) -> list[Tried]:
-    """Those that reach the most in some seconds, the best first."""
+    """Return the seeds that reach the most in some seconds, the best first."""
     left, chosen, reached = [*tried], [], set[ty.Any]()
     while left:
         left = [one for one in left
@@ -91,7 +91,7 @@ def choose(tried: ty.Iterable[Tried], seconds: float) -> list[Tried]:
 
 
 def first_missing(name: str) -> int | None:
-    """The first seed that goes wrong without a guard."""
+    """Return the first seed that fails without a guard."""
     args = _arguments(0.05, [name])
     for seed in range(FIRST, LAST + 1):
         result = runs.simulate(seed, args, float('inf'))
@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument('--seconds', type=float, default=SECONDS)
     options = parser.parse_args()
     if os.environ.get('PYTHONHASHSEED') != '0':
-        # As in tests.simulation: else these would be other stories.
+        # As in tests.simulation: otherwise each seed has another story.
         os.execve(sys.executable, [
             sys.executable, '-m', 'tests.simulation.choosing', *sys.argv[1:]],
             {**os.environ, 'PYTHONHASHSEED': '0'})
@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def text_of(tried: ty.Sequence[Tried], chosen: ty.Sequence[Tried]) -> str:
-    """What was chosen, and what the others would have reached."""
+    """Return the chosen seeds, and how many branches all tried ones reach."""
     out = io.StringIO()
     for days, ones in itertools.groupby(
             sorted(chosen, key=lambda one: one[:2]), lambda one: one.days):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A cloud that is Nova and placement for the core, in a few hundred lines.
+"""A simulation of Nova and placement, as far as the core needs them.
 
-It knows what :class:`blazar_core.plugins.cloud_api.Cloud` says a cloud can do,
-and what the books are told of it: its hosts, what is allocated there, and
-notifications. What it does takes time, and may fail, be lost or come twice.
+It implements :class:`blazar_core.plugins.cloud_api.Cloud`, and what the
+reservation database receives: hosts, allocations and notifications. Its
+operations take time, and may fail, be lost or be duplicated.
 """
 
 import collections
@@ -25,8 +25,10 @@ Amounts: ty.TypeAlias = dict[str, int]
 
 
 class State(enum.Enum):
-    """HELD waits for its lease, READY for a conductor; the others as the
-    core knows them.
+    """States of a server.
+
+    HELD waits for its lease, READY for a conductor; the others are those of
+    the core.
     """
 
     HELD = 'held'
@@ -39,14 +41,14 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(eq=False)
 class Host:
-    """A compute node, with what placement has allocated there.
+    """A compute node with its allocations in placement.
 
-    :ivar enrolled: whether placement keeps others off it
-    :ivar opened: the reservations whose servers it lets in
-    :ivar dirty: whether one was there since it was cleaned
-    :ivar cleaned_by: how many clean it at the moment
-    :ivar down: whether its nova-compute is not heard of
-    :ivar forced_down: whether somebody has said so
+    :ivar enrolled: whether placement keeps unreserved servers off it
+    :ivar opened: the reservations whose servers it admits
+    :ivar dirty: whether a server was there since it was cleaned
+    :ivar cleaned_by: how many cleanings are under way
+    :ivar down: whether its nova-compute does not report
+    :ivar forced_down: whether an operator has forced its service down
     :ivar left: the servers that were evacuated from it meanwhile
     """
 
@@ -64,13 +66,13 @@ class Host:
     left: set[str] = dataclasses.field(default_factory=set)
 
     def admits(self, server: 'Server') -> bool:
-        """Whether placement offers it to a server."""
+        """Return whether placement offers it to a server."""
         return self.enrolled == (
             server.pooled or server.within is not None) and (
                 server.within is None or server.within in self.opened)
 
     def free(self) -> collections.Counter[str]:
-        """What placement lets be claimed yet."""
+        """Return what can still be claimed in placement."""
         left = collections.Counter(self.capacity)
         for one in self.allocations.values():
             left.subtract(one)
@@ -84,26 +86,27 @@ class Host:
 
 @dataclasses.dataclass(eq=False)
 class Server:
-    """A server, from the request for it until nothing is left of it.
+    """A server, from its request until its deletion.
 
     :ivar reservation: the reservation whose flavor it was booted with
-    :ivar within: the reservation on whose hosts alone it may be
-    :ivar pooled: whether it asks for a host that serves leases only
-    :ivar unasked: whether it was let in while the books were away
+    :ivar within: the reservation whose hosts it is restricted to
+    :ivar pooled: whether it requires an enrolled host
+    :ivar unasked: whether it was admitted while the reservation database was
+        unavailable
     :ivar forced: the host that an admin named
-    :ivar kept: whether its owner wants it to stay where it is
-    :ivar preemptible: whether it may be moved although it has a lease
+    :ivar kept: whether its owner wants it to stay on its host
+    :ivar preemptible: whether it may be migrated although it has a lease
     :ivar recurs: whether it is kept from one occurrence to the next
-    :ivar busy: whether a compute does something to it, beside deleting it
-    :ivar rest: in what it is kept
-    :ivar copies: the leases at whose ends there is an image of it
-    :ivar images: how many there are of it of each event
+    :ivar busy: whether a compute works on it, except to delete it
+    :ivar rest: how it is kept after its lease
+    :ivar copies: the leases at whose ends an image of it was created
+    :ivar images: the number of its images by event
     :ivar ran_at: since when it has run
-    :ivar released: whether nothing binds it to a lease any more
+    :ivar released: whether it no longer belongs to a lease
     :ivar casts: how often a conductor was asked to build it
-    :ivar tried: how often it was found that there is no host for it
-    :ivar abandoned: whether a conductor that goes on with it finds that it
-        has failed
+    :ivar tried: how often no host was found for it
+    :ivar abandoned: whether its failure is recorded although a conductor may
+        still build it
     :ivar soft_deleted: whether its user has deleted it, and may restore it
     :ivar deletions: when its deletion was requested, by any user
     """
@@ -141,17 +144,18 @@ class Server:
 
     @property
     def is_there(self) -> bool:
-        """Whether a cell has it on its host."""
+        """Return whether it is in a cell, on its host."""
         return self.state in (State.BUILDING, State.RUNNING)
 
 
 @dataclasses.dataclass(eq=False)
 class Request:
-    """A conductor's question to a scheduler.
+    """A conductor's request to a scheduler.
 
-    :ivar state: that of the server, else nobody wants to know any more
-    :ivar target: the only host that will do
-    :ivar given_up: whoever asked has waited for long enough
+    :ivar state: that of the server; if the server is in another one, the
+        answer is ignored
+    :ivar target: the only host that is allowed
+    :ivar given_up: whether the conductor has stopped waiting
     """
 
     server: Server
@@ -167,7 +171,7 @@ class Request:
         return self.server.state is self.state and not self.given_up
 
     def admits(self, host: Host) -> bool:
-        """Whether it is about a host, as far as placement goes."""
+        """Return whether a host is a candidate according to placement."""
         server = self.server
         return not host.down and host.fits(server.amounts) and (
             self.target is host if self.target is not None else
@@ -176,17 +180,17 @@ class Request:
 
 
 class Cloud:
-    """What all processes see.
+    """The cloud, as all processes see it.
 
-    :ivar open: the reservations whose flavors there are, and whose they are
+    :ivar open: the reservations whose flavors exist, and their projects
     :ivar given: the credentials that users have given
-    :ivar promised: those of them that leases have
+    :ivar promised: the credentials that leases have
     :ivar notifications: when each arrives, of which server and host
-    :ivar wrong: what must not be, found by the cloud itself
-    :ivar against: by host, when something was last done to it, whatever was
-        promised there, and what that has taken from it in all
-    :ivar opening: told of each host that is opened to a reservation
-    :ivar cleaning: told of each host that is about to be cleaned for one
+    :ivar wrong: violations that the cloud itself finds
+    :ivar against: by host, when capacity was last taken regardless of
+        bookings, and the total that was taken
+    :ivar opening: called for each host that is opened to a reservation
+    :ivar cleaning: called for each host that is about to be cleaned for one
     """
 
     def __init__(self, baton: batons.Baton, faults: faults.Faults) -> None:
@@ -197,7 +201,7 @@ class Cloud:
         self.open: dict[str, str] = {}
         self.given: set[str] = set()
         self.promised: set[str] = set()
-        #: How often it has told that something has changed.
+        #: How often it has notified of a change.
         self.version = 0
         self.questions: list[Request] = []
         self.notifications: list[tuple[float, str, str | None]] = []
@@ -208,12 +212,12 @@ class Cloud:
         self.opening: ty.Callable[[Host, str], None] = lambda *_of: None
         self.cleaning: ty.Callable[[Host, str], None] = lambda *_of: None
         self.conductor = batons.Process(baton, 'conductor', self._conduct)
-        #: Who does what takes time at the hosts, and does not die.
+        #: Runs the work of the hosts, and does not die.
         self._computes = batons.Process(
             baton, 'compute', lambda _process: None, mortal=False)
 
     def is_moving(self) -> bool:
-        """Whether a server is new or about to go."""
+        """Return whether a server is new or being deleted."""
         return any(server.deleting or server.since > self.baton.now - 1800
                    for server in self.servers.values())
 
@@ -225,7 +229,7 @@ class Cloud:
         return host
 
     def change_host(self, host: Host, capacity: Amounts, there: bool) -> None:
-        """A host is another one now, or is not there."""
+        """Change the capacity of a host, or remove it."""
         self.act_against(host, host.capacity)
         host.capacity, host.there = capacity, there
         self.version += 1
@@ -233,12 +237,12 @@ class Cloud:
                         f'{host.name} goes')
 
     def fail_host(self, host: Host, forced: bool) -> None:
-        """A host is not heard of any more; what runs there stays there."""
+        """Let a host fail; its servers stay on it."""
         host.down, host.forced_down = True, forced
         self.baton.tell(f'{host.name} fails')
 
     def recover(self, host: Host) -> None:
-        """A host that has failed goes on with what it was at."""
+        """Let a host that has failed continue."""
         host.down = host.forced_down = False
         for server_id in host.left:
             host.allocations.pop(server_id, None)
@@ -249,14 +253,14 @@ class Cloud:
         self.baton.wait(lambda: host is None or not host.down, 1e9)
 
     def open_host(self, host: Host, reservation_id: str) -> None:
-        """The servers of a reservation may come to a host."""
+        """Admit the servers of a reservation to a host."""
         self.opening(host, reservation_id)
         host.opened.add(reservation_id)
 
     def clean(self, host: Host, reservation_id: str) -> list[bool]:
-        """Begin to clean a host; whoever has begun it may die meanwhile.
+        """Begin to clean a host; the caller may die meanwhile.
 
-        :returns: whether it is clean, as soon as that can be said
+        :returns: whether it is clean, as soon as that is known
         """
         self.cleaning(host, reservation_id)
         over: list[bool] = []
@@ -277,7 +281,7 @@ class Cloud:
 
     def act_against(self, host: Host, amounts: ty.Mapping[str, int],
                     ) -> None:
-        """So much is taken from a host, whatever is promised there."""
+        """Take capacity from a host, regardless of its bookings."""
         _when, before = self.against.get(host.uuid, (0, 0))
         self.against[host.uuid] = self.baton.now, before + amounts['VCPU']
 
@@ -290,7 +294,7 @@ class Cloud:
         return server
 
     def cast(self, server_ids: ty.Iterable[str]) -> None:
-        """Ask a conductor to build servers: those of one request at once."""
+        """Ask a conductor to build the servers of one request."""
         when = self.baton.now + self.faults.pause('cast')
         for server_id in server_ids:
             server = self.servers[server_id]
@@ -359,7 +363,7 @@ class Cloud:
         self.notify(server_id, host.uuid)
 
     def ask(self, question: Request) -> Request:
-        """Have a scheduler answer a question; he may not."""
+        """Let a scheduler answer a request, which may not happen."""
         self.questions.append(question)
         self.baton.wait(lambda: question.answered, 60)
         if question in self.questions:
@@ -368,17 +372,17 @@ class Cloud:
         return question
 
     def elsewhere(self, server: Server, host: Host) -> Host:
-        """Have a server on another host, about which nobody was asked.
+        """Move a server to another host without asking a scheduler.
 
-        To one that serves leases only nobody comes but by its reservation.
+        An enrolled host only gets servers of its reservation.
         """
         for other in self.hosts.values():
             if other is not host and other.fits(server.amounts) and (
                     other.admits(server) and not server.pooled):
                 other.allocations[server.id] = host.allocations.pop(
                     server.id, dict(server.amounts))
-                # For a moment the books have it twice: as what runs there,
-                # and as the booking that has followed.
+                # For a moment the reservation database counts it twice: in the
+                # open-ended usage, and as the booking that has followed.
                 for _time in range(2):
                     self.act_against(other, server.amounts)
                 server.host = other
@@ -388,7 +392,7 @@ class Cloud:
         return host
 
     def _mark_dirty(self, server: Server) -> None:
-        """Whoever comes to a whole host leaves dirt."""
+        """Mark the whole host of a server as dirty."""
         if server.within and server.host and not server.unasked:
             server.host.dirty = True
 
@@ -401,15 +405,15 @@ class Cloud:
         self.notify(server.id, host.uuid if host else None)
 
     def free(self, server: Server) -> None:
-        """Nothing is allocated to a server any more."""
+        """Remove all allocations of a server."""
         for host in self.hosts.values():
             host.allocations.pop(server.id, None)
 
     def delete(self, server: Server) -> None:
-        """A user or a lease wants it to go."""
+        """Delete a server for its user or its lease."""
         if server.state in (State.HELD, State.READY) or (
                 server.is_there and server.host and server.host.down):
-            # Nova waits for nobody to delete what is on a host that is down.
+            # Nova deletes a server on a host that is down at once.
             server.state = State.GONE
             self.free(server)
             self.notify(server.id, None)
@@ -420,9 +424,7 @@ class Cloud:
         self._computes.spawn(f'delete-{server.id}', lambda: self._go(server))
 
     def soft_delete(self, server: Server) -> None:
-        """A user deletes a server that he may restore; nothing while
-        something is done to it.
-        """
+        """Soft-delete a server for its user, unless it is busy."""
         if server.state is State.RUNNING and server.rest is None and not (
                 server.deleting or server.busy or server.soft_deleted):
             server.soft_deleted = True
@@ -431,7 +433,7 @@ class Cloud:
             self.notify(server.id, None)
 
     def restore(self, server: Server) -> None:
-        """A user restores what he has deleted."""
+        """Restore a soft-deleted server."""
         if server.soft_deleted and not server.deleting and (
                 server.state is State.RUNNING):
             server.soft_deleted, server.ran_at = False, self.baton.now
@@ -453,7 +455,7 @@ class Cloud:
         self.notify(server.id, host.uuid if host else None)
 
     def leave(self, server: Server, seconds: float) -> None:
-        """Its user deletes a server by himself, after so long."""
+        """Let the user delete a server after some seconds."""
         def work() -> None:
             while server.state is not State.GONE:
                 self.delete(server)
@@ -462,7 +464,7 @@ class Cloud:
         self.baton.later(seconds, work)
 
     def bring(self, server: Server, rest: cloud_api.RestingState) -> None:
-        """A lease wants a server to be kept like this."""
+        """Shelve, stop or suspend a server for its lease."""
         def work() -> None:
             server.rest = rest
             if rest is cloud_api.RestingState.SHELVED:
@@ -472,7 +474,7 @@ class Cloud:
         self._do(server, rest.value, work)
 
     def copy(self, server: Server, lease_id: str, event: str) -> None:
-        """A lease wants an image of a server, at an event or at its end."""
+        """Create an image of a server at an event or at a lease's end."""
         if event in server.images:
             return
         self._do(server, 'copied', lambda: server.images.update([event])
@@ -480,8 +482,9 @@ class Cloud:
 
     def engage(self, server: Server, what: str,
                work: ty.Callable[[], None]) -> bool:
-        """Have something done to a server that nothing is done to; says
-        whether it is.
+        """Start work on a server unless it is busy.
+
+        :returns: whether the work was started
         """
         if server.state is not State.RUNNING or server.deleting or (
                 server.busy or server.soft_deleted or
@@ -492,12 +495,12 @@ class Cloud:
         return True
 
     def start(self, name: str, work: ty.Callable[[], None]) -> None:
-        """Have a compute begin with something."""
+        """Start work of a compute."""
         self._computes.spawn(name, work)
 
     def _do(self, server: Server, what: str, work: ty.Callable[[], None],
             ) -> None:
-        """Have a compute do something to a server, which takes its time."""
+        """Let a compute work on a server for some time."""
         def do() -> None:
             self.baton.let_pass(self.faults.pause('delete'))
             self._until_up(server.host)
@@ -515,7 +518,7 @@ class Cloud:
     # -- notifications -----------------------------------------------------
 
     def notify(self, server_id: str, host: str | None) -> None:
-        """Tell listeners, unless that is lost."""
+        """Notify listeners, unless the notification is lost."""
         if server_id:
             self.version += 1
         for seconds in self.faults.arrivals():
@@ -527,7 +530,7 @@ class Cloud:
         return any(one[0] <= self.baton.now for one in self.notifications)
 
     def next_notification(self) -> tuple[str, str | None] | None:
-        """One that has arrived; it is gone then."""
+        """Take a notification that has arrived."""
         for one in self.notifications:
             if one[0] <= self.baton.now:
                 self.notifications.remove(one)
@@ -536,10 +539,11 @@ class Cloud:
 
 
 class Port:
-    """The cloud, as all processes call it:
-    :class:`blazar_core.plugins.cloud_api.Cloud`.
+    """The cloud as the core calls it.
 
-    :ivar ending: told of each server that somebody ends
+    Implements :class:`blazar_core.plugins.cloud_api.Cloud`.
+
+    :ivar ending: called for each server that is deleted
     """
 
     def __init__(self, cloud: Cloud) -> None:
@@ -548,7 +552,7 @@ class Port:
         self._baton = cloud.baton
 
     def call(self, what: str) -> None:
-        """A call that may take its time or fail before it does something."""
+        """Let a call take time or fail before it does anything."""
         self._baton.point(what)
         if self._cloud.faults.happens('call hangs'):
             self._baton.let_pass(self._cloud.faults.pause('call'))
@@ -556,7 +560,7 @@ class Port:
             raise errors.CloudUnavailable(f'{what} was not answered')
 
     def answer(self, what: str) -> None:
-        """It was done; that may not be heard of."""
+        """Let the answer of a call be lost after it was carried out."""
         self._baton.point(what)
         if self._cloud.faults.happens('call untold'):
             raise errors.CloudUnavailable(f'the answer to {what} was lost')
@@ -629,7 +633,7 @@ class Port:
                         not self._is_at_it(server))}
 
     def _is_at_it(self, server: Server) -> bool:
-        """It is in its cell, and a compute is at it: it has arrived."""
+        """Return whether its build has arrived at a compute."""
         return server.state is State.BUILDING and any(
             task.name.endswith(f'build-{server.id}')
             for task in self._cloud.conductor.tasks)
@@ -648,7 +652,7 @@ class Port:
         return self.seen(server_id)
 
     def seen(self, server_id: str) -> Seen:
-        """What there is to be seen of a server just now."""
+        """Return what can be observed of a server now."""
         server = self._cloud.servers.get(server_id)
         if server is None or server.state is State.GONE:
             return Seen(cloud_api.ServerState.LEAVING if server and any(
@@ -677,8 +681,9 @@ class Port:
         self.answer('deleted')
 
     def is_early(self, server: Server) -> bool:
-        """Whether a deletion that an end asks for waits: while another one is
-        under way. Those of users do not count, see
+        """Return whether a deletion requested by an end waits for another one.
+
+        Deletions by users do not count, see
         :mod:`blazar_nova.compat.server_deletion`.
         """
         return server.deleting
@@ -707,7 +712,7 @@ class Port:
         self.call('release')
         server = self._cloud.servers[server_id]
         if not server.released and not server.recurs:
-            # Nobody else takes it away.
+            # Nothing else deletes it.
             self._cloud.leave(server, self._baton.dice.uniform(0, 7200))
         server.reservation = server.within = None
         server.pooled, server.leased, server.released = False, False, True

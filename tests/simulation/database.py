@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A SQLite file for which processes take turns.
+"""A SQLite file for processes that run in turn.
 
-Each statement and each commit is a point. Who wants to write while another one
-does waits for him, in simulated time; who only reads sees the state that there
-was when he began.
+Each statement and each commit is a point. A transaction that writes waits for
+the one that is writing, in simulated time; a transaction that only reads sees
+the state at its beginning.
 
-SQLite would let one begin to write at a time, so that nobody decides by what
-another one is just about to change. The databases of a cloud lock what is
-written, and only then. So it is here: what a transaction that writes reads
-before that is what was committed last, and its lock comes with what it writes
-first. (It is for all rows: nobody is in a deadlock.)
+SQLite would allow only one writing transaction at a time, from its beginning,
+so that no process could decide by data that another is about to change. The
+databases of a cloud take locks when rows are written. So does this one: a
+writing transaction reads what was committed last, and takes its lock with its
+first write. (The lock is for all rows, so there are no deadlocks.)
 """
 
 import collections
@@ -29,9 +29,10 @@ from tests.simulation import faults
 
 __all__ = ['Books', 'set_time']
 
-#: Seconds for which somebody waits until he may write.
+#: Seconds for which a transaction waits until it can write.
 PATIENCE = 5
-#: What says nothing to others, and what only locks.
+#: Statements that do not matter to other processes, and the one that only
+#: locks.
 OURS = ('PRAGMA', 'SAVEPOINT', 'RELEASE', 'ROLLBACK')
 LOCK = 'UPDATE leases SET generation='
 #: Which word of a statement that writes is the table.
@@ -50,10 +51,10 @@ def set_time(connection: sqlite3.Connection, now: ty.Callable[[], float],
 
 
 class Books:
-    """The file, and who writes to it.
+    """The file, and the connection that writes to it.
 
-    :param fault: asked at each ``begin``, ``statement`` and ``commit``
-        whether the database fails there; ``told`` after a commit
+    :param fault: called at each ``begin``, ``statement`` and ``commit``,
+        returns whether the database fails there; with ``told``, after a commit
     :param committed: called after each commit that wrote
     :ivar version: how often something was written
     :ivar versions: how often something was written in each table
@@ -72,7 +73,7 @@ class Books:
         with open(path, 'wb') as file:
             file.write(databases.migrated_file())
         plain = sqlite3.connect(path)
-        # Nobody who reads keeps others from writing.
+        # Readers do not block writers.
         plain.execute('PRAGMA journal_mode = WAL')
         plain.close()
         self.path = path
@@ -80,27 +81,27 @@ class Books:
 
     def connect(self, process: batons.Process, **options: ty.Any,
                 ) -> api.Database:
-        """The database as a process sees it."""
-        # Clocks that differ a little are right.
+        """Return the database as a process sees it."""
+        # Clocks that differ a little count as correct.
         conf = databases.configuration(
             self.url, **{'max_clock_skew': faults.MOST_SKEW, **options})
         database = api.Database(conf, batons.Clock(process))
         engine = database.engine
         opened: list[Connection] = []
 
-        # Of its own dialect, which all its connections are made by.
+        # Of its own dialect object, which creates all its connections.
         @sa.event.listens_for(engine, 'do_connect')
         def connect(_dialect: ty.Any, _record: ty.Any, cargs: ty.Any,
                     cparams: ty.Any) -> Connection:
             connection = sqlite3.connect(
                 self.path, factory=Connection, timeout=0,
                 check_same_thread=False, isolation_level=None,
-                # More than there are: none is made ready twice.
+                # More than there are, so that none is prepared twice.
                 cached_statements=1024)
             connection.books = self
             set_time(connection, lambda: self.baton.now)
-            # Processes die here, and no machine does: that the disk has what
-            # is written took a tenth of a run.
+            # Processes die here, but no machine does: syncing the disk took a
+            # tenth of a run.
             connection.execute('PRAGMA synchronous = OFF')
             connection.execute('PRAGMA mmap_size = 67108864')
             opened.append(connection)
@@ -108,9 +109,10 @@ class Books:
 
         databases.compile_once(engine)
         databases.keep_connections(engine)
-        # Which of them were opened by another process: there are no others.
+        # Checks whether another process has opened a connection, which none
+        # does.
         engine.pool.dispatch.checkout.clear()
-        # What is looked for at each statement is at its begin here.
+        # The listeners of each statement are only needed at a begin here.
         engine._connection_cls = Plain
         engine._has_events = False
         process.wills.append(lambda: [one.abandon() for one in opened])
@@ -118,9 +120,10 @@ class Books:
 
 
 class Plain(sa.Connection):
-    """One whose transactions begin as those of oslo.db and of
-    :mod:`blazar_core.db.api` do, without events: to look for listeners at each
-    statement, and to run them, took a tenth of a run.
+    """A connection without events.
+
+    Its transactions begin as those of oslo.db and of :mod:`blazar_core.db.api`
+    do. The listeners of each statement took a tenth of a run.
     """
 
     def __init__(self, engine: sa.Engine, connection: ty.Any = None,
@@ -137,18 +140,18 @@ class Plain(sa.Connection):
 
 
 class Connection(sqlite3.Connection):
-    """One whose statements and commits are points."""
+    """A connection whose statements and commits are points."""
 
     books: Books
-    #: How many rows it had changed when it last committed.
+    #: How many rows it had changed at its last commit.
     changes = 0
-    #: Whether it is in a transaction that is to write, and has not begun to.
+    #: Whether its transaction is to write, and has not written yet.
     waits = False
 
     def __init__(self, *args: ty.Any, **kwargs: ty.Any) -> None:
         super().__init__(*args, **kwargs)
-        #: The tables in which it has changed something since it last
-        #: committed, but to lock a lease.
+        #: The tables that it has changed since its last commit, except by
+        #: locking a lease.
         self.changed: set[str] = set()
 
     def cursor(self, factory: ty.Any = None) -> 'Cursor':
@@ -186,7 +189,7 @@ class Connection(sqlite3.Connection):
         super().close()
 
     def abandon(self) -> None:
-        """Whoever used it has died."""
+        """Roll back and close: the process has died."""
         try:
             super().rollback()
             super().close()
@@ -195,13 +198,13 @@ class Connection(sqlite3.Connection):
         self._free()
 
     def start(self, statement: str) -> None:
-        """Begin a transaction; one that is to write waits until it does.
+        """Begin a transaction; if it is to write, at its first write.
 
         :param statement: ``BEGIN`` or ``BEGIN IMMEDIATE``
         """
         books = self.books
         if books.baton.current is not None:
-            # Who only reads begins with what he reads.
+            # A transaction that only reads begins with its first read.
             if books.fault('begin'):
                 raise sqlite3.OperationalError('disk I/O error')
             if statement == 'BEGIN IMMEDIATE':
@@ -210,7 +213,7 @@ class Connection(sqlite3.Connection):
         super().cursor(sqlite3.Cursor).execute(statement)
 
     def begin(self) -> None:
-        """Wait until nobody else writes, and begin to."""
+        """Wait until no other connection writes, and begin to write."""
         self.waits, books = False, self.books
         if books.writer not in (None, self) and not books.baton.wait(
                 lambda: books.writer is None, PATIENCE):
@@ -240,7 +243,7 @@ class Cursor(sqlite3.Cursor):
         return super().executemany(statement, *args)
 
     def _takes_turns(self, statement: str) -> None:
-        """Let others have theirs before a statement, which may fail."""
+        """Let other tasks run before a statement, which may fail."""
         connection = ty.cast(Connection, self.connection)
         books, first = connection.books, statement.split(None, 1)[0]
         if books.baton.current is None or first in OURS:

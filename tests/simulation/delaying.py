@@ -2,8 +2,8 @@
 
 """Users who delete and restore a server over the end of its lease.
 
-The Nova that pretends keeps a server that its user deletes until it is
-restored, or deleted for good, which is what an end asks for.
+The simulated Nova keeps a server that its user deletes until it is restored,
+or deleted for good, which the end of a lease requests.
 """
 
 from blazar_core.common import errors
@@ -12,8 +12,8 @@ from tests.simulation import world as worlds
 
 __all__ = ['delay']
 
-#: Seconds for which users go on after the end, and after which a server has
-#: to be gone when nothing goes wrong any more.
+#: Seconds for which users continue after the end, and after which a server
+#: must be deleted when there are no more faults.
 _PATIENCE, _LATE = 6 * 3600, 300
 _TO_END = (
     "SELECT bookings.server_id, leases.end_date + leases.grace_period "
@@ -25,10 +25,11 @@ _TO_END = (
 
 
 def delay(world: worlds.World) -> None:
-    """Choose a server, and delete and restore it over the end of its lease,
-    which must not stay for that.
+    """Choose a server, and delete and restore it over the end of its lease.
 
-    :raises NotFound: when there is none
+    The end must not be delayed by that.
+
+    :raises NotFound: if there is no server
     """
     baton, cloud = world.baton, world.cloud
     found = world.look(f"{_TO_END} AND leases.status = 'ACTIVE' "

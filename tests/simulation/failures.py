@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts that fail for months under leases of whole hosts, and whether those
-have what they were promised: ``python -m tests.simulation.failures 1-10``.
+"""Simulate failing hosts under leases of whole hosts for months.
 
-The real core on a database file, with nothing else going wrong: 500 hosts, of
-which each fails once in 30 days on average and is repaired after a day, and
-leases of one to eight of them for 70 % of all. Whenever a host fails or is
-there again, whenever a lease begins, and every few hours, what is seen is
-believed and one look heals what it can. After it each lease that has begun,
-or begins within the healing interval, is whole; or it lacks hosts, and then
-it is asked whether there are any, by a rule of its own (:func:`has_room`).
+Whether the leases get the hosts they have reserved: ``python -m
+tests.simulation.failures 1-10``. The real core on a database file, without
+other faults: 500 hosts, each of which fails once in 30 days on average and is
+repaired after a day, and leases of one to eight of them for 70 % of all.
+Whenever a host fails or is repaired, whenever a lease starts, and every few
+hours, the status is updated and the overbooking check runs once. After it each
+lease that has started, or starts within the healing interval, has all its
+hosts; if not, an independent rule (:func:`has_room`) decides whether there
+were free hosts.
 """
 
 import argparse
@@ -56,16 +57,16 @@ __all__ = ['Need', 'Result', 'Years', 'has_room', 'main']
 HOUR, DAY = 3600, 86_400
 #: Seconds between two failures of a host, and until it is repaired.
 FAILS_AFTER, REPAIRED_AFTER = 30 * DAY, DAY
-#: For how long what comes is healed, and how often it is looked after.
+#: How far ahead bookings are healed, and how often that is done, in seconds.
 INTERVAL, PASS = 6 * HOUR, 3 * HOUR
-#: The most hosts of a lease; days it lasts, and is asked for beforehand.
+#: The most hosts of a lease; its mean days, and the days it is created ahead.
 MOST, LASTS, AHEAD = 8, 5, 7
-#: What is asked for, of what there is: some of it is refused.
+#: The requested share of all hosts; a part of it is refused.
 ASKED = 0.78
 
 
 class Need(ty.NamedTuple):
-    """So many whole hosts are needed for a time, or are away for one."""
+    """So many whole hosts are needed, or are unavailable, for a window."""
 
     count: int
     start: int
@@ -73,13 +74,13 @@ class Need(ty.NamedTuple):
 
 
 def has_room(hosts: int, needs: ty.Iterable[Need]) -> bool:
-    """Whether there are enough hosts for all of these, if each may have any.
+    """Return whether there are enough hosts, if each need may have any host.
 
-    Exact, though it only counts: whole hosts that are alike are colours of
-    intervals, and as many suffice as meet at one instant (each takes a colour
-    that is free when it begins). What is bound already has begun, or is away,
-    and all of that meets now: so it has different ones, from which one may go
-    on in the same way.
+    Exact, although it only counts: identical hosts are colours of intervals,
+    and the number of intervals that overlap at one instant is enough (each
+    takes a colour that is free when it begins). Needs that have a host have
+    started, or are unavailable, so all of them overlap now and have different
+    hosts, from which the same argument continues.
     """
     steps: dict[int, int] = collections.defaultdict(int)
     for need in needs:
@@ -90,13 +91,13 @@ def has_room(hosts: int, needs: ty.Iterable[Need]) -> bool:
 
 
 class Result(ty.NamedTuple):
-    """What became of leases.
+    """What a simulation has measured.
 
-    :ivar used: of all hosts and of all time, what was leased
-    :ivar begun: how many leases have begun
+    :ivar used: the share of all hosts over all time that was leased
+    :ivar begun: how many leases have started
     :ivar failures: how many hosts have failed
-    :ivar lacking: how many of the leases have ever lacked hosts, after a look
-    :ivar wrong: how many of these though there was one more for them
+    :ivar lacking: how many of the leases ever lacked hosts after a check
+    :ivar wrong: how many of these although another host was free
     """
 
     used: float
@@ -107,7 +108,7 @@ class Result(ty.NamedTuple):
 
 
 class _Machines(base.WholeType):
-    """Whole hosts of which nothing has to be prepared."""
+    """Whole hosts that need no preparation."""
 
     def so_many(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
         return model.Demand(model.WHOLE, params['max'], least=params['max'])
@@ -123,9 +124,9 @@ class _Machines(base.WholeType):
 
 
 class Years:
-    """A cloud, for a while.
+    """A cloud over months.
 
-    :param heals: whether anybody looks after what is promised
+    :param heals: whether the overbooking check runs
     """
 
     def __init__(self, seed: int, hosts: int, folder: pathlib.Path,
@@ -173,7 +174,7 @@ class Years:
         pass
 
     def _recheck(self) -> None:
-        """Look at the hosts that somebody has left, say."""
+        """Report the hosts whose recheck is due."""
         with self._database.reader() as session:
             left = session.scalars(sa.select(models.Host.uuid).where(
                 models.Host.recheck_at <= self._clock.now())).all()
@@ -181,7 +182,7 @@ class Years:
             self._report(host)
 
     def _report(self, host: str) -> None:
-        """Nothing runs on a host."""
+        """Report a host without servers."""
         with self._database.writer() as session:
             inventory.report(
                 session, self._clock.now(), model.HostFacts(
@@ -218,7 +219,7 @@ class Years:
         return self._result(int(end))
 
     def _ask(self) -> None:
-        """Somebody wants a lease, and the next one will."""
+        """Ask for a lease, and schedule the next request."""
         dice, now = self._dice, self._clock.now()
         mean = (1 + MOST) / 2 * LASTS * DAY
         self._after(mean / (ASKED * self._hosts), self._ask)
@@ -249,7 +250,7 @@ class Years:
         self._after(FAILS_AFTER, functools.partial(self._fail, host))
 
     def _judge(self) -> None:
-        """Which leases that have begun lack hosts, and are there any?"""
+        """Record which started leases lack hosts, and if any were free."""
         now = self._clock.now()
         with self._database.reader() as session:
             rows = session.execute(_PROMISED, {'now': now}).all()
@@ -258,7 +259,8 @@ class Years:
         has = collections.Counter(
             row.id for row in rows
             if row.host_id is not None and row.host_id not in away)
-        # Who has got another host has more when the first is there again.
+        # A lease with a replacement has one more when the first host is
+        # repaired.
         needs = {row.id: Need(
             max(row.amount, has[row.id]), max(row.start_date, now),
             row.end_date) for row in rows}
@@ -267,10 +269,10 @@ class Years:
         self._lacking |= lacking
         for row in rows:
             if row.host_id in away and row.start_date <= now:
-                # It stays its lease's, who gets another one.
+                # It stays assigned to its lease, which gets another one.
                 away[row.host_id] = max(away[row.host_id], row.end_date)
         taken = [Need(1, now, until) for until in away.values()] + [
-            # Who lacks some keeps those that he has.
+            # A lease that lacks hosts keeps those that it has.
             need._replace(count=has[one]) if one in lacking else need
             for one, need in needs.items()]
         self._wrong |= {one for one in lacking if has_room(
@@ -303,7 +305,7 @@ _AWAY = sa.select(models.Booking.host_id, models.Booking.end_date).where(
 
 
 def replay(seed: int, hosts: int, days: float, heals: bool) -> Result:
-    """Let one seed happen."""
+    """Run one seed."""
     logging.disable()
     with tempfile.TemporaryDirectory() as folder:
         return Years(seed, hosts, pathlib.Path(folder), heals).run(days)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What goes wrong, how often, and for how long: by the dice of one seed."""
+"""Faults: which, how often, and for how long, from one seed."""
 
 import random
 import typing as ty
@@ -9,7 +9,7 @@ from tests.simulation import baton as batons
 
 __all__ = ['Faults', 'MOST_SKEW', 'RATES']
 
-#: What may happen, and how often at most when it is possible at all.
+#: The faults and the highest probability of each where it is possible.
 RATES = {
     'death': 0.002, 'death at step': 0.1, 'freeze': 0.001,
     'freeze at gate': 0.6, 'db begin': 0.01,
@@ -23,13 +23,13 @@ RATES = {
     'host': 1,
     'failure': 1}
 
-#: What keeps nobody from doing his work.
+#: Faults that block no process.
 HARMLESS = ('placement slow', 'cast lost', 'build fails', 'delete fails',
             'build elsewhere', 'move fails', 'move elsewhere',
             'allocation late', 'notification lost', 'notification doubled',
             'notification late')
 
-#: The points after which something is done by what was decided before.
+#: The points after which a process acts on an earlier decision.
 GATES = ('send gate', 'move', 'wake')
 
 #: How long things take, in seconds: at least, and at most.
@@ -40,19 +40,19 @@ TIMES = {
     'failure': (30, 5400), 'failures': (3600, 86400),
     'drift': (600, 43200)}
 
-#: Seconds that clocks gain or lose in an hour at most, where they do.
+#: Seconds that drifting clocks gain or lose in an hour at most.
 DRIFTS = 10, 60
-#: Seconds by which a clock may differ and counts as right all the same.
+#: Seconds by which a clock may differ and still counts as correct.
 MOST_SKEW = 20
 
 
 class Faults:
-    """Asked at each occasion whether something goes wrong.
+    """Decide at each occasion whether a fault happens.
 
-    :param drifts: whether clocks drift. They do so by dice of their own, so
-        that it is the same story without that in all other seeds
-    :ivar rates: how often each thing happens in this run
-    :ivar on: whether anything goes wrong at all
+    :param drifts: whether clocks drift; from a random generator of their own,
+        so that all other seeds keep their stories
+    :ivar rates: how often each fault happens in this run
+    :ivar on: whether there are any faults
     :ivar count: how often each has happened
     """
 
@@ -61,7 +61,7 @@ class Faults:
                  drifts: bool = False) -> None:
         self._baton = baton
         dice = baton.dice
-        # Mostly a few of them: what is hidden by others shows then.
+        # Mostly a few of them: others could hide an error.
         share = dice.choice([0, 0.3, 0.6, 1])
         self.rates = {name: most * dice.random()
                       if dice.random() < share else 0
@@ -92,16 +92,15 @@ class Faults:
         return True
 
     def hinder(self, until: float) -> None:
-        """Something may keep a process from doing its work until then; who
-        stands still does so for longer than what happens meanwhile.
+        """Note that a process may be blocked until then.
+
+        A frozen process stays blocked longer than what happens meanwhile.
         """
         self._last = max(self._last, until)
 
     @property
     def last(self) -> float:
-        """Until when, at least, something may have kept a process from doing
-        its work.
-        """
+        """Return until when, at least, a process may have been blocked."""
         for process in self._processes:
             self._hinder_wrong(process)
         return self._last
@@ -112,7 +111,7 @@ class Faults:
             dice or self._baton.dice).random() ** 3
 
     def arrivals(self) -> list[float]:
-        """In how many seconds a notification arrives, each time it does."""
+        """Return in how many seconds a notification arrives, each time."""
         if self.happens('notification lost'):
             return []
         return [self.pause('late' if self.happens('notification late')
@@ -121,20 +120,19 @@ class Faults:
                     2 if self.happens('notification doubled') else 1)]
 
     def offset(self) -> int:
-        """How many seconds a clock is ahead."""
+        """Return how many seconds a clock is ahead."""
         return self._baton.dice.randint(-self.clocks, self.clocks)
 
     @property
     def ahead(self) -> int:
-        """How many seconds a clock may be ahead by which something is
-        decided. Whether it differs by too much is asked once a minute.
+        """Return how many seconds a clock that decides something may be ahead.
+
+        The skew is checked once a minute.
         """
         return MOST_SKEW + 1 if self.rates.get('drift') else self.clocks
 
     def drift(self, process: batons.Process) -> None:
-        """A clock is put right, and gains or loses from then on, until it is
-        put right again.
-        """
+        """Set a clock to the correct time and let it drift."""
         self._hinder_wrong(process)
         most = self.rates.get('drift', 0)
         if not self.on or not most:
@@ -151,25 +149,25 @@ class Faults:
         since = process.drifts_since
 
         def put_right() -> None:
-            # If it was not started again meanwhile.
+            # Unless it was started again meanwhile.
             if process.drifts_since == since:
                 self.drift(process)
 
         self._baton.later(self.pause('drift', self._drifting), put_right)
 
     def _hinder_wrong(self, process: batons.Process) -> None:
-        """One whose clock has gained too much does nothing."""
+        """Note that a process whose clock differs too much does nothing."""
         if abs(process.gained) > MOST_SKEW - 1 - self.clocks:
             self.hinder(self._baton.now)
 
     def cease(self) -> None:
-        """Let nothing fail from now on."""
+        """Stop all faults."""
         self.on = False
         for process in self._processes:
             self.drift(process)
 
     def database(self, what: str) -> bool:
-        """Whether the database fails there."""
+        """Return whether the database fails at this point."""
         if self._baton.current is None:
             return False
         failed = self.happens(f'db {what}')
@@ -178,7 +176,7 @@ class Faults:
         return failed
 
     def _fate(self, task: ty.Any, what: str) -> None:
-        """What becomes of a process at a point."""
+        """Let a process die, freeze or have a wrong clock at a point."""
         process = task.process
         if not process.mortal or not self.on:
             return
@@ -193,7 +191,7 @@ class Faults:
                 [400, 900] if at_gate else [5, 90, 400])
             self._baton.tell(f'{process.name} stands still for {seconds} s '
                              f'at {what}')
-            # What it has locked is locked for as long.
+            # Its locks are held as long.
             process.frozen = self._baton.now + seconds
             self.hinder(process.frozen)
         if self.clocks and self.happens('clock'):
@@ -204,7 +202,7 @@ class Faults:
             self._set_wrong(process)
 
     def _set_wrong(self, process: batons.Process) -> None:
-        """The clock of a process is an hour ahead, or behind, for a while."""
+        """Set the clock of a process wrong by an hour for a while."""
         right, wrong = process.offset, self._baton.dice.choice([-3600, 3600])
         seconds = self._baton.dice.choice([1, 30, 300])
         process.offset += wrong
@@ -218,7 +216,7 @@ class Faults:
         self._baton.later(seconds, set_right)
 
     def kill(self, process: batons.Process) -> None:
-        """A process dies, and somebody starts it again."""
+        """Let a process die and be started again."""
         process.die()
-        # The one who starts it is not one of those who die.
+        # The process that starts it never dies.
         self._baton.later(self._baton.dice.uniform(1, 60), process.start)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The guards of the core, which can be taken out to see that they are missed.
-
-::
+"""The guards of the core, which can be disabled to see that tests fail. ::
 
     python -m tests.simulation.guards NAME TEST...   without that guard
     python -m tests.simulation.guards '' TEST...     with all of them
@@ -42,7 +40,7 @@ _along = assignments.convert_usage
 _read = consolidation.planner_input
 
 _HOSTS = models.Host.__table__
-#: What ledger does to a host, whoever has decided about it meanwhile.
+#: The update of a host by the ledger, without its check of the generation.
 _TAKE = sa.update(_HOSTS).where(
     _HOSTS.c.id == sa.bindparam('host'),
     _HOSTS.c.generation > sa.bindparam('seen') - 10 ** 9,
@@ -51,7 +49,7 @@ _TAKE = sa.update(_HOSTS).where(
 
 def _judged(connection: sa.Connection, now: int, host: model.Host,
             *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-    """What inventory.claim does, though what was judged is over."""
+    """Do what inventory.claim does, even if the decision is outdated."""
     generation = connection.scalar(sa.select(models.Host.generation).where(
         models.Host.id == host.id))
     assert generation is not None
@@ -61,7 +59,7 @@ def _judged(connection: sa.Connection, now: int, host: model.Host,
 
 def _ask_once(self: end_policies.Delete, cloud: cloud_api.Cloud,
               ended: end_policies.EndedServer) -> None:
-    """Ask for the deletion of a server, and believe that it is done."""
+    """Request the deletion of a server once, and assume that it is done."""
     asked = cloud.__dict__.setdefault('deleted', set())
     if ended.server_id not in asked:
         asked.add(ended.server_id)
@@ -70,7 +68,7 @@ def _ask_once(self: end_policies.Delete, cloud: cloud_api.Cloud,
 
 def _hand_over(session: orm.Session, now: int,
                reservations: ty.Iterable[models.Reservation]) -> None:
-    """What assignments.assign does, whoever has the hosts yet."""
+    """Do what assignments.assign does, even if hosts are still assigned."""
     for reservation in reservations:
         for booking in reservation.bookings if reservation.whole else ():
             host = session.get(models.Host, booking.host_id)
@@ -84,10 +82,10 @@ def _hand_over(session: orm.Session, now: int,
 
 def _take_along(session: orm.Session, now: int,
                 server_ids: ty.Mapping[int, ty.Collection[str]]) -> None:
-    """What holding.take_along does, whoever has come or gone meanwhile."""
+    """Do what convert_usage does, even if servers have changed meanwhile."""
     for host in session.scalars(sa.select(models.Host).where(
             models.Host.id.in_(server_ids))):
-        # From here on nobody else writes.
+        # From here on no other transaction writes.
         session.execute(sa.update(_HOSTS).where(
             _HOSTS.c.id == host.id).values(updated_at=now))
         attributes.set_committed_value(host, 'generation', session.scalar(
@@ -96,14 +94,14 @@ def _take_along(session: orm.Session, now: int,
 
 
 def _is_early(self: simulated.Port, server: simulated.Server) -> bool:
-    """Whether a deletion waits for earlier ones of any user."""
+    """Return whether a deletion waits for earlier ones of any user."""
     count = len(server.deletions)
     return bool(count) and self._baton.now < server.deletions[-1] + min(
         60 * 2 ** min(count - 1, 10), 600)
 
 
 class _Same:
-    """Is any generation."""
+    """Equals any generation."""
 
     def __eq__(self, _other: object) -> bool:
         return True
@@ -112,13 +110,13 @@ class _Same:
 
 
 def _unguarded(*args: ty.Any) -> consolidation.PlannerInput:
-    """What planner_input says, but that it is true for ever."""
+    """Return what planner_input returns, but valid in any generation."""
     inputs = _read(*args)
     return inputs._replace(generations=ty.cast('dict[int, int]', dict.fromkeys(
         inputs.generations, _Same())))
 
 
-#: By name: where each stands, and what stands there then.
+#: By name: what is replaced, and the replacement.
 GUARDS: dict[str, tuple[str, ty.Any]] = {
     'generation': ('blazar_core.capacity.host_generations._TAKE', _TAKE),
     'judged': ('blazar_core.capacity.inventory.claim', _judged),
@@ -192,7 +190,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
 }
 
 #: The unit test, below ``tests.unit``, that fails without a guard. The gate
-#: runs it; test_guards.py sees that it fails.
+#: runs it; test_guards.py checks that it fails.
 TESTS: dict[str, str] = {
     'room': 'blazar_core.test_members.TestMembers.'
             'test_none_leaves_what_is_promised',
@@ -266,7 +264,7 @@ TESTS: dict[str, str] = {
 
 @contextlib.contextmanager
 def without(names: ty.Iterable[str]) -> ty.Iterator[None]:
-    """A core that lacks some guards."""
+    """Disable some guards of the core within this block."""
     with contextlib.ExitStack() as stack:
         for name in names:
             where, instead = GUARDS[name]
@@ -275,13 +273,13 @@ def without(names: ty.Iterable[str]) -> ty.Iterator[None]:
 
 
 def failing(name: str, tests: ty.Iterable[str]) -> list[str]:
-    """The unit tests that fail without a guard.
+    """Return the unit tests that fail without a guard.
 
-    :param name: of the guard; empty: there are all of them
+    :param name: of the guard; empty: all guards are there
     :param tests: modules, classes or tests, below ``tests.unit``
-    :raises LookupError: when there is no such test
+    :raises LookupError: if there is no such test
     """
-    # A test of several databases is named by its scenario as well.
+    # The id of a test on several databases contains its scenario as well.
     found = {}
     for wanted in tests:
         parts = wanted.partition('(')[0].split('.')
@@ -294,7 +292,7 @@ def failing(name: str, tests: ty.Iterable[str]) -> list[str]:
             raise LookupError(f'There is no test {wanted}.')
         found.update(one)
     result = unittest.TestResult()
-    # Races are run by processes of their own.
+    # Races run in processes of their own.
     missing = [name] if name in racer.GUARDS else []
     with (without([name] if name else []),
           mock.patch.object(racing, 'MISSING', missing)):

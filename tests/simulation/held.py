@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of whole hosts."""
+"""Invariants of whole hosts."""
 
 import collections
 import itertools
@@ -15,26 +15,26 @@ __all__ = ['Held', 'in_use', 'left']
 
 
 class Held:
-    """Looked at after each commit: who has a host has it alone, and leaves
-    nothing behind.
+    """A check after each commit: a lease has its hosts alone and clean.
 
-    :ivar waited: the leases that have said that their hosts are not free
+    :ivar waited: the leases whose start was deferred because hosts were not
+        free
     """
 
     def __init__(self, world: worlds.World) -> None:
         self._world = world
         self._hosts = world.cloud.hosts
-        #: By host: who had it when we looked last.
+        #: By host: the reservation that it was assigned to at the last check.
         self._before: dict[str, str | None] = {}
-        #: Who opened a host that was not, or not any more, his to open: he
-        #: stood still, and closes it again.
+        #: Pairs of host and reservation that was opened by a process that was
+        #: frozen and no longer allowed to: it closes the host again.
         self._late: set[tuple[str, str]] = set()
         self.waited: set[str] = set()
         world.cloud.opening = self._opening
         world.cloud.cleaning = self._cleaning
 
     def wrong(self) -> ty.Iterator[str]:
-        """What does not hold."""
+        """Return all violations."""
         if not self._world.pool:
             return
         holders: dict[str, str | None] = {}
@@ -74,7 +74,7 @@ class Held:
                 if (host.uuid, one) not in self._late}
 
     def _cleaning(self, host: clouds.Host, reservation_id: str) -> None:
-        """A host is cleaned for who has it, when nobody is there."""
+        """Check that a host is cleaned for its reservation, and empty."""
         held, = self._world.look(
             f"SELECT assigned_to FROM hosts WHERE uuid = '{host.uuid}'")
         if held != (reservation_id,):
@@ -86,13 +86,13 @@ class Held:
                     f'{host.name} is cleaned while {server.id} is there')
 
     def _there(self, host: clouds.Host) -> list[clouds.Server]:
-        """The servers that were built on a host, or are being built there."""
+        """Return the servers that run or are being built on a host."""
         return [one for one in self._world.cloud.servers.values()
                 if one.host is host and one.is_there]
 
     def _given_back(self, host: clouds.Host, before: str,
                     ) -> ty.Iterator[str]:
-        """When a reservation does not have a host any more."""
+        """Check a host that a reservation no longer has."""
         for server in self._there(host):
             if server.within == before and not server.unasked:
                 yield f'{host.name} is given back with {server.id} on it'
@@ -103,9 +103,7 @@ class Held:
 
     def _who_is_there(self, host: clouds.Host, holder: str | None,
                       enrolled: bool) -> ty.Iterator[str]:
-        """Who is on a host that somebody has, or that serves leases only, has
-        a right to it.
-        """
+        """Check that servers on an assigned or enrolled host may be there."""
         if holder is not None or enrolled:
             for server_id in host.allocations:
                 server = self._world.cloud.servers[server_id]
@@ -121,8 +119,10 @@ class Held:
                        f'reservation does not have')
 
     def _is_ending(self, server_id: str) -> bool:
-        """Whether a server is to be shelved, as it cannot stay: nothing binds
-        it to its host by then, but it has its place there until it has gone.
+        """Return whether a server is to be shelved, as it cannot stay.
+
+        It no longer belongs to its lease then, but its booking exists until it
+        is shelved.
         """
         return bool(self._world.look(
             f"SELECT 1 FROM bookings JOIN reservations "
@@ -132,7 +132,7 @@ class Held:
             f"leases.status = 'TERMINATING'"))
 
     def _booked_once(self) -> ty.Iterator[str]:
-        """At no instant two reservations of hosts have booked one."""
+        """Check that no two reservations of hosts overlap on one host."""
         booked: dict[int, list[tuple[int, int]]] = collections.defaultdict(
             list)
         for host_id, start, end in self._world.look(
@@ -150,8 +150,7 @@ class Held:
 
 
 def in_use(world: worlds.World, late: int) -> ty.Iterator[str]:
-    """Whoever has leased hosts can use them, when nothing goes wrong any
-    more.
+    """Return leases that cannot use their hosts although there are no faults.
 
     :param late: seconds after the start of a lease, or its last change
     """
@@ -172,7 +171,7 @@ def in_use(world: worlds.World, late: int) -> ty.Iterator[str]:
 
 
 def left(world: worlds.World) -> ty.Iterator[str]:
-    """What is left of leases of hosts when all are over."""
+    """Return what is left of leases of hosts when all have ended."""
     for name, holder in world.look(
             'SELECT name, assigned_to FROM hosts '
             'WHERE assigned_to IS NOT NULL OR vacated_at IS NOT NULL OR '

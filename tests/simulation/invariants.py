@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What must always hold, and what must hold when all is at rest."""
+"""What must hold at any time, and what must hold at the end."""
 
 import collections
 import contextlib
@@ -29,21 +29,20 @@ from tests.simulation import world as worlds
 
 __all__ = ['Always', 'Broken', 'at_rest', 'followers', 'late']
 
-#: Seconds that builds and deletions take at most, and those that wait for
-#: them.
+#: The most seconds that builds and deletions take, and what waits for them.
 LATE = 180
-#: The same where a start may wait for who was on the hosts before.
+#: The same where a start may wait until its hosts are free.
 WAITING = LATE + worlds.PATIENCE
-#: The same for what a comparison has to find.
+#: The same for what the periodic sync must find.
 LEFT = LATE + 2 * worlds.COMPARISON
-#: Seconds within which a host is looked at that is to be looked at, and for
-#: which that may be otherwise after something has failed.
+#: Seconds within which a host with a due recheck is read again, and for how
+#: long this is excused after a fault.
 LOOKED, EXCUSED = 60, 600
-#: Seconds within which the build of servers with slots is sent.
+#: Seconds within which the builds of servers with slots are sent.
 SENT = 30
 
 
-#: What few texts in many rows say; nobody changes it.
+#: A few texts occur in many rows; the results are not changed.
 _read = functools.lru_cache(4096)(json.loads)
 
 
@@ -52,7 +51,7 @@ class Broken(AssertionError):
 
 
 class Always:
-    """Looked at after each commit, by a connection that takes no turns."""
+    """Checks after each commit, on a connection that is not a point."""
 
     def __init__(self, world: worlds.World) -> None:
         self._world = world
@@ -60,19 +59,18 @@ class Always:
         self._held = held.Held(world)
         self._promised = promised.Promised(world)
         self._away = away.Away(world)
-        #: By id: who was at each event, and until when, when something was
-        #: last written.
+        #: By id: the worker of each event and the end of its claim at the last
+        #: commit.
         self._at: dict[str, tuple[str, int]] = {}
-        #: Which host was to be looked at first then, and when.
+        #: The first host with a due recheck then, and when it was due.
         self._due: tuple[int, str] | None = None
-        #: The same of who waited, in the order in which they were seen, and of
-        #: the ends of leases that are prolonged by themselves.
+        #: The same for waiting leases, in the order in which they were seen,
+        #: and for the ends of leases with automatic extension.
         self._waiting: dict[str, tuple[str, int, int]] = {}
         self._ends: dict[str, int] = {}
-        #: The servers with slots whose builds were not sent, and since when.
+        #: Servers with slots whose builds were not sent, and since when.
         self._slots: dict[str, int] = {}
-        #: The leases that were ended as nobody used them, and those that
-        #: were deleted.
+        #: Leases that were ended as unused, and those that were deleted.
         self._unused: set[str] = set()
         self._deleted: set[str] = set()
         world.port.ending = self.nothing_ends_before_its_time
@@ -100,13 +98,14 @@ class Always:
             self._fail(exc)
 
     def _fail(self, exc: Broken) -> None:
-        # Whoever has his turn just now could take it for a fault of his.
+        # Not raised: the running task could take it for an error of its own.
         self._world.baton.failure = self._world.baton.failure or exc
 
     def leases_start_at_their_time(self, event_type: str,
                                    lease: dict[str, ty.Any]) -> None:
-        """A lease starts at its time, by the clock of whoever starts it; and
-        not long after it, when nothing goes wrong any more.
+        """Check that a lease starts at its time, by the clock of the process.
+
+        Without faults it does not start much later.
         """
         if event_type != 'lease.event.start_lease':
             return
@@ -120,8 +119,10 @@ class Always:
 
     def each_server_has_one_image(self, event_type: str,
                                   lease: dict[str, ty.Any]) -> None:
-        """When it is told of an event at which images are made, there is one
-        of each server of the lease that was running at its time and still is.
+        """Check the images of an event.
+
+        When the notification of the event is sent, there is one image of each
+        server of the lease that was running at its time and still is.
         """
         own = {one['id'] for one in lease['reservations']}
         booked = {id for one in lease['reservations'] for id in one['servers']}
@@ -130,8 +131,8 @@ class Always:
                     f'lease.event.{event["event_type"]}') or (
                     event['status'] != states.Event.IN_PROGRESS) or (
                     event['time'] >= lease['end_date']):
-                # At the end, and after one that was made earlier, what
-                # happens to servers is up to the end.
+                # Servers may change when the lease ends; images of an earlier
+                # event may be reused.
                 continue
             key = f'{event["id"]}@{event["time"]}'
             for server in self._world.cloud.servers.values():
@@ -151,11 +152,12 @@ class Always:
                             f'{lease["id"][:8]}'))
 
     def nothing_ends_before_its_time(self, server_id: str) -> None:
-        """Nobody deletes the servers of a lease before its end and its grace
-        period are over, or those that may stay, or of which there is to be an
-        image first, unless its owner has deleted it. Of one that ran only
-        when its lease was over there is nothing to be kept, nor of one that
-        its user has deleted: what is left of it goes.
+        """Check a deletion of a server for its lease.
+
+        A server is not deleted before its lease and the grace period end, or
+        if it may stay, or before its image is created, unless the lease was
+        deleted. No image is needed of a server that ran only after the end, or
+        that its user has deleted.
         """
         server = self._world.cloud.servers[server_id]
         self._promised.what_is_kept_is_not_deleted(server)
@@ -188,14 +190,12 @@ class Always:
         return self._promised.ahead
 
     def no_build_is_done_twice(self) -> None:
-        """No server is built twice, and none in the name of somebody who does
-        not vouch for it any more.
-        """
+        """Check that no server is built twice, or with a revoked trust."""
         if self._world.cloud.wrong:
             raise Broken(self._world.cloud.wrong[0])
 
     def nobody_has_what_is_of_another(self) -> None:
-        """What is booked for a server is of a lease of its project."""
+        """Check that servers are booked by leases of their project."""
         for server_id, project in self._world.look(
                 'SELECT bookings.server_id, leases.project_id FROM bookings '
                 'JOIN reservations '
@@ -206,7 +206,7 @@ class Always:
                 raise Broken(f'{server_id} has a booking of {project}')
 
     def no_event_is_taken_from_who_has_it(self) -> None:
-        """Who is at an event is the only one, as long as he says so."""
+        """Check that an event is only taken when its claim has expired."""
         at = {id: (worker, until) for id, worker, until in self._world.look(
             "SELECT id, claimed_by, claimed_until FROM events "
             "WHERE status = 'IN_PROGRESS'")}
@@ -219,8 +219,9 @@ class Always:
         self._at = at
 
     def who_waits_longest_is_first(self) -> None:
-        """Of a project's leases that wait for room nobody gets it before those
-        that were there before him, but in his last try.
+        """Check that waiting leases of a project are admitted in order.
+
+        The last try of a lease is exempt.
         """
         rows = {id: (project, created, until) for
                 id, project, created, until in self._world.look(
@@ -241,13 +242,11 @@ class Always:
                         (self._waiting[other][1], other) < (created, id)):
                     raise Broken(f'lease {id[:8]} gets room before lease '
                                  f'{other[:8]}, which has waited longer')
-        # Who was there before stays in front.
+        # Leases that waited before keep their order.
         self._waiting = {id: rows[id] for id in before} | rows
 
     def nobody_is_prolonged_from_another_end(self) -> None:
-        """Who is prolonged by himself has the end yet by which that was
-        decided.
-        """
+        """Check that an extension is based on the current end."""
         ends = dict(self._world.look(
             'SELECT id, end_date FROM leases WHERE auto_extend > 0'))
         task = self._world.baton.current
@@ -263,7 +262,7 @@ class Always:
         self._ends = ends
 
     def nothing_that_is_used_ends_as_unused(self) -> None:
-        """No lease is ended as unused in which somebody has booted."""
+        """Check that no lease that was used is ended as unused."""
         for lease_id, own in self._world.look(
                 "SELECT leases.id, reservations.id FROM leases "
                 "JOIN reservations ON reservations.lease_id = leases.id "
@@ -279,9 +278,7 @@ class Always:
                                  f'and {server.id} was booted in it')
 
     def only_what_has_no_owner_is_ended(self) -> None:
-        """Who looks for leases without an owner ends none of a project that
-        exists.
-        """
+        """Check that no lease of an existing project is ended as an orphan."""
         if not self._world.keystone.knows:
             return
         deleted = dict(self._world.look(
@@ -295,8 +292,9 @@ class Always:
         self._deleted = set(deleted)
 
     def hosts_are_looked_at_soon(self) -> None:
-        """Of which it is not known what runs there, so that its room may not
-        be used, if all can do their work.
+        """Check that hosts with a due recheck are read again.
+
+        Their capacity cannot be used until then. Excused after a fault.
         """
         now, due = self._world.baton.now, self._due
         self._due = self._world.due
@@ -306,8 +304,7 @@ class Always:
                          f'ago, and nobody has')
 
     def builds_of_slots_are_sent_soon(self) -> None:
-        """By a listener, if their request died, and if all can do their work.
-        """
+        """Check that listeners send the builds of requests that died."""
         now, waits = self._world.baton.now, self._slots
         self._slots = {row[0]: row[1] for row in self._world.look(
             'SELECT server_id, created_at FROM slot_builds')}
@@ -319,9 +316,7 @@ class Always:
 
     def what_is_refused_counts_no_more(
             self, server: clouds.Server, host: clouds.Host) -> None:
-        """What placement does not give to a server is not taken from others
-        in the books.
-        """
+        """Check that a claim that placement refuses is undone."""
         asked = [one for one in self._world.cloud.questions
                  if one.server is server]
         if len(asked) == 1 and server.id not in host.allocations and (
@@ -330,8 +325,10 @@ class Always:
                               f'counts there'))
 
     def no_host_is_promised_twice(self) -> None:
-        """At no instant more is booked on a host than it has, less what runs
-        there for ever, but for what the cloud did against the books.
+        """Check that no host is overbooked at any instant.
+
+        Bookings and open-ended usage fit into the capacity, except for what
+        the cloud itself has taken.
         """
         now = self._world.baton.now
         rows = self._world.look(
@@ -340,7 +337,8 @@ class Always:
             'JOIN hosts ON hosts.id = bookings.host_id '
             'JOIN reservations ON reservations.id = bookings.reservation_id '
             'JOIN leases ON leases.id = reservations.lease_id '
-            # Who is to get his room is booked beside those who are to go.
+            # A best-effort lease in progress is booked in addition to the
+            # servers that are to be moved.
             "WHERE leases.status != 'IN_PROGRESS'")
         levels: dict[str, list[tuple[int, int]]] = collections.defaultdict(
             list)
@@ -350,14 +348,14 @@ class Always:
                 limits[uuid] = self._room(uuid)
             amount = _read(takes).get('VCPU', 0)
             if placed is not None:
-                # Until when it stays is for who decides: see the ledger.
+                # The ledger decides how long it may stay.
                 start = min(start, int(now))
             levels[uuid] += [(start, amount), (end, -amount)]
         for uuid, changes in levels.items():
             level, worst = 0, (0, 0)
             for when, amount in sorted(changes):
-                # Until then it has been so; whose clock is ahead knows it
-                # first, and may have given it to others.
+                # Past overbooking is over; a process whose clock is ahead
+                # knows that first, and may have reserved the capacity again.
                 if when > now + self._ahead:
                     worst = max(worst, (level - limits[uuid], when))
                 level += amount
@@ -368,15 +366,15 @@ class Always:
                     f'{worst[1] - batons.START}, {excused} of them by the '
                     f'cloud')
             if worst[0] <= 0 and now > since + 7200:
-                # Whatever was done against the books is made good.
+                # What the cloud had taken has been compensated.
                 del self._excused[uuid]
 
     def _room(self, uuid: str) -> int:
-        """What a host has, less what runs there for ever, or is on its way.
+        """Return the capacity of a host, less its open-ended usage and claims.
 
-        What was on its way, and does not come there any more, counts in the
-        books until somebody looks; it is no promise. What is on its way gets
-        no more than placement has free.
+        Claims of servers that will not arrive are part of the recorded usage
+        until the host is read again, but reserve nothing. Claims get no more
+        than is free in placement.
         """
         cloud = self._world.cloud
         now, there = self._world.baton.now, cloud.hosts[uuid].allocations
@@ -399,9 +397,9 @@ class Always:
 
 
 def late(world: worlds.World) -> list[str]:
-    """Leases that have not started or ended at their time, and do not say
-    why, though nothing goes wrong any more. A build that has just been sent
-    is no answer yet.
+    """Return leases that are late without a reason, when there are no faults.
+
+    A build that has just been sent is not late yet.
     """
     now = int(world.baton.now)
     return [
@@ -423,7 +421,7 @@ def late(world: worlds.World) -> list[str]:
 
 
 def _left(world: worlds.World, now: int) -> ty.Iterator[str]:
-    """Leases of which nothing is left, or that nobody tries any more."""
+    """Return leases without servers, or that wait too long."""
     for id, in world.look(
             f"SELECT id FROM leases WHERE status = 'ACTIVE' "
             f"AND updated_at < {now - LEFT} AND NOT EXISTS ("
@@ -447,7 +445,7 @@ def _left(world: worlds.World, now: int) -> ty.Iterator[str]:
 
 
 def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
-    """What is wrong when nothing has happened for long."""
+    """Return what is wrong long after the last event."""
     wrong = []
     with core.database.reader() as session:
         for row in session.execute(sa.select(
@@ -490,8 +488,9 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
 
 
 def followers(world: worlds.World) -> list[str]:
-    """An index that has followed says what one says that was just loaded, by
-    the same clock: who overstays his time depends on that.
+    """Return indexes that differ from one that was just loaded.
+
+    Both use the same clock: which servers are past their end depends on it.
     """
     now = int(world.baton.now)
     instants = list(range(now, now + 3 * 86400, 14400))
@@ -515,11 +514,11 @@ def followers(world: worlds.World) -> list[str]:
     wrong = []
     for name, core in world.cores.items():
         index = core.admission.index
-        # Not of a dead process, nor of one that reads at this moment.
+        # Neither of a dead process nor of one that is reading now.
         if not core.process.tasks or (
                 index._turn.locked() or index._lock.locked()):
             continue
-        # One whose clock is wrong does not follow.
+        # An index whose clock is wrong does not follow.
         with contextlib.suppress(errors.ClockSkewed):
             if contender.picture(core.admission, instants) != expected(
                     core.clock.now() - now):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that go to another host as they run, or come back from the shelf."""
+"""Servers that are migrated, evacuated or unshelved."""
 
 import itertools
 import typing as ty
@@ -16,12 +16,11 @@ State = clouds.State
 
 
 class Port(clouds.Port):
-    """The cloud with what it can do to servers that were built.
+    """The simulated cloud with migrations, evacuations and unshelving.
 
-    :ivar migrating: told of each server that begins to move for a lease
-    :ivar asked: told of each server for which a move is asked, and the lease
-        for which it is
-    :ivar woken: told of each server that has come back
+    :ivar migrating: called for each server that starts to migrate for a lease
+    :ivar asked: called for each server that is asked to migrate, and the lease
+    :ivar woken: called for each server that was unshelved
     """
 
     def __init__(self, cloud: clouds.Cloud) -> None:
@@ -82,7 +81,7 @@ class Port(clouds.Port):
                 not server.host.forced_down):
             return 'its host is not certain to be down'
         if server.busy:
-            # Nova does not look.
+            # Nova does not check that.
             cloud.wrong.append(f'{server.id} is evacuated twice')
         server.busy = True
         cloud.start(f'evacuate-{server.id}', lambda: self._rebuild(server))
@@ -90,12 +89,13 @@ class Port(clouds.Port):
         return ''
 
     def _rebuild(self, server: clouds.Server) -> None:
-        """What it has where it was, it has until that host is back."""
+        """Rebuild a server; its allocation stays until the old host is up."""
         cloud, source = self._cloud, server.host
         assert source is not None
         host = cloud.ask(clouds.Request(server, State.RUNNING)).host
         if host is not None:
-            # The books have it there twice, until its booking has followed.
+            # The reservation database counts it twice until its booking
+            # follows.
             cloud.act_against(host, server.amounts)
             cloud.baton.let_pass(cloud.faults.pause('build'))
         server.busy = False
@@ -115,15 +115,15 @@ class Port(clouds.Port):
 
     def _migrate(self, server: clouds.Server, target: clouds.Host | None,
                  ) -> None:
-        """What it has where it is, is that of a migration meanwhile."""
+        """Migrate a server; the migration holds its old allocation."""
         cloud, source = self._cloud, server.host
         assert source is not None
         migration = f'migration-{next(self._numbers):05}'
         source.allocations[migration] = source.allocations.pop(
             server.id, dict(server.amounts))
         if server.leased:
-            # The books have it there twice: as what runs, and as its booking;
-            # and so where it comes to, until its booking has followed.
+            # The reservation database counts it twice there: as usage and as
+            # its booking; on the target too, until its booking follows.
             for one in (source, target):
                 if one is not None:
                     cloud.act_against(one, server.amounts)
@@ -153,7 +153,7 @@ class Port(clouds.Port):
             if one is not None:
                 cloud.notify(server.id, one.uuid)
 
-    # -- who was shelved ---------------------------------------------------
+    # -- shelved servers ---------------------------------------------------
 
     def wake(self, server_id: str, credential: str | None,
              deadline: cloud_api.Deadline) -> None:
@@ -188,7 +188,7 @@ class Port(clouds.Port):
 
 
 def _is_free(server: clouds.Server) -> bool:
-    """Whether a server runs, and nothing binds it to where it is."""
+    """Return whether a server runs and may be migrated."""
     return server.state is State.RUNNING and server.host is not None and not (
         server.busy or server.deleting or server.rest or server.within or
         server.soft_deleted or

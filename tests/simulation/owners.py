@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whose leases are: who comes under one and leaves it, to whom it is handed
-over, and projects that are deleted.
-"""
+"""Ownership: joining and leaving leases, transfers, and deleted projects."""
 
 import contextlib
 import typing as ty
@@ -22,17 +20,16 @@ from tests.simulation import whole
 __all__ = ['GRACE', 'Keystone', 'Owners', 'PROJECTS']
 
 PROJECTS = ('red', 'blue')
-#: Seconds between two looks at which projects there are; for which one has to
-#: be gone; for which the answer may be a wrong one.
+#: Seconds between two checks of the projects, for which a project must be
+#: missing, and for which keystone answers wrongly.
 INTERVAL, GRACE, WRONG = 600, 900, 300
 
 
 class Keystone:
-    """Knows which projects there are; once in a run it is wrong for a while.
+    """A keystone with projects, which answers wrongly once in a run.
 
-    :param look: reads the books
-
-    :ivar knows: whether it is asked in this run
+    :param look: reads the reservation database
+    :ivar knows: whether it is used in this run
     :ivar gone: the projects that were deleted
     """
 
@@ -45,7 +42,7 @@ class Keystone:
         self._wrong = 0.0
 
     def plan(self, end: float) -> None:
-        """Have it be wrong once until then, and a project deleted perhaps."""
+        """Plan wrong answers, and in some runs the deletion of a project."""
         dice = self._baton.dice
         if not self.knows:
             return
@@ -73,7 +70,7 @@ class Keystone:
 
     def ask(self, finding: orphans.Orphans, wake: ty.Callable[[], None],
             ) -> None:
-        """What a listener does about that, again and again."""
+        """Search for orphans periodically, as a listener does."""
         while True:
             with contextlib.suppress(errors.CloudUnavailable,
                                      errors.DatabaseUnavailable,
@@ -83,7 +80,7 @@ class Keystone:
             self._baton.let_pass(INTERVAL)
             seen = len(self.gone)
             if not self._has_found():
-                # To look, and to find nothing, takes long to simulate.
+                # Searching without finding anything takes long to simulate.
                 self._baton.wait(lambda: self._is_wrong() or (
                     len(self.gone) != seen), 86400)
 
@@ -91,7 +88,7 @@ class Keystone:
         return 0 <= self._baton.now - self._wrong < WRONG
 
     def _has_found(self) -> bool:
-        """Whether there is a lease without a project, or is said to be."""
+        """Return whether there is a lease without a project, or an orphan."""
         return bool(self._look('SELECT 1 FROM orphans LIMIT 1') or any(
             self._look(f"SELECT 1 FROM leases WHERE project_id = '{one}' AND "
                        f"status NOT IN ('TERMINATED', 'ERROR') LIMIT 1")
@@ -99,7 +96,7 @@ class Keystone:
 
 
 class Owners:
-    """What users do who change whose a server or a lease is.
+    """Users who change the owner or the lease of a server.
 
     :param core: a :class:`tests.simulation.world.Core`
     """
@@ -111,7 +108,7 @@ class Owners:
         self._baton: batons.Baton = core.world.baton
 
     def _running(self, leased: bool) -> list[clouds.Server]:
-        """Servers of no reservation that was made before them."""
+        """Return servers that were not booted into a reservation."""
         there = [one for one in self._cloud.servers.values() if (
             one.state is clouds.State.RUNNING and one.leased == leased and
             one.host is not None and not one.busy and not one.deleting and
@@ -122,7 +119,7 @@ class Owners:
 
     def join(self, request: requests.LeaseRequest,
              lease: dict[str, ty.Any] | None) -> None:
-        """Have servers that run come under a lease, or get one."""
+        """Add running servers to a lease, or create one for them."""
         servers = self._running(False)
         first = self._baton.dice.choice(servers)
         servers = [one for one in servers if one.project == first.project][
@@ -139,7 +136,7 @@ class Owners:
         wanted = own.reservations(joiners)
         self._baton.point('join')
         for one in servers:
-            # An image is made of who is there by then.
+            # An image must include servers that run at that time.
             one.ran_at = self._baton.now
         if lease is None:
             lease = own.create(creation.NewLease(
@@ -152,7 +149,7 @@ class Owners:
                          f'under lease {lease["id"][:8]}')
 
     def leave(self) -> None:
-        """Have a server leave its lease, and stay."""
+        """Remove a server from its lease; it stays on its host."""
         server = self._baton.dice.choice(self._running(True))
         booked = self._core.leases.lookup.booked(server.id)
         if booked is None:
@@ -167,14 +164,14 @@ class Owners:
         self._baton.tell(f'{server.id} leaves lease {booked[0][:8]}')
 
     def hand_over(self, lease: dict[str, ty.Any]) -> None:
-        """Give a lease of places to the other project."""
+        """Transfer a lease with slots to the other project."""
         if any(one['resource_type'] == whole.HOSTS
                for one in lease['reservations']):
             raise errors.NotFound('no lease of places')
         looked = self._core.leases.transfer.look(lease['id'])
         project, = {*PROJECTS} - {looked.owner.project_id}
         self._baton.point('hand over')
-        # Whose answer is lost leaves it to an operator.
+        # If the answer is lost, an operator has to revoke the trusts.
         self._cloud.promised.difference_update(one for one, in (
             self._core.world.look(f"SELECT sealed FROM credentials "
                                   f"WHERE lease_id = '{lease['id']}'")))
@@ -188,7 +185,7 @@ class Owners:
 
 def window_of_waiting(baton: batons.Baton, window: model.Window,
                       ) -> dict[str, ty.Any]:
-    """How long a lease may wait for its room."""
+    """Return how long a lease may wait for capacity."""
     dice = baton.dice
     return {'retry': requests.Retry(dice.choice([30, 300, 1200]),
                                     dice.choice([1, 3, 6])),

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How many hours of hosts are saved by switching idle ones off, in days of a
-cloud, and how many leases wait for a boot.
+"""The hours that power management saves in a simulated cloud.
+
+Prints how many hours of hosts are saved by switching idle ones off, and how
+many leases wait for a boot. ::
 
     python -m tests.simulation.power [--hosts 500] [--days 30] [--load 30 60]
 
-The planner of the listener decides, at each minute; hosts take their whole
-boot time. A third of the leases start at once, the others are asked for up to
-two days before. It is compared with an oracle that knows all leases from the
-first day on, has the same leases on the same hosts, and obeys the same boot
-time, ``minimum_off`` and ``spare_hosts``.
+The planner of the listener decides each minute; hosts take their whole boot
+time. A third of the leases start at once, the others are requested up to two
+days before. The result is compared with an oracle that knows all leases from
+the first day on, has the same leases on the same hosts, and obeys the same
+boot time, ``minimum_off`` and ``spare_hosts``.
 """
 
 import argparse
@@ -32,7 +34,7 @@ _LEAD = _POLICY.lead(None)
 
 
 class _Host:
-    """A host, and what is booked there.
+    """A host with its bookings.
 
     :ivar gaps: the windows in which it was idle
     """
@@ -55,7 +57,7 @@ class _Host:
 
 
 def _requests(dice, hosts, days, load):
-    """Leases: when each is asked for, its start, its length and its size."""
+    """Return leases: when each is requested, its start, length and size."""
     end, found, taken = days * 86400, [], 0
     while taken < load * hosts * end:
         start, length = dice.randrange(end), int(
@@ -68,8 +70,9 @@ def _requests(dice, hosts, days, load):
 
 
 def _admit(hosts, request, now):
-    """Book hosts for a lease; returns the seconds by which it starts later
-    because of power, None: it is refused.
+    """Book hosts for a lease.
+
+    :returns: the seconds by which power delays its start; None: it is refused
     """
     asked, start, length, size = request
     start = max(start, now)
@@ -88,8 +91,9 @@ def _admit(hosts, request, now):
 
 
 def _oracle(busy, days, boot):
-    """Hours that hosts could be off, as all is known ahead; of the spare ones
-    the hours of all days are taken off.
+    """Return the hours that hosts could be off if all is known ahead.
+
+    The hours of the spare hosts are subtracted.
     """
     saved, end = 0, days * 86400
     for windows in busy:
@@ -126,7 +130,7 @@ def _run(count, days, load):
                     0] < _STEP
             if host.state == _OFF:
                 off_seconds += _STEP
-        # Six rounds a minute, in each of which so many are switched.
+        # Six rounds a minute, with a limit for each.
         room = 6 * _POLICY.max_switching
         for one in power_planner.plan(
                 [host.seen(now) for host in hosts], _POLICY, now)[:room]:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What must hold of leases for which servers of others are moved, and of those
-that recur.
-"""
+"""Invariants of best-effort leases and of recurring ones."""
 
 import collections
 import json
@@ -14,37 +12,36 @@ from tests.simulation import world as worlds
 
 __all__ = ['Promised', 'left']
 
-#: The states of a lease that has begun.
+#: The states of a lease that has started.
 BEGUN = ('STARTING', 'ACTIVE')
-#: The moves of which it is not known yet what becomes of them.
+#: The moves whose outcome is open.
 OPEN = ("server_moves.reason = 'best_effort' AND server_moves.status IN "
         "('planned', 'requested', 'accepted')")
 
 
 class Promised:
-    """Looked at after each commit."""
+    """A check after each commit."""
 
     def __init__(self, world: worlds.World) -> None:
         self._world = world
         self._cloud = world.cloud
-        #: How often what is looked at had been written when it was.
+        #: How often the tables had been written at the last check.
         self._seen: collections.Counter[str] = collections.Counter()
-        #: The moves that were planned by then: of which lease and server,
-        #: and to which host.
+        #: The moves planned then: lease, server and target host.
         self._planned: set[tuple[str, str, int]] = set()
-        #: The occurrences, by what recurs, and those that have begun.
+        #: The occurrences by recurrence, and those that have started.
         self._occurrences: dict[str, set[str]] = {}
         self._begun: set[str] = set()
-        #: For which lease which server was asked to move.
+        #: The servers that were asked to migrate, each with the lease.
         self._asked: set[tuple[str, str]] = set()
-        #: When a server was migrated for a lease last.
+        #: When a server was last migrated for a lease.
         self._migrated: dict[str, float] = {}
         world.port.migrating = self._each_is_left_alone_for_a_while
         world.port.asked = self._only_what_may_move_is_asked_to_once
         world.port.woken = self._nobody_comes_back_but_for_an_occurrence
 
     def wrong(self) -> ty.Iterator[str]:
-        """What does not hold."""
+        """Return all violations."""
         if self._is_new('server_moves', 'leases'):
             yield from self._nobody_moves_for_two()
             yield from self._no_target_is_promised_twice()
@@ -52,7 +49,7 @@ class Promised:
             yield from self._each_occurrence_is_there_once()
 
     def _is_new(self, *tables: str) -> bool:
-        """Whether something was written there since somebody asked."""
+        """Return whether tables were written since the last call."""
         versions, key = self._world.books.versions, ' '.join(tables)
         count = sum(versions[one] for one in tables)
         before, self._seen[key] = self._seen[key], count
@@ -62,9 +59,10 @@ class Promised:
 
     def _only_what_may_move_is_asked_to_once(
             self, server: clouds.Server, lease_id: str) -> None:
-        """Each move is asked for at most once; none of a server that its
-        owner wants to stay where it is, or that has a lease, unless it may be
-        moved all the same.
+        """Check that a server is asked to migrate once and only if it may.
+
+        Not if its owner wants it to stay on its host, or if it has a lease and
+        is not preemptible.
         """
         if (lease_id, server.id) in self._asked:
             self._cloud.wrong.append(
@@ -81,8 +79,9 @@ class Promised:
                 f'{server.id} is asked to move, and has a lease')
 
     def _each_is_left_alone_for_a_while(self, server: clouds.Server) -> None:
-        """Between two migrations of a server for leases there is the interval
-        that the operator has set, the default here.
+        """Check the interval between two migrations of a server.
+
+        It is the operator's setting, the default here.
         """
         now = self._world.baton.now
         before = self._migrated.get(server.id)
@@ -92,7 +91,7 @@ class Promised:
         self._migrated[server.id] = now
 
     def _nobody_moves_for_two(self) -> ty.Iterator[str]:
-        """No server is to move for two leases at the same time."""
+        """Check that no server is to migrate for two leases at once."""
         for server_id, count in self._world.look(
                 f"SELECT server_id, count(*) FROM server_moves "
                 f"JOIN leases ON leases.id = server_moves.lease_id "
@@ -101,8 +100,9 @@ class Promised:
             yield f'{server_id} is to move for {count} leases'
 
     def _no_target_is_promised_twice(self) -> ty.Iterator[str]:
-        """Where somebody is to move there is room for all who are, beside
-        what is there and will be, when it is decided.
+        """Check that planned migrations fit on their target.
+
+        Together with its usage and bookings, at the time of the decision.
         """
         planned = {tuple(row) for row in self._world.look(
             "SELECT lease_id, server_id, target FROM server_moves "
@@ -131,7 +131,7 @@ class Promised:
                        f'{_vcpus(json.loads(capacity))}')
 
     def _peak(self, host_id: int) -> int:
-        """What is booked on a host at the same time at most."""
+        """Return the most that is booked on a host at any instant."""
         level = peak = 0
         changes: list[tuple[int, int]] = []
         for start, end, takes in self._world.look(
@@ -145,12 +145,13 @@ class Promised:
             peak = max(peak, level)
         return peak
 
-    # -- what recurs -------------------------------------------------------
+    # -- recurring leases --------------------------------------------------
 
     def _each_occurrence_is_there_once(self) -> ty.Iterator[str]:
-        """All occurrences that were asked for are there, or none: each once,
-        with its own window, and none for which there was no room. Each begins
-        once.
+        """Check that all requested occurrences exist once, or none of them.
+
+        Each has its own window, and those that did not fit do not exist. Each
+        starts once.
         """
         if not self._world.recurring:
             return
@@ -181,8 +182,9 @@ class Promised:
                        f'that were asked for')
 
     def what_is_kept_is_not_deleted(self, server: clouds.Server) -> None:
-        """Nobody ends a server that is kept for another occurrence, which is
-        to come, but an owner who deletes the one that it is in.
+        """Check that a server kept for a later occurrence is not deleted.
+
+        Except by an owner who deletes the current occurrence.
         """
         if not server.recurs or server.ran_at is None:
             return
@@ -203,12 +205,12 @@ class Promised:
 
     @property
     def ahead(self) -> int:
-        """How many seconds a clock may be ahead, and what it rounds."""
+        """Return how many seconds a clock may be ahead, with rounding."""
         return self._world.faults.ahead + 1
 
     def _nobody_comes_back_but_for_an_occurrence(
             self, server: clouds.Server) -> None:
-        """Who is kept comes back for an occurrence that has begun."""
+        """Check that a server is only unshelved for a started occurrence."""
         if not self._world.look(
                 f"SELECT 1 FROM bookings JOIN reservations "
                 f"ON reservations.id = bookings.reservation_id "
@@ -221,7 +223,7 @@ class Promised:
 
 
 def left(world: worlds.World, core: worlds.Core) -> ty.Iterator[str]:
-    """What is wrong of what recurs when all is over."""
+    """Return what is wrong with recurring leases when all have ended."""
     there = {one for one, in world.look(
         'SELECT recurrence_id FROM leases WHERE recurrence_id IS NOT NULL '
         'AND deleted_at IS NULL')}

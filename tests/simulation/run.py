@@ -20,18 +20,18 @@ from tests.simulation import world as worlds
 __all__ = ['Run', 'simulate']
 
 HOUR, DAY = 3600, 86400
-#: How many hosts serve leases only.
+#: How many hosts are enrolled.
 POOL = 2
-#: How often it is looked whether all know the same of the books.
+#: How often the indexes of all processes are compared.
 LOOKS = 3
-#: Seconds after which all that went wrong has been mended.
+#: Seconds after which all consequences of faults are repaired.
 MENDED = 2 * HOUR
 
 
 class Run:
-    """A cloud for some days, and then until all is at rest.
+    """A cloud for some days, and then until everything has ended.
 
-    :param days: for how long users want something
+    :param days: for how long users send requests
     :param only: the faults that may happen; None: all
     """
 
@@ -40,14 +40,14 @@ class Run:
                  apis: int = 2, listeners: int = 2) -> None:
         relocates = seed % 3 == 0
         self.world = worlds.World(
-            # Where servers leave hosts there is room for some elsewhere.
+            # With evacuations there is free capacity elsewhere.
             seed, only, hosts=5 if relocates else 3, apis=apis,
             listeners=listeners, pool=POOL, relocates=relocates,
             drifts=seed % 4 == 2)
         self._days = days
 
     def go(self) -> list[str]:
-        """What was wrong."""
+        """Return what was wrong."""
         try:
             return self._go()
         except invariants.Broken as exc:
@@ -77,7 +77,7 @@ class Run:
         world.keystone.plan(end)
         baton.later(baton.dice.uniform(0, self._days * DAY),
                     lambda: self._hurt_hosts(end))
-        # Servers are evacuated where there are some.
+        # Evacuations need servers, so hosts fail after some have booted.
         baton.later(max(0, baton.dice.choice(moments) - baton.now)
                     if world.relocates and moments else
                     baton.dice.uniform(0, self._days * DAY / 2),
@@ -92,9 +92,9 @@ class Run:
         return self._rest() or self._check()
 
     def _moments(self, end: float, eager: bool) -> list[float]:
-        """When users want something: often, now and then."""
+        """Return when users send requests: in busy times and single ones."""
         dice, now = self.world.baton.dice, self.world.baton.now
-        # Who is eager wants several things each time.
+        # Eager users send several requests each time.
         pause = dice.choice([90, 120, 300] if eager else [30, 120, 600])
         busy = [(now, end)]
         if end - now > HOUR * 2:
@@ -109,9 +109,9 @@ class Run:
         return sorted(moments)
 
     def _rest(self) -> list[str]:
-        """Let all come to its end; returns what does not."""
+        """Run until everything has ended; return what does not."""
         world, baton = self.world, self.world.baton
-        # What went wrong is found out and mended meanwhile.
+        # Consequences of faults are found and repaired meanwhile.
         baton.run(baton.now + MENDED)
         world.settled = True
         while True:
@@ -139,7 +139,7 @@ class Run:
         return wrong
 
     def _hurt_hosts(self, end: float) -> None:
-        """Hosts shrink, go, and come back."""
+        """Let hosts shrink, disappear and return."""
         world, baton, dice = self.world, self.world.baton, (
             self.world.baton.dice)
         rate = world.faults.rates.get('host', 0)
@@ -155,7 +155,7 @@ class Run:
                 world.cloud.change_host(host, host.capacity, True)
 
     def summary(self) -> str:
-        """What it was like, in one line."""
+        """Return a line about the run."""
         world = self.world
         count = {name: number for name, number in world.faults.count.items()
                  if number}
@@ -170,7 +170,7 @@ def simulate(seed: int, args: argparse.Namespace, last: float,
 
     :param args: see ``python -m tests.simulation --help``
     :param last: do not begin after this; seconds of the monotonic clock
-    :returns: whether it went well, and what there is to say of it
+    :returns: whether nothing was wrong, and a text
     """
     if args.log:
         logging.basicConfig(level=logging.WARNING)
@@ -179,8 +179,7 @@ def simulate(seed: int, args: argparse.Namespace, last: float,
     began = time.monotonic()
     if began > last:
         return None
-    # What there is by now stays: a fifth of the time would go into looking
-    # for what of it is not used any more.
+    # Existing objects stay: garbage collection would take a fifth of the time.
     if not gc.get_freeze_count():
         gc.freeze()
         gc.set_threshold(200_000, 20, 20)
@@ -202,11 +201,11 @@ def simulate(seed: int, args: argparse.Namespace, last: float,
 
 
 def shrunk(seed: int, days: float) -> dict[str, ty.Any]:
-    """The smallest run of a seed that fails, as the arguments of :class:`Run`.
+    """Return the arguments of the smallest :class:`Run` of a seed that fails.
 
-    One thing after the other is left out, and stays away if it fails all the
-    same: faults, processes, time. What is left out changes what comes after
-    it, so that it may be another fault that is found in the end.
+    Faults, processes and time are left out one after the other, and stay out
+    if the run still fails. Each omission changes what follows, so the fault
+    that is found in the end may be another one.
     """
     found: dict[str, ty.Any] = {'days': days, 'only': None}
     run = Run(seed, days)

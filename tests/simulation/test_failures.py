@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The rule by which failures are judged, and some of them."""
+"""The rule that judges failures, and some runs."""
 
 import pathlib
 import random
@@ -12,12 +12,12 @@ from oslotest import base
 from tests.simulation import failures
 
 
-#: Seeds in which others that come later have to go elsewhere.
+#: Seeds in which later bookings must be reshuffled.
 SCARCE = (3, 4)
 
 
 def fits(hosts, needs):
-    """Whether all of them have hosts, by trying all of these."""
+    """Return whether all needs have hosts, by trying all assignments."""
     servers = [need for need in needs for _one in range(need.count)]
 
     def rest(number, taken):

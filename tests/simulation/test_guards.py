@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Each guard of the core is missed by a unit test that the gate runs.
+"""For each guard of the core, a unit test of the gate fails without it.
 
-A test that passes although its guard is taken out tests nothing. Every guard
-is taken out in a process of its own, in which the test must then fail; with
-all guards it must pass. ``python -m tests.simulation.guards`` does the same,
-and finds another test for a guard::
+A test that passes although its guard is disabled tests nothing. Every guard is
+disabled in a process of its own, in which the test must then fail; with all
+guards it must pass. ``python -m tests.simulation.guards`` does the same, and
+finds another test for a guard::
 
     python -m tests.simulation.guards undo blazar_core.test_scheduler_claims
 """
@@ -41,7 +41,7 @@ class TestGuards(base.BaseTestCase):
 
     def test_without_it_a_unit_test_fails(self) -> None:
         code, text = self.failing(self.guard)
-        # An error of the command itself, or a test that there is not, is 2.
+        # An error of the command itself, or an unknown test, is 2.
         self.assertEqual(1, code, text)
         self.assertIn('tests.unit.', text)
 

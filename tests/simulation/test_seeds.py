@@ -2,14 +2,14 @@
 
 """Seeds of the simulation: fixed ones, those of the day, and guards.
 
-The gate runs the fixed ones and a few guards. ``./tools/test all`` also runs
-as many seeds as fit into two minutes, others each day of the year, and takes
-out every guard. ``BLAZAR_SIMULATION_SECONDS`` is for how long seeds of an hour
-and those of a week are started; ``BLAZAR_SIMULATION_GUARDS=all`` takes out
+The gate runs the fixed seeds and a few guards. ``./tools/test all`` also runs
+as many seeds as fit into two minutes, others each day of the year, and
+disables every guard. ``BLAZAR_SIMULATION_SECONDS`` is for how long seeds of an
+hour and those of a week are started; ``BLAZAR_SIMULATION_GUARDS=all`` disables
 all guards, instead of five of them by the date.
 
-``python -m tests.simulation.choosing`` finds the seeds again when the core has
-changed.
+``python -m tests.simulation.choosing`` finds the seeds again after the core
+has changed.
 """
 
 import datetime
@@ -22,27 +22,26 @@ from oslotest import base
 from tests import imports
 
 SECONDS = os.environ.get('BLAZAR_SIMULATION_SECONDS', '70')
-#: How many guards are taken out each day.
+#: How many guards are disabled each day.
 DAILY = 5
 #: Seeds of an hour and of a week that together reach the most code for their
 #: time.
 FIXED = {0.05: (1, 2, 3, 5), 7: (1, 2)}
-#: Guards, and the first seed by which it is seen that they are missing; all
-#: that seeds have found is among them, and has a unit test that says what was
-#: wrong.
+#: Guards, and the first seed that fails without each of them. Every error that
+#: seeds have found has a guard here, and a unit test that shows it.
 MISSED = {
     'claim': 1, 'recheck': 1, 'close': 1, 'gate': 1, 'copied': 1, 'image': 1,
     'generation': 1, 'servers': 1, 'room': 1, 'clean': 1, 'between': 1,
     'undo': 3, 'guests': 4, 'judged': 4, 'used': 8, 'orphans': 5, 'clock': 5,
     'deadline': 7, 'again': 12, 'twice': 15, 'held': 138, 'own': 10}
-#: The first seed by which ``clock`` is missed where clocks drift, and nothing
-#: else goes wrong.
+#: The first seed that fails without ``clock`` if clocks drift and there are no
+#: other faults.
 DRIFTED = 110
-#: Those that stand in the simulation itself, so that no unit test misses them.
+#: Guards of the simulation itself, which no unit test covers.
 SIMULATED = ('recheck', 'orphans', 'guests', 'twice', 'own')
 
 
-#: What runs seeds on another day.
+#: A script that runs seeds on another day.
 LATER = """
 import runpy, time
 now = time.time
@@ -53,7 +52,7 @@ runpy.run_module('tests.simulation', run_name='__main__', alter_sys=True)
 
 def simulate(*arguments: object, start: tuple[str, str] = (
         '-m', 'tests.simulation'), **environ: str) -> tuple[int, str]:
-    """Run some seeds, as anybody does."""
+    """Run some seeds by the command."""
     done = subprocess.run(
         [sys.executable, *start, *map(str, arguments)],
         cwd=imports.ROOT, capture_output=True, text=True, timeout=1800,
@@ -62,12 +61,12 @@ def simulate(*arguments: object, start: tuple[str, str] = (
 
 
 def today() -> int:
-    """Which day of the year it is."""
+    """Return the day of the year."""
     return datetime.date.today().timetuple().tm_yday
 
 
 def guards_of(day: int) -> list[str]:
-    """The guards that are taken out on a day; each has its turn."""
+    """Return the guards that are disabled on a day, in rotation."""
     names = sorted(MISSED)
     if os.environ.get('BLAZAR_SIMULATION_GUARDS') == 'all':
         return names
@@ -84,8 +83,8 @@ class SeedsTestCase(base.BaseTestCase):
 
     def is_missed(self, guard: str, *arguments: str,
                   first: int | None = None) -> None:
-        """It is seen when a guard is missing."""
-        # One statement more anywhere, and it is another seed.
+        """Check that seeds fail without a guard."""
+        # Any new statement changes the seeds, so the following ones run too.
         first = first or MISSED[guard]
         code, text = simulate(
             f'{first}-{first + 99}', '--without', guard, '--until-wrong',
@@ -106,14 +105,14 @@ class TestFixed(SeedsTestCase):
     def test_a_seed_tells_one_story(self) -> None:
         told = 21, '--days', 0.01, '--story', '--still'
         first = simulate(*told, PYTHONHASHSEED='7')
-        # Another day, and whatever is hashed has another order.
+        # On another day, and with another hash seed.
         self.assertEqual(first, simulate(
             *told, start=('-c', LATER), PYTHONHASHSEED='0'))
         self.assertIn('runs on host', first[1])
 
 
 class TestGuardsOfTheSimulation(SeedsTestCase):
-    """What no unit test can miss."""
+    """Guards that no unit test covers."""
 
     def test_each_is_missed(self) -> None:
         for guard in SIMULATED:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What leases do to the use of a cloud: that the comparison is a fair one."""
+"""The comparison of utilization with and without leases is fair."""
 
 from oslotest import base
 
@@ -16,7 +16,7 @@ def job(start, length, vcpus=8, count=1, leased=True):
 class TestPolicies(base.BaseTestCase):
 
     def boot(self, policy, start, length):
-        """Whether a boot gets what it wants."""
+        """Return whether a boot is granted."""
         answers = []
         policy.boot(job(start, length, leased=False),
                     lambda when, granted: answers.append(granted))
@@ -29,7 +29,7 @@ class TestPolicies(base.BaseTestCase):
         self.assertTrue(pools.lease(job(0, 10, vcpus=1), 0))
         self.assertTrue(pools.lease(job(5, 10, vcpus=1), 5))
         self.assertFalse(pools.lease(job(9, 1, vcpus=1), 9))
-        # Two of them go on one host.
+        # Two of them share a host.
         self.assertTrue(pools.lease(job(10, 1, vcpus=4, count=2), 10))
         pools.advance(5)
         self.assertEqual(2, pools.used())

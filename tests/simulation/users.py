@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Users of a cloud with leases, who want everything at the worst moment."""
+"""Users of a cloud with leases, who send requests at the worst moment."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from tests.simulation import world as worlds
 
 __all__ = ['Users']
 
-#: What they do, and how often compared with the rest.
+#: The requests and their weights.
 WEIGHTS = {
     'lease_now': 10, 'lease_later': 14, 'reserve': 10, 'offer': 4,
     'boot_in': 12, 'boot': 8, 'prolong': 8, 'shorten': 6, 'move': 6,
@@ -38,23 +38,23 @@ WEIGHTS = {
     'lease_hosts': 14, 'boot_within': 18, 'wait': 10, 'join': 8, 'leave': 4,
     'hand_over': 5, 'extend': 4, 'best_effort': 6, 'recur': 4, 'stop': 1,
     'delay': 12}
-#: The same where all of them come at once.
+#: The same for users who come all at once.
 EAGER = {
     'lease_now': 5, 'lease_later': 20, 'reserve': 15, 'offer': 2,
     'boot_in': 10, 'boots': 30, 'both': 30, 'lease_hosts': 25,
     'boot_within': 40, 'delete_server': 5, 'wait': 15, 'join': 15, 'leave': 5,
     'extend': 5, 'best_effort': 12, 'recur': 6, 'stop': 2, 'delay': 12}
 
-#: What may be answered.
+#: The expected errors.
 ANSWERS = (errors.Refused, errors.LimitExceeded, errors.InvalidLeaseParams,
            errors.NotFound, errors.Conflict, errors.ConcurrentUpdate,
            errors.DatabaseUnavailable, errors.CloudUnavailable)
 
 Amounts: ty.TypeAlias = dict[str, int]
 
-#: By how many seconds leases are prolonged by themselves.
+#: Seconds by which leases are extended automatically.
 PERIODS = (301, 901, 3601)
-#: What may become of servers; of those on whole hosts.
+#: The end policies of servers, and of those on whole hosts.
 ENDS = ('delete',) * 4 + ('snapshot,delete', 'shelve', 'stop', 'release',
                           'stop,snapshot,shelve')
 ENDS_OF_HOSTS = ('delete', 'delete', 'recycle', 'recycle', 'shelve',
@@ -62,11 +62,11 @@ ENDS_OF_HOSTS = ('delete', 'delete', 'recycle', 'recycle', 'shelve',
 
 
 class Users:
-    """What reaches one API process.
+    """The requests to one API process.
 
-    :param moments: when somebody wants something
-    :param eager: whether they come several at a time, and want everything
-        just when a lease starts or ends
+    :param moments: when requests are sent
+    :param eager: whether several are sent at a time, many of them at the
+        moment at which a lease starts or ends
     """
 
     def __init__(self, core: worlds.Core,
@@ -121,7 +121,7 @@ class Users:
                     [0] * 8 + [*PERIODS]), **self._events(window), **more})
 
     def _events(self, window: model.Window) -> dict[str, ty.Any]:
-        """Of some leases images are made before their end, too."""
+        """Return events of a lease, some of which create images."""
         image, times = states.Action.SNAPSHOT, [
             self._dice.randrange(window.start, window.end)
             for _which in range(3)]
@@ -147,7 +147,7 @@ class Users:
         project, now = self._project(), state is clouds.State.READY
         servers = [self._cloud.new_server(
             project, amounts, state, preemptible=self._dice.random() < 0.3,
-            # Of one that waits its lease is looked for: see the mirror.
+            # For a server that waits, the periodic sync searches its lease.
             leased=not now) for _number in range(count)]
         return creation.NewLease(
             project, 'user', self._request(
@@ -190,7 +190,7 @@ class Users:
             lease = self._core.leases.creation.create(
                 new, worlds.call_of(servers))
         except errors.DatabaseUnavailable:
-            # Whether it was written is not known: the servers stay.
+            # The lease may have been committed: the servers stay.
             raise
         except Exception:
             for server in servers:
@@ -222,11 +222,11 @@ class Users:
 
     def lease_hosts(self) -> None:
         now = self._dice.random() < 0.5
-        # There are few, and much is to happen to them.
+        # There are few hosts, and many events are needed on them.
         window = self._window(now, 1200)
         self._lease_hosts(window, now, self._dice.choice([0, 0, 60, 900]))
         for _next in range(self._dice.choice([0, 2]) if self._eager else 0):
-            # At the moment at which everybody else is to have left them.
+            # A lease that starts at the moment at which the hosts become free.
             (start,), = self._world.look(
                 f"SELECT max(bookings.end_date) FROM bookings "
                 f"JOIN reservations "
@@ -250,18 +250,18 @@ class Users:
             (self._places(self._dice.choice([1, 2, 3])),)), None)
         self._accepted(lease)
         if now:
-            # It was asked for to boot in it.
+            # It was created to boot servers in it.
             self._baton.let_pass(self._dice.choice([10, 60]))
             for number in range(2):
                 self._core.process.spawn(f'slot{number}', functools.partial(
                     self._try, 'boot_in', self._boot_in, lease))
 
     def wait(self) -> None:
-        """Where there is no room now, wait for it."""
+        """Create a lease that waits for capacity if necessary."""
         self._seek(owners.window_of_waiting, False)
 
     def best_effort(self) -> None:
-        """Where there is no room now, have servers of others moved."""
+        """Create leases for which servers are migrated if necessary."""
         for _other in range(self._dice.choice([0, 2, 4])):
             self._cloud.leave(self.boot(), self._dice.uniform(300, 3600))
         self._baton.let_pass(self._dice.choice([0, 60, 120]))
@@ -290,7 +290,7 @@ class Users:
         try:
             lease = self._core.leases.creation.create(new, sealed)
         except errors.DatabaseUnavailable:
-            # Whether it was written is not known: the servers stay.
+            # The lease may have been committed: the servers stay.
             raise
         except Exception:
             for server in servers:
@@ -299,7 +299,7 @@ class Users:
         self._accepted(lease)
 
     def recur(self) -> None:
-        """A class that meets again, with servers or places for them."""
+        """Create a recurring lease, with servers or slots."""
         booted = self._dice.random() < 0.7
         asked = asking.recurrence(
             self._baton, self._window(False, 1800), booted)
@@ -332,11 +332,10 @@ class Users:
         return seconds - batons.START
 
     def _lease(self, *states: str, of: str | None = None) -> ty.Any:
-        """Any lease that is not over.
+        """Return a lease that has not ended.
 
-        :param of: the resource type of what it has
-
-        :raises NotFound: when there is none
+        :param of: the resource type of its reservation
+        :raises NotFound: if there is none
         """
         with self._core.database.reader() as session:
             ids = list(session.scalars(sa.select(models.Lease.id).where(
@@ -357,18 +356,18 @@ class Users:
             if 0 < (seconds := when - self._core.clock.now()) < (
             1800 if self._eager else 600)]
         if soon and self._dice.random() < (0.8 if self._eager else 0.3):
-            # Just when it starts or ends, or is prolonged by itself.
+            # At the moment at which it starts, ends, or is extended.
             early = self._dice.random() * self._dice.choice([0.05, 1])
             self._baton.let_pass(self._dice.choice(soon) - early)
         return lease
 
     def both(self) -> None:
-        """Two who want different things of a lease, or the same."""
+        """Send two different requests for a lease, or the same twice."""
         lease, names = self._lease(), self._dice.choices((
             'prolong', 'shorten', 'move', 'resize', 'delete_lease',
             'extend', 'hand_over', 'boot_in', 'boot_in', 'boot_in'), k=2)
         if self._dice.random() < 0.4:
-            # What others, or the lease itself, must not do at that moment.
+            # Requests that conflict with each other, or with the lease itself.
             if lease['auto_extend']:
                 names = ['prolong', 'shorten']
             elif lease['status'] == 'ACTIVE' and (
@@ -456,7 +455,7 @@ class Users:
         one = lease['reservations'][0]
         if one['id'] not in self._cloud.open:
             raise errors.NotFound('no flavor')
-        # Anybody may try.
+        # Users of any project may try.
         project = self._dice.choice([lease['project_id'], self._project()])
         server = self._cloud.new_server(
             project, {'VCPU': one['params']['vcpus']}, clouds.State.READY,
@@ -495,7 +494,7 @@ class Users:
                 within=one['id'])
             self._cloud.cast([server.id])
             if lease['on_end'] == 'recycle':
-                # Nobody else takes it away.
+                # Nothing else deletes it.
                 self._cloud.leave(server, self._dice.uniform(0, 1800))
 
     def boot(self) -> clouds.Server:
@@ -504,14 +503,14 @@ class Users:
                 self._dice.random() < 0.2) else None
         server = self._cloud.new_server(
             self._project(), self._amounts(), clouds.State.READY,
-            # Anybody may write into an image what placement goes by.
+            # The image of any user may have the property that placement reads.
             forced=forced, pooled=self._dice.random() < 0.1,
             kept=self._dice.random() < 0.2)
         self._cloud.cast([server.id])
         return server
 
     def boots(self) -> None:
-        """Many at once, who do not stay for long."""
+        """Boot many servers at once that are soon deleted."""
         servers = [self._cloud.new_server(
             self._project(), {'VCPU': self._dice.choice([1, 2, 4])},
             clouds.State.READY) for _number in range(self._dice.randint(4, 9))]

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What leases do to the use of a cloud, compared with two other ways:
-``python -m tests.simulation.utilization``.
+"""The utilization of a cloud with leases and with two alternatives.
+
+``python -m tests.simulation.utilization`` compares:
 
 * ``leases``: the real core, in the simulated cloud, without faults.
-* ``pools``: some hosts are set aside for reservations; each has whole ones of
-  them to itself, for its time. Nobody else may use them.
-* ``none``: there are no reservations. Who wants servers for later boots them
+* ``pools``: some hosts are set aside for reservations; each reservation has
+  whole hosts for its time. Other users may not use them.
+* ``none``: there are no reservations. Users who want servers later boot them
   when it is time.
 
-Whoever is refused asks again each hour, for a day: for the same length, from
-then on. Who counts on servers that nobody has promised, and finds none at his
-time, does not.
+A user who is refused asks again each hour, for a day: for the same length,
+from then on. A user who relied on servers that were never reserved, and gets
+none at the start, does not ask again.
 """
 
 import argparse
@@ -37,23 +38,23 @@ __all__ = ['Job', 'Leases', 'Pools', 'Result', 'Unreserved', 'main',
            'read_swf', 'replay', 'workload']
 
 HOUR, DAY = 3600, 86400
-#: How often who was refused asks again, an hour later each time.
+#: How often a refused user asks again, an hour later each time.
 TRIES = 24
-#: Days after which it is as full as it gets, if there are twice as many.
+#: Days after which the load is stationary, if there are twice as many.
 FULL = 7
-#: Seconds within which what was promised has to run.
+#: Seconds within which the servers of a lease must run.
 LATE = 300
 
 
 @dataclasses.dataclass(eq=False)
 class Job:
-    """Servers that somebody wants for a time.
+    """Servers that a user wants for a time.
 
-    :ivar asked: when he asks for them; seconds from the beginning
-    :ivar start: from when he wants them
+    :ivar asked: when they are requested; seconds from the beginning
+    :ivar start: from when they are wanted
     :ivar length: for how many seconds
     :ivar vcpus: of each server
-    :ivar leased: whether he says so beforehand, and when they end
+    :ivar leased: whether the start and the end are given in advance
     """
 
     asked: float
@@ -70,11 +71,11 @@ class Job:
 
 def workload(seed: int, days: float, vcpus: int, of_host: int, load: float,
              leased: float) -> list[Job]:
-    """What users of a cloud want: by day more than by night.
+    """Return the requests of users: more by day than by night.
 
-    :param vcpus: what the cloud has
-    :param of_host: what a host of it has
-    :param load: what all of them want on average, of what there is
+    :param vcpus: the capacity of the cloud
+    :param of_host: the capacity of a host
+    :param load: the average demand as a share of the capacity
     :param leased: the share of jobs that are leases; three of five for later
     """
     dice, jobs, now = random.Random(seed), [], 0.0
@@ -82,7 +83,7 @@ def workload(seed: int, days: float, vcpus: int, of_host: int, load: float,
     mean = 2 * DAY
     pause = mean * 1.5 * sum(sizes) / len(sizes) / (load * vcpus)
     while (now := now + dice.expovariate(1 / pause)) < days * DAY:
-        # Half of those who come at night wait for the morning.
+        # Half of the users at night wait until morning.
         hour = now % DAY / HOUR
         asked = now if 8 < hour < 20 or dice.random() < 0.5 else (
             now + (dice.uniform(8, 20) - hour) * HOUR + DAY * (hour > 8))
@@ -97,14 +98,13 @@ def workload(seed: int, days: float, vcpus: int, of_host: int, load: float,
 
 def read_swf(lines: ty.Iterable[str], of_host: int, leased: float,
              seed: int) -> list[Job]:
-    """A trace in the Standard Workload Format.
+    """Return the jobs of a trace in the Standard Workload Format.
 
-    A processor is a VCPU; who wants more than a host has gets several servers.
-    Jobs without a run time or processors are left out.
+    A processor is a VCPU; a job that needs more than a host has gets several
+    servers. Jobs without a run time or processors are left out.
 
-    :param leased: the share of jobs that are leases, from when they were
-        submitted, for the time that was requested (or else for as long as
-        they ran)
+    :param leased: the share of jobs that are leases, from their submission,
+        for the requested time (or the run time if there is none)
     """
     dice, jobs = random.Random(seed), []
     for line in lines:
@@ -124,7 +124,7 @@ def read_swf(lines: ty.Iterable[str], of_host: int, leased: float,
     return jobs
 
 
-#: Told when it was decided, and whether it may have what it wants.
+#: Called with the time of the decision, and whether it is granted.
 Answer: ty.TypeAlias = ty.Callable[[float, bool], None]
 
 
@@ -135,33 +135,33 @@ class Policy(ty.Protocol):
         """Let time pass until then."""
 
     def boot(self, job: Job, answer: Answer) -> None:
-        """Ask for servers now; answers when they run, or do not."""
+        """Request servers now; answers when they run, or do not."""
 
     def lease(self, job: Job, start: float) -> bool:
-        """Ask for them from then on; says whether they are promised."""
+        """Request them for later; return whether they are reserved."""
 
     def delete(self, job: Job) -> None:
-        """Its user needs what he booted no more."""
+        """Delete the servers of a boot for their user."""
 
     def used(self) -> int:
-        """How many VCPUs servers have just now."""
+        """Return how many VCPUs servers use now."""
 
     def broken(self) -> int:
-        """To how many leases was not given what they were promised."""
+        """Return how many leases did not get their reserved servers."""
 
     def close(self) -> None:
-        """There will be no more."""
+        """Release all resources of the policy."""
 
 
 class Hosts:
-    """Hosts that know nothing of time: whoever fits may come."""
+    """Hosts without a timeline: a server may use any host where it fits."""
 
     def __init__(self, count: int, vcpus: int) -> None:
         self._free = [vcpus] * count
         self._of: dict[Job, list[int]] = {}
 
     def take(self, job: Job) -> bool:
-        """Let all of its servers in, each where least is left; or none."""
+        """Place all servers, each on the fullest fitting host, or none."""
         taken: list[int] = []
         for _server in range(job.count):
             fitting = [(free, host) for host, free in enumerate(self._free)
@@ -184,7 +184,7 @@ class Hosts:
 
 
 class Unreserved:
-    """No reservations: who wants servers for later boots them then."""
+    """No reservations: users who want servers later boot them then."""
 
     def __init__(self, hosts: int, vcpus: int) -> None:
         self._hosts = Hosts(hosts, vcpus)
@@ -207,7 +207,7 @@ class Unreserved:
 
     def lease(self, job: Job, start: float) -> bool:
         if start > self._now:
-            # Nobody promises anything, and he counts on it.
+            # Nothing is reserved, but the user relies on it.
             self._at(start, functools.partial(self._try, job))
             return True
         if not self._hosts.take(job):
@@ -235,14 +235,14 @@ class Unreserved:
 class Pools(Unreserved):
     """Hosts are set aside: each reservation has whole ones for its time.
 
-    :param share: of all hosts, how many: as leases want of all
+    :param share: of all hosts, equal to the share of leases in the demand
     """
 
     def __init__(self, hosts: int, vcpus: int, share: float) -> None:
         aside = round(hosts * share)
         super().__init__(hosts - aside, vcpus)
         self._vcpus = vcpus
-        #: The windows in which each host that was set aside is not free.
+        #: The windows in which each host that was set aside is reserved.
         self._taken: list[list[tuple[float, float]]] = [
             [] for _host in range(aside)]
         self._running = 0
@@ -269,7 +269,7 @@ class Pools(Unreserved):
 
 
 class Leases:
-    """Ours: the core, and the simulated cloud with its schedulers."""
+    """Leases: the core, and the simulated cloud with its schedulers."""
 
     def __init__(self, hosts: int, vcpus: int, seed: int) -> None:
         self._world = worlds.World(seed, (), hosts=hosts, vcpus=vcpus,
@@ -277,10 +277,10 @@ class Leases:
         self._baton, self._cloud = self._world.baton, self._world.cloud
         self._begin = self._baton.now
         self._servers: dict[Job, list[clouds.Server]] = {}
-        #: When to look whether the servers of a lease run.
+        #: When to check whether the servers of a lease run.
         self._promised: list[tuple[float, int, list[clouds.Server]]] = []
         self._numbers = itertools.count()
-        #: What has been decided, and not been told.
+        #: Decisions whose callbacks were not called yet.
         self._answers: list[ty.Callable[[], None]] = []
         self._broken = 0
         self._driver = self._world.process('users', lambda core: None)
@@ -290,7 +290,7 @@ class Leases:
                 self._world.compare_host, self._core, host))
 
     def _do(self, work: ty.Callable[[], ty.Any]) -> ty.Any:
-        """Have something done by a user's process; returns what it does."""
+        """Do something in the process of the users and return its result."""
         done: list[tuple[ty.Any, Exception | None]] = []
 
         def task() -> None:
@@ -383,11 +383,11 @@ class Leases:
 
 @dataclasses.dataclass
 class Result:
-    """What became of a workload.
+    """The result of a workload.
 
     :ivar used: the VCPUs in use at each hour
-    :ivar refused: how many jobs never got what they wanted
-    :ivar waited: how many seconds the others got it later than wanted
+    :ivar refused: how many jobs were never granted
+    :ivar waited: by how many seconds the others were late
     :ivar asking: how many were still asking in the end
     """
 
@@ -401,9 +401,9 @@ class Result:
 
 def replay(policy: Policy, jobs: ty.Iterable[Job], days: float,
            tell: ty.Callable[[str], None] = lambda text: None) -> Result:
-    """Have a policy decide about all jobs, in the order of time.
+    """Let a policy decide about all jobs, in the order of time.
 
-    :param tell: told how far it is
+    :param tell: called with the progress
     """
     result, numbers = Result(), itertools.count()
     events: list[tuple[float, int, ty.Callable[[float], None]]] = []
@@ -460,7 +460,7 @@ POLICIES: dict[str, ty.Callable[[int, int, int, float], Policy]] = {
 
 
 def table(results: ty.Mapping[str, Result], vcpus: int) -> str:
-    """What there is to compare, a line for each policy."""
+    """Return a table with a line for each policy."""
     lines = [f'{"policy":8} {"in use":>7} {"refused":>8} {"(leases)":>9} '
              f'{"still asking":>13} {"hours waited":>13} '
              f'{"promises broken":>16}']
@@ -476,7 +476,7 @@ def table(results: ty.Mapping[str, Result], vcpus: int) -> str:
 
 
 def draw(results: ty.Mapping[str, Result], vcpus: int, path: str) -> None:
-    """A picture of the use over time; needs the extra ``simulation``."""
+    """Draw the utilization over time; needs the extra ``simulation``."""
     from matplotlib import pyplot
     figure, axes = pyplot.subplots(figsize=(10, 4))
     for name, one in results.items():

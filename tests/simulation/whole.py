@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole hosts: what becomes of them in the cloud, and who enrols them."""
+"""Whole hosts: their resource type, and the operator who enrolls them."""
 
 import contextlib
 import typing as ty
@@ -21,15 +21,15 @@ __all__ = ['HOSTS', 'Hosts', 'Operator']
 
 #: The name of the resource type.
 HOSTS = 'hosts'
-#: Seconds in which a cleaning that was begun is over, and a bit.
+#: Seconds after which a cleaning is surely over.
 LONGEST = int(faults.TIMES['clean'][1]) + 2
 
 
 class Hosts(base.WholeType):
-    """So many whole hosts, of those that are enrolled.
+    """A number of whole hosts, of the enrolled ones.
 
-    :param process: says which process it is that has its turn
-    :param cleaning_time: for which a host is nobody's at the end, in seconds
+    :param process: returns the process whose task is running
+    :param cleaning_time: seconds after a lease in which a host is free
     """
 
     changeable = ('min', 'max', 'projects')
@@ -87,8 +87,9 @@ class Hosts(base.WholeType):
 
     def guests(self, reserved: resource_types.ReservationContext,
                only: str | None = None) -> ty.Collection[str]:
-        """As Nova's cells have them, and as placement has those that are on
-        their way.
+        """Return the hosted servers.
+
+        As Nova's cells have them, and from placement those being built.
         """
         self._port.call('guests')
         hosts = [host for host in self._cloud.hosts.values()
@@ -104,18 +105,18 @@ class Hosts(base.WholeType):
 
     @property
     def cleaning_seconds(self) -> int:
-        # Whose clocks differ gives it as much more time.
+        # Processes whose clocks differ need as much more time.
         return LONGEST + 2 * self._cloud.faults.ahead
 
     def clean(self, reserved: resource_types.ReservationContext,
               hosts: ty.Collection[str],
               deadline: cloud_api.Deadline) -> ty.Collection[str]:
-        """Side by side; who has begun it may die over it."""
+        """Clean hosts in parallel; the process may die meanwhile."""
         done: dict[str, bool] = {}
         for uuid in sorted(hosts):
             host = self._cloud.hosts[uuid]
             if not host.there:
-                # Nobody gets it as it is.
+                # A host that does not exist is not leased again as it is.
                 host.dirty, done[uuid] = False, True
                 continue
             self._process().spawn(
@@ -139,12 +140,12 @@ class Hosts(base.WholeType):
 
 
 class Operator:
-    """Has some hosts serve leases only, and takes them out now and then.
+    """An operator who enrolls hosts, and sometimes removes one.
 
-    What he was at when he died he does first when he is back.
+    After its process died, it first completes what it was doing.
 
     :param core: a :class:`tests.simulation.world.Core`
-    :param moments: when he takes one out, or has one in again
+    :param moments: when a host is removed, or enrolled again
     """
 
     def __init__(self, core: ty.Any, pool: ty.Sequence[clouds.Host],
@@ -171,7 +172,7 @@ class Operator:
         return rows[0][0] if rows else None
 
     def _see_to(self, host: clouds.Host) -> None:
-        """Take a host out or have it in, until that is done or cannot be."""
+        """Enroll or remove a host, until that is done or impossible."""
         work = self._have_in if self._status(host) in (
             None, states.Enrollment.ENROLLING) else self._take_out
         while True:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The processes of a cloud with leases: all that a run consists of.
+"""The processes of a cloud with leases.
 
 API processes, schedulers and listeners run the real core, each with a database
 connection and an index of its own.
@@ -59,33 +59,33 @@ from tests.unit import base
 
 __all__ = ['Core', 'World', 'call_of']
 
-#: Seconds between two comparisons in full, and between two looks when nothing
-#: has happened; until builds are lost; for which a start waits for its host.
+#: Seconds between two full syncs, and between two checks when nothing has
+#: changed; until builds are lost; for which a start waits for its host.
 COMPARISON, REST, LOST_AFTER, PATIENCE = 300, 43200, 120, 300
-#: Seconds after which servers are deleted that were to be kept.
+#: Seconds after which servers that cannot be kept are deleted.
 END_LIMIT = 1800
-#: Seconds after its start after which it is told that nobody uses a lease, and
-#: then until it is ended, where that is done.
+#: Seconds after its start after which a notification says that a lease is
+#: unused, and then until it is ended, where that is enabled.
 NO_SHOWS = 600, 300
-#: Seconds between two looks which hosts are down, and how long that has to be
-#: so.
+#: Seconds between two checks of which hosts are down, and for how long they
+#: must be.
 POLL, PATIENT = 90, host_status.Thresholds(failed=90, back=90, interval=7200)
-#: How many servers are moved for one lease at most.
+#: How many servers are migrated for one lease at most.
 MOVES = 4
-#: Seconds that a lease may last that is prolonged by itself.
+#: The longest duration, in seconds, of a lease with automatic extension.
 LONGEST = 2 * 3600
-#: Seconds after which those who wait for room are looked at again, though
-#: nothing has changed.
+#: Seconds after which waiting leases are tried again, although nothing has
+#: changed.
 AGAIN = 60
-#: Where files are in memory, if there is such a place.
+#: A folder in memory, if there is one.
 MEMORY = '/dev/shm'
-#: How many answers of the books are kept; most queries name a moment or an id.
+#: How many results of queries are kept; most queries name a time or an id.
 MOST_LOOKS = 2000
 _TABLES = tuple(models.Base.metadata.tables)
 
 
 class Places(base.FakeType):
-    """Servers that come when their reservation has begun."""
+    """Servers that are booted after their reservation has started."""
 
     def __init__(self, world: 'World') -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Places(base.FakeType):
 
 
 class Boots(resource_types.BaseResourceType):
-    """Servers that come with a boot: the call says what they need."""
+    """Servers of a boot: the call says what they need."""
 
     for_servers = True
 
@@ -135,7 +135,7 @@ class Boots(resource_types.BaseResourceType):
 
 
 class Pool:
-    """What the engine hands its work to: each is a task of its own."""
+    """The executor of the engine: each piece of work is a task."""
 
     def __init__(self, process: batons.Process) -> None:
         self._process = process
@@ -153,7 +153,7 @@ class Pool:
 
 
 class Core:
-    """What a process has of the core."""
+    """The objects of the core in a process."""
 
     def __init__(self, world: 'World', process: batons.Process) -> None:
         self.world = world
@@ -181,19 +181,19 @@ class Core:
 
 
 def call_of(servers: ty.Sequence[clouds.Server]) -> str:
-    """The call that builds servers at their time."""
+    """Return the call that builds servers at the start."""
     return json.dumps({'servers': [one.id for one in servers],
                        'amounts': servers[0].amounts})
 
 
 class Claiming(scheduler_claims.Claims):
-    """Says which servers were let in while the books were away."""
+    """Record which servers were admitted without the reservation database."""
 
     def __init__(self, cloud: clouds.Cloud, core: Core) -> None:
         super().__init__(core.database, core.clock, core.admission.index)
         self._cloud = cloud
         self._of = ''
-        #: Of the reservation that was asked for last it could not be said.
+        #: Whether the last query about a reservation was not answered.
         self.unsure = False
 
     def claim(self, server_id: str, *args: ty.Any, **kwargs: ty.Any,
@@ -205,7 +205,7 @@ class Claiming(scheduler_claims.Claims):
         self._alone = self.unsure = False
         sure = super().is_within(reservation_id)
         self._alone = True
-        # It is not, or nobody can say so.
+        # It is not, or the database does not answer.
         self.unsure = not sure and super().is_within(reservation_id)
         return sure or self.unsure
 
@@ -225,12 +225,10 @@ class World:
     :param seed: decides everything
     :param only: the faults that may happen; None: all
     :param vcpus: of each host
-    :param compares: whether everything is compared, again and again; where
-        nothing goes wrong nothing comes of that
-    :param pool: so many more hosts are for leases only, as soon as somebody
-        has enrolled them
-    :param relocates: whether what runs on hosts that are away is moved off
-        them
+    :param compares: whether the periodic sync runs; without faults it finds
+        nothing
+    :param pool: how many more hosts an operator enrolls
+    :param relocates: whether servers are evacuated from unavailable hosts
     :param drifts: whether clocks drift
     """
 
@@ -257,31 +255,30 @@ class World:
         #: See :class:`blazar_core.lifecycle.no_show_check.NoShows`.
         self.no_shows = self.baton.dice.choice(
             [(0, 0), (0, 0), NO_SHOWS]) if pool else (0, 0)
-        #: By lease and the end to which it is to be prolonged by itself: the
-        #: end from which on.
+        #: By lease and the end of its automatic extension: the end before.
         self.prolonged: dict[tuple[str, int], int] = {}
-        #: By host: what it was when to compare it has found nothing.
+        #: By host: its state when a comparison has found no difference.
         self._compared: dict[str, tuple[ty.Any, ...]] = {}
-        #: When a host is to be looked at next, and which one.
+        #: The next recheck of a host: when, and which one.
         self.due: tuple[int, str] | None = None
-        #: Told of a server and a host from which placement kept it, when the
-        #: claim is taken back.
+        #: Called with a server and a host, when a claim is undone because
+        #: placement refused it.
         self.taken_back: ty.Callable[[clouds.Server, clouds.Host], None] = (
             lambda *_of: None)
-        #: Whether all is mended by now that had gone wrong.
+        #: Whether all consequences of faults are repaired.
         self.settled = False
-        #: How many images there were that were to be made before an end.
+        #: How many images were due before an end and created.
         self.copied = 0
-        #: By what recurs: its windows, and the servers that are kept.
+        #: By recurrence: its windows, and the servers that are kept.
         self.recurring: dict[str, tuple[
             list[model.Window], tuple[str, ...]]] = {}
-        #: Called after each commit, and of each event of a lease.
+        #: Called after each commit, and for each event of a lease.
         self.checks: list[ty.Callable[[], None]] = []
         self.hearing: list[ty.Callable[[str, dict[str, ty.Any]], None]] = []
         self.books = database.Books(
             self.baton, folder, self.faults.database, self._committed)
-        #: By query: the tables that it names, how often something had been
-        #: written there, and what it found.
+        #: By query: the tables that it names, how often they had been written,
+        #: and the result.
         self._looked: dict[str, tuple[
             tuple[str, ...], int, list[ty.Any]]] = {}
         self._looking = self.stack.enter_context(
@@ -300,7 +297,7 @@ class World:
         self.apis = [f'api{number}' for number in range(apis)]
 
     def _patch(self) -> None:
-        """Time, locks and chance are the simulation's."""
+        """Replace time, locks and randomness by those of the simulation."""
         baton, patch = self.baton, self.stack.enter_context
         lock = types.SimpleNamespace(
             Lock=lambda: batons.Lock(baton),
@@ -314,7 +311,7 @@ class World:
         patch(mock.patch('blazar_core.lifecycle.fault_points.fault_point',
                          lambda step, _what: baton.point(
                              f'step {step.name}')))
-        # It lets other threads have a turn, and there are none.
+        # It yields to other threads, and there are none.
         patch(mock.patch('oslo_db.sqlalchemy.engines._thread_yield',
                          lambda *_of: None))
         patch(mock.patch('uuid.uuid4', lambda: uuid.UUID(
@@ -340,7 +337,7 @@ class World:
 
     def process(self, name: str, work: ty.Callable[[Core], None],
                 ) -> batons.Process:
-        """Start a process; what it does is begun anew each time it starts."""
+        """Start a process; its work begins anew at each start."""
         def boot(process: batons.Process) -> None:
             process.offset = self.faults.offset()
             self.faults.drift(process)
@@ -353,15 +350,15 @@ class World:
         for hear in self.hearing:
             hear(event_type, lease)
         self.baton.tell(f'{event_type}: {lease["id"][:8]}')
-        # It wakes whoever carries out events.
+        # Wakes the process that carries out events.
         self.cloud.notify('', None)
 
     def version(self) -> int:
-        """How often something has changed in the books or the cloud."""
+        """Return how often the database or the cloud has changed."""
         return self.books.version + self.cloud.version
 
     def is_moving(self) -> bool:
-        """Whether something is under way, so that time alone changes it."""
+        """Return whether anything changes as time passes."""
         return self.cloud.is_moving() or bool(self.look(
             "SELECT 1 FROM leases WHERE status IN ("
             "'STARTING', 'TERMINATING', 'IN_PROGRESS') LIMIT 1")) or bool(
@@ -371,9 +368,9 @@ class World:
 
     def grant(self, lease: lease_status.Lease,
               change: updates.LeaseChange) -> None:
-        """Limit leases that are prolonged by themselves.
+        """Limit automatic extensions.
 
-        :raises LimitExceeded: when one is long enough
+        :raises LimitExceeded: if the lease would be too long
         """
         assert change.end is not None
         if change.end - lease['start_date'] > LONGEST:
@@ -381,11 +378,11 @@ class World:
         self.prolonged[lease['id'], change.end] = lease['end_date']
 
     def look(self, query: str) -> list[ty.Any]:
-        """What is in the books, for who has no turns: the list is his.
+        """Return the result of a query without a point, in a list of its own.
 
-        What was read stays as it is while nothing is committed in a table that
-        the query names. Only :func:`blazar_core.db.api.lock` does not count as
-        a change: no query is for the generation of a lease.
+        Results are kept until there is a commit in a table that the query
+        names. Only :func:`blazar_core.db.api.lock` does not count as a change:
+        no query reads the generation of a lease.
         """
         names, seen, rows = self._looked.get(query) or (
             tuple(one for one in _TABLES if one in query), -1, [])
@@ -432,7 +429,7 @@ class World:
         server = question.server
         hosts = [host for host in self.cloud.hosts.values()
                  if question.admits(host)]
-        # Who is forced onto a host is so once, when he is built.
+        # Forcing a host is only for the first build.
         forced = server.forced is not None and not server.launched
         if not hosts:
             return None
@@ -463,14 +460,14 @@ class World:
                 host.allocations[server.id] = dict(server.amounts)
                 return host if self._is_within(server, claiming) else None
             undo()
-            # What was let in without the books, because no answer came from
-            # them, may be in them all the same until the host is looked at.
+            # If the database did not answer, the claim may be recorded all the
+            # same until the host is read again.
             if not known and not server.unasked:
                 self.taken_back(server, host)
         return None
 
     def knows(self, server: clouds.Server, host: clouds.Host) -> bool:
-        """Whether the books have a server on a host, or on its way there."""
+        """Return whether a server is recorded or claimed on a host."""
         return bool(self.look(
             f"SELECT 1 FROM hosts WHERE uuid = '{host.uuid}' AND ("
             f"consumers LIKE '%{server.id}%' OR EXISTS ("
@@ -478,7 +475,7 @@ class World:
             f"host_id = hosts.id AND claimed_at IS NOT NULL))"))
 
     def _is_within(self, server: clouds.Server, claiming: Claiming) -> bool:
-        """Whether a server may stay on the host that it was just given."""
+        """Return whether a server may stay on the host just claimed for it."""
         if server.within is None:
             return True
         self.baton.point('placed')
@@ -497,7 +494,7 @@ class World:
         working = engine.Engine(conf, core.database, core.clock,
                                 core.lifecycle, f'{core.process.name}.'
                                 f'{core.process.lives}')
-        # Who is at an event says so again and again, or others take it.
+        # A worker renews the claims of its events, or others take them.
         core.clock.version = lambda: self.books.versions['events']
         core.clock.is_idle = lambda: not self.look(
             "SELECT 1 FROM events WHERE status = 'IN_PROGRESS' LIMIT 1")
@@ -524,7 +521,7 @@ class World:
         core.process.spawn('hints', lambda: self._hints(core, working))
 
     def _watch(self, watching: overbooking.OverbookingCheck) -> None:
-        """Do what the listener does after changes, where there are some."""
+        """Run the overbooking check after changes."""
         while True:
             seen = self._promises()
             with contextlib.suppress(errors.DatabaseUnavailable,
@@ -533,14 +530,13 @@ class World:
             self.baton.let_pass(overbooking.PAUSE)
             self.baton.wait(
                 lambda: self._promises() != seen,
-                # Time alone ends a maintenance.
+                # A maintenance ends as time passes.
                 COMPARISON if self.look(
                     "SELECT 1 FROM outages WHERE kind = 'maintenance' LIMIT 1")
                 else REST)
 
     def _send_left(self, core: Core) -> None:
-        """Send the builds of slots whose requests died, where there are any.
-        """
+        """Send the builds of slots whose requests died."""
         left = lost_builds.AbandonedSlots(
             core.database, core.clock, core.leases.slots,
             self.port.send_slots, str)
@@ -552,7 +548,7 @@ class World:
                 left.send_left()
 
     def _monitor(self, core: Core) -> None:
-        """See again and again which hosts are down."""
+        """Update periodically which hosts are down."""
         knows = host_status.HostStatus(core.database, core.clock, PATIENT,
                                        self.notified)
         while True:
@@ -563,12 +559,12 @@ class World:
             self.baton.let_pass(POLL)
             if not self.look(
                     "SELECT 1 FROM outages WHERE kind = 'failure' LIMIT 1"):
-                # To look where nothing is seen takes long to simulate.
+                # Checking without finding anything takes long to simulate.
                 self.baton.wait(lambda: any(
                     host.down for host in self.cloud.hosts.values()), REST)
 
     def _relocate(self, core: Core) -> None:
-        """Have servers leave hosts that are away, where there are any."""
+        """Evacuate or drain unavailable hosts."""
         leaving = evacuation.Evacuation(
             core.database, core.clock, core.admission, self.port,
             PATIENT.interval, self.types)
@@ -586,7 +582,7 @@ class World:
                     "('planned', 'requested', 'accepted')") else REST)
 
     def _retry(self, core: Core) -> None:
-        """Give those room who wait for it, where something has changed."""
+        """Admit waiting leases after changes."""
         while True:
             seen = self._promises()
             with contextlib.suppress(errors.DatabaseUnavailable):
@@ -597,12 +593,12 @@ class World:
                           "LIMIT 1")) else REST)
 
     def _promises(self) -> int:
-        """How often something has changed of which it depends what fits."""
+        """Return how often anything has changed that admissions depend on."""
         versions = self.books.versions
         return versions['hosts'] + versions['bookings'] + versions['leases']
 
     def _mirror(self, core: Core, working: engine.Engine) -> None:
-        """Compare everything, again and again."""
+        """Run the periodic sync."""
         while True:
             with contextlib.suppress(errors.DatabaseUnavailable):
                 for part in (lambda: self.compare(core, working),
@@ -616,11 +612,11 @@ class World:
             seen = self.version()
             self.baton.let_pass(COMPARISON)
             if not self.is_moving():
-                # To compare what has not changed takes long to simulate.
+                # Comparing what has not changed takes long to simulate.
                 self.baton.wait(lambda: self.version() != seen, REST)
 
     def compare(self, core: Core, working: engine.Engine) -> None:
-        """Make the books true for every host and server."""
+        """Compare every host and server with the reservation database."""
         for host in list(self.cloud.hosts.values()):
             if host.there:
                 self._apart(self._compare_changed, core, host)
@@ -649,7 +645,7 @@ class World:
         core.database.retried(self._report, core, host)
 
     def _compare_changed(self, core: Core, host: clouds.Host) -> None:
-        """The same, unless nothing came of it and all is as it was then."""
+        """Compare a host unless its state is known to have no difference."""
         before = self._state_of(host)
         if self._compared.get(host.uuid) != before:
             self.compare_host(core, host)
@@ -657,13 +653,13 @@ class World:
                 self._compared[host.uuid] = before
 
     def _state_of(self, host: clouds.Host) -> tuple[ty.Any, ...]:
-        """All of which it depends what comes of comparing a host."""
+        """Return everything that the comparison of a host depends on."""
         rows = self.look(
             f"SELECT id, generation, capacity, usage, consumers, recheck_at, "
             f"assigned_to FROM hosts WHERE uuid = '{host.uuid}'")
         for row in rows:
             if row[5] is not None:
-                # Time alone changes what runs there.
+                # Its usage changes as time passes.
                 rows.append(self.baton.now)
             rows += self.look(f'SELECT * FROM bookings WHERE '
                               f'host_id = {row[0]} OR migrating_to = {row[0]}')
@@ -707,7 +703,7 @@ class World:
                 self.compare_host(core, host)
 
     def _delete_orphans(self, core: Core) -> None:
-        """Servers that wait for a lease that nobody made."""
+        """Delete reserved servers without a lease."""
         for server in list(self.cloud.servers.values()):
             if server.state is clouds.State.HELD and (
                     server.since < self.baton.now - 600) and not self.look(
@@ -718,8 +714,7 @@ class World:
                 self.port.delete(server.id, None)
 
     def _hints(self, core: Core, working: engine.Engine) -> None:
-        """Look into what notifications tell, and at what is to be looked at.
-        """
+        """Process notifications, and read hosts with a due recheck."""
         while True:
             self.baton.wait(lambda: self.cloud.has_notification() or (
                 self._is_due(core)), REST)
@@ -738,11 +733,11 @@ class World:
                 self.baton.let_pass(1)
 
     def _is_due(self, core: Core) -> bool:
-        """Whether a host is to be looked at again by now."""
+        """Return whether the recheck of a host is due."""
         return self.due is not None and self.due[0] <= core.clock.now()
 
     def _recheck(self, core: Core) -> None:
-        """Look at hosts that are due."""
+        """Read the hosts whose recheck is due."""
         with core.database.reader() as session:
             hosts = session.scalars(sa.select(models.Host.service_host).where(
                 models.Host.recheck_at <= core.clock.now())).all()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Users who ask for best-effort and recurring leases."""
+"""Requests of users for best-effort and recurring leases."""
 
 import dataclasses
 import itertools

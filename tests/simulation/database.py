@@ -3,8 +3,8 @@
 """A SQLite file for processes that run in turn.
 
 Each statement and each commit is a point. A transaction that writes waits for
-the one that is writing, in simulated time; a transaction that only reads sees
-the state at its beginning.
+the writing transaction of another process, in simulated time; a transaction
+that only reads sees the state at its beginning.
 
 SQLite would allow only one writing transaction at a time, from its beginning,
 so that no process could decide by data that another is about to change. The
@@ -31,7 +31,7 @@ __all__ = ['Books', 'set_time']
 
 #: Seconds for which a transaction waits until it can write.
 PATIENCE = 5
-#: Statements that do not matter to other processes, and the one that only
+#: Statements without an effect on other processes, and the statement that only
 #: locks.
 OURS = ('PRAGMA', 'SAVEPOINT', 'RELEASE', 'ROLLBACK')
 LOCK = 'UPDATE leases SET generation='

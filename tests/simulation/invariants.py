@@ -488,7 +488,7 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
 
 
 def followers(world: worlds.World) -> list[str]:
-    """Return indexes that differ from one that was just loaded.
+    """Return indexes that differ from a newly loaded index.
 
     Both use the same clock: which servers are past their end depends on it.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What unit tests share: a database, a fake cloud, rows to begin with."""
+"""Base classes of unit tests, with a database, a fake cloud and rows."""
 
 import abc
 import collections
@@ -40,7 +40,7 @@ from tests import driven
 __all__ = ['DatabaseTestCase', 'FakeCloud', 'FakeType', 'LeaseTestCase', 'NOW',
            'RefusalTestCase', 'TestCase', 'WholeType']
 
-#: 2027-01-15 08:00 UTC, where a ManualClock begins.
+#: 2027-01-15 08:00 UTC, the initial time of a ManualClock.
 NOW = 1_800_000_000
 
 #: Seconds after which a build is lost.
@@ -54,7 +54,7 @@ class TestCase(base.BaseTestCase):
 
     def wait_for(self, condition: ty.Callable[[], ty.Any], what: str,
                  timeout: float = 20) -> ty.Any:
-        """Wait until a condition holds; returns what it returned."""
+        """Wait until a condition is true, and return its value."""
         deadline = time.monotonic() + timeout
         pause = threading.Event()
         while not (value := condition()):
@@ -64,7 +64,7 @@ class TestCase(base.BaseTestCase):
         return value
 
     def in_thread(self, work: ty.Callable[[], ty.Any]) -> threading.Thread:
-        """Start something that ends before the test does."""
+        """Start a thread that ends before the test does."""
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         self.addCleanup(thread.join, 20)
@@ -72,11 +72,11 @@ class TestCase(base.BaseTestCase):
 
 
 class RefusalTestCase(TestCase):
-    """A test of what users write."""
+    """A test of input of users."""
 
     def assert_refused(self, parts: str | ty.Iterable[str],
                        work: ty.Callable[..., ty.Any], *args: ty.Any) -> None:
-        """It says why, in sentences."""
+        """Check that the input is refused with a sentence."""
         refused = str(self.assertRaises(
             errors.InvalidLeaseParams, work, *args))
         for part in (parts,) if isinstance(parts, str) else parts:
@@ -85,35 +85,36 @@ class RefusalTestCase(TestCase):
 
 
 class FakeCloud:
-    """A cloud that does as it is told.
+    """A cloud that carries out each request at once.
 
-    :ivar servers: what is seen of each server; those not here are gone
+    :ivar servers: what is observed of each server; others do not exist
     :ivar sent: the calls that were sent, with their servers
     :ivar sent_with: the credential of each call that was sent
-    :ivar given: the credentials that there are
-    :ivar revoked: those that were given back
-    :ivar stranded: servers whose build was sent and has not arrived, and
-        what there is of it
-    :ivar abandoned: servers whose build was made one that has failed
+    :ivar given: the valid credentials
+    :ivar revoked: the credentials that were revoked
+    :ivar stranded: servers whose build was sent and has not arrived, and its
+        traces
+    :ivar abandoned: servers whose build was marked as failed
     :ivar admits: how many servers the quota admits; None: all
-    :ivar deleted: the servers whose end was asked for, in order
+    :ivar deleted: the servers whose deletion was requested, in order
     :ivar deleted_with: the credential of each of these
-    :ivar forgotten: the servers of which nothing was to be left
-    :ivar held: servers that were shown as held again
-    :ivar stubborn: servers that do not go when they are deleted
-    :ivar rests: what servers were to be brought to, in order
-    :ivar slow: servers of which neither that nor an image is there at once
-    :ivar copies: the servers of which an image was asked for, each with the
+    :ivar forgotten: the servers whose records were to be removed
+    :ivar held: servers that were marked as reserved again
+    :ivar stubborn: servers whose deletion does not succeed
+    :ivar rests: the servers to shelve, stop or suspend, with the state, in
+        order
+    :ivar slow: servers for which neither that nor an image is complete at once
+    :ivar copies: the servers of which an image was requested, each with the
         name of its lease
-    :ivar copied_at: the images that were asked for at events: of which server
-        and event, each with its label and credential
-    :ivar released: servers that were made ordinary ones
-    :ivar bound: servers that may not be moved
-    :ivar preemptible: servers that may be though they have a lease
-    :ivar reach: the hosts to which servers may be moved; others to all
-    :ivar hosts: the uuids of all
-    :ivar moves: the moves that were asked for, in order: who, and where to
-    :ivar broken: raised instead of what is asked for
+    :ivar copied_at: the images that were requested at events: by server and
+        event, the label and the credential
+    :ivar released: servers that were released from their lease
+    :ivar bound: servers that may not be migrated
+    :ivar preemptible: servers that may be although they have a lease
+    :ivar reach: the hosts to which servers may be migrated; others to all
+    :ivar hosts: the UUIDs of all hosts
+    :ivar moves: the requested migrations, in order: server and target host
+    :ivar broken: by method or server, the exception that is raised
     """
 
     def __init__(self) -> None:
@@ -139,7 +140,7 @@ class FakeCloud:
         self.bound: set[str] = set()
         self.preemptible: set[str] = set()
         self.reach: dict[str, frozenset[str]] = {}
-        #: VCPUs that hosts have left, where these are few.
+        #: Free VCPUs of hosts that do not have 100.
         self.left: dict[str, int] = {}
         self.hosts: set[str] = set()
         self.moves: list[tuple[str, str | None]] = []
@@ -274,9 +275,9 @@ class FakeCloud:
         return ''
 
     def arrive(self, server_id: str, host: str | None = None) -> None:
-        """A server that was asked to move has done so, or stays.
+        """Complete a migration of a server, or let it fail.
 
-        :param host: where it is now; None: where it was
+        :param host: its host now; None: unchanged
         """
         seen = self.servers[server_id]
         self.servers[server_id] = dataclasses.replace(
@@ -292,11 +293,11 @@ class FakeCloud:
 
 
 class FakeType(resource_types.ResourceType):
-    """Servers, as far as the core is concerned.
+    """A resource type of servers.
 
-    :ivar open: the reservations that may be used
-    :ivar demand_of: what they need of hosts
-    :ivar broken: raised instead of what is asked for
+    :ivar open: the reservations that were started and not ended
+    :ivar demand_of: returns the demand of a reservation
+    :ivar broken: by method, the exception that is raised
     """
 
     for_servers = True
@@ -333,7 +334,7 @@ class FakeType(resource_types.ResourceType):
 
 
 class WholeType(resource_types.ResourceType):
-    """Whole hosts, as far as the core is concerned."""
+    """A resource type of whole hosts."""
 
     has_hosts = True
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {'min': '1', 'max': '2'}
@@ -352,7 +353,7 @@ class WholeType(resource_types.ResourceType):
 
     @abc.abstractmethod
     def so_many(self, params: ty.Mapping[str, ty.Any]) -> model.Demand:
-        """From ``min`` to ``max``."""
+        """Return a demand for ``min`` to ``max`` hosts."""
 
 
 def _demand_of(reserved: resource_types.ReservationContext) -> model.Demand:
@@ -364,7 +365,7 @@ def _demand_of(reserved: resource_types.ReservationContext) -> model.Demand:
 class DatabaseTestCase(TestCase):
     """A test on a database of its own, of each kind.
 
-    A module of such tests says ``load_tests = databases.load_tests``.
+    The module of the test must have ``load_tests = databases.load_tests``.
     """
 
     scenarios = databases.SCENARIOS
@@ -381,29 +382,30 @@ class DatabaseTestCase(TestCase):
 
     def host(self, name: str, usage: model.Resources | None = None,
              **capacity: int) -> str:
-        """Write a host down; returns its uuid."""
+        """Add a host and return its UUID."""
         uuid = uuidutils.generate_uuid()
         self.report(uuid, name, usage, capacity)
         return uuid
 
     def report(self, uuid: str, name: str, usage: model.Resources | None,
                capacity: model.Resources) -> None:
-        """Write down what a host has, as the comparison with Nova does."""
+        """Report the capacity of a host, as the periodic sync does."""
         with self.database.writer() as session:
             inventory.report(session, NOW, model.HostFacts(
                 uuid, name, name, capacity), {'somebody': usage or {}},
                 inventory.generations(session, [uuid]).get(uuid))
 
     def scalars(self, column: ty.Any, *where: ty.Any) -> list[ty.Any]:
-        """The values of a column."""
+        """Return the values of a column."""
         with self.database.reader() as session:
             return list(session.scalars(sa.select(column).where(*where)))
 
     def count_rows(self, *but: str) -> collections.Counter[str]:
-        """How many rows the tables have; those without any are left out.
+        """Return how many rows the tables have, without empty ones.
 
-        :param but: tables not to look at; ``changes`` stay when what was
-            changed has gone, and usage records, which are left out with them
+        :param but: tables to leave out; ``changes`` remain after the deletion
+            of what was changed, and so do usage records, which are left out
+            together
         """
         if 'changes' in but:
             but = (*but, 'usage_records')
@@ -415,20 +417,20 @@ class DatabaseTestCase(TestCase):
                 if table.name not in but})
 
     def host_of(self, server_id: str) -> str | None:
-        """The name of the host a server is booked on; None: on none."""
+        """Return the name of the host where a server is booked, or None."""
         names = self.scalars(
             models.Host.name, models.Host.id == models.Booking.host_id,
             models.Booking.server_id == server_id)
         return names[0] if names else None
 
     def generation(self, name: str) -> int:
-        """The generation of a host."""
+        """Return the generation of a host."""
         return ty.cast(int, self.scalars(
             models.Host.generation, models.Host.name == name)[0])
 
 
 class LeaseTestCase(DatabaseTestCase):
-    """The parts of the core put together, with a fake cloud."""
+    """A test of the assembled core with a fake cloud."""
 
     start_timeout = 300
     end_timeout = 0
@@ -451,7 +453,7 @@ class LeaseTestCase(DatabaseTestCase):
         self.lifecycle = self.new_handlers(self.database)
 
     def new_handlers(self, database: api.Database) -> handlers.Handlers:
-        """The handlers of a process, by its own connection to the database."""
+        """Return the handlers of a process with a connection of its own."""
         after, notice = self.no_shows
         share, period = self.low_use
         return handlers.Handlers(
@@ -466,38 +468,38 @@ class LeaseTestCase(DatabaseTestCase):
                     (event, lease['id']))), LOST_AFTER)
 
     def limit_moves(self, **values: int | None) -> None:
-        """Have other limits for migrations."""
+        """Set other limits of migrations."""
         plans = self.lifecycle.best_effort._plans
         plans._limits = plans._limits._replace(**values)
 
     def more_types(self) -> dict[str, resource_types.ResourceType]:
-        """What else can be reserved."""
+        """Return additional resource types."""
         return {}
 
     def policies(self) -> end_policies.Policies:
-        """What may become of servers at the end."""
+        """Return the end policies."""
         return {end_policies.DELETE: end_policies.Delete()}
 
     def new_maintenance(self) -> maintenance.Maintenance:
-        """What takes hosts for a time."""
+        """Return an object that schedules maintenance."""
         return maintenance.Maintenance(
             self.database, self.clock, alternatives.Alternatives(
                 self.database, self.clock, self.admission,
                 self.new_demands()), self.new_relocating())
 
     def new_demands(self) -> demands.Demands:
-        """What asks what reservations want."""
+        """Return an object that determines the demands of reservations."""
         return demands.Demands(self.clock, self.encryption.open, self.types)
 
     def new_relocating(self, interval: int = 3600) -> evacuation.Evacuation:
-        """What takes servers off hosts that are away."""
+        """Return an object that drains and evacuates hosts."""
         return evacuation.Evacuation(
             self.database, self.clock, self.admission, self.cloud, interval,
             self.types)
 
     def new_engine(self, name: str = 'first', **options: ty.Any,
                    ) -> engine.Engine:
-        """A worker on the same database, by a connection of its own."""
+        """Return a worker with a database connection of its own."""
         for option, value in options.items():
             self.books.conf.set_override(option, value, 'blazar')
         return engine.Engine(self.books.conf, self.books.connect(),
@@ -505,7 +507,7 @@ class LeaseTestCase(DatabaseTestCase):
 
     def request(self, start: int = 0, end: int = 100, **values: ty.Any,
                 ) -> requests.LeaseRequest:
-        """What a boot asks for; times are seconds from NOW."""
+        """Return the request of a boot; times are seconds from NOW."""
         return requests.LeaseRequest(**{
             'name': 'lease', 'window': model.Window(NOW + start, NOW + end),
             'before_end': None, 'events': (), 'on_end': 'delete',
@@ -516,7 +518,7 @@ class LeaseTestCase(DatabaseTestCase):
                   credential: str | None = None,
                   resources: model.Resources | None = None,
                   **demand: ty.Any) -> creation.NewLease:
-        """A lease that is wanted for ``count`` servers of 1 VCPU."""
+        """Return a new lease for ``count`` servers of 1 VCPU."""
         return creation.NewLease(
             project, 'user', request or self.request(start, end),
             (creation.NewReservation(
@@ -527,7 +529,7 @@ class LeaseTestCase(DatabaseTestCase):
 
     def lease(self, start: int = 0, end: int = 100, *, call: str = 'call',
               **wanted: ty.Any) -> dict[str, ty.Any]:
-        """Admit a lease; it is held when it starts later, else sent."""
+        """Admit a lease; a build for later is deferred, else it is sent."""
         new, sealed = self.new_lease(start, end,
                                      **wanted), self.encryption.seal(call)
         if start > 0:
@@ -539,7 +541,7 @@ class LeaseTestCase(DatabaseTestCase):
 
     def running_lease(self, start: int = 0, end: int = 100,
                       **wanted: ty.Any) -> dict[str, ty.Any]:
-        """A lease whose servers run where they are booked."""
+        """Return a lease whose servers run on their booked hosts."""
         lease = self.lease(start, end, **wanted)
         for server_id in servers_of(lease):
             self.cloud.servers[server_id] = cloud_api.ObservedServer(
@@ -548,8 +550,9 @@ class LeaseTestCase(DatabaseTestCase):
         return lease
 
     def replace_credential(self, lease_id: str, text: str) -> None:
-        """What lets us act for the owner of a lease is replaced, and kept:
-        builds were sent with it.
+        """Replace the trust of a lease, and keep the old one.
+
+        Builds were sent with the old one.
         """
         with self.database.writer() as session:
             row = session.get_one(models.Credential, lease_id)
@@ -558,7 +561,7 @@ class LeaseTestCase(DatabaseTestCase):
     def places(self, amount: int = 1, vcpus: int = 1,
                affinity: bool | None = None, **demand: ty.Any,
                ) -> creation.NewReservation:
-        """A reservation of servers that come later."""
+        """Return a reservation of servers that come later."""
         return creation.NewReservation(
             model.Demand({'VCPU': vcpus}, amount, {
                 None: model.Affinity.NONE, True: model.Affinity.SAME,
@@ -570,7 +573,7 @@ class LeaseTestCase(DatabaseTestCase):
                 *reserved: creation.NewReservation, active: bool = False,
                 project: str = 'project', request: ty.Any = None,
                 ) -> dict[str, ty.Any]:
-        """A lease whose servers come later: one, if nothing else is said.
+        """Create a lease whose servers come later; by default one server.
 
         :param active: start it
         """
@@ -584,7 +587,7 @@ class LeaseTestCase(DatabaseTestCase):
 
     def take_slots(self, lease: dict[str, ty.Any], count: int = 1,
                    number: int = 0) -> list[str]:
-        """Give places of one of its reservations to new servers."""
+        """Assign slots of a reservation of the lease to new servers."""
         server_ids = [uuidutils.generate_uuid() for _number in range(count)]
         self.leases.slots.take(lease['reservations'][number]['id'],
                                lease['project_id'], server_ids)
@@ -594,33 +597,33 @@ class LeaseTestCase(DatabaseTestCase):
         return server_ids
 
     def everything(self) -> dict[str, list[ty.Any]]:
-        """All rows of all tables."""
+        """Return all rows of all tables."""
         with self.database.reader() as session:
             return {table.name: list(session.execute(sa.select(
                 table).order_by(*table.primary_key)).all())
                 for table in models.Base.metadata.sorted_tables}
 
     def uuid_of(self, name: str | None) -> str | None:
-        """The uuid of a host."""
+        """Return the UUID of a host."""
         uuids = self.scalars(models.Host.uuid, models.Host.name == name)
         return uuids[0] if uuids else None
 
     def status(self, lease: dict[str, ty.Any]) -> str:
-        """The state a lease is in."""
+        """Return the status of a lease."""
         return ty.cast(str, views.get(self.database, lease['id'])['status'])
 
     def reason(self, lease: dict[str, ty.Any]) -> str:
-        """What is said of that."""
+        """Return the status reason of a lease."""
         return ty.cast(str, views.get(
             self.database, lease['id'])['status_reason'])
 
     def events_of(self, lease: dict[str, ty.Any]) -> dict[str, str]:
-        """The state of each of its events, by type."""
+        """Return the status of each event of a lease, by type."""
         return {event['event_type']: event['status']
                 for event in views.get(self.database, lease['id'])['events']}
 
 
 def servers_of(lease: dict[str, ty.Any]) -> list[str]:
-    """The servers of a lease."""
+    """Return the ids of the servers of a lease."""
     return [server_id for reservation in lease['reservations']
             for server_id in reservation['servers']]

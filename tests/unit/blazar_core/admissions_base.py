@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of admissions have in common."""
+"""Base classes of the tests of admissions."""
 
 from blazar_core.capacity import admissions
 from blazar_core.capacity import eligibility
@@ -21,10 +21,10 @@ class AgainstBruteForce(worlds.BooksTestCase):
     scenarios = ONLY_SQLITE
 
     def in_books(self, world, followed, work):
-        """What ``work`` answers with an admission in a world.
+        """Return the result of ``work`` with an admission in a world.
 
-        :param followed: the bookings come only after the admission has
-            looked for the first time
+        :param followed: write the bookings only after the admission has loaded
+            its index
         """
         admitting = admissions.Admission(
             self.database, driven.ManualClock(world.now))
@@ -56,7 +56,7 @@ class AdmissionTestCase(worlds.BooksTestCase):
         return self.scalars(models.Host.name, models.Host.id == host_id)[0]
 
     def pick(self, start, end, count=1, last=(), **wanted):
-        """The names of the picked hosts."""
+        """Return the names of the picked hosts."""
         demand = model.Demand(
             wanted.pop('resources', {'VCPU': 1}), count, **wanted)
         return list(map(self.name_of, self.admission.pick(

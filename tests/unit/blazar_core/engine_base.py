@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of the engine have in common."""
+"""Base classes of the tests of the engine."""
 
 import collections
 import threading
@@ -16,14 +16,14 @@ NOW, HOUR = base.NOW, 3600
 
 
 class Actions:
-    """A lifecycle that does as it is told, and keeps what it was asked.
+    """A lifecycle that records the actions that are requested.
 
-    :ivar done: the actions, as (what, lease), when they ended
-    :ivar running: those under way
-    :ivar doors: by lease; its action waits until its door is open
-    :ivar answers: by lease; what its actions answer or raise, one by one
-    :ivar read_with: by lease that has started, those it was read with
-    :ivar unread: what reading several leases raises
+    :ivar done: the actions, as (action, lease), in the order of their ends
+    :ivar running: the actions under way
+    :ivar doors: by lease, the event that its action waits for
+    :ivar answers: by lease, what its actions return or raise, one by one
+    :ivar read_with: by started lease, the leases it was read with
+    :ivar unread: the exception of reading several leases
     """
 
     def __init__(self, database):
@@ -107,7 +107,7 @@ class Actions:
 
 
 class WatchedClock(driven.ManualClock):
-    """A clock that keeps until when it was waited for."""
+    """A clock that records until when it was waited for."""
 
     def __init__(self, now):
         super().__init__(now)
@@ -131,7 +131,7 @@ class EngineTestCase(base.DatabaseTestCase):
             door.set()
 
     def shut(self, lease_id):
-        """The actions of a lease wait until the door is set."""
+        """Block the actions of a lease until the returned event is set."""
         door = self.actions.doors[lease_id] = threading.Event()
         return door
 
@@ -142,7 +142,7 @@ class EngineTestCase(base.DatabaseTestCase):
                              self.clock, self.actions, name)
 
     def started(self, name='first', **options):
-        """An engine that runs in a thread until the test ends."""
+        """Return an engine that runs in a thread until the test ends."""
         worker = self.engine(name, **options)
         thread = self.in_thread(worker.run)
         self.addCleanup(worker.stop)
@@ -152,7 +152,7 @@ class EngineTestCase(base.DatabaseTestCase):
 
     def event(self, lease_id, due=0, event_type='mine', project='',
               **values):
-        """Write down an event that is due at so many seconds from NOW."""
+        """Add an event that is due at so many seconds from NOW."""
         event_id = uuidutils.generate_uuid()
         with self.database.writer() as session:
             if session.get(models.Lease, lease_id) is None:
@@ -170,7 +170,7 @@ class EngineTestCase(base.DatabaseTestCase):
         return event_id
 
     def many(self, lease_id, number, due, project='', event_type='mine'):
-        """Write down so many events of a lease."""
+        """Add several events of a lease."""
         self.event(lease_id, due, event_type, project)
         with self.database.begin() as connection:
             connection.execute(models.Event.__table__.insert(), [{
@@ -185,5 +185,5 @@ class EngineTestCase(base.DatabaseTestCase):
         return row
 
     def done(self):
-        """The leases whose actions have ended, in this order."""
+        """Return the leases whose actions have ended, in this order."""
         return [lease_id for _what, lease_id in self.actions.done]

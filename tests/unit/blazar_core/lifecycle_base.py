@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of a lease's life have in common."""
+"""The base class of the tests of the lifecycle."""
 
 from blazar_core.common import errors
 from blazar_core.db import models
@@ -18,7 +18,7 @@ class LifecycleTestCase(base.LeaseTestCase):
         self.one = self.host('one', VCPU=2)
 
     def see(self, server_id, state, host=None, fault=''):
-        """Something is seen of a server in the cloud."""
+        """Observe a state of a server in the cloud."""
         return self.lifecycle.reconciliation.observe(
             server_id, Seen(state, host, fault))
 
@@ -26,7 +26,7 @@ class LifecycleTestCase(base.LeaseTestCase):
         return [event for event, _lease_id in self.notified]
 
     def room(self):
-        """How many servers of 1 VCPU would get a lease now, for long."""
+        """Return how many servers of 1 VCPU a long lease would get now."""
         try:
             driven.withdraw(self.leases, self.lease(0, 10_000, count=99)['id'])
         except errors.Refused as exc:

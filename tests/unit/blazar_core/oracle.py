@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is true of hosts and bookings, found by trying everything.
+"""Correct answers about hosts and bookings, found by brute force.
 
-Nothing of the project is imported here, and nothing is clever: an instant is
-a whole second, every one of them is looked at, and every way to put servers
-on hosts is tried.
+Nothing of the project is imported here, and nothing is optimized: an instant
+is a whole second, each instant is checked, and every way to put servers on
+hosts is tried.
 """
 
 import collections
@@ -20,7 +20,7 @@ class Host(ty.NamedTuple):
 
 
 class Booking(ty.NamedTuple):
-    """On the host of that number (None: on none), from start until end."""
+    """A booking on the host of a number (None: on no host)."""
 
     host: int | None
     start: int
@@ -29,10 +29,11 @@ class Booking(ty.NamedTuple):
 
 
 class Demand(ty.NamedTuple):
-    """``affinity`` is none, affinity or anti-affinity.
+    """A demand.
 
-    One of the class HOST is a host on which nothing is taken.
-    ``allowed`` are the numbers of the hosts that may be used.
+    ``affinity`` is none, affinity or anti-affinity. A demand of the class HOST
+    is for a host without any usage. ``allowed`` are the numbers of the hosts
+    that may be used.
     """
 
     resources: Amounts
@@ -44,7 +45,7 @@ class Demand(ty.NamedTuple):
 
 def used(host: int, bookings: ty.Iterable[Booking], instant: int, rc: str,
          ) -> int:
-    """What is booked on a host at one instant."""
+    """Return how much is booked on a host at one instant."""
     return sum(booking.resources.get(rc, 0) for booking in bookings
                if booking.host == host and
                booking.start <= instant < booking.end)
@@ -53,7 +54,7 @@ def used(host: int, bookings: ty.Iterable[Booking], instant: int, rc: str,
 def has_room(host: int, hosts: ty.Sequence[Host],
              bookings: ty.Sequence[Booking], need: Amounts, times: int,
              start: int, end: int) -> bool:
-    """Whether so many times ``need`` fits at every instant."""
+    """Return whether ``need`` fits so many times at every instant."""
     capacity, usage = hosts[host]
     if 'HOST' in need:
         has = [rc for rc, total in capacity.items() if total]
@@ -73,7 +74,7 @@ def has_room(host: int, hosts: ty.Sequence[Host],
 def fits(picked: ty.Sequence[int], hosts: ty.Sequence[Host],
          bookings: ty.Sequence[Booking], demand: Demand, start: int, end: int,
          ) -> bool:
-    """Whether servers may stand on the hosts of these numbers."""
+    """Return whether servers may be on the hosts of these numbers."""
     shares = collections.Counter(picked)
     if demand.affinity == 'affinity' and len(shares) > 1:
         return False
@@ -88,7 +89,7 @@ def fits(picked: ty.Sequence[int], hosts: ty.Sequence[Host],
 
 def most(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
          demand: Demand, start: int, end: int) -> int:
-    """How many of a demand's servers can be placed."""
+    """Return how many of a demand's servers can be placed."""
     for count in range(demand.count, 0, -1):
         if any(fits(picked, hosts, bookings, demand, start, end)
                for picked in itertools.combinations_with_replacement(
@@ -99,9 +100,9 @@ def most(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
 
 def earliest(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
              demand: Demand, start: int, end: int) -> int | None:
-    """The first later start at which all of a demand can be placed.
+    """Return the first later start at which a whole demand can be placed.
 
-    After the last booking nothing changes any more.
+    After the last booking nothing changes.
     """
     for later in range(start + 1, max(
             [booking.end for booking in bookings], default=0) + 1):
@@ -113,7 +114,7 @@ def earliest(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
 
 def overbooked(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
                ) -> list[tuple[int, str, int]]:
-    """Every host, class and instant at which too much is promised."""
+    """Return each host, class and instant with an overbooking."""
     return [(number, rc, instant)
             for number, host in enumerate(hosts)
             for rc in sorted(host.capacity)
@@ -127,7 +128,7 @@ def overbooked(hosts: ty.Sequence[Host], bookings: ty.Sequence[Booking],
 
 def may_become(hosts: ty.Sequence[Host], before: ty.Sequence[Booking],
                after: ty.Sequence[Booking]) -> bool:
-    """Whether no more is booked than there is wherever more is than before."""
+    """Return whether no booked amount grows beyond the capacity."""
     instants = range(min((one.start for one in after), default=0),
                      max((one.end for one in after), default=0))
     return not any(

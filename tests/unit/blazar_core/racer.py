@@ -3,10 +3,9 @@
 """Processes that race: they book, start a lease, or carry out events.
 
 There is one for each socket whose number is an argument. It reads tasks as
-lines of JSON and answers each with one. A task is prepared when it comes -
-connections are made, and what has to be taken out is taken out - and is
-carried out when a line with the instant follows. Which guards are taken out is
-said by ``without``.
+lines of JSON and answers each with one. A task is prepared when it is read:
+connections are opened, and the guards named by ``without`` are disabled. It is
+carried out when a line with the instant follows.
 """
 
 from concurrent import futures
@@ -63,7 +62,7 @@ from tests.unit import base
 
 
 def seize(self: event_queue.EventQueue, event_ids: list[str]) -> set[str]:
-    """Claim events, whoever has them."""
+    """Claim events, even if another worker has them."""
     with self._database.writer() as session:
         session.execute(
             sa.update(models.Event).where(models.Event.id.in_(event_ids))
@@ -76,10 +75,10 @@ def take_unguarded(connection: sa.Connection, now: int,
                    hosts: ty.Iterable[model.Host],
                    changes: ty.Mapping[int, ty.Sequence[ty.Any]],
                    move: bool = False, **values: ty.Any) -> None:
-    """What guarding.advance does, but that it asks nobody.
+    """Do what host_generations.advance does, without its check.
 
-    :param move: move the generations all the same; not where the database
-        is a guard of its own then (innodb_snapshot_isolation)
+    :param move: increase the generations all the same; not if the database is
+        a guard of its own then (innodb_snapshot_isolation)
     """
     rows = []
     if move:
@@ -95,8 +94,8 @@ def take_unguarded(connection: sa.Connection, now: int,
             'end_date': change.window.end, 'sign': change.sign,
             'resources': dict(change.resources)}
             for change in changes.get(host.id, ())]
-    # Others may do anything between the reading and the writing; with a
-    # database that is as fast as here they seldom get the time for it.
+    # Other processes may do anything between the read and the write, but a
+    # database as fast as this one seldom leaves them the time.
     threading.Event().wait(0.05)
     if rows:
         connection.execute(sa.insert(models.Change), rows)
@@ -104,9 +103,7 @@ def take_unguarded(connection: sa.Connection, now: int,
 
 def late_lock(session: orm.Session, lease_id: str,
               _read: models.Lease | None = None) -> models.Lease:
-    """What api.locked does, but that it reads before it locks, and does not
-    write.
-    """
+    """Do what api.locked does, but read before the lock, and do not write."""
     api.found(session, lease_id)
     lease = session.get(models.Lease, lease_id, with_for_update=True)
     assert lease is not None
@@ -118,8 +115,8 @@ _claim = inventory.claim
 
 def claim_unguarded(connection: sa.Connection, now: int, host: model.Host,
                     *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-    """What inventory.claim does, but that what was judged is true for it."""
-    # Time for the others, who have judged by the same.
+    """Do what inventory.claim does, even if the decision is outdated."""
+    # Time for the other processes, which have decided by the same state.
     threading.Event().wait(0.05)
     generation = connection.scalar(sa.select(models.Host.generation).where(
         models.Host.id == host.id))
@@ -131,10 +128,8 @@ def claim_unguarded(connection: sa.Connection, now: int, host: model.Host,
 def place_unguarded(self: scheduler_claims.Claims, session: orm.Session,
                     now: int, booking: models.Booking,
                     *_args: ty.Any) -> ty.Callable[[], None]:
-    """What claims.Claims._place does on the booked host, but that it does not
-    care who has that by now.
-    """
-    # Time for the others.
+    """Do what Claims._place does on the booked host, without its check."""
+    # Time for the other processes.
     threading.Event().wait(0.005)
     booking.claimed_at = now
     return lambda: None
@@ -144,9 +139,7 @@ _lease_of = slots.Slots._lease_of
 
 
 def find_slowly(self: slots.Slots, *args: str) -> str:
-    """What Places._lease_of does, with time for the others after it: for some
-    of them, or for all.
-    """
+    """Do what Slots._lease_of does, and give other processes time."""
     found = _lease_of(self, *args)
     threading.Event().wait(random.random() / 25)
     return found
@@ -157,25 +150,23 @@ _new_window = updates.new_window
 
 def window_unguarded(lease: models.Lease, change: updates.LeaseChange,
                      now: int) -> model.Window:
-    """What new_window does, but that it does not care who has moved the end
-    by now.
-    """
+    """Do what new_window does, even if the end was changed meanwhile."""
     return _new_window(lease, dataclasses.replace(change, was_end=None), now)
 
 
 def pass_gate(self, *_lease):
-    """The right to send a build, for all that ask."""
+    """Return the permit to send a build to every caller."""
     return dispatch.DispatchRight(cloud_api.Deadline(
         self._clock, dispatch.SECONDS), [], True)
 
 
 def decided_unguarded(move: reassignment.Reassigned, lease: models.Lease,
                       _held: bool) -> list[models.Booking]:
-    """The bookings of a move, whatever has become of them."""
+    """Return the bookings of a move, whatever their state."""
     return [row for row in lease.bookings if row.id in move.hosts]
 
 
-#: What can be taken out: where it is, and what stands there then.
+#: Guards that can be disabled: what is replaced, and the replacement.
 GUARDS = {
     'generation': ('blazar_core.capacity.host_generations.advance',
                    take_unguarded),
@@ -207,7 +198,7 @@ Answer: ty.TypeAlias = dict[str, ty.Any]
 
 
 class FileCloud:
-    """A cloud of many processes: what is sent is a line in a file."""
+    """A cloud of many processes: each request is a line in a file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -259,7 +250,7 @@ class FileCloud:
 
 
 class RunningCloud(FileCloud):
-    """One in which servers run on a host that was lost, and stay there."""
+    """A cloud whose servers run on a failed host, and stay there."""
 
     def __init__(self, path: str, host: str, others: ty.Iterable[str],
                  ) -> None:
@@ -279,7 +270,7 @@ class RunningCloud(FileCloud):
 
 
 class FileType(base.FakeType):
-    """Writes down what became of reservations."""
+    """A resource type that records what happened to reservations."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -303,7 +294,7 @@ class FileType(base.FakeType):
 
 
 class HostType(FileType):
-    """Writes down which hosts were cleaned."""
+    """A resource type that records which hosts were cleaned."""
 
     has_hosts = True
 
@@ -316,7 +307,7 @@ class HostType(FileType):
 
 
 class Racer:
-    """One task, prepared."""
+    """A prepared task."""
 
     def __init__(self, task: dict[str, ty.Any]) -> None:
         self.task = task
@@ -336,16 +327,16 @@ class Racer:
         self.claims = scheduler_claims.Claims(self.database, self.clock,
                                               search.index)
         with search.index.fresh():
-            # The books are read, so that the race is about writing.
+            # Load the index, so that the race is about writing.
             pass
 
     def run(self) -> ty.Any:
-        # Others take longer to come to what the race is about.
+        # Other processes take longer to reach the critical section.
         threading.Event().wait(random.random() * self.task.get('late', 0))
         return getattr(self, self.task['do'])()
 
     def create(self) -> list[Answer]:
-        """Make leases one after the other; says how each went."""
+        """Create leases one after the other; return the result of each."""
         return [self._create(**wanted) for wanted in self.task['leases']]
 
     def _create(self, server_ids: list[str], start: int, end: int,
@@ -393,7 +384,7 @@ class Racer:
         return [{'enlarged': lease}]
 
     def reserve(self) -> list[Answer]:
-        """Make leases whose servers come later, all at once."""
+        """Create leases whose servers come later, all at once."""
         together = threading.Barrier(len(self.task['leases']))
 
         def one(wanted: dict[str, ty.Any]) -> Answer:
@@ -404,7 +395,7 @@ class Racer:
             return list(pool.map(one, self.task['leases']))
 
     def let_in(self) -> list[Answer]:
-        """Let servers onto a host, one after the other."""
+        """Admit servers to a host, one after the other."""
         answers: list[Answer] = []
         for server_id in self.task['server_ids']:
             try:
@@ -416,7 +407,7 @@ class Racer:
         return answers
 
     def take_slots(self) -> list[Answer]:
-        """Take places for servers, one after the other."""
+        """Take slots for servers, one after the other."""
         answers: list[Answer] = []
         for server_id in self.task['server_ids']:
             try:
@@ -430,7 +421,7 @@ class Racer:
         return answers
 
     def hand_over(self) -> list[Answer]:
-        """Give a lease to another project, as it was found."""
+        """Transfer a lease to another project, in the generation just read."""
         lease_id, own = self.task['lease_id'], self.leases.transfer
         try:
             own.transfer(
@@ -441,7 +432,7 @@ class Racer:
         return [{'handed': self.task['project_id']}]
 
     def adopt(self) -> list[Answer]:
-        """Make a lease of servers that run."""
+        """Create a lease of running servers."""
         joiners = [members.NewMember(one, self.task['host'], {'VCPU': 2})
                    for one in self.task['server_ids']]
         try:
@@ -457,7 +448,7 @@ class Racer:
         return [{'adopted': True}]
 
     def recur(self) -> list[Answer]:
-        """Make a lease that recurs, all of it or nothing."""
+        """Create a recurring lease, all of it or nothing."""
         windows = tuple(model.Window(*one) for one in self.task['windows'])
         asked = requests.Recurrence(
             'FREQ=DAILY;COUNT=3', 'UTC', 'delete', False, windows)
@@ -479,7 +470,7 @@ class Racer:
         return [{'made': True}]
 
     def relocate(self) -> list[Answer]:
-        """Ask for what is to leave a host that has failed for certain."""
+        """Request evacuations from a host that has certainly failed."""
         evacuation.Evacuation(
             self.database, self.clock, self.admission, RunningCloud(
                 self.task['path'], self.task['host'], self.task['others']),
@@ -487,9 +478,7 @@ class Racer:
         return []
 
     def heal(self) -> list[Answer]:
-        """Bind what has no capacity to other hosts, and write down for which
-        leases that was told.
-        """
+        """Reassign bookings without capacity, and record notifications."""
         cloud = FileCloud(self.task['path'])
         overbooking.OverbookingCheck(
             self.database, self.clock, self.admission,
@@ -500,16 +489,16 @@ class Racer:
         return []
 
     def ask_moves(self) -> list[Answer]:
-        """Ask for the moves that make room for a lease."""
+        """Request the migrations that free capacity for a lease."""
         try:
             self._lifecycle().best_effort.request(self.task['lease_id'])
         except errors.InvalidTransition:
-            # Without the guard the table of states notices, if too late.
+            # Without the guard the table of states detects it, but too late.
             return [{'failed': True}]
         return [{'asked': True}]
 
     def leave(self) -> list[Answer]:
-        """Have a server that runs leave its lease."""
+        """Remove a running server from its lease."""
         server_id = self.task['server_id']
         try:
             self._lifecycle().server_removal.leave(
@@ -517,12 +506,12 @@ class Racer:
         except errors.Conflict:
             return [{'refused': True}]
         except orm_exc.StaleDataError:
-            # What was read is not there any more: without the guards.
+            # Only without the guards: the rows that were read no longer exist.
             return [{'failed': True}]
         return [{'left': True}]
 
     def update(self) -> list[Answer]:
-        """Let a lease grow, again and again, as long as that can be."""
+        """Let a lease grow repeatedly, as long as possible."""
         answers: list[Answer] = []
         for amount in self.task['amounts']:
             wanted = creation.NewReservation(
@@ -537,7 +526,8 @@ class Racer:
             except (errors.NotFound, errors.InvalidLeaseParams):
                 answers.append({'over': amount})
             except orm_exc.StaleDataError:
-                # What was read is not there any more: without the guards.
+                # Only without the guards: the rows that were read no longer
+                # exist.
                 answers.append({'failed': amount})
         return answers
 
@@ -550,23 +540,23 @@ class Racer:
         self._lifecycle().lease_start.start(self.task['lease_id'])
 
     def remove_server(self) -> list[Answer]:
-        """Have a server of a lease that is over stay on its host."""
+        """Let a server of an ended lease stay on its host."""
         stays = self._lifecycle().server_removal.remove_server(
             self.task['lease_id'], self.task['server_id'], True)
         return [{'stays': True} if stays else {'has no room': True}]
 
     def end_unused(self) -> list[Answer]:
-        """End a lease of which nobody has used anything."""
+        """End a lease that was never used."""
         self._lifecycle().no_shows.end(self.task['lease_id'])
         return [{'looked': True}]
 
     def extend(self) -> list[Answer]:
-        """Prolong a lease whose time for that has come."""
+        """Extend a lease whose extension is due."""
         self._lifecycle().auto_extension.extend(self.task['lease_id'])
         return [{'looked': True}]
 
     def see(self) -> list[Answer]:
-        """See that a host is down, or that it is up."""
+        """Report a host as down, or as up."""
         host_status.HostStatus(
             self.database, self.clock, host_status.Thresholds(0, 0, 3600),
             lambda *_said: None).update({self.task['host']: host_status.Down(
@@ -579,7 +569,7 @@ class Racer:
         return [{'deleted': True}]
 
     def look(self) -> list[Answer]:
-        """Try the leases that wait for room."""
+        """Try the leases that wait for capacity."""
         self._lifecycle().admission_queue.look()
         return [{'looked': True}]
 
@@ -617,7 +607,7 @@ class Racer:
         return len(together)
 
     def _is_left(self) -> bool:
-        """Whether there is a start that is due and not carried out."""
+        """Return whether a start is due and not carried out."""
         with self.database.reader() as session:
             return session.scalar(sa.select(models.Event.id).where(
                 models.Event.event_type == 'start_lease',
@@ -640,7 +630,7 @@ class Racer:
 
 
 def serve(channel: socket.socket) -> None:
-    """Carry out what comes through it, until nobody is there any more."""
+    """Carry out the tasks from a channel until it is closed."""
     with channel.makefile('rw') as lines:
         for line in lines:
             task = json.loads(line)
@@ -651,7 +641,7 @@ def serve(channel: socket.socket) -> None:
                 racer = Racer(task)
                 print('ready', file=lines, flush=True)
                 go = float(lines.readline())
-                # All of them run by then, instead of waking one by one.
+                # All processes run by then, instead of waking up one by one.
                 while time.time() < go:
                     pass
                 answer = racer.run()
@@ -660,10 +650,10 @@ def serve(channel: socket.socket) -> None:
 
 
 def main() -> None:
-    # Nobody reads it, and a full pipe would stop us.
+    # The parent does not read the log, and a full pipe would block.
     logging.disable()
     channels = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
-    # What takes longest is to import all this: it is done once.
+    # The imports take longest, so they are done once.
     for channel in channels:
         if not os.fork():
             for other in channels:
@@ -672,7 +662,7 @@ def main() -> None:
             serve(channel)
             return
     for channel in channels:
-        # Who waits for the answer of one that has died must not wait for us.
+        # Otherwise the parent would never notice that a racer has died.
         channel.close()
     for _channel in channels:
         os.wait()

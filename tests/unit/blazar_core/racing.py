@@ -25,13 +25,13 @@ from tests.unit.blazar_core import oracle
 
 NOW = base.NOW
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *['..'] * 3))
-#: How many race, and how often it is tried to see something go wrong.
+#: How many processes race.
 RACERS = 8
-#: Seconds from the word until they run: the slowest has read it by then.
+#: Seconds until they run: by then the slowest has read the instant.
 HEAD_START = 0.01
 
 
-#: Guards that every race lacks: see tests/simulation/guards.py.
+#: Guards that are disabled in every race: see tests/simulation/guards.py.
 MISSING: list[str] = []
 
 
@@ -50,7 +50,7 @@ class Racers:
         for ours, theirs in pairs:
             theirs.close()
             self.racers.append(ours.makefile('rw'))
-            # What was made of it keeps it open.
+            # The file keeps it open.
             ours.close()
         atexit.register(self.stop)
 
@@ -88,7 +88,7 @@ class RaceTestCase(base.LeaseTestCase):
     scenarios = [databases.SCENARIOS[0], *databases.SERVERS]
 
     def race(self, count, without=(), options=None, **task):
-        """What so many processes answer that do the same at once.
+        """Return the answers of processes that do the same at once.
 
         Values of a task that are functions are called for each process.
         """
@@ -100,14 +100,14 @@ class RaceTestCase(base.LeaseTestCase):
             for _number in range(count)])
 
     def wanted(self, start=0, end=10, count=1, vcpus=1, **values):
-        """A lease for a racer to ask for."""
+        """Return a lease for a racer to create."""
         return {'start': NOW + start, 'end': NOW + end,
                 'resources': {'VCPU': vcpus}, 'server_ids': [
                     uuidutils.generate_uuid() for _server in range(count)],
                 **values}
 
     def hosts_and_bookings(self):
-        """What the tables say, read without the code that is tested."""
+        """Return hosts and bookings, read without the code under test."""
         with self.books.connect().engine.connect() as connection:
             hosts = connection.execute(sa.text(
                 'SELECT id, capacity, hosts.usage FROM hosts ORDER BY id')
@@ -126,7 +126,7 @@ class RaceTestCase(base.LeaseTestCase):
         return oracle.overbooked(*self.hosts_and_bookings())
 
     def clear(self):
-        """Take the leases out of the tables."""
+        """Delete the leases from the tables."""
         with self.database.writer() as session:
             for table in ('bookings', 'reservations', 'events',
                           'held_builds', 'leases', 'changes', 'server_moves',
@@ -138,24 +138,24 @@ class RaceTestCase(base.LeaseTestCase):
 
 
 def decoded(value):
-    """JSON, which only some drivers decode by themselves."""
+    """Return decoded JSON, which only some drivers decode themselves."""
     return json.loads(value) if isinstance(value, str) else value
 
 
 def outcomes(answers):
-    """How many were admitted, refused and told to come back."""
+    """Return how many answers had each outcome."""
     return +collections.Counter(
         outcome for each in answers for one in each for outcome in one)
 
 
 class FailedTestCase(RaceTestCase):
-    """A host has failed."""
+    """A race about a failed host."""
 
-    # The writers of SQLite wait for each other, guard or not.
+    # The writers of SQLite wait for each other, with the guard or without.
     scenarios = databases.RACES
 
     def fail_host(self):
-        """Book it away; its id."""
+        """Add an outage of the host with its booking; return its id."""
         with self.database.writer() as session:
             outage = models.Outage(
                 host_id=session.scalars(sa.select(models.Host.id).where(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of slots have in common."""
+"""The base class of the tests of slots."""
 
 from blazar_core.db import models
 from blazar_core.leases import updates
@@ -17,7 +17,9 @@ class PlacesTestCase(base.LeaseTestCase):
         self.host('one', VCPU=4)
 
     def update(self, lease, *reserved, **changed):
-        """``reserved``: what its reservations are to be; None: as they are.
+        """Update a lease.
+
+        :param reserved: its new reservations; None: unchanged
         """
         for name in ('start', 'end', 'before_end'):
             if name in changed:
@@ -29,7 +31,7 @@ class PlacesTestCase(base.LeaseTestCase):
             **changed))
 
     def assert_refused(self, error, part, lease, *reserved, **changed):
-        """It says why, and everything is as it was."""
+        """Check that an update is refused and changes nothing."""
         before = self.everything()
         refused = self.assertRaises(
             error, self.update, lease, *reserved, **changed)
@@ -38,7 +40,7 @@ class PlacesTestCase(base.LeaseTestCase):
         return refused
 
     def booked(self, lease, number=0):
-        """The places of a reservation: where, and for whom."""
+        """Return the slots of a reservation: host and server."""
         names = {host.id: host.name for host in self.scalars(models.Host)}
         return sorted((names[row.host_id], row.server_id or '')
                       for row in self.scalars(
@@ -46,7 +48,7 @@ class PlacesTestCase(base.LeaseTestCase):
                           lease['reservations'][number]['id']))
 
     def room(self):
-        """How many servers of 1 VCPU fit beside what is booked."""
+        """Return how many servers of 1 VCPU fit besides the bookings."""
         refusal = self.leases.creation.quote(
             self.new_lease(0, 10_000, count=999))
         return refusal.fits_now

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of leases of whole hosts have in common."""
+"""The base class of the tests of leases of whole hosts."""
 
 import typing as ty
 
@@ -22,15 +22,15 @@ NOW = base.NOW
 
 
 class Machines(base.WholeType):
-    """So many whole hosts; who has them is written on their doors.
+    """A resource type of whole hosts.
 
-    :ivar doors: by reservation, the uuids of its hosts
+    :ivar doors: by reservation, the UUIDs of its open hosts
     :ivar full: by reservation, the servers that are on its hosts
-    :ivar there: by the uuid of a host, the servers that are there
-    :ivar among: the hosts of which they are made
-    :ivar dirty: the hosts that do not get clean
+    :ivar there: by the UUID of a host, the servers that are there
+    :ivar among: the pool of the hosts
+    :ivar dirty: the hosts that cannot be cleaned
     :ivar swept: the hosts that were to be cleaned, in order
-    :ivar leaving: whether hosts that were leased serve everybody again
+    :ivar leaving: whether hosts are available to all workloads after a lease
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class WholeHostsTestCase(base.LeaseTestCase):
                 'recycle': end_policies.Recycle()}
 
     def enrol(self, name, finish=True, **extra):
-        """Have a host serve leases only; returns its id."""
+        """Enroll a host and return its id."""
         with self.database.writer() as session:
             attempt = enrollment.start(
                 session, NOW, self.uuid_of(name), extra)
@@ -103,7 +103,7 @@ class WholeHostsTestCase(base.LeaseTestCase):
         return self.reserve(start, end, self.machines_of(least, most))
 
     def bookings_of(self, lease):
-        """The hosts of a lease by name, each with what is booked there."""
+        """Return the booked resources of a lease by the name of the host."""
         with self.database.reader() as session:
             return {host: resources for host, resources in session.execute(
                 sa.select(models.Host.name, models.Booking.resources)

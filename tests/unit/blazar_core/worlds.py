@@ -2,7 +2,7 @@
 
 """Worlds for property tests: a few hosts, bookings, demands, and a clock.
 
-Their times are small whole seconds, so that the oracle can look at each.
+Times are small whole seconds, so that the oracle can check each of them.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ T = ty.TypeVar('T')
 OVERDUE = 3
 CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU')
 
-#: What a server needs or has booked: some VCPUs, most often.
+#: Amounts that a server needs or has booked: mostly some VCPUs.
 NEEDS: tuple[tuple[dict[str, int], ...], ...] = (
     tuple({'VCPU': vcpus} for vcpus in range(1, 4)),
     tuple({'VCPU': vcpus, 'MEMORY_MB': memory}
@@ -45,10 +45,10 @@ NEEDS: tuple[tuple[dict[str, int], ...], ...] = (
 
 def numbered(what: ty.Callable[..., T], *bases: int,
              ) -> st.SearchStrategy[T]:
-    """What is made of one number for each base, which is below it.
+    """Generate objects from a number for each base, which is below it.
 
-    One number is drawn for all of them: to draw each takes longer than all
-    that is done with it then.
+    One number is drawn for all of them: drawing each would take longer than
+    all further work.
     """
     def made(number: int) -> T:
         digits = []
@@ -70,7 +70,7 @@ needs = numbered(_need, len(NEEDS), len(NEEDS[-1]))
 
 @dataclasses.dataclass
 class Row:
-    """A booking as it stands in the table."""
+    """A row of the table of bookings."""
 
     host: int | None
     start: int
@@ -85,14 +85,14 @@ class Row:
         return self.start if self.running else None
 
     def counts(self, now: int) -> oracle.Booking:
-        """As the oracle should see it: an overdue server is still there."""
+        """Return the booking for the oracle, longer for an overdue server."""
         end = self.end
         if self.running and end <= now:
             end = now + OVERDUE
         return oracle.Booking(self.host, self.start, end, self.resources)
 
     def new(self) -> ledger.NewBooking:
-        """As the books are told of it."""
+        """Return the booking as it is passed to the ledger."""
         return ledger.NewBooking(
             self.reservation, None if self.host is None else 1000 + self.host,
             self.server_id, model.Window(self.start, self.end),
@@ -116,7 +116,7 @@ def _host(here: int, vcpus: int, memory: int, disk: int, gpus: int,
     capacity = {'VCPU': 3 + vcpus, 'MEMORY_MB': 3 + memory, **{
         rc: amount for rc, amount in zip(CLASSES[2:], (disk, gpus),
                                          strict=True) if amount}}
-    # Those without anything are gone.
+    # A host without capacity no longer exists.
     return oracle.Host(capacity if here else {},
                        {} if used else _need(-1, usage))
 
@@ -125,7 +125,7 @@ hosts = numbered(_host, 2, 4, 7, 7, 7, 3, len(NEEDS[-1]))
 
 
 def rows(count: int) -> st.SearchStrategy[Row]:
-    """Bookings on one of so many hosts, or on none."""
+    """Generate bookings on one of so many hosts, or on none."""
     def row(somewhere: int, host: int, start: int, length: int,
             running: int, reservation: int, kind: int, number: int) -> Row:
         return Row(host if somewhere else None, start, start + 3 + length,
@@ -151,7 +151,7 @@ def numbers(world: World) -> st.SearchStrategy[set[int]]:
 @st.composite
 def questions(draw: ty.Any) -> tuple[
         World, model.Demand, model.Window, oracle.Demand]:
-    """A world, a demand in it in both languages, and a window."""
+    """Generate a world, a demand as both sides represent it, and a window."""
     world = draw(worlds())
     start = world.now + draw(st.integers(0, 6))
     only = draw(st.one_of(st.none(), st.none(), numbers(world)))
@@ -159,7 +159,7 @@ def questions(draw: ty.Any) -> tuple[
     count, per_host = draw(st.integers(1, 4)), draw(st.integers(1, 2))
     resources = draw(st.one_of(needs, needs, needs, st.just(model.WHOLE)))
     least = draw(st.one_of(st.none(), st.none(), st.integers(1, count)))
-    # Who has whole hosts, or is content with fewer, has no other wishes.
+    # A demand for whole hosts, or with a minimum, has no affinity.
     affinity = model.Affinity.NONE if least or resources == model.WHOLE else (
         draw(st.sampled_from(model.Affinity)))
     demand = model.Demand(
@@ -179,7 +179,7 @@ def uuid_of(number: int) -> str:
 
 
 def fill(session: orm.Session, world: World) -> None:
-    """Write a world into the tables, as if it had always been there."""
+    """Write a world to the tables, as its initial state."""
     fill_hosts(session, world)
     if not world.rows:
         return
@@ -202,19 +202,19 @@ def fill_hosts(session: orm.Session, world: World) -> None:
 
 
 def clear(session: orm.Session) -> None:
-    """Take a world out of the tables."""
+    """Delete a world from the tables."""
     for table in (models.Booking, models.Change, models.Host):
         session.execute(sa.delete(table))
 
 
 class _Undo(Exception):
-    """Ends a transaction that must leave nothing."""
+    """Rolls back a transaction."""
 
 
 class BooksTestCase(base.DatabaseTestCase):
-    """Bookings as they come to mind, without the detour of a lease."""
+    """A test of bookings that are written without a lease."""
 
-    #: Of a property test.
+    #: The number of examples of a property test.
     count = 150
 
     def setUp(self) -> None:
@@ -240,7 +240,7 @@ class BooksTestCase(base.DatabaseTestCase):
             hypothesis.given(*drawn)(check))()
 
     def in_world(self, world: World, work: ty.Any) -> ty.Any:
-        """What ``work`` answers with a world in the tables."""
+        """Return the result of ``work`` with a world in the tables."""
         answer = None
         try:
             with self.database.writer() as session:
@@ -251,7 +251,7 @@ class BooksTestCase(base.DatabaseTestCase):
             return answer
 
     def host_id(self, name: str | None) -> int | None:
-        """The id of a host; None of none."""
+        """Return the id of a host; None for None."""
         if name is None:
             return None
         return ty.cast(int, self.scalars(
@@ -260,8 +260,7 @@ class BooksTestCase(base.DatabaseTestCase):
     def book(self, host: str | None, start: int, end: int,
              reservation: str = 'reservation', running: bool = False,
              **resources: int) -> str:
-        """Write a booking down, whether it fits or not; returns its server.
-        """
+        """Write a booking, whether it fits or not; return its server."""
         server_id = uuidutils.generate_uuid()
         new = ledger.NewBooking(
             reservation, self.host_id(host), server_id,
